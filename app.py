@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--draft-length",
         choices=("auto", "cost-aware", "bass"),
         default="auto",
-        help="what the page starts with: auto goes by what a round costs on this machine, which is measured while "
+        help="of presets that name none: auto goes by what a round costs on this machine, which is measured while "
         "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
     )
     add("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
@@ -246,15 +247,24 @@ def serve(options: argparse.Namespace) -> None:
         page, about = replay_page(options)
         launch(page, about, options)
     else:
-        page, service = race_page(options)
+        from ui.page.early import EarlyPage
+
+        early = EarlyPage(lambda page: opened_at(page, options), share=options.share)
+        page, service = race_page(options, early)
+        options.port = options.port or early.port
         try:
             launch(page, service.facts.about, options, service.at_once, service.opened)
         finally:
             service.close()
 
 
-def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
-    """Returns the page for a pair, and what runs its races."""
+def race_page(
+    options: argparse.Namespace, early: AbstractContextManager[object] | None = None
+) -> tuple[gr.Blocks, Service]:
+    """Returns the page for a pair, and what runs its races.
+
+    early: entered while that is prepared, and left before the page is built, since Gradio builds one at a time.
+    """
     from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
     from ui.page.limits import Limits
@@ -278,7 +288,8 @@ def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
     keep_to_quota(os.environ)
     if on_zero_gpu():
         spare_forks()
-    service = open_service(asked, options, limits, lambda: set_threads(options, os.environ), free)
+    with early or nullcontext():
+        service = open_service(asked, options, limits, lambda: set_threads(options, os.environ), free)
     facts = service.facts
     page = build(
         service.source,
@@ -305,14 +316,8 @@ def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
     return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about
 
 
-def launch(
-    page: gr.Blocks,
-    about: str,
-    options: argparse.Namespace,
-    at_once: int = 1,
-    opened: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve until interrupted; call `opened` once the page is up. Raises BassError where it can't be served."""
+def opened_at(page: gr.Blocks, options: argparse.Namespace, at_once: int = 1) -> tuple[str, str | None]:
+    """Serve the page in a thread; returns its address and its public one. Raises BassError where it can't be."""
     from bass_core import BassError
     from ui.page.page import launch_options
 
@@ -335,6 +340,18 @@ def launch(
         ) from error
     except Exception as error:  # Gradio raises many kinds, Exception itself among them
         raise BassError(f"The page could not be opened on {address}: {_reason(error)}") from error
+    return url, public
+
+
+def launch(
+    page: gr.Blocks,
+    about: str,
+    options: argparse.Namespace,
+    at_once: int = 1,
+    opened: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until interrupted; call `opened` once the page is up. Raises BassError where it can't be served."""
+    url, public = opened_at(page, options, at_once)
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
     opened()
     page.block_thread()

@@ -15,6 +15,7 @@ MODULES = {
     "batch": "cpu.batch",
     "default": "cpu.default",
     "exactness": "cpu.exactness",
+    "film": "report.film",
     "floor": "cpu.floor",
     "fuzz": "robustness.fuzz",
     "gpu": "gpu",

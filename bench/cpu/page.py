@@ -190,7 +190,7 @@ def browser(address: str) -> Iterator[Any]:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page(viewport={"width": 1400, "height": 1000})
-        page.goto(address)
+        page.goto(f"{address}?play=off")
         page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
         yield page
         chromium.close()

@@ -86,7 +86,7 @@ SWEEP, SWEPT = "Sweep", "Break-even"
 RACES: dict[str, tuple[Shot, ...]] = {
     "Wins": (
         Shot("page", ("body",), most=1760),
-        Shot("page-how", ("body",), "() => [...document.querySelectorAll('[role=tab]')][1].click()", most=1880),
+        Shot("page-how", ("body",), "() => document.querySelector('[role=tab]:last-child').click()", most=1880),
         Shot("lecture-wins", LANES, most=640),
     ),
     "Break-even": (),

@@ -24,8 +24,9 @@ expect.set_options(timeout=60_000)
 
 
 def open_page(page: Page, server: str) -> None:
-    """Open the server's page and wait until the first charts are drawn."""
-    page.goto(server)
+    """Open the server's page, which plays nothing, and wait until the first charts are drawn."""
+    address, hash, fragment = server.partition("#")
+    page.goto(f"{address}{'&' if '?' in address else '?'}play=off{hash}{fragment}")
     page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
 
 
@@ -33,6 +34,7 @@ def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object
          seed: object = 3) -> None:  # fmt: skip
     """Type the settings."""
     page.fill("#prompt textarea", prompt)
+    open_settings(page)
     for name, value in (
         ("batch-size", batch),
         ("max-new-tokens", tokens),
@@ -42,12 +44,17 @@ def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object
         page.fill(f"#{name} input", str(value))
 
 
-def fill_more(page: Page, name: str, value: str) -> None:
-    """Type one of the settings under "More settings", which are created when first opened."""
-    field = page.locator(f"#{name} input")
-    if not field.is_visible():
+def open_settings(page: Page) -> None:
+    """Open "More settings", which are created when first opened."""
+    if not page.locator("#temperature input").is_visible():
         page.click("text=More settings")
-    expect(field).to_be_visible()
+    expect(page.locator("#temperature input")).to_be_visible()
+
+
+def fill_more(page: Page, name: str, value: str) -> None:
+    """Type one of the settings under "More settings"."""
+    open_settings(page)
+    field = page.locator(f"#{name} input")
     # Gradio overwrites text typed while it fills in the initial values: type until the value stays.
     for _ in range(20):
         page.wait_for_timeout(300)
@@ -78,7 +85,7 @@ def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES, *, running: bool 
     expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=PATIENCE_MS)
     expect(page.locator("#run")).to_be_enabled()
     for lane in lanes:
-        expect(page.locator(f"#lane-{lane} .state")).to_contain_text("lane time")
+        expect(page.locator(f"#lane-{lane} .state")).to_contain_text("Finished")
     revealed(page, lanes)
 
 

@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from ui.page.presets import CODE, REWRITING, presets
 
-from .browser import LANES, fill, open_page, run_to_the_end, shown
+from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
 
 pytestmark = pytest.mark.slow
 BAD_INPUT = [
@@ -55,7 +55,7 @@ def _refusals(page: Page) -> None:
 def _presets(page: Page) -> None:
     """A preset sets the whole form; "Ragged" runs a prompt a row, and the snippet has them."""
     note, coupled = page.locator("#preset-note"), "coupled: the same text in every lane"
-    page.click("text=More settings")
+    open_settings(page)
     page.get_by_role("button", name="Same words").click()
     expect(page.locator("#verification input")).to_have_value(coupled)
     page.fill("#top-k input", "3")
@@ -112,20 +112,29 @@ def _links(page: Page, context: BrowserContext) -> None:
     address = page.url.replace("draft_length=auto", "draft_length=4").replace("scheduling=fair", "scheduling=x")
     other = context.new_page()
     open_page(other, address)
+    open_settings(other)
     expect(other.locator("#seed input")).to_have_value("11")
     expect(other.locator("#prompt textarea")).to_have_value("Hello")
     expect(other.locator("#batch-size input")).to_have_value("3")
-    other.click("text=More settings")
     expect(other.locator("#draft-length input")).to_have_value("fixed, 4")
     expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
     # Another link in the same tab, then back.
     other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
-    expect(other.locator("#seed input")).to_have_value("12")
-    other.click("text=More settings")
+    _seed_is(other, "12")
     expect(other.get_by_role("checkbox", name="BASS")).to_be_checked()
     other.go_back()
-    expect(other.locator("#seed input")).to_have_value("11")
+    _seed_is(other, "11")
     other.close()
+
+
+def _seed_is(page: Page, value: str) -> None:
+    """Wait for this seed in the settings, which another link's load has closed."""
+    for _ in range(60):
+        open_settings(page)
+        if page.input_value("#seed input") == value:
+            return
+        page.wait_for_timeout(500)
+    raise AssertionError(f"The seed is not {value}.")
 
 
 def _long_example(page: Page) -> None:

@@ -22,7 +22,7 @@ CHARTS = "() => { const { run, ...rest } = window.told; return rest; }"
 TAPE = "() => JSON.parse(Bass.tape.asRecording({ about: 'a test', made: {} }))"
 STATE, AT = "() => Bass.tape.state", "() => Bass.tape.state.now"
 # What the lanes say, and the summary.
-PARTS = ".lane .numbers, .lane .state, .verdict, .figures-table"
+PARTS = ".lane .figures, .lane .state, .verdict, .figures-table"
 SAID = f"() => [...document.querySelectorAll('{PARTS}')].map((e) => e.innerText)"
 
 
@@ -61,7 +61,7 @@ def _back_and_forth(page: Page) -> None:
             now = shown(page, lane)
             assert all(whole.startswith(part) for whole, part in zip(texts[lane], now, strict=True))
             assert now == [one["text"] for one in earlier["lanes"][lane]["sequences"]]
-            assert page.inner_text(f"#lane-{lane} [data-figure=new_tokens]") == str(
+            assert page.evaluate("(lane) => Bass.run().view.lanes[lane].metrics.new_tokens", lane) == (
                 sum(len(one["token_ids"]) for one in earlier["lanes"][lane]["sequences"])
             )
             # No later round, and no later point of a chart.

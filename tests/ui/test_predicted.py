@@ -24,7 +24,7 @@ from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 
-from .browser import accessible, exported, fill, fill_more, fits, run_to_the_end
+from .browser import accessible, exported, fill, fill_more, fits, open_settings, run_to_the_end
 from .conftest import hosted, watched
 
 pytestmark = pytest.mark.slow
@@ -200,6 +200,7 @@ def _exports(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
 def _coin(page: Page, served: Served) -> None:
     """A coin is called a coin."""
     more = page.locator("#acceptance input")
+    open_settings(page)
     page.click("text=Another machine")
     expect(more).to_be_visible()
     expect(page.locator("#clock-models")).to_be_visible()
@@ -235,6 +236,7 @@ def _measured(page: Page, served: Served) -> None:
 def test_own_numbers_are_shown_and_a_bad_one_gets_a_sentence(context: BrowserContext, served: Served) -> None:
     address = f"{served.address}#race?clock=own&clock_models=own&clock_bandwidth=500&clock_bytes=0"
     with watched(context, address) as page:
+        open_settings(page)
         page.click("text=Another machine")
         for name in ("bandwidth", "tflops", "target", "draft", "bytes"):
             expect(page.locator(f"#clock-{name} input")).to_be_visible()

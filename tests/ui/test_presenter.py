@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from .browser import PATIENCE_MS, accessible, chosen, fill, fits, run_to_the_end, shown
+from .browser import PATIENCE_MS, accessible, chosen, fill, fits, open_settings, run_to_the_end, shown
 
 pytestmark = pytest.mark.slow
 
 READ = (
-    ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".headline .big", ".figures dd", ".figures dt",
-    ".state", ".strip figcaption", "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text",
-    ".switch",
+    ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".figures .of-speedup dd",
+    ".figures .of-ms_per_token dd", ".figures dt", ".state", ".strip figcaption",
+    "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text", ".switch",
 )  # fmt: skip
 SIZES = """(all) => Object.fromEntries(all.map((one) => {
   const style = getComputedStyle(document.querySelector(one));
@@ -64,7 +64,7 @@ def test_type_is_larger_and_the_settings_are_a_line(page: Page) -> None:
     run_to_the_end(page)
     before, texts = sizes(page), shown(page, "bass")
     page.click("[data-present]")
-    assert page.url.endswith("?present=1")
+    assert page.url.endswith("&present=1")
     larger = sizes(page)
     assert {name: size / before[name] for name, size in larger.items()} == pytest.approx(
         dict.fromkeys(larger, 1.6), rel=0.02
@@ -72,7 +72,7 @@ def test_type_is_larger_and_the_settings_are_a_line(page: Page) -> None:
     fits(page, 390, 1400, 1920)
     line, prompt = page.locator(".present-line"), page.locator("#prompt textarea")
     expect(line).to_contain_text("“Hello you”")
-    expect(line).to_contain_text("batch 2 · temperature 0.9 · 24 tokens · drafts: automatic")
+    expect(line).to_contain_text("batch 2 · temperature 0.9 · 24 tokens · drafts: fixed, 3")
     expect(prompt).to_be_hidden()
     expect(page.locator("#run")).to_be_visible()
     accessible(page)
@@ -94,6 +94,7 @@ def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> No
         page.locator(at) for at in ("#temperature input", ".step-part", "#status-line .message")
     )
     prompt, keys = page.locator("#prompt textarea"), page.locator("dialog.keys")
+    open_settings(page)
     expect(temperature).to_have_value("0")
     for key in ("3", " ", "?"):
         page.keyboard.press(key)
@@ -154,7 +155,7 @@ def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> No
 
 def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
     fill(page, prompt="Print me", batch=3, tokens=300)
-    page.click("text=More settings")
+    open_settings(page)
     chosen(page, "draft-length", "Algorithm 1")
     run_to_the_end(page)
     page.evaluate("() => { document.body.classList.add('dark'); scrollTo(0, 0); }")

@@ -24,7 +24,7 @@ from ui.race.looks import reference
 from ui.sources.local import race_source
 
 from ..test_app import start as start_program
-from .browser import LANES, fill, open_page, run_to_the_end, shown
+from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
 from .conftest import caches, hosted, pair_options, serving, watched
 
 pytestmark = pytest.mark.slow
@@ -71,6 +71,7 @@ def _give_back(here: str, context: BrowserContext) -> None:
     page.reload()
     assert ends_with(before), "a reload kept memory"
     expect(page.locator(".message")).to_have_text("Reloading ended your race: press Run to start it again.")
+    open_settings(page)
     for name, value in (("batch-size", "8"), ("max-new-tokens", "1024"), ("temperature", "0.9")):
         expect(page.locator(f"#{name} input")).to_have_value(value)
     expect(page.locator("#prompt textarea")).to_have_value("Hello")
@@ -163,7 +164,7 @@ def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
             watched(context, address) as page,
         ):
             fill(page, batch=2, tokens=8)
-            page.click("text=More settings")
+            open_settings(page)
             page.get_by_role("checkbox", name="Toy").check()
             run_to_the_end(page, (*DEFAULT_LANES, "toy"))
             assert page.inner_text("#lane-toy h2") == "Toy"

@@ -47,21 +47,22 @@ def test_a_lane_is_taken_apart() -> None:
     ahead = said(regular=lane(PLAIN), bass=lane([(10.0, 2, 3)] * 14))
     assert ahead["head"] == "BASS is ahead: 1.50× the speed of Regular."
     assert ahead["lanes"] == {
-        "bass": "BASS 1.50×: 1.50 tokens a row-round, and a row-round costs 1.00 plain ones."
+        "bass": "BASS 1.50×: 1.50 tokens a round for each of 2 rows, and a round cost 1.00 plain steps."
     }
     behind = said({"draft_length": "auto"}, regular=lane(PLAIN), bass=lane([(20.0, 2, 3)] * 14))
     assert behind["head"] == "Regular is ahead: 1.33× the speed of BASS, which comes next."
     assert behind["lanes"]["bass"] == (
-        "BASS 0.75×: 1.50 tokens a row-round, but a row-round costs 2.00 plain ones."
+        "BASS 0.75×: 1.50 tokens a round for each of 2 rows, but a round cost 2.00 plain steps."
     )
     alone, counted = lane([(10.0, 1, 2)] * 20)
     alone["metrics"]["ms_per_token"] *= 2
     in_turn = said(regular=lane(PLAIN), speculative=(alone, counted))
     assert in_turn["lanes"]["speculative"] == (
-        "Speculative 1.00×: 2.00 tokens a row-round, and a row-round costs 2.00 plain ones."
+        "Speculative 1.00×: 2.00 tokens a round, and a round of each of 2 rows, one after another, cost 2.00 "
+        "plain steps."
     )
     other = said({"draft_length": "auto"}, regular=lane(PLAIN), transformers=lane([(20.0, 2, 2)] * 20))
-    line = "transformers 0.50×: 1.00 tokens a row-round, and a row-round costs 2.00 plain ones."
+    line = "transformers 0.50×: 1.00 tokens a round for each of 2 rows, and a round cost 2.00 plain steps."
     assert other["lanes"] == {"transformers": line}, "it never drafts, so it is not said to draft seldom"
     # Overlapping rounds have no cost, and without the reference there is no speed-up.
     beside = said(regular=lane(PLAIN), amusd=lane([(8.0, 2, 3)] * 14))
@@ -85,13 +86,15 @@ def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
     chance = random.Random(0)
     noisy: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]
     other: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]
-    assert "are level: their" in said(regular=lane(noisy), bass=lane(other))["head"]
+    assert "are level: the" in said(regular=lane(noisy), bass=lane(other))["head"]
     # The same difference of the means, without scatter, is none.
     even = [[(sum(ms for ms, _, _ in rounds) / 20, 2, 2)] * 20 for rounds in (noisy, other)]
     assert "is ahead" in said(regular=lane(even[0]), bass=lane(even[1]))["head"]
     fast: Rounds = [(10.0, 2, 3), (10.0, 2, 5)] * 8
     found = said(regular=lane(PLAIN), speculative=lane(fast), bass=lane(fast))
-    assert found["head"].startswith("Speculative and BASS are level, ahead of Regular: their 0 % are within")
+    assert found["head"].startswith(
+        "Speculative and BASS are level, ahead of Regular: the 0 % between them may be chance"
+    )
 
 
 def test_nothing_is_said_too_early_or_of_one_lane() -> None:
@@ -107,7 +110,7 @@ def test_it_names_the_predicted_machine() -> None:
     found = said({"draft_length": "auto"}, H100, **lanes)
     assert found["head"].endswith(", on a predicted H100 with 7.8B and 310M.")
     line = found["lanes"]["bass"]
-    assert line.startswith("BASS 1.10×, predicted: 1.10 tokens a row-round")
+    assert line.startswith("BASS 1.10×, predicted: 1.10 tokens a round for each of 2 rows")
     assert line.endswith("elsewhere a draft would cost more than it brings there.")
     measured = said({"draft_length": "auto"}, **lanes)
     assert "predicted" not in f"{measured}" and "there" not in measured["lanes"]["bass"]

@@ -55,17 +55,19 @@ def form(
     fields = _section("prompt", limits, choices)
     if count:
         _counter(count)
-        for name in ("prompt", "prompts"):
-            fields[name].change(None, None, None, js=_CHANGED)  # type: ignore[attr-defined]
     offered = gr.Row(elem_id="presets")
-    note = gr.HTML(presets()[FIRST].look_for, elem_id="preset-note", apply_default_css=False)
-    fields |= _section("numbers", limits, choices)
-    run, stop = _buttons("Run")
+    with gr.Row(elem_id="start"):
+        fields |= _section("numbers", limits, choices)
+        run, stop = _buttons("Run")
     status.render()
-    with gr.Accordion("Another machine", open=False, elem_id="another-machine"):
-        fields |= _section("machine", limits, choices)
+    note = gr.HTML(presets()[FIRST].look_for, elem_id="preset-note", apply_default_css=False)
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
+        with gr.Accordion("Another machine", open=False, elem_id="another-machine"):
+            fields |= _section("machine", limits, choices)
+    if count:
+        for name in ("prompt", "prompts"):
+            fields[name].change(None, None, None, js=_CHANGED)  # type: ignore[attr-defined]
     chosen = [fields[name] for name in ("clock", "clock_models")]
     for field in chosen:
         field.change(None, chosen, None, js=_APPLIES)  # type: ignore[attr-defined]
@@ -130,8 +132,8 @@ def _neutral(setting: Setting, choices: Choices) -> Any:
 
 def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
     with gr.Row(elem_id="buttons"):
-        run = gr.Button(start, variant="primary", elem_id="run", min_width=110, scale=2)
-        return run, gr.Button("Stop", elem_id="stop", min_width=80, scale=1)
+        run = gr.Button(start, variant="primary", elem_id="run", min_width=60, scale=2)
+        return run, gr.Button("Stop", elem_id="stop", min_width=50, scale=1)
 
 
 def _section(name: str, limits: Limits, choices: Choices) -> Fields:
@@ -152,7 +154,7 @@ def _control(setting: Setting, value: Any, limits: Limits, choices: Choices) -> 
     common["elem_id"] = setting.name.replace("_", "-")
     offered = list(setting.choices(choices)) if setting.choices else []
     if setting.control == "text":
-        return gr.Textbox(**common, lines=4, max_lines=10, autofocus=False)
+        return gr.Textbox(**common, lines=3, max_lines=3, autofocus=False)
     if setting.control == "number":
         return gr.Number(**common, step=setting.step, min_width=110, placeholder=setting.placeholder)
     if setting.control == "list":

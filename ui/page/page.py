@@ -7,7 +7,7 @@ run, stop, and "lane-" with its name for each lane; each sequence is an element 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gradio as gr
@@ -25,6 +25,7 @@ from ui.sweep import panel as sweep
 from ui.sweep.events import SweepEvents
 
 TITLE = "BASS: batched speculative decoding"
+PAPER = "https://arxiv.org/abs/2404.15778"
 # System fonts: they cover every alphabet and weight, and need no download.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
 MISFIT = "A value in the request has the wrong type"
@@ -61,13 +62,15 @@ def build(
     offers: Mapping[str, Offer] | None = None,
     at_once: int = 1,
     together: Together | None = None,
+    preparing: Callable[[], str] | None = None,
 ) -> gr.Blocks:
     """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
 
     `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count` says
     how long a prompt is, `offers` which recordings can be watched, without it those that ship. Without a source
     there are recordings alone, and Run, named Play, plays them. `at_once` races are handed to the source together,
-    those of the page and of the API. `together` runs a sweep's races (ui/sources/source.py).
+    those of the page and of the API. `preparing` is for the page before the model is there (ui/page/early.py).
+    `together` runs a sweep's races (ui/sources/source.py).
     """
     assets.serve()
     offers = SHIPPED if offers is None else offers
@@ -76,7 +79,12 @@ def build(
     sweeps = None if events is None else SweepEvents(events)
     device = {"concurrency_limit": at_once, "concurrency_id": "device"}
     with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(html_template=_header(source is None), value=about, js_on_load=_ABOUT, apply_default_css=False)
+        gr.HTML(
+            html_template=_header(source is None and preparing is None),
+            value=about,
+            js_on_load=_ABOUT,
+            apply_default_css=False,
+        )
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
                 offered = choices or Choices()
@@ -91,11 +99,13 @@ def build(
                         render=False,
                     )
                     settings = form(limits, offered, status, count=count, recording=source is None)
+                    if preparing is not None:
+                        _early(preparing)
                 with gr.Column(elem_id="results", min_width=280):
-                    panel(offers)
                     assets.part(parts.lanes(), "Bass.mountLanes(element)")
+                    panel(offers)
+                    assets.part(parts.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)")
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
-                    assets.part(parts.inspector(), "Bass.mountInspector(element)")
                     assets.part(parts.summary(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):
@@ -144,7 +154,21 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
     }
 
 
-_ABOUT = "element.querySelector('.about-pair').textContent = props.value"
+_ABOUT = "const about = element.querySelector('.about-pair'); about.textContent = about.title = props.value"
+
+
+def _early(told: Callable[[], str]) -> None:
+    """How far the preparation of the model is, in the current layout."""
+
+    # Gradio marks the function that it is given.
+    def preparing(_: object = None) -> str:
+        return told()
+
+    line = (
+        '<div class="early" data-replay><p role="status">The model is being prepared; then this page is ready to '
+        'race.</p><progress max="1" aria-label="Part of the preparation that is done"></progress></div>'
+    )
+    assets.part(line, "Bass.mountEarly(element, server)", server_functions=[preparing])
 
 
 def _feed(kind: str) -> gr.HTML:
@@ -155,8 +179,9 @@ def _feed(kind: str) -> gr.HTML:
 def _header(recording: bool) -> str:
     mark = "<p data-replay>Recorded races, played at their original pace; no model is loaded.</p>"
     return (
-        '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
-        f'faster, and why.</p>{mark if recording else ""}<p class="about-pair"></p><p class="about-clock"></p>'
+        f'<header class="bass-header"><h1>BASS</h1><p><a href="{PAPER}" target="_blank" rel="noopener">Batched '
+        "speculative decoding</a>: the same model, the same text, fewer steps.</p>"
+        f'{mark if recording else ""}<p class="about-pair"></p><p class="about-clock"></p>'
         f"{presenter.SWITCH}</header>"
         f"{formulas.template()}"
     )

@@ -52,9 +52,9 @@ def presets() -> dict[str, Preset]:
     """The presets by name, in the order of their buttons."""
     made = {
         FIRST: Preset(
-            "Nearly every draft is accepted, since the answer stands in the prompt: watch BASS write several "
-            "tokens a round and pull ahead of Regular.",
-            {"prompt": REWRITING, "batch_size": 1, "temperature": 0.0},
+            "The answer stands in the prompt, so nearly every draft is accepted: watch BASS serve its four rows "
+            "at once, and Speculative one after another.",
+            {"prompt": REWRITING, "batch_size": 4, "temperature": 0.0, "draft_length": "3"},
         ),
         "Break-even": Preset(
             "With four sampled rows a draft costs about what it brings: watch how few tokens the automatic draft "

@@ -58,22 +58,22 @@ _TABLE = (
     ),
     Setting(
         "batch_size", 4, int, limits.whole(1, lambda most: most.max_batch), "n",
-        "Batch size", "number", lambda most, _: f"sequences, 1 to {most.max_batch}",
-        section="numbers", beside=True,
+        "Batch size", "number", section="numbers",
+        script=lambda most, _: f"Sequences, 1 to {most.max_batch}.",
     ),
     Setting(
         "max_new_tokens", 64, int, limits.whole(1, lambda most: most.max_new_tokens), "max_new_tokens",
         "Max new tokens", "number", lambda most, _: f"per sequence, to {most.max_new_tokens}",
-        section="numbers", beside=True, script="A whole number from 1 on; a sequence may end earlier by itself.",
+        beside=True, script="A whole number from 1 on; a sequence may end earlier by itself.",
     ),
     Setting(
         "temperature", 0.7, float, limits.temperature, "sampling.temperature",
-        "Temperature", "number", "0: greedy, the likeliest token", step=0.1, script="A number of 0 or more.",
-        section="numbers", beside=True,
+        "Temperature", "number", "0: greedy, the likeliest token", step=0.1, beside=True,
+        script="A number of 0 or more.",
     ),
     Setting(
         "seed", 0, int, limits.whole(0, lambda _: limits.MAX_SEED), "seed",
-        "Seed", "number", "same seed, same text", section="numbers", beside=True,
+        "Seed", "number", "same seed, same text", beside=True,
         script=f"A whole number from 0 to {limits.MAX_SEED}.",
     ),
     Setting(
@@ -128,7 +128,7 @@ _TABLE = (
     Setting(
         "prompts", "one", str, limits.prompts, "",
         "Rows", "list", "One prompt a line: as many rows as lines, whatever the batch size.",
-        lambda known: known.prompts, section="prompt",
+        lambda known: known.prompts,
     ),
     # These make the argument `clock`, see clock.py.
     Setting(

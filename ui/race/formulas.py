@@ -37,9 +37,10 @@ FORMULAS = {
     "new_tokens": Formula("new tokens",
         "The tokens that all sequences of the lane have so far, without the prompt."),
     "verdict": Formula("the verdict",
-        "speed-up = (tokens a row-round) / (cost of a row-round). A row-round is one row's part of a round; "
-        "its cost is the lane's time a row-round / that of regular decoding. Lanes are level if their times "
-        "per token differ by less than two standard errors, from the scatter of their rounds."),
+        "speed-up = (tokens a row and round) / (cost of a round of each row). The cost is in plain steps: the "
+        "lane's time without the prompt, divided by the rounds of all its rows, / the same of regular decoding. "
+        "Lanes are level if their times per token differ by less than two standard errors, from the scatter of "
+        "their rounds."),
     "timeline": Formula("timeline",
         "A block's width is its time on the lane's clock. A round = drafts + verification or plain step + the "
         "host's rest. The shares are of all rounds so far, without prefills. The numbers above are tokens "
@@ -113,6 +114,30 @@ FORMULAS = {
 }  # fmt: skip
 
 
+# Words of the first screen, each explained where it stands.
+WORDS = {
+    "row": "One of the texts that are written at the same time: a batch of four has four rows.",
+    "round": "One step of a decoder: it drafts, the model checks all drafts at once, and the accepted ones are "
+    "written, with one token of the model's own.",
+    "draft": "A guess of the next token, by something far cheaper than the model. A bad draft costs time, never "
+    "quality.",
+    "plain step": "One step of regular decoding: one token for every row, and nothing is drafted.",
+    "sampled": "Written by the model itself: nothing was drafted here.",
+    "accepted": "Drafted, and accepted by the model: a token that cost no step of its own.",
+    "recovered": "The model's own token, in place of a draft that it rejected.",
+    "bonus": "The model's own token behind drafts that were all accepted: it comes free with their check.",
+}
+
+
+def term(key: str, label: str, classes: str = "") -> str:
+    """A word or label that explains itself: under the pointer, and in a popover when it is pressed."""
+    text = WORDS.get(key) or FORMULAS[key].text
+    return (
+        f'<button type="button" class="term {classes}" popovertarget="what-{key.replace(" ", "-")}" '
+        f'title="{escape(text)}">{label}</button>'
+    )
+
+
 def what(key: str) -> str:
     """The button beside a figure that opens its formula; a screen reader reads the formula with it.
 
@@ -130,11 +155,12 @@ def titled(key: str, title: str, tag: str = "h3", mark: str = "") -> str:
 
 
 def template() -> str:
-    """A popover for each formula."""
+    """A popover for each formula and word."""
+    said = [(key, one.name, one.text) for key, one in FORMULAS.items()]
+    said += [(word.replace(" ", "-"), word, text) for word, text in WORDS.items()]
     made = "".join(
-        f'<div popover id="what-{key}" class="formula"><strong>{escape(one.name)}</strong> '
-        f"{escape(one.text)}</div>"
-        for key, one in FORMULAS.items()
+        f'<div popover id="what-{key}" class="formula"><strong>{escape(name)}</strong> {escape(text)}</div>'
+        for key, name, text in said
     )
     return f'<div class="formulas">{made}</div>'
 

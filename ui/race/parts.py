@@ -7,7 +7,7 @@ enters these templates: Gradio evaluates templates as code. lanes.js adds a sect
 from __future__ import annotations
 
 from bass_core import DEFAULT_LANES
-from ui.race.formulas import FORMULAS, titled, what
+from ui.race.formulas import FORMULAS, term, titled, what
 from ui.race.looks import look
 
 ORIGINS = {
@@ -18,15 +18,13 @@ ORIGINS = {
 }
 # Marks that predicted.js puts on figures: of a predicted clock, and of this machine after all.
 BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "here"))
-# A lane's small figures: metric -> label.
+# A lane's figures: metric -> label. The first is its large number.
 FIGURES = {
-    "speedup": "speed-up",
-    "throughput_tps": "tokens/s",
-    "acceptance_rate": 'acceptance<span class="of-trees"></span>',
-    "new_tokens": "new tokens",
+    "speedup": "over Regular",
+    "ms_per_token": "ms per token",
+    "acceptance_rate": "accepted",
 }
-TIMED = ("speedup", "throughput_tps")
-SO_FAR = ' <span class="so-far"></span>'
+TIMED = ("speedup", "ms_per_token")
 # Switches: label, whether it is on at first, title.
 SWITCHES = {
     "colours": ("Origins", True, "Colour tokens by where they came from"),
@@ -46,8 +44,10 @@ CELLS = {
     "ghost": "with one common stop",
 }
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
-VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE} hidden><div class="verdict-line">
-<p class="verdict-head" aria-live="off"></p>{what("verdict")}</div><ul></ul></section>"""
+VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
+<p class="verdict-head" aria-live="off">Three decoders write the same text: which is fastest?</p><ul></ul>
+<div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button>{what("verdict")}</div>
+</section>"""
 # One round of one row, drawn by step.js.
 STEP = """<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
 <label>Lane <select data-walk="lane"></select></label>
@@ -76,28 +76,25 @@ if the whole batch stopped at its first rejection. At the right, both lengths. {
 <p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
 # All lanes' figures on a phone, filled by glance.js.
 GLANCE = """<section class="glance" aria-label="All lanes at a glance" hidden>
-<p>ms per token of one sequence, and speed-up</p><ul></ul>
+<p>speed over Regular, and ms per token</p><ul></ul>
 <button type="button" class="glance-stop">Stop</button></section>"""
 
 
 def lanes() -> str:
-    """The legend, the verdict, the note for temperature 0, a section for each lane, and the tip of a token."""
-    keys = "".join(
-        f'<li><span class="token {origin}">{origin}</span> <span class="meaning">{meaning}</span></li>'
-        for origin, meaning in ORIGINS.items()
-    )
+    """The verdict, the legend, a section for each lane, the switches, and the tip of a token."""
+    keys = "".join(f"<li>{term(origin, origin, f'token {origin}')}</li>" for origin in ORIGINS)
     switches = "".join(
         f'<button type="button" class="switch" data-switch="{name}" aria-pressed="{str(on).lower()}" '
         f'title="{title}">{label}</button>'
         for name, (label, on, title) in SWITCHES.items()
     )
     return f"""<div class="bass-lanes">
-<div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
-<span class="switches">{switches}</span></div>
 {VERDICT}
 {STEP}
-<p class="greedy-note" hidden></p>
+<div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
+<p class="race-note"></p></div>
 <div class="lane-grid">{"".join(map(_lane, DEFAULT_LANES))}</div>
+<div class="switches">{switches}</div>
 {CACHE}
 {GLANCE}
 <div class="token-tip" role="tooltip" hidden></div>
@@ -107,23 +104,19 @@ def lanes() -> str:
 def _lane(name: str) -> str:
     shown = look(name)
     figures = "".join(
-        f"<div><dt {WORD if key in TIMED else ''}>{label}{what(key)}</dt>"
-        f'<dd><span data-figure="{key}" {"data-timed" if key in TIMED else ""}>–</span>'
-        f"{SO_FAR if key == 'speedup' else ''}</dd></div>"
+        f'<div class="of-{key}"><dt {WORD if key in TIMED else ""}>{term(key, label)}</dt>'
+        f'<dd data-figure="{key}" {"data-timed" if key in TIMED else ""}>–</dd></div>'
         for key, label in FIGURES.items()
     )
     return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
 aria-labelledby="lane-{name}-title">
 <header><div class="lane-title" {BADGE}><h2 id="lane-{name}-title">{shown["label"]}</h2></div>
 <p class="about">{shown["about"]}</p></header>
-<div class="numbers"><div class="pace"><p class="headline">
-<span class="big" data-figure="ms_per_token" data-timed>–</span></p>
-<p class="unit" {WORD}>ms per token of one sequence{what("ms_per_token")}</p></div>
-<dl class="figures">{figures}</dl></div>
+<dl class="figures">{figures}</dl>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
-{STRIP}
 <ol class="sequences" aria-labelledby="lane-{name}-title"></ol>
+{STRIP}
 </section>"""
 
 
@@ -198,6 +191,10 @@ def _formula_of(chart: str) -> str:
     return f"chart_{chart}" if f"chart_{chart}" in FORMULAS else f"{chart}_utilization"
 
 
+PAPER = (
+    '<a href="https://arxiv.org/abs/2404.15778" target="_blank" rel="noopener">Qian et al., BASS, arXiv '
+    "2404.15778</a>"
+)
 # The rows of the inspector's table: label and formula.
 ROWS = {
     "token": ("Draft", "token"),
@@ -216,7 +213,11 @@ def inspector() -> str:
         f'<tr data-row="{key}"><th scope="row">{label}{what(formula)}</th></tr>'
         for key, (label, formula) in ROWS.items()
     )
-    return f"""<section class="bass-inspector part" aria-labelledby="inspector-title">
+    return f"""<section class="part why" aria-labelledby="why-title" hidden>
+<h2 id="why-title" tabindex="-1">Why</h2><ul></ul>
+<p class="part-about">A step has to read all of the model's weights, whatever it writes; while that takes longer
+than multiplying, it checks drafts of every row almost for nothing. {PAPER}.</p></section>
+<section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
 <p class="part-about">One round of one sequence: what was drafted, and why it was accepted or rejected. A click
 on any token opens its round.</p></div>

@@ -3,10 +3,10 @@
 Contract: sentences from snapshots alone. A lane's speed-up over the reference (m = ms per token, the page's
 figure) is taken apart as
 
-    speed-up = m_reference / m = (tokens a row-round) / (cost of a row-round)
+    speed-up = m_reference / m = (tokens a row and round) / (cost of a round of each row, in plain steps)
 
-where a row-round is one row's part of a verification or plain step. Its cost is the lane's time a row-round over
-that of the reference, whose row-rounds write one token each. Two lanes are level if their times per token differ
+The cost is the lane's time, divided by the rounds of all its rows, over that of the reference, whose rounds write
+one token a row. Two lanes are level if their times per token differ
 by less than TWICE the standard error of that ratio. Of R rounds that wrote t_i tokens in s_i ms a lane's relative
 error is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), where r = sum(t_i) / sum(s_i) (Cochran, Sampling
 Techniques, section 6.4); the errors of two lanes add as squares. Nothing is said of a lane before it has EARLY
@@ -32,7 +32,9 @@ CHOOSING = ("auto", "cost-aware")
 
 
 class Verdict(TypedDict):
-    """What is said: `head` of the race, None before there is anything to say; `lanes` of all but the reference."""
+    """What is said: `head` of the race, None before there is anything to say; `lanes`: of all but the reference,
+    the fastest first.
+    """
 
     head: str | None
     lanes: dict[str, str]
@@ -40,10 +42,15 @@ class Verdict(TypedDict):
 
 @dataclass
 class LaneRounds:
-    """Sums over a lane's rounds. drafting: rounds that drafted; tokens, ms: written and spent in all."""
+    """Sums over a lane's rounds.
+
+    drafting: rounds that drafted; rows: the most in a round; row_rounds: rounds, each counted once for each of its
+    rows; tokens, ms: written and spent in all.
+    """
 
     rounds: int = 0
     drafting: int = 0
+    rows: int = 0
     row_rounds: int = 0
     tokens: int = 0
     ms: float = 0.0
@@ -57,6 +64,7 @@ class LaneRounds:
             return
         tokens = sum(row["written"] for row in record["rows"])
         self.rounds, self.drafting = self.rounds + 1, self.drafting + (record["kind"] == "verify")
+        self.rows = max(self.rows, len(record["rows"]))
         self.row_rounds, self.tokens = self.row_rounds + len(record["rows"]), self.tokens + tokens
         self.ms += spent
         of_tokens, of_both, of_ms = self._squares
@@ -92,9 +100,10 @@ def judge(
     if len(known) < 2:
         return Verdict(head=None, lanes={})
     done = all(lane["finished"] for lane in lanes.values())
+    fastest_first = sorted(known, key=lambda name: lanes[name]["metrics"]["ms_per_token"] or math.inf)
     said = {
-        name: _equation(lanes[name], rounds[name], name, settings, clock)
-        for name in known
+        name: _equation(lanes[name], rounds[name], name, rounds[reference()].rows, settings, clock)
+        for name in fastest_first
         if name != reference() and reference() in known
     }
     head = _head(lanes, rounds, known, done)
@@ -114,8 +123,8 @@ def _head(
         other = reference()
         beaten = other in known and not _level(times[other] / times[first], rounds[first], rounds[other])
         before = f", ahead of {_name(other)}" if beaten and other not in (first, second) else ""
-        scatter = f"their {100 * (ratio - 1):.0f} % are within the scatter of the rounds"
-        return f"{_name(first)} and {_name(second)} are level{so_far}{before}: {scatter}."
+        apart = f"the {100 * (ratio - 1):.0f} % between them may be chance, so few were the rounds"
+        return f"{_name(first)} and {_name(second)} are level{so_far}{before}: {apart}."
     if first != reference() and reference() in known:
         other = reference()
         speed = times[other] / times[first]
@@ -130,9 +139,14 @@ def _level(ratio: float, faster: LaneRounds, slower: LaneRounds) -> bool:
 
 
 def _equation(
-    lane: LaneSnapshot, own: LaneRounds, name: str, settings: Mapping[str, object], clock: Mapping[str, Any] | None
+    lane: LaneSnapshot,
+    own: LaneRounds,
+    name: str,
+    rows: int,
+    settings: Mapping[str, object],
+    clock: Mapping[str, Any] | None,
 ) -> str:
-    """One lane's speed-up, taken apart."""
+    """One lane's speed-up, taken apart; rows: of the reference."""
     speed = lane["metrics"].get("speedup")
     if speed is None or not own.row_rounds:
         return ""
@@ -142,7 +156,12 @@ def _equation(
     tokens = own.tokens / own.row_rounds
     cost = tokens / speed
     joined = "but" if tokens > 1.005 and speed < 1 else "and"
-    said = f"{head}: {tokens:.2f} tokens a row-round, {joined} a row-round costs {cost:.2f} plain ones."
+    each, what = "", "a round"
+    if rows > 1 and own.rows > 1:
+        each = f" for each of {rows} rows"
+    elif rows > 1:
+        what = f"a round of each of {rows} rows, one after another,"
+    said = f"{head}: {tokens:.2f} tokens a round{each}, {joined} {what} cost {cost:.2f} plain steps."
     drafts = name not in METHODS or METHODS[name].drafts
     return said + (_drafted(own, settings, "there" if clock else "here") if drafts else "")
 

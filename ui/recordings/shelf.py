@@ -50,8 +50,8 @@ SHIPPED = {
         (
             "win",
             "A win",
-            "The preset Wins, recorded on a CPU: nearly every draft is accepted, since the answer stands in "
-            "the prompt.",
+            "The preset Wins, recorded on a CPU: nearly every draft is accepted, and BASS serves four rows at "
+            "once.",
         ),
         (
             "loss",
@@ -86,7 +86,7 @@ def asked(replay: str) -> dict[str, Offer]:
 
 TEMPLATE = """<div class="bass-tape">
 <section class="recordings" aria-label="Recorded races" hidden>
-<p>Watch a recorded race, without waiting for the device:</p><div class="recordings-list"></div></section>
+<p>Recorded races:</p><div class="recordings-list"></div></section>
 <div class="recording-note" hidden><p class="recording-mark">Recording</p>
 <p class="recording-about" role="status"></p>
 <button type="button" class="action" data-back hidden>Back to your race</button></div></div>"""
@@ -111,5 +111,5 @@ def panel(offers: Mapping[str, Offer]) -> None:
 
     shown = [{"name": one.name, "title": one.title, "look_for": one.look_for} for one in offers.values()]
     mount = "Bass.mountTape(element, props, server)"
-    assets.part(TEMPLATE, mount, "tape", value=text(shown), server_functions=[recording])
     assets.part(SCRUBBER, "Bass.mountScrubber(element)", "scrubber")
+    assets.part(TEMPLATE, mount, "tape", value=text(shown), server_functions=[recording])

@@ -67,6 +67,15 @@
     return button;
   }
 
+  /** A word that explains itself, as `term` of ui/race/formulas.py makes it. */
+  function term(key, label) {
+    const button = make("button", "term", label), id = `what-${key.replace(" ", "-")}`;
+    button.type = "button";
+    button.setAttribute("popovertarget", id);
+    button.title = document.getElementById(id)?.lastChild.textContent.trim() ?? "";
+    return button;
+  }
+
   /** A table's row, or its `head`; the first cell of a row names it. */
   function tableRow(cells, head = false) {
     const row = make("tr");
@@ -226,6 +235,6 @@
 
   last.phase = "ready";
   window.Bass = {
-    on, tell, number, percent, bisect, setText, make, svg, what, tableRow, soon, over, busy, whole, player, mountFeed, form,
+    on, tell, number, percent, bisect, setText, make, svg, what, term, tableRow, soon, over, busy, whole, player, mountFeed, form,
   };
 })();

@@ -11,8 +11,8 @@
   let now = "ready", line = null;
 
   function show(phase, message) {
-    // Nothing to say: Stop without a race, or a stopped race that ends without its last snapshot.
-    if (["stopped", "lost"].includes(phase) && !busy(now)) return;
+    // Only a race that was asked for and has not ended has news: what a stopped one still sends is none.
+    if (phase !== "waiting" && !busy(now)) return;
     setText(line, message || PHASES[phase] || "");
     if (phase === "stopped" || phase === "waiting") player.clear();
     // The end of a run is announced after the values that still wait to be shown.
@@ -50,10 +50,14 @@
   const ended = again ? stored() : null;
   store(null);
   let asked = [];
+  // Until a stopped race's event has ended, Gradio drops clicks on Run: open says so, wanted that there was one.
+  let open = false, wanted = false;
 
   /** Passes on the form's values, which Run sends. */
   function asking(...values) {
     asked = values;
+    [open, wanted] = [true, false];
+    if (!busy(now)) show("waiting");
     store({ values, why: "reload" });
     return values;
   }
@@ -170,12 +174,17 @@
       const { phase, message, measuring } = JSON.parse(props.value);
       show(phase, message);
       tell("measuring", measuring ?? null);
+      if (["done", "error", "lost"].includes(phase)) open = false;
+      if (phase === "lost" && wanted) setTimeout(() => document.querySelector("#run")?.click());
+      if (!open) wanted = false;
     });
     document.addEventListener("click", (event) => {
       if (event.target.closest("#stop")) show("stopped");
       const run = event.target.closest("#run");
       // Without models, Run plays a recording.
-      if (run && !run.disabled && !busy(now) && !document.querySelector("[data-replay]")) show("waiting");
+      if (!run || run.disabled || busy(now) || document.querySelector("[data-replay]")) return;
+      wanted = open;
+      if (!open) show("waiting");
     });
     mountPlace(element.closest("#status-line"), element.querySelector(".place"));
     mountMeasuring(element.querySelector(".measuring"));

@@ -4,9 +4,9 @@
   "use strict";
   const { on, soon, run, setText, make, laneName, lookOf, wear } = window.Bass;
   const PHONE = window.matchMedia("(max-width: 700px)");
-  const STACKED = window.matchMedia("(max-width: 1180px)");
+  const STACKED = window.matchMedia("(max-width: 900px)");
   const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
-  const FIGURES = ["ms_per_token", "speedup"];
+  const FIGURES = ["speedup", "ms_per_token"];
 
   class Glance {
     constructor(root) {
@@ -42,15 +42,15 @@
         button.dataset.glance = name;
         button.dataset.predicted = "word";
         button.style.setProperty("--lane", `var(--${lookOf(name).colour})`);
-        button.append(make("span", "glance-name", laneName(name)), make("span", "glance-ms", "–"), make("span", "glance-speedup"));
+        button.append(make("span", "glance-name", laneName(name)), make("span", "glance-speedup", "–"), make("span", "glance-ms"));
         button.addEventListener("click", () => this.show(this.lane(name)));
         item.append(button);
         return item;
       }));
-      for (const name of lanes) this.watch.observe(this.lane(name).querySelector(".numbers"));
+      for (const name of lanes) this.watch.observe(this.lane(name).querySelector(".figures"));
       // Below the settings, the lanes may be out of sight.
       const top = this.root.querySelector(".lane-grid").getBoundingClientRect().top;
-      if (STACKED.matches && (top < 0 || top > 0.6 * window.innerHeight)) this.show(this.root);
+      if (STACKED.matches && !window.Bass.tape.state.recorded && (top < 0 || top > 0.6 * window.innerHeight)) this.show(this.root);
     }
 
     show(element) {
@@ -63,10 +63,10 @@
       if (this.bar.hidden) return;
       for (const button of this.list.querySelectorAll("[data-glance]")) {
         const figures = this.lane(button.dataset.glance);
-        const [ms, speedup] = FIGURES.map((key) => figures.querySelector(`[data-figure="${key}"]`).textContent);
+        const [speedup, ms] = FIGURES.map((key) => figures.querySelector(`[data-figure="${key}"]`).textContent);
         setText(button.querySelector(".glance-ms"), `${ms} ms`);
         setText(button.querySelector(".glance-speedup"), speedup);
-        button.setAttribute("aria-label", `${laneName(button.dataset.glance)}: ${wear(`${ms} ms per token of one sequence, speed-up ${speedup}`)}; show this lane`);
+        button.setAttribute("aria-label", `${laneName(button.dataset.glance)}: ${wear(`${speedup} the speed of Regular, ${ms} ms per token`)}; show this lane`);
       }
     }
   }

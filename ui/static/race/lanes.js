@@ -4,16 +4,35 @@
    (ui/race/verdict.py) appear at most once a second while the race runs, and at its end; only then are they announced. */
 (() => {
   "use strict";
-  const { on, soon, number, percent, over, setText, make, run, ORIGINS, firstAndLast, lookOf, laneName, laneTime } = window.Bass;
+  const { on, soon, number, percent, over, setText, make, term, run, ORIGINS, firstAndLast, lookOf, laneName, sum, tape, wear, writtenIn } = window.Bass;
   const REASONS = { eos: "end", stop: "stop string", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const SNAPSHOT_MS = 100, VERDICT_MS = 1000;
   const FIGURES = {
     ms_per_token: (v) => number(v, v < 10 ? 2 : v < 100 ? 1 : 0),
     speedup: (v) => number(v, 2, "×"),
-    throughput_tps: (v) => number(v, 1),
-    acceptance_rate: (v, m) => (v === null ? number(v) : `${percent(v)}, ${m.accepted} of ${m.drafted}`),
-    new_tokens: (v) => number(v, 0),
+    acceptance_rate: (v) => percent(v),
   };
+  // Words of a verdict that explain themselves where they first stand.
+  const WORDS = /\b(rows?|rounds?|drafts?|plain steps?)\b/;
+  // Rounds after which a running lane has a speed.
+  const EARLY = 8;
+
+  /** ms per token of a running lane, by the median of its rounds: one stalled step is no speed. Null: too early. */
+  function pace({ rounds }) {
+    const spent = rounds.map(({ time_ms: ms }, i) => ms - (rounds[i - 1]?.time_ms ?? 0));
+    const counted = rounds.map((round, i) => [round, spent[i]]).filter(([{ kind }]) => kind !== "prefill");
+    if (counted.length < EARLY) return null;
+    const middle = counted.map(([, ms]) => ms).sort((a, b) => a - b)[counted.length >> 1];
+    return (middle * counted.length) / sum(counted.map(([round]) => writtenIn(round)));
+  }
+
+  /** A lane's speed over the reference's; while one of them runs, by their rounds so far. */
+  function speed(name, lanes) {
+    const { head: { reference }, lanes: all } = run(), both = [reference, name];
+    if (both.every((one) => lanes[one]?.finished || lanes[one]?.error)) return lanes[name].metrics.speedup ?? null;
+    const [theirs, ours] = both.map((one) => all.has(one) && pace(all.get(one)));
+    return theirs && ours ? theirs / ours : null;
+  }
 
   /** One sequence's card; `append` takes a token's span into the text. */
   class Card {
@@ -64,22 +83,18 @@
       this.bar = section.querySelector(".read-bar");
       this.list = section.querySelector(".sequences");
       this.figures = [...section.querySelectorAll("[data-figure]")];
-      this.soFar = section.querySelector(".so-far");
-      this.ofTrees = section.querySelector(".of-trees");
       this.reset(0);
     }
 
     reset(count) {
       this.list.replaceChildren();
-      this.list.dataset.count = count;
+      this.list.style.setProperty("--count", Math.max(count, 1));
       this.list.classList.toggle("many", count > 8);
       this.cards = Array.from({ length: count }, (_, i) => new Card(this.list, this.name, i));
       this.clock = 0;
       this.running = count > 0;
       this.before = null;
       for (const figure of this.figures) setText(figure, "–");
-      setText(this.soFar, "");
-      setText(this.ofTrees, "");
       setText(this.state, count ? "Running" : "Ready");
       this.showReading(null);
     }
@@ -125,13 +140,13 @@
       setText(this.state, one ? `Reading prompt ${first + 1} of ${length}` : "Reading the prompt");
     }
 
-    showNumbers(lane, bothFinished) {
+    showNumbers(lane, lanes) {
+      const { metrics } = lane, values = { ...metrics, speedup: speed(this.name, lanes) };
+      if (!lane.finished && values.speedup === null) values.ms_per_token = null;
       for (const figure of this.figures) {
-        const key = figure.dataset.figure;
-        setText(figure, FIGURES[key](lane.metrics[key] ?? null, lane.metrics));
+        const key = figure.dataset.figure, value = values[key] ?? null;
+        setText(figure, value === null ? "–" : FIGURES[key](value));
       }
-      setText(this.ofTrees, run().lanes.get(this.name).trees ? ", path / nodes" : "");
-      setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : "so far");
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
       else if (lane.finished) setText(this.state, this.summary(lane));
       else if (this.running && !lane.reading) setText(this.state, "Running");
@@ -144,11 +159,15 @@
       });
     }
 
+    /** The lane's time, with the prompt, which no speed counts. */
     summary(lane) {
-      const seconds = number(lane.clock_ms / 1000, 2), reasons = lane.finish_reasons;
-      if (!reasons.includes("budget")) return `Finished after ${seconds} s of ${laneTime()}`;
+      const seconds = (ms) => number(ms / 1000, 2, " s"), reasons = lane.finish_reasons;
+      const { rounds } = run().lanes.get(this.name);
+      const reading = sum(rounds.map(({ kind, time_ms: ms }, i) => (kind === "prefill" ? ms - (rounds[i - 1]?.time_ms ?? 0) : 0)));
+      const spent = `${seconds(lane.clock_ms - reading)} + prompt ${seconds(reading)}`;
+      if (!reasons.includes("budget")) return wear(`Finished: ${spent}`);
       const done = reasons.filter((reason) => ["eos", "length", "stop"].includes(reason)).length;
-      return `Finished ${done} of ${reasons.length} within the budget; stopped after ${seconds} s of ${laneTime()}`;
+      return wear(`Finished ${done} of ${reasons.length} within the budget: ${spent}`);
     }
 
     /** New tokens, each with the moment to reveal it within `span` ms from now. */
@@ -211,10 +230,16 @@
       if (window.Bass.owed(head)) for (const lane of shown) lane.compare([]);
       this.grid.append(...shown.map((lane) => lane.section));
       this.grid.dataset.count = shown.length;
-      const note = this.element.querySelector(".greedy-note");
-      note.hidden = settings.temperature !== 0 || Number.isFinite(settings.acceptance) || count < 2 || settings.prompts === "lines";
-      setText(note, `Temperature 0: the likeliest token is always taken, so the ${count} sequences of a lane ` +
-        "are the same.");
+      const { recorded } = tape.state;
+      setText(this.element.querySelector(".race-note"), recorded ? this.recorded(recorded, head)
+        : settings.temperature !== 0 || Number.isFinite(settings.acceptance) || count < 2 || settings.prompts === "lines" ? ""
+          : `Temperature 0: the ${count} rows of a lane are the same.`);
+    }
+
+    recorded({ made, about }, { batch_size: rows, settings: { temperature } }) {
+      const date = made?.date ?? about.match(/\d{4}-\d\d-\d\d/)?.[0];
+      const run = document.querySelector("[data-replay]") ? "." : ": press Run to race on this machine.";
+      return `Recorded${date ? ` on ${date}` : ""}${run} Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
     }
 
     /** Show the newest numbers. */
@@ -222,7 +247,7 @@
       const lanes = this.view?.lanes ?? {};
       this.view = null;
       for (const [name, value] of Object.entries(lanes)) {
-        this.lane(name).showNumbers(value, value.finished && lanes[run().head.reference]?.finished);
+        this.lane(name).showNumbers(value, lanes);
       }
       for (const [name, rows] of Object.entries(window.Bass.compared())) this.lane(name).compare(rows);
     }
@@ -280,18 +305,21 @@
 
   class Verdict {
     constructor(element) {
-      this.element = element;
       this.head = element.querySelector(".verdict-head");
       this.list = element.querySelector("ul");
+      this.more = element.querySelector(".verdict-more");
+      this.question = this.head.textContent;
       on("start", () => this.clear());
       on("view", (view) => this.take(view));
       on("phase", (phase) => ["stopped", "error"].includes(phase) && this.show(run()?.view));
     }
 
     clear() {
-      this.element.hidden = true;
       this.last = -Infinity;
+      this.more.hidden = true;
       this.head.setAttribute("aria-live", "off");
+      setText(this.head, this.question);
+      this.list.replaceChildren();
     }
 
     take(view) {
@@ -303,12 +331,20 @@
     show(view) {
       if (!view?.verdict?.head) return;
       this.last = performance.now();
-      this.element.hidden = false;
+      this.more.hidden = false;
       setText(this.head, view.verdict.head);
-      const lines = Object.values(view.verdict.lanes);
-      while (this.list.childElementCount > lines.length) this.list.lastElementChild.remove();
-      while (this.list.childElementCount < lines.length) this.list.append(make("li"));
-      lines.forEach((line, i) => setText(this.list.children[i], line));
+      const lines = Object.values(view.verdict.lanes), said = new Set();
+      if (lines.join() === [...this.list.children].map((line) => line.textContent).join()) return;
+      this.list.replaceChildren(...lines.map((line) => {
+        const item = make("li");
+        item.append(...line.split(WORDS).map((part, i) => {
+          const word = part.replace(/s$/, "");
+          if (i % 2 === 0 || said.has(word)) return part;
+          said.add(word);
+          return term(word, part);
+        }));
+        return item;
+      }));
     }
   }
 

@@ -32,6 +32,14 @@
       for (const kind of ["start", "phase", "instant"]) on(kind, () => this.draw());
       // Gradio's own handler, if there is one, does nothing on such a page.
       if (this.alone) document.addEventListener("click", (event) => event.target.closest("#run") && this.watch(this.chosen));
+      if (offers.length && new URLSearchParams(location.search).get("play") !== "off") this.greet();
+    }
+
+    /** Until a race is asked for, the page plays the first recording; where motion is not wanted, it shows its end.
+        play=off in the address leaves it out. */
+    async greet() {
+      await this.watch(this.offers[0], () => !run());
+      if (window.matchMedia("(prefers-reduced-motion: reduce)").matches) tape.live();
     }
 
     get chosen() {
@@ -48,13 +56,13 @@
     }
 
     /** Play a recording from its start. */
-    async watch(offer) {
+    async watch(offer, wanted = () => true) {
       this.asked = offer;
       setText(this.about, "");
       try {
         const document = await this.fetch(offer);
         // Another one, or a race, may have been asked for meanwhile.
-        if (this.asked !== offer || this.busy) return;
+        if (this.asked !== offer || this.busy || !wanted()) return;
         tape.load(document, offer);
         tape.play();
       } catch {

@@ -1,0 +1,63 @@
+"""`python -m bench film`: make the README's moving picture, docs/race.gif, from a recording.
+
+Contract: every instant of the shipped recording is shown on a page without a model, and stands in the film
+for as long as in the race; the end stands for HOLD_MS. Nothing is measured: any machine makes the same.
+"""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from pathlib import Path
+
+from PIL import Image
+
+from ..cpu.page import browser
+from ..robustness.serving import serve
+from .pictures import _BOX
+from .report import ROOT, parser
+
+RECORDING = "win"
+MOST_BYTES = 2_000_000
+HOLD_MS = 5000
+PARTS = (".verdict", ".lane-grid")
+LOAD = """async () => {
+  document.querySelector("#run").click();
+  while (!Bass.tape.state.count) await new Promise((done) => setTimeout(done, 50));
+  Bass.tape.pause();
+  return Array.from({ length: Bass.tape.state.count }, (_, i) => Bass.tape.elapsed(i));
+}"""
+JUMP = """(i) => {
+  Bass.tape.jump(i);
+  return new Promise((done) => Bass.soon(() => setTimeout(() => done(true), 60)));
+}"""
+
+
+def main(argv: list[str]) -> None:
+    """Photograph, write, and print the film's size."""
+    made = parser("film", __doc__ or "")
+    made.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
+    options = made.parse_args(argv)
+    with serve("--replay", RECORDING) as (_, address), browser(address) as page:
+        page.set_viewport_size({"width": 1400, "height": 800})
+        times = page.evaluate(LOAD)
+        shown = range(len(times))[:: 8 if options.quick else 1]
+        frames = []
+        for i in shown:
+            page.evaluate(JUMP, i)
+            boxes = [page.locator(part).evaluate(_BOX) for part in PARTS]
+            x, y, right = boxes[0][0], boxes[0][1], boxes[1][2]
+            bottom = page.locator(".sequences").first.evaluate(_BOX)[3] + 10
+            clip = {"x": x, "y": y, "width": right - x, "height": bottom - y}
+            frames.append(Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB"))
+    # One palette, that of the last frame, which has all colours.
+    last = frames[-1].quantize(64, dither=Image.Dither.NONE)
+    drawn = [frame.quantize(palette=last, dither=Image.Dither.NONE) for frame in frames]
+    kept = [times[i] for i in shown]
+    lasts = [round(later - now) for now, later in pairwise(kept)]
+    file = options.out / "race.gif"
+    drawn[0].save(file, save_all=True, append_images=drawn[1:], duration=[*lasts, HOLD_MS], loop=0, optimize=True)
+    size = file.stat().st_size
+    print(f"{file.name}: {len(drawn)} pictures, {times[-1] / 1000:.1f} s, {size:,} bytes, at most {MOST_BYTES:,}")
+    if size > MOST_BYTES:
+        raise SystemExit("The film is too large.")

@@ -1,0 +1,134 @@
+"""The first screen: what it holds at five sizes, that it plays before a model is there, and that nothing moves.
+
+Contract: what is above the fold, and how much a race shifts, are measured in a real Chromium.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gradio as gr
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from bass_core import ModelPair
+from ui.page import early
+from ui.page.early import EarlyPage, Tee
+from ui.page.limits import Limits
+from ui.page.page import build, launch_options
+from ui.page.presets import FIRST, presets
+from ui.sources.local import race_source
+
+from .browser import LANES, accessible, revealed, run_to_the_end
+from .conftest import watched
+
+WIDE = ((1536, 864), (1400, 900), (1280, 720), (1024, 768))
+PHONE = (390, 844)
+# The lower edge of each, and of the first screen.
+EDGES = """() => Object.fromEntries(["#prompt", "#batch-size", "#presets", "#run", "#stop", ".verdict",
+  "#lane-regular .sequences", "#lane-speculative .sequences", "#lane-bass .sequences"].map((at) =>
+  [at, document.querySelector(at).getBoundingClientRect().bottom + scrollY]))"""
+SHIFTS = """() => {
+  window.shifted = 0;
+  new PerformanceObserver((list) => list.getEntries().forEach((one) => (window.shifted += one.value)))
+    .observe({ type: "layout-shift" });
+}"""
+PLAYED = "() => window.Bass?.tape?.state.recorded && Bass.run()?.done"
+
+
+def test_the_screen_holds_the_race_plays_one_and_does_not_move(context: BrowserContext, server: str) -> None:
+    with watched(context, server) as page:
+        page.goto(server)
+        page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.tape.state.playing")
+        expect(page.locator(".race-note")).to_contain_text("Recorded on 20")
+        expect(page.locator(".race-note")).to_contain_text("press Run to race on this machine")
+        page.wait_for_function(PLAYED)
+        revealed(page)
+        expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead")
+        _above_the_fold(page)
+        accessible(page)
+        page.evaluate(SHIFTS)
+        expect(page.locator(".bass-summary")).to_be_visible()
+        run_to_the_end(page)
+        assert not page.evaluate("() => Bass.tape.state.recorded")
+        assert page.evaluate("() => window.shifted") <= 0.05
+        # A click below the field, which covers it while it has the focus, acts at once.
+        page.locator("#prompt textarea").focus()
+        page.click("#run")
+        expect(page.locator("#status-line .message")).not_to_have_attribute("data-phase", "done")
+
+
+def _above_the_fold(page: Page) -> None:
+    for width, height in WIDE:
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_function("() => new Promise((done) => requestAnimationFrame(() => done(true)))")
+        edges = page.evaluate(EDGES)
+        assert {at: edge for at, edge in edges.items() if edge > height} == {}, (width, height)
+    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    assert page.evaluate(EDGES)["#run"] < PHONE[1]
+    page.set_viewport_size({"width": 1400, "height": 900})
+
+
+@pytest.mark.slow
+def test_a_still_page_shows_the_end_of_the_recorded_race(context: BrowserContext, server: str) -> None:
+    with watched(context, server) as page:
+        page.emulate_media(reduced_motion="reduce")
+        page.goto(server)
+        page.wait_for_function(PLAYED)
+        assert not page.evaluate("() => Bass.tape.state.playing")
+        assert all(page.locator(f"#lane-{lane} .sequence").count() == 4 for lane in LANES)
+
+
+@pytest.mark.slow
+def test_the_page_plays_before_a_model_is_there(
+    context: BrowserContext, pair: ModelPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def opened(page: gr.Blocks, port: int | None = None) -> tuple[str, None]:
+        options = launch_options()
+        where = {"server_name": "127.0.0.1", "server_port": port, "prevent_thread_lock": True, "quiet": True}
+        return str(page.launch(**where, **options)[1]), None
+
+    monkeypatch.setattr(early, "PATIENCE_S", 0.0)
+    with EarlyPage(opened) as waiting:
+        waiting._timer.join()
+        assert waiting.port
+        address = f"http://127.0.0.1:{waiting.port}"
+        page = context.new_page()
+        page.goto(address)
+        page.wait_for_function(PLAYED)
+        print("Compiling the kernels: 7 functions [00:01, 7.00 functions/s]", file=sys.stderr)
+        print("A file at /some/where", file=sys.stderr)
+        expect(page.locator(".early")).to_contain_text("Compiling the kernels: 7 functions")
+        expect(page.locator(".early")).not_to_contain_text("/some/where")
+    later = build(race_source(pair), limits=Limits(), about="here")
+    opened(later, waiting.port)
+    try:
+        expect(page.locator("#prompt textarea")).to_be_visible()
+        expect(page.locator(".early")).to_have_count(0)
+    finally:
+        page.close()
+        later.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "share"),
+    [
+        ("Downloading SmolLM2-135M:  43%|####      | 40.0M/93.0M [00:01<00:02, 20MB/s]", "43 %", "0.43"),
+        ("\rCompiling the CPU's kernels, once: 57 functions [00:09,  3.80 functions/s]", "57 functions", "null"),
+        ("/a/path: 3 warnings were printed\n", "", "null"),
+    ],
+)
+def test_the_progress_that_the_terminal_shows_is_told(line: str, words: str, share: str) -> None:
+    written: list[str] = []
+    stream: Callable[[str], object] = written.append
+    tee = Tee(type("Stream", (), {"write": lambda _, text: stream(text) or len(text)})())
+    tee.write(line)
+    assert written == [line]
+    assert f'{words}", "share": {share}}}' in tee.told()
+
+
+def test_the_default_race_has_rows_and_drafts_that_no_measurement_chooses() -> None:
+    assert presets()[FIRST].values["batch_size"] == 4
+    assert str(presets()[FIRST].values["draft_length"]).isdecimal()

@@ -1,0 +1,38 @@
+/* The page while the model is prepared (ui/page/early.py): says how far that is, and loads the page again once it is
+   another one. */
+(() => {
+  "use strict";
+  const { setText } = window.Bass;
+  const EVERY_MS = 1000;
+
+  /** The server's page, as Gradio names it; null while there is none. */
+  async function served() {
+    try {
+      const answer = await fetch("gradio_api/app_id", { cache: "no-store" });
+      return answer.ok ? (await answer.json()).app_id : null;
+    } catch {
+      return null;
+    }
+  }
+
+  window.Bass.mountEarly = (element, server) => {
+    const bar = element.querySelector("progress"), line = element.querySelector("p");
+    const opening = line.textContent, first = served();
+    const ask = async () => {
+      const now = await served();
+      if (now && now !== await first) return location.reload();
+      if (now) {
+        try {
+          const { words, share } = JSON.parse(await server.preparing());
+          setText(line, words ? `${opening} ${words}` : opening);
+          if (share === null) bar.removeAttribute("value");
+          else bar.value = share;
+        } catch {
+          // The page with the model is about to open.
+        }
+      }
+      setTimeout(ask, EVERY_MS);
+    };
+    ask();
+  };
+})();
