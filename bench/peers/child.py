@@ -77,4 +77,4 @@ def _run(pipe: Connection, serve: Callable[..., tuple[str, Complete]], how: tupl
     except (EOFError, OSError):  # the parent has closed its end
         return
     except Exception as error:
-        pipe.send(f"{type(error).__name__}: {error}")
+        pipe.send(" ".join(f"{type(error).__name__}: {error}".split()))
