@@ -9,7 +9,7 @@ async () => {
     await settle();
   }
   const CONTAINERS = "figure, .pace, .figures > div, .readings > div, .verdict, tr, .state, .round-line, " +
-    ".token-tip, .part-about, .snippet, .scrubber";
+    ".token-tip, .part-about, .snippet, .scrubber, .why li";
   const MARK = /predicted|this (machine|process)/i;
   const place = (node) => {
     const steps = [];

@@ -149,7 +149,7 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
 
 def begun(page: Page, count: int = 4) -> None:
     """Start a long race and wait until it has shown some instants."""
-    fill(page, batch=8, tokens=1024)
+    fill(page, batch=32, tokens=1024)
     page.click("#run")
     page.wait_for_function("(count) => Bass.tape.state.count > count && !Bass.tape.state.recorded", arg=count)
 

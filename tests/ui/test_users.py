@@ -111,7 +111,7 @@ def test_a_killed_server_is_one_sentence_and_no_lane_still_runs(
     # Not `watched`: the browser itself logs an error when a server is gone.
     page = context.new_page()
     with serving(tmp_path / "log.txt", *pair_options(tiny_pair)) as (address, process):
-        open_page(page, address)
+        open_page(page, f"{address}#race?draft_length=auto")
         page.click("#more-settings > button")
         expect(page.locator("#draft-length input")).to_have_value(DRAFT_LENGTH_WORDS["auto"])
         fill(page, batch=8, tokens=1024, temperature=0)

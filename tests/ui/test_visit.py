@@ -324,7 +324,7 @@ def test_half_speed_shows_the_same_race_later_and_a_budget_stops_each_lane_at_it
     fill_more(page, "time-budget-ms", "60")
     run_to_the_end(page)
     for lane in LANES:
-        expect(page.locator(f"#lane-{lane} .state")).to_contain_text("of 4 within the budget; stopped after 0.")
+        expect(page.locator(f"#lane-{lane} .state")).to_contain_text("of 4 within the budget: 0.")
         badges = page.eval_on_selector_all(f"#lane-{lane} .badge", "all => all.map(e => e.textContent)")
         assert "time up" in badges and set(badges) <= {"time up", "end"}
     expect(page.locator(".budget-line")).to_contain_text("finished within 60 ms of lane time: Regular")

@@ -339,6 +339,13 @@
         step.draw();
       });
     }
+    // By the address as it is: Gradio's <base> leaves out what stands behind a "?", and would open another page.
+    root.querySelector(".walk-way").addEventListener("click", (event) => {
+      const link = event.target.closest("a");
+      if (!link) return;
+      event.preventDefault();
+      location.hash = link.hash;
+    });
     return new WhatIf(root, plotly);
   };
 })();
