@@ -8,9 +8,10 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import BrowserContext, Page, expect
 
+from ui.page.choices import DRAFT_LENGTH_WORDS
 from ui.recordings.recording import load
 
-from .browser import LANES, fill, revealed, run_to_the_end, shown
+from .browser import LANES, chosen, fill, revealed, run_to_the_end, shown
 from .conftest import serving, watched
 
 pytestmark = pytest.mark.slow
@@ -149,7 +150,8 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
 
 def begun(page: Page, count: int = 4) -> None:
     """Start a long race and wait until it has shown some instants."""
-    fill(page, batch=32, tokens=1024)
+    fill(page, batch=8, tokens=1024)
+    chosen(page, "draft-length", DRAFT_LENGTH_WORDS["auto"])
     page.click("#run")
     page.wait_for_function("(count) => Bass.tape.state.count > count && !Bass.tape.state.recorded", arg=count)
 
