@@ -4,9 +4,9 @@ Contract: float32 writes a greedy answer to every prompt, and every precision th
 is the share of the answers' tokens that are its own greedy choice as well, KL the mean divergence of its
 distribution from float32's there, in thousandths of a nat, and perplexity that of the prompts' own tokens. "tokens
 a round" is what greedy decoding with DRAFTS drafts a round writes, by the pair's draft model as that precision
-holds it: a head in int8 where our own kernels run (model/select.py). Steps are regular ones, of rows that hold
-CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions FILE` reads
-prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the first turn counts.
+holds it (a head in int8 where our own kernels run, model/select.py); 1 without one. Steps are regular ones, of rows
+that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions FILE`
+reads prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the first turn counts.
 """
 
 from __future__ import annotations
@@ -85,10 +85,13 @@ def _read(pairs: dict[str, ModelPair], prompts: list[str], new_tokens: int) -> d
             ours, theirs = found[first - 1 :], exact[first - 1 :]
             same = (ours.argmax(1) == text[first:]).sum()
             divergence = (theirs.exp() * (theirs - ours)).sum()
-            drafted = generate(
-                pair, [ids], max_new_tokens=new_tokens, drafter="model", draft_length=DRAFTS
-            ).metrics  # fmt: skip
-            found_of = (surprise, first - 1, same, divergence, len(answer), drafted.accepted, drafted.rounds)
+            accepted, rounds = 0, 1
+            if pair.draft is not None:
+                drafted = generate(
+                    pair, [ids], max_new_tokens=new_tokens, drafter="model", draft_length=DRAFTS
+                ).metrics  # fmt: skip
+                accepted, rounds = drafted.accepted, max(1, drafted.rounds)
+            found_of = (surprise, first - 1, same, divergence, len(answer), accepted, rounds)
             sums[dtype] += torch.tensor([float(one) for one in found_of], dtype=torch.float64)
     return {
         dtype: {

@@ -175,6 +175,13 @@ def test_precision(target):
 
 
 @pytest.mark.slow
+def test_larger():
+    document = run("larger", "--quick", "--batches", "1", "--tokens", "4")
+    (row,) = document["results"]
+    assert row["shape"] == "135M" and all(row[f"fixed {length}"] > 0 for length in (1, 2, 3, 4))
+
+
+@pytest.mark.slow
 def test_window(target):
     document = run("window", "--quick", *target, "--dtype", "float32")
     assert {row["part"] for row in document["results"]} == {"acceptance", "whole"}
