@@ -4,9 +4,9 @@ Contract: float32 writes a greedy answer to every prompt, and every precision th
 is the share of the answers' tokens that are its own greedy choice as well, KL the mean divergence of its
 distribution from float32's there, in thousandths of a nat, and perplexity that of the prompts' own tokens. "tokens
 a round" is what greedy decoding with DRAFTS drafts a round writes, by the pair's draft model as that precision
-holds it (a head in int8 where our own kernels run, model/select.py); 1 without one. Steps are regular ones, of rows
-that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions FILE`
-reads prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the first turn counts.
+holds it (a head in int8 where our own kernels run, model/select.py); 1 without one. Steps are regular ones, of
+rows that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions
+FILE` reads prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the first turn counts.
 """
 
 from __future__ import annotations
