@@ -190,7 +190,7 @@ def browser(address: str) -> Iterator[Any]:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page(viewport={"width": 1400, "height": 1000})
-        page.goto(f"{address}?play=off")
+        page.goto(f"{address}?play=off#race?draft_length=bass")
         page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
         yield page
         chromium.close()
@@ -199,6 +199,8 @@ def browser(address: str) -> Iterator[Any]:
 def watched(page: Any, options: argparse.Namespace) -> Lanes:
     """The race on the page, with the charts in view."""
     page.fill("#prompt textarea", PROMPT)
+    if not page.locator("#temperature input").is_visible():
+        page.click("text=More settings")
     values = {"batch-size": options.batch, "max-new-tokens": options.max_new_tokens, "temperature": TEMPERATURE}
     for name, value in {**values, "seed": SEED}.items():
         page.fill(f"#{name} input", str(value))
