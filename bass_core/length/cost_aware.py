@@ -37,7 +37,7 @@ HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
 # After a plain round those with the same sources are plain without a plan for so many rounds at most, and so many
-# milliseconds, as long as nothing is drafted: a plan takes 0.3 ms, which can be felt beside a small model's step.
+# milliseconds, as long as nothing is drafted: what a plan takes can be felt beside a small model's step.
 RESTS, REST_MS = 31, 100.0
 # What a first plain round may cost beyond that, in plain steps, and the rounds after which it is tried.
 FIRST_TRY, FIRST_ROUNDS = 0.4, 4

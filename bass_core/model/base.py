@@ -172,6 +172,7 @@ class CausalModel:
         """A forward over inputs [B, S, hidden], then a chain of drafts (kernels/cpu/chain.py), in one call.
 
         Returns the logits [levels, B, V'] after each row's newest token and its drafts but the last; the drafts.
+        Only where `can_draft` says so.
         """
         raise NotImplementedError
 
