@@ -27,6 +27,11 @@ def open_page(page: Page, server: str) -> None:
     """Open the server's page, which plays nothing, and wait until the first charts are drawn."""
     address, hash, fragment = server.partition("#")
     page.goto(f"{address}{'&' if '?' in address else '?'}play=off{hash}{fragment}")
+    loaded(page)
+
+
+def loaded(page: Page) -> None:
+    """Wait until the first charts are drawn: the page's fields have the values that its link gives."""
     page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
 
 

@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from ui.page.presets import CODE, REWRITING, presets
 
-from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
+from .browser import LANES, fill, loaded, open_page, open_settings, run_to_the_end, shown
 
 pytestmark = pytest.mark.slow
 BAD_INPUT = [
@@ -118,23 +118,22 @@ def _links(page: Page, context: BrowserContext) -> None:
     expect(other.locator("#batch-size input")).to_have_value("3")
     expect(other.locator("#draft-length input")).to_have_value("fixed, 4")
     expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
-    # Another link in the same tab, then back.
-    other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
+    # Another link in the same tab, then back: each loads the page anew.
+    with other.expect_event("load"):
+        other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
     _seed_is(other, "12")
     expect(other.get_by_role("checkbox", name="BASS")).to_be_checked()
-    other.go_back()
+    with other.expect_event("load"):
+        other.go_back(wait_until="commit")
     _seed_is(other, "11")
     other.close()
 
 
 def _seed_is(page: Page, value: str) -> None:
-    """Wait for this seed in the settings, which another link's load has closed."""
-    for _ in range(60):
-        open_settings(page)
-        if page.input_value("#seed input") == value:
-            return
-        page.wait_for_timeout(500)
-    raise AssertionError(f"The seed is not {value}.")
+    """Wait for this seed in the settings, which a link's load has closed."""
+    loaded(page)
+    open_settings(page)
+    expect(page.locator("#seed input")).to_have_value(value)
 
 
 def _long_example(page: Page) -> None:
