@@ -142,7 +142,7 @@ class Drafter(Protocol):
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
     """Offers of as many drafts as each row has room for: the target adds a token of its own."""
-    return [Offer(row.remaining - 1, source) for row in rows]
+    return [Offer(row.remaining - 1, source, row=row.id) for row in rows]
 
 
 def own_drafter(drafter: Any) -> Drafter:

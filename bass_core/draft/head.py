@@ -121,7 +121,7 @@ class HeadDrafter(Drafter):
         """A chain of each row; `unread` is what has been written since the head drafted last."""
         lengths = self.runner.lengths
         return [
-            Offer(row.remaining - 1, self.source, unread=len(row.tokens) - length)
+            Offer(row.remaining - 1, self.source, unread=len(row.tokens) - length, row=row.id)
             for row, length in zip(rows, lengths, strict=False)
         ]
 

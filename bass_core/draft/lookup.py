@@ -54,7 +54,7 @@ class PromptLookupDrafter(Drafter):
         for r, row in enumerate(rows):
             at = self._match(r, row.tokens)
             source = LONG_COPY if at is not None and _is_long(row.tokens, at) else self.source
-            offers.append(Offer(0 if at is None else row.remaining - 1, source, False))
+            offers.append(Offer(0 if at is None else row.remaining - 1, source, False, row=row.id))
         return offers
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:

@@ -57,7 +57,12 @@ class ModelDrafter(Drafter):
         """What fits the model's own context."""
         context, lengths = self.runner.model.context, self.runner.lengths
         return [
-            Offer(min(row.remaining - 1, context - len(row.tokens)), self.source, unread=len(row.tokens) - length)
+            Offer(
+                min(row.remaining - 1, context - len(row.tokens)),
+                self.source,
+                unread=len(row.tokens) - length,
+                row=row.id,
+            )
             for row, length in zip(rows, lengths, strict=False)
         ]
 

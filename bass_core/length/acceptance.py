@@ -1,4 +1,4 @@
-"""How often drafts are accepted, by who drafts them and by their place: what a length policy believes.
+"""How often drafts are accepted, by who drafts them, for which row and at which place: what a policy believes.
 
 Contract: counts of the rounds so far, of which older ones weigh less, begun with a first guess. No clock and no
 draft of the coming round enters. Non-goal: deciding (cost_aware.py).
@@ -6,6 +6,8 @@ draft of the coming round enters. Non-goal: deciding (cost_aware.py).
 
 from __future__ import annotations
 
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ from numpy.typing import NDArray
 MEMORY, COPY_MEMORY = 0.97, 0.85
 # A place starts as if tried PRIOR times, at the rate of the place before it, the first at FIRST_RATE.
 PRIOR = 4.0
+# A row counts as if tried ROW_PRIOR times at the rates of all rows: one text is easier than another, and what one
+# round says of a row is little. A row that has not drafted for long, or has left, is forgotten.
+ROW_PRIOR, FORGOTTEN = 8.0, 0.05
 # First guesses: the shipped draft head accepts 0.47 of greedy drafts and 0.42 of sampled ones; prompt lookup more,
 # after matches of three tokens.
 FIRST_RATE, FIRST_COPY_RATE = 0.42, 0.7
@@ -31,6 +36,11 @@ class Reach:
         self._tried, self._reached = np.zeros(limit), np.zeros(limit)
         self._known: Rates | None = None
 
+    @property
+    def tried(self) -> float:
+        """How often it might have reached 1, of which older times weigh less."""
+        return float(self._tried[0])
+
     def fade(self) -> None:
         """A round has passed."""
         self._tried *= self.memory
@@ -43,15 +53,23 @@ class Reach:
         self._reached[:count] += 1
         self._known = None
 
-    def chances(self) -> Rates:
-        """float64 [limit]: the chance of a count of 1 or more, 2 or more, and so on, if so many are allowed."""
+    def rates(self) -> Rates:
+        """float64 [limit]: the chance to reach 1, and to reach each further place from the one before it."""
         if self._known is None:
             rate, rates = self.first, []
             for tried, reached in zip(self._tried.tolist(), self._reached.tolist(), strict=True):
                 rate = (reached + PRIOR * rate) / (tried + PRIOR)
                 rates.append(rate)
-            self._known = np.cumprod(rates)
+            self._known = np.array(rates)
         return self._known
+
+    def rates_beside(self, whole: Reach) -> Rates:
+        """The same of one row beside all rows, whose rates it has until it was tried itself."""
+        return np.asarray((self._reached + ROW_PRIOR * whole.rates()) / (self._tried + ROW_PRIOR))
+
+    def chances(self) -> Rates:
+        """float64 [limit]: the chance of a count of 1 or more, 2 or more, and so on, if so many are allowed."""
+        return np.cumprod(self.rates())
 
 
 class Believed:
@@ -60,14 +78,25 @@ class Believed:
     def __init__(self, limit: int, copies: bool) -> None:
         self.drafted = Reach(limit, 1.0)
         first = (FIRST_COPY_RATE, COPY_MEMORY) if copies else (FIRST_RATE, MEMORY)
-        self.accepted = Reach(limit, *first)
+        self._new = partial(Reach, limit, *first)
+        self._accepted, self._rows = self._new(), defaultdict[int, Reach](self._new)
+
+    def accepted(self, row: int) -> Rates:
+        """float64 [limit]: the chance that the first 1, 2, ... drafts of this row are accepted."""
+        if row not in self._rows:
+            return self._accepted.chances()
+        return np.cumprod(self._rows[row].rates_beside(self._accepted))
 
     def fade(self) -> None:
         """A round has passed in which it drafted."""
-        self.drafted.fade()
-        self.accepted.fade()
+        for reach in (self.drafted, self._accepted, *self._rows.values()):
+            reach.fade()
+        for row in [row for row, reach in self._rows.items() if reach.tried < FORGOTTEN]:
+            del self._rows[row]
 
-    def add(self, allowed: int, drafted: int, accepted: int) -> None:
+    def add(self, row: int, allowed: int, drafted: int, accepted: int) -> None:
         """Note one row of that round."""
         self.drafted.add(drafted, allowed)
-        self.accepted.add(accepted, allowed)
+        if drafted:
+            self._accepted.add(accepted, drafted)
+            self._rows[row].add(accepted, drafted)

@@ -16,13 +16,15 @@ class Offer(NamedTuple):
 
     most: tokens; one fewer than it may still write, since the target adds one of its own, and 0 where the drafter
     has none. source: who would draft them (Drafter.sources). forwards: whether that takes forwards of a draft
-    model. unread: tokens that this model has to read first.
+    model. unread: tokens that this model has to read first. row: which sequence it is (Sequence.id); its offers
+    have the same number in every round.
     """
 
     most: int
     source: str = "drafter"
     forwards: bool = True
     unread: int = 0
+    row: int = 0
 
 
 class Feedback(NamedTuple):

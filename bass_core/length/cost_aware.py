@@ -2,8 +2,8 @@
 
 Contract: a policy (base.py). Before anything of a round is drawn, each row offers a chain of drafts by a source
 that its text so far decides (a copy, or the draft model). The worth of a row's i-th draft is the chance that its
-first i drafts are accepted: it counts once for each source and place (acceptance.py), and less for a row that has
-less to write than others, because a batch takes until its last row is finished. Drafts are taken best first over
+first i drafts are accepted, by source, row and place (acceptance.py). It counts less for a row that has less to
+write than others, because a batch takes until its last row is finished. Drafts are taken best first over
 all rows, as many as make expected tokens a millisecond the most; none where a plain step does. So the lengths are
 a function of earlier rounds alone, and every rule of verification stays exact. Costs come from a table
 (costs.py) that every round's own time corrects. What is not chosen is tried now and then, for
@@ -26,7 +26,7 @@ from .base import Feedback, Offer
 from .costs import CorrectedCosts, RoundCosts
 
 # How much more a row counts that has more to write than another: the exponent of their ratio.
-BEHIND = 4
+BEHIND = 2
 # The longest draft of a row, and the most drafts of all rows together.
 LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
@@ -117,7 +117,7 @@ class CostAware:
         rows = len(offers)
         believed = [self._of(offer) for offer in offers]
         allowed = np.array(usable)[:, None] >= PLACES
-        chances = np.array([of.accepted.chances() for of in believed])
+        chances = np.array([of.accepted(offer.row) for of, offer in zip(believed, offers, strict=True)])
         worths = np.where(allowed, chances * _need(offers)[:, None], -1.0).ravel()
         # Stable, so that of a row's drafts of equal worth the first comes first.
         order = np.argsort(-worths, kind="stable")[: min(MOST, sum(usable))]
@@ -135,7 +135,7 @@ class CostAware:
         rows, places = len(offers), np.arange(max(usable) + 1)
         tokens = np.full(len(places), float(rows))
         for offer, most, need in zip(offers, usable, _need(offers), strict=True):
-            gained = np.concatenate(([0.0], self._of(offer).accepted.chances().cumsum()))
+            gained = np.concatenate(([0.0], self._of(offer).accepted(offer.row).cumsum()))
             tokens += need * gained[np.minimum(places, most)]
         deepest = places * any(offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True))
         ms = self.costs.verify_ms(rows, rows * (1.0 + places)) + self._drafting_ms(offers, deepest)
@@ -180,7 +180,7 @@ class CostAware:
             self._believed[source].fade()
         for offer, allowed, count, accepted in drafted:
             if allowed:
-                self._of(offer).add(*(min(n, LIMIT) for n in (allowed, count, accepted)))
+                self._of(offer).add(offer.row, *(min(n, LIMIT) for n in (allowed, count, accepted)))
         deepest = max((allowed for offer, allowed, _, _ in drafted if offer.forwards), default=0)
         if deepest:
             self._forwards.fade()

@@ -73,7 +73,7 @@ def rounds(
     left = [1 << 60 if tokens is None else tokens] * rows
     live = list(range(rows)) if left[0] else []
     while live:
-        offers = [Offer(left[row] - 1) for row in live]
+        offers = [Offer(left[row] - 1, row=row) for row in live]
         asked = policy.lengths(offers)
         drafted = [min(most, offer.most) for most, offer in zip(asked, offers, strict=True)]
         accepted = acceptance.draw(rng, live, drafted)
