@@ -33,6 +33,7 @@ MODULES = {
     "simulate": "simulation.command",
     "smoke": "smoke",
     "space": "space",
+    "spec": "cpu.spec",
     "start": "cpu.start",
     "window": "cpu.window",
 }

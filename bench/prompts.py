@@ -1,6 +1,11 @@
 """Prompts with which the benches fill a batch: all different, so that rows differ in acceptance."""
 
+from __future__ import annotations
+
+import json
 from itertools import permutations
+from pathlib import Path
+from typing import NamedTuple
 
 MIXED = [
     "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
@@ -59,3 +64,19 @@ def varied(prompts: list[str], count: int) -> list[str]:
     """The first `count` of the prompts, then numbered variants of them."""
     size = len(prompts)
     return [prompts[i % size] + (f" (variant {i // size + 1})" if i >= size else "") for i in range(count)]
+
+
+class Question(NamedTuple):
+    """What a user asks, turn by turn, and what kind of question it is."""
+
+    category: str
+    turns: list[str]
+
+
+def questions(file: Path) -> list[Question]:
+    """The questions of a file in the form of Spec-Bench (Xia et al., arXiv 2401.07851), in its order.
+
+    It has one JSON object a line, with "category" and "turns".
+    """
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [Question(one["category"], one["turns"]) for one in map(json.loads, lines)]

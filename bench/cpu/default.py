@@ -6,13 +6,12 @@ count. What rounds cost is measured before a lane's clock runs, as `race` does i
 over regular decoding; `spread` is the largest of the arms' (highest - lowest) / median: a smaller difference is
 noise.
 
-Prompts come from prompts.py, or with --questions from a file in the form of Spec-Bench: one JSON object a line,
-with `category` and `turns`, of which the first is asked. Its texts are chat and code (KINDS), or any category.
+Prompts come from prompts.py, or with --questions from a file in the form of Spec-Bench, of which the first
+turns are asked. Its texts are chat and code (KINDS), or any category.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from bass_core.decode.measuring import with_costs
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 
-from ..prompts import CHAT, CODE, REPEAT_ALL, varied
+from ..prompts import CHAT, CODE, REPEAT_ALL, questions, varied
 from ..report.report import alike, at_least, finish, load, median, parser, table
 
 REGULAR, AUTO = "regular", "auto"
@@ -81,9 +80,9 @@ def _prompts(arguments: Namespace, options: ArgumentParser) -> dict[str, list[st
     if arguments.questions is None:
         found = {text: BUILT_IN.get(text, []) for text in arguments.texts or BUILT_IN}
     else:
-        asked = [json.loads(line) for line in arguments.questions.read_text(encoding="utf-8").splitlines() if line]
+        asked = questions(arguments.questions)
         found = {
-            text: [one["turns"][0] for one in asked if one["category"] in KINDS.get(text, (text,))]
+            text: [one.turns[0] for one in asked if one.category in KINDS.get(text, (text,))]
             for text in arguments.texts or KINDS
         }
     unknown = [text for text, prompts in found.items() if not prompts]

@@ -6,12 +6,11 @@ distribution from float32's there, in thousandths of a nat, and perplexity that 
 a round" is what greedy decoding with DRAFTS drafts a round writes, by the pair's draft model as that precision
 holds it (a head in int8 where our own kernels run, model/select.py); 1 without one. Steps are regular ones, of
 rows that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions
-FILE` reads prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the first turn counts.
+FILE` reads prompts from a file of the Spec-Bench form ; the first turn counts.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from bass_core import ModelPair, generate
 from bass_core.decode.request import make_request
 from bass_core.model.forward import ForwardBatch
 
-from ..prompts import mixed
+from ..prompts import mixed, questions
 from ..report.report import Row, at_most, document, load, median, parser, show, table
 
 CONTEXT = 128
@@ -47,8 +46,7 @@ def main(argv: list[str]) -> None:
         arguments.prompts, arguments.max_new_tokens, arguments.repeats = 2, 8, 1
     prompts = mixed(arguments.prompts)
     if arguments.questions is not None:
-        lines = arguments.questions.read_text(encoding="utf-8").splitlines()
-        asked = [json.loads(line)["turns"][0] for line in lines if line.strip()]
+        asked = [one.turns[0] for one in questions(arguments.questions)]
         prompts = asked[:: max(1, len(asked) // arguments.prompts)][: arguments.prompts]
     pairs = {dtype: load(arguments, device="cpu", dtype=dtype) for dtype in (_EXACT, *arguments.dtypes)}
     read = _read(pairs, prompts, arguments.max_new_tokens)

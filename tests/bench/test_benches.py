@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from bench.cpu import floor
 from bench.cpu.batch import BASS, speedup
 from bench.cpu.default import ARMS, speed_claims
 from bench.cpu.default import main as default
+from bench.cpu.spec import mean_ratio
 from bench.peers.llama_cpp import INSTALL
 from bench.robustness.mutants import KNOWN
 from tests.ui.conftest import save_tiny_pair
@@ -107,6 +109,32 @@ def test_a_text_without_questions_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         default(["--questions", str(file)])
     assert "no prompts for chat" in capsys.readouterr().err
+
+
+def test_spec(tiny, tmp_path):
+    """All turns of all questions, by category; the tiny pair gets a chat template, which turns need."""
+    target, file = shutil.copytree(tiny[1], tmp_path / "target"), tmp_path / "questions.jsonl"
+    template = "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}"
+    (target / "chat_template.jinja").write_text(template)
+    asked = [("talk", ["Hello.", "And more."])] * 2 + [("sums", ["1 + 1?"])] * 3
+    file.write_text("\n".join(json.dumps({"category": kind, "turns": turns}) for kind, turns in asked))
+    options = ("--quick", "--pair", target, "--draft", tiny[3], "--dtype", "float32", "--questions", file)
+    options += ("--draft-length", 3, "--drafter", "model")
+    rows = run("spec", *options)["results"]
+    calls = {(row["category"], row["batch"]): row["calls"] for row in rows if row["temperature"] == 0.7}
+    assert calls == {
+        ("talk", 1): 4, ("sums", 1): 2, ("all", 1): 6, ("talk", 2): 2, ("sums", 2): 1, ("all", 2): 3
+    }  # fmt: skip
+    for row in rows:
+        assert 0 < row["at 1"] <= 1 < row["tokens a round"] and row["bass"] > 0
+    with pytest.raises(SystemExit):
+        run("spec", *options, "--categories", "riddles")
+
+
+def test_a_mean_of_ratios_says_how_sure_it_is():
+    assert mean_ratio([2.0, 0.5]) == pytest.approx((1.0, 196 * math.log(2)))
+    assert mean_ratio([1.5]) == (pytest.approx(1.5), None)
+    assert mean_ratio([]) == (None, None)
 
 
 def test_unknown_names_are_refused(monkeypatch, capsys):
