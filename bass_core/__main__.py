@@ -1,7 +1,8 @@
 """The command line: `bass generate`, `bass race` and `bass serve`, or `python -m bass_core`.
 
 Contract: texts and tables go to stdout, everything else to stderr. Every refusal is one sentence on stderr and
-exit status 2. Non-goals: the page, whose options `bass serve` hands to app.py as they are.
+exit status 2, and comes before a model is loaded where it does not take one. Non-goals: the page, whose options
+`bass serve` hands to app.py as they are.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from .options import Options
 
 COMMANDS = "generate, race or serve"
 DEFAULT_BATCH = 4
 
 
+class Parser(argparse.ArgumentParser):
+    """Refuses in one sentence, where argparse would print all options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}; see {self.prog} --help.\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    made = argparse.ArgumentParser(prog="bass", description="Batched speculative decoding (arXiv 2404.15778).")
+    made = Parser(prog="bass", description="Batched speculative decoding (arXiv 2404.15778).")
     commands = made.add_subparsers(dest="command", required=True, metavar=COMMANDS)
     shape = argparse.ArgumentDefaultsHelpFormatter
     generate = commands.add_parser("generate", help="answer a prompt with one method", formatter_class=shape)
@@ -71,8 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _generate(options: argparse.Namespace) -> None:
     from .lanes.generate import generate
+    from .lanes.methods import find_method
 
-    out = generate(_pair(options), _prompt(options), method=options.method, **_keywords(options))
+    find_method(options.method)
+    prompt, asked = _asked(options)
+    out = generate(_pair(options), prompt, method=options.method, options=asked)
     for row, sequence in enumerate(out.sequences):
         if row:
             print("---")
@@ -82,11 +96,13 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _race(options: argparse.Namespace) -> None:
-    from .lanes.methods import DEFAULT_LANES
+    from .lanes.methods import DEFAULT_LANES, find_methods
     from .lanes.race import race
 
     lanes = options.lanes or DEFAULT_LANES
-    snapshots = race(_pair(options), _prompt(options), lanes=lanes, **_keywords(options))
+    find_methods(lanes)
+    prompt, asked = _asked(options)
+    snapshots = race(_pair(options), prompt, lanes=lanes, options=asked)
     last: Any = deque(snapshots, maxlen=1).pop()
     print(f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}")
     for name, lane in last["lanes"].items():
@@ -102,22 +118,35 @@ def _pair(options: argparse.Namespace) -> Any:
     return load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
 
 
-def _prompt(options: argparse.Namespace) -> str:
-    return sys.stdin.read() if options.prompt == "-" else str(options.prompt)
-
-
-def _keywords(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `generate` and `race` that both commands have."""
+def _asked(options: argparse.Namespace) -> tuple[str, Options]:
+    """The prompt, and the options that both commands have, checked."""
+    from .decode.prompts import check_text
+    from .decode.request import check_options
+    from .options import Options
     from .sample.params import SamplingParams
 
     length = options.draft_length
-    return {
-        "n": options.n,
-        "max_new_tokens": options.max_new_tokens,
-        "sampling": SamplingParams(options.temperature, options.top_k, options.top_p),
-        "seed": options.seed,
-        "draft_length": int(length) if length.isdecimal() else length,
-    }
+    asked = Options(
+        n=options.n,
+        max_new_tokens=options.max_new_tokens,
+        sampling=SamplingParams(options.temperature, options.top_k, options.top_p),
+        seed=options.seed,
+        # Python reads no number of thousands of digits.
+        draft_length=int(length) if length.isdecimal() and len(length) < 9 else length,
+    )
+    check_options(asked)
+    prompt = _stdin() if options.prompt == "-" else str(options.prompt)
+    check_text(prompt)
+    return prompt, asked
+
+
+def _stdin() -> str:
+    from .errors import RequestError
+
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"The prompt on stdin is no text in {error.encoding}: save it as such.") from error
 
 
 def _number(value: float | None, form: str) -> str:

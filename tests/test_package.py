@@ -239,6 +239,6 @@ def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_a_refusal_of_the_command_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["generate", "Hello", "--pair", str(tmp_path / "nothing"), "--temperature", "-1"]) == 2
+    assert main(["generate", "Hello", "--pair", str(tmp_path / "nothing")]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and "nothing" in said.err
