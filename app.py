@@ -36,6 +36,8 @@ PROXIES = ("all_proxy", "http_proxy", "https_proxy")
 PORTS, THREADS, ROWS, MOST = 2**16 - 1, 2**10, 2**20, 2**31 - 1
 # Gradio reads these as numbers when it is imported.
 NUMBERS = ("GRADIO_SERVER_PORT", "GRADIO_NUM_PORTS")
+# The exit status of a program that Ctrl-C ends.
+INTERRUPTED = 130
 USER, PASSWORD, REPLAY = "bass", "BASS_PASSWORD", "BASS_REPLAY"
 
 
@@ -418,6 +420,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         try:
             serve(options)
+        except KeyboardInterrupt:  # while it loads: a page that is up ends by itself
+            return INTERRUPTED
         except BassError as error:
             refusal = str(error)
     if refusal is not None:

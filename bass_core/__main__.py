@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 COMMANDS = "generate, race or serve"
 DEFAULT_BATCH = 4
+# The exit status of a program that Ctrl-C ends.
+INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _shared(parser: argparse.ArgumentParser, rows: int) -> None:
     add = parser.add_argument
-    add("prompt", help="the text to answer; - reads it from stdin")
+    add("prompt", help="the text to answer; - reads it from stdin, in UTF-8")
     add("--pair", default="smollm2", help="a pair's name, a Hub id, or a folder with the target model")
     add("--draft", help="a Hub id or a folder with the draft model or head, instead of the pair's own")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -77,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BassError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 
@@ -85,8 +89,8 @@ def _generate(options: argparse.Namespace) -> None:
     from .lanes.methods import find_method
 
     find_method(options.method)
-    prompt, asked = _asked(options)
-    out = generate(_pair(options), prompt, method=options.method, options=asked)
+    prompt, chosen = asked(options)
+    out = generate(_pair(options), prompt, method=options.method, options=chosen)
     for row, sequence in enumerate(out.sequences):
         if row:
             print("---")
@@ -101,8 +105,8 @@ def _race(options: argparse.Namespace) -> None:
 
     lanes = options.lanes or DEFAULT_LANES
     find_methods(lanes)
-    prompt, asked = _asked(options)
-    snapshots = race(_pair(options), prompt, lanes=lanes, options=asked)
+    prompt, chosen = asked(options)
+    snapshots = race(_pair(options), prompt, lanes=lanes, options=chosen)
     last: Any = deque(snapshots, maxlen=1).pop()
     print(f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}")
     for name, lane in last["lanes"].items():
@@ -118,7 +122,7 @@ def _pair(options: argparse.Namespace) -> Any:
     return load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
 
 
-def _asked(options: argparse.Namespace) -> tuple[str, Options]:
+def asked(options: argparse.Namespace) -> tuple[str, Options]:
     """The prompt, and the options that both commands have, checked."""
     from .decode.prompts import check_text
     from .decode.request import check_options
@@ -126,7 +130,7 @@ def _asked(options: argparse.Namespace) -> tuple[str, Options]:
     from .sample.params import SamplingParams
 
     length = options.draft_length
-    asked = Options(
+    made = Options(
         n=options.n,
         max_new_tokens=options.max_new_tokens,
         sampling=SamplingParams(options.temperature, options.top_k, options.top_p),
@@ -134,19 +138,20 @@ def _asked(options: argparse.Namespace) -> tuple[str, Options]:
         # Python reads no number of thousands of digits.
         draft_length=int(length) if length.isdecimal() and len(length) < 9 else length,
     )
-    check_options(asked)
+    check_options(made)
     prompt = _stdin() if options.prompt == "-" else str(options.prompt)
     check_text(prompt)
-    return prompt, asked
+    return prompt, made
 
 
 def _stdin() -> str:
     from .errors import RequestError
 
     try:
-        return sys.stdin.read()
+        # Windows would read a pipe in the encoding of its region.
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RequestError(f"The prompt on stdin is no text in {error.encoding}: save it as such.") from error
+        raise RequestError("The prompt on stdin is not UTF-8: save it as such.") from error
 
 
 def _number(value: float | None, form: str) -> str:

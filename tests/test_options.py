@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import socket
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import app
-from bass_core.__main__ import Parser, main
+from bass_core.__main__ import Parser, asked, main, parser
 from bass_core.model.loading import catalogue, sources
 from bench import __main__ as bench
 
@@ -121,6 +122,31 @@ def test_generate_and_race_refuse_before_they_load(
 )  # fmt: skip
 def test_names_and_prompts_too(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, main, *arguments)
+
+
+def test_the_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the system's encoding, and with or without the mark that Windows writes before it."""
+
+    def given(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="cp1252"))
+
+    options = parser().parse_args(["generate", "-"])
+    for mark in ("", "\ufeff"):
+        given(f"{mark}Grüße".encode())
+        assert asked(options)[0] == "Grüße"
+    for content, says in ((b"Gr\xfc\xdfe", "not UTF-8"), (b" ", "empty")):
+        given(content)
+        assert says in refusal(capsys, main, "generate", "-")
+
+
+def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bass_core.__main__._pair", interrupted)
+    monkeypatch.setattr(app, "serve", interrupted)
+    assert main(["generate", "Hello"]) == main(["serve"]) == 130
+    assert capsys.readouterr().err == f"{app.LOADING}\n"
 
 
 @pytest.mark.parametrize(("option", "values"), cases(SERVE))
