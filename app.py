@@ -7,6 +7,7 @@ checked before a model is loaded. Non-goals: what the page or the library does.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import socket
@@ -161,21 +162,33 @@ def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]
         except argparse.ArgumentTypeError as error:
             return f"{name} {error}: change it, or leave it out."
     address = host(options.host, environment)
+    return None if _is_free(address, options.port) else _taken(address, options.port)
+
+
+def _is_free(address: str, port: int | None) -> bool:
+    """Whether the port can be listened on, at one address of a name at least: localhost may name an unused IPv6."""
+    free = False
     try:
-        found, *_ = socket.getaddrinfo(address.strip("[]"), options.port or 0, type=socket.SOCK_STREAM)
-        with socket.socket(*found[:3]) as tried:
-            if os.name == "posix":  # as Gradio does: a page that has just ended keeps no port
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(found[4])
+        found = socket.getaddrinfo(address.strip("[]"), port or 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return _taken(address, options.port)
-    return None
+        return False
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as tried:
+                if os.name == "posix":  # as Gradio does: a page that has just ended keeps no port
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(place)
+            free = True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+    return free
 
 
 def _taken(address: str, port: int | None) -> str:
     return (
-        f"Cannot listen on {address}, port {port or '7860 or later'}: it is in use, or not an address of this "
-        "machine; choose another with --port or --host."
+        f"Cannot listen on {address}, port {port or '7860 or later'}: it is in use, not allowed to this "
+        "user, or not an address of this machine; choose another with --port or --host."
     )
 
 

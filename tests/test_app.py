@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,18 @@ def test_socks_without_its_package_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
     assert "socksio" in str(app.unusable_proxy())
+
+
+def test_one_address_of_a_name_is_enough_and_none_may_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        here = (socket.AF_INET, socket.SOCK_STREAM, 0, "", taken.getsockname())
+        free = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
+        nowhere = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 0))
+        for found, usable in (([nowhere, free], True), ([nowhere], False), ([free, here], False)):
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *given, found=found, **named: found)
+            assert (app.unusable_address(app.parse(["--host", "name"]), {}) is None) is usable
 
 
 @pytest.mark.parametrize(
