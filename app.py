@@ -166,7 +166,7 @@ def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]
 
 
 def _is_free(address: str, port: int | None) -> bool:
-    """Whether the port can be listened on, at one address of a name at least: localhost may name an unused IPv6."""
+    """Whether the port can be listened on, at one of a name's addresses: localhost may name an unused IPv6 too."""
     free = False
     try:
         found = socket.getaddrinfo(address.strip("[]"), port or 0, type=socket.SOCK_STREAM)
