@@ -151,13 +151,6 @@ def test_defaults_and_a_password_from_the_environment_alone() -> None:
     assert app.credentials({"BASS_PASSWORD": "secret"}) == ("bass", "secret")
 
 
-@pytest.mark.parametrize("arguments", [["--max-batch", "0"], ["--max-batch", "many"], ["--port", "x"], ["--what"]])
-def test_bad_options_are_refused(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        app.parse(arguments)
-    assert refusal.value.code == 2
-
-
 def test_a_folder_is_shown_by_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     assert shown_name(f"{tmp_path}/mine/") == "mine"
