@@ -117,7 +117,8 @@ def test_generate_and_race_refuse_before_they_load(
     [
         ("generate", "Hello", "--method", "fast"), ("generate", "Hello", "--method="), ("generate", " "),
         ("generate", "half \udc80"), ("race", "Hello", "--lanes", "bass", "fast"), ("race", ""),
-        ("race", "Hello", "--lanes", "bass", "bass"), ("generate",), ("race", "Hello", "--lanes"), ("fast",), (), ("serve", "--what"),
+        ("race", "Hello", "--lanes", "bass", "bass"), ("generate",), ("race", "Hello", "--lanes"), ("fast",), (),
+        ("serve", "--what"),
     ],
 )  # fmt: skip
 def test_names_and_prompts_too(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
