@@ -26,6 +26,8 @@ USER 1000
 RUN python -m bass_core generate "Hello" --max-new-tokens 4
 VOLUME /cache
 
+# As the container's first process, Python ignores SIGTERM: docker stop would wait, and then kill it.
+STOPSIGNAL SIGINT
 EXPOSE 7860
 HEALTHCHECK --interval=60s --timeout=10s --start-period=300s CMD ["python", "-c", "import http.client as c; a = c.HTTPConnection('127.0.0.1', 7860, timeout=9); a.request('GET', '/theme.css'); assert a.getresponse().status == 200"]
 CMD ["python", "app.py", "--host", "0.0.0.0", "--port", "7860"]

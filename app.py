@@ -1,18 +1,21 @@
 """Start the page: read the options, load the models and serve.
 
-Contract: every refusal is one sentence on stderr and exit status 2. Non-goals: what the page or the library does.
+Contract: every refusal is one sentence on stderr and exit status 2; options and the address to listen on are
+checked before a model is loaded. Non-goals: what the page or the library does.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -30,12 +33,26 @@ CONFLICT = "The installed package 'kernels' has the name of a folder here: run p
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 LOADING = "Loading; the address to open follows."
 PROXIES = ("all_proxy", "http_proxy", "https_proxy")
+# The largest numbers that are taken: of a port, of threads and rows (bass_core's), of anything else.
+PORTS, THREADS, ROWS, MOST = 2**16 - 1, 2**10, 2**20, 2**31 - 1
+# Gradio reads these as numbers when it is imported.
+NUMBERS = ("GRADIO_SERVER_PORT", "GRADIO_NUM_PORTS")
+# The exit status of a program that Ctrl-C ends.
+INTERRUPTED = 130
 USER, PASSWORD, REPLAY = "bass", "BASS_PASSWORD", "BASS_REPLAY"
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one sentence, where argparse would print all options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}; see {self.prog} --help.\n")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
+        prog="python app.py" if __name__ == "__main__" else "bass serve",
         description="Race regular, speculative and batched speculative decoding (BASS) side by side in a browser.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         epilog=f"With the environment variable {PASSWORD} set, visitors log in as {USER!r} with its value.",
@@ -52,12 +69,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add(
         "--threads",
-        type=_positive,
+        type=_whole(THREADS),
         help="threads of the models on a CPU; without it one for each core, less one for the browser where the "
         "page is served to this machine alone",
     )
     add("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
-    add("--port", type=int, help="port to listen on; without it the first free one from 7860")
+    add("--port", type=_whole(PORTS), help="port to listen on; without it the first free one from 7860")
     add(
         "--root-path",
         metavar="PATH",
@@ -70,10 +87,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="of presets that name none: auto goes by what a round costs on this machine, which is measured while "
         "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
     )
-    add("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
-    add("--max-new-tokens", type=_positive, default=1024, help="most new tokens a sequence")
-    add("--max-prompt", type=_positive, default=20_000, help="most characters of a prompt")
-    add("--max-seconds", type=_positive, default=600, help="longest time of one race")
+    add("--max-batch", type=_whole(ROWS), default=32, help="largest batch that the page accepts")
+    add("--max-new-tokens", type=_whole(), default=1024, help="most new tokens a sequence")
+    add("--max-prompt", type=_whole(), default=20_000, help="most characters of a prompt")
+    add("--max-seconds", type=_whole(), default=600, help="longest time of one race")
     add(
         "--allow-any-model",
         action="store_true",
@@ -81,7 +98,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add(
         "--workers",
-        type=_positive,
+        type=_whole(),
         metavar="N",
         help="run N races at once, on N workers of Ray: each has a GPU, or a share of the cores; needs "
         "requirements-ray.txt",
@@ -113,11 +130,19 @@ def replayed(option: str | None, environment: Mapping[str, str]) -> str | None:
     return "" if asked == "1" else asked or None
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
+def _whole(most: int = MOST) -> Callable[[str], int]:
+    """The type of an option that takes a whole number from 1 to `most`."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = 0
+        if not 1 <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most}; got {text!r}")
+        return value
+
+    return read
 
 
 def host(option: str | None, environment: Mapping[str, str]) -> str:
@@ -127,6 +152,44 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
     if environment.get("GRADIO_SERVER_NAME"):
         return environment["GRADIO_SERVER_NAME"]
     return "0.0.0.0" if "SPACE_ID" in environment else "127.0.0.1"
+
+
+def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
+    """The refusal of an address or a port that can't be listened on; None if it can."""
+    for name in NUMBERS:
+        try:
+            _whole(PORTS)(environment.get(name, "1"))
+        except argparse.ArgumentTypeError as error:
+            return f"{name} {error}: change it, or leave it out."
+    address = host(options.host, environment)
+    return None if _is_free(address, options.port) else _taken(address, options.port)
+
+
+def _is_free(address: str, port: int | None) -> bool:
+    """Whether the port can be listened on, at one of a name's addresses: localhost may name an unused IPv6 too."""
+    free = False
+    try:
+        found = socket.getaddrinfo(address.strip("[]"), port or 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as tried:
+                if os.name == "posix":  # as Gradio does: a page that has just ended keeps no port
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(place)
+            free = True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+    return free
+
+
+def _taken(address: str, port: int | None) -> str:
+    return (
+        f"Cannot listen on {address}, port {port or '7860 or later'}: it is in use, not allowed to this "
+        "user, or not an address of this machine; choose another with --port or --host."
+    )
 
 
 def exempt(address: str, environment: MutableMapping[str, str]) -> None:
@@ -334,10 +397,7 @@ def opened_at(page: gr.Blocks, options: argparse.Namespace, at_once: int = 1) ->
             **launch_options(at_once),
         )
     except OSError as error:
-        raise BassError(
-            f"Cannot listen on {address}, port {options.port or '7860 or later'}: it is in use, or not an address "
-            "of this machine; choose another with --port or --host."
-        ) from error
+        raise BassError(_taken(address, options.port)) from error
     except Exception as error:  # Gradio raises many kinds, Exception itself among them
         raise BassError(f"The page could not be opened on {address}: {_reason(error)}") from error
     return url, public
@@ -365,7 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     exempt(host(options.host, os.environ), os.environ)
-    refusal = conflict() or unusable_proxy()
+    refusal = conflict() or unusable_proxy() or unusable_address(options, os.environ)
     if refusal is None:
         # Printed first: importing torch and transformers takes seconds.
         print(LOADING, file=sys.stderr, flush=True)
@@ -373,6 +433,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         try:
             serve(options)
+        except KeyboardInterrupt:  # while it loads: a page that is up ends by itself
+            return INTERRUPTED
         except BassError as error:
             refusal = str(error)
     if refusal is not None:

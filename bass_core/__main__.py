@@ -1,7 +1,8 @@
 """The command line: `bass generate`, `bass race` and `bass serve`, or `python -m bass_core`.
 
 Contract: texts and tables go to stdout, everything else to stderr. Every refusal is one sentence on stderr and
-exit status 2. Non-goals: the page, whose options `bass serve` hands to app.py as they are.
+exit status 2, and comes before a model is loaded where it does not take one. Non-goals: the page, whose options
+`bass serve` hands to app.py as they are.
 """
 
 from __future__ import annotations
@@ -12,15 +13,27 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from .options import Options
 
 COMMANDS = "generate, race or serve"
 DEFAULT_BATCH = 4
+# The exit status of a program that Ctrl-C ends.
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one sentence, where argparse would print all options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}; see {self.prog} --help.\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    made = argparse.ArgumentParser(prog="bass", description="Batched speculative decoding (arXiv 2404.15778).")
+    made = Parser(prog="bass", description="Batched speculative decoding (arXiv 2404.15778).")
     commands = made.add_subparsers(dest="command", required=True, metavar=COMMANDS)
     shape = argparse.ArgumentDefaultsHelpFormatter
     generate = commands.add_parser("generate", help="answer a prompt with one method", formatter_class=shape)
@@ -35,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _shared(parser: argparse.ArgumentParser, rows: int) -> None:
     add = parser.add_argument
-    add("prompt", help="the text to answer; - reads it from stdin")
+    add("prompt", help="the text to answer; - reads it from stdin, in UTF-8")
     add("--pair", default="smollm2", help="a pair's name, a Hub id, or a folder with the target model")
     add("--draft", help="a Hub id or a folder with the draft model or head, instead of the pair's own")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -66,13 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BassError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 
 def _generate(options: argparse.Namespace) -> None:
     from .lanes.generate import generate
+    from .lanes.methods import find_method
 
-    out = generate(_pair(options), _prompt(options), method=options.method, **_keywords(options))
+    find_method(options.method)
+    prompt, chosen = asked(options)
+    out = generate(_pair(options), prompt, method=options.method, options=chosen)
     for row, sequence in enumerate(out.sequences):
         if row:
             print("---")
@@ -82,11 +100,13 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _race(options: argparse.Namespace) -> None:
-    from .lanes.methods import DEFAULT_LANES
+    from .lanes.methods import DEFAULT_LANES, find_methods
     from .lanes.race import race
 
     lanes = options.lanes or DEFAULT_LANES
-    snapshots = race(_pair(options), _prompt(options), lanes=lanes, **_keywords(options))
+    find_methods(lanes)
+    prompt, chosen = asked(options)
+    snapshots = race(_pair(options), prompt, lanes=lanes, options=chosen)
     last: Any = deque(snapshots, maxlen=1).pop()
     print(f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}")
     for name, lane in last["lanes"].items():
@@ -102,22 +122,36 @@ def _pair(options: argparse.Namespace) -> Any:
     return load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
 
 
-def _prompt(options: argparse.Namespace) -> str:
-    return sys.stdin.read() if options.prompt == "-" else str(options.prompt)
-
-
-def _keywords(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `generate` and `race` that both commands have."""
+def asked(options: argparse.Namespace) -> tuple[str, Options]:
+    """The prompt, and the options that both commands have, checked."""
+    from .decode.prompts import check_text
+    from .decode.request import check_options
+    from .options import Options
     from .sample.params import SamplingParams
 
     length = options.draft_length
-    return {
-        "n": options.n,
-        "max_new_tokens": options.max_new_tokens,
-        "sampling": SamplingParams(options.temperature, options.top_k, options.top_p),
-        "seed": options.seed,
-        "draft_length": int(length) if length.isdecimal() else length,
-    }
+    made = Options(
+        n=options.n,
+        max_new_tokens=options.max_new_tokens,
+        sampling=SamplingParams(options.temperature, options.top_k, options.top_p),
+        seed=options.seed,
+        # Python reads no number of thousands of digits.
+        draft_length=int(length) if length.isdecimal() and len(length) < 9 else length,
+    )
+    check_options(made)
+    prompt = _stdin() if options.prompt == "-" else str(options.prompt)
+    check_text(prompt)
+    return prompt, made
+
+
+def _stdin() -> str:
+    from .errors import RequestError
+
+    try:
+        # Windows would read a pipe in the encoding of its region.
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError("The prompt on stdin is not UTF-8: save it as such.") from error
 
 
 def _number(value: float | None, form: str) -> str:

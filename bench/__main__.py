@@ -9,7 +9,7 @@ if sys.argv[1:2] == ["mutants"]:
     os.environ["TRITON_INTERPRET"] = "1"
 
 # isort: split
-import bass_core as bass_core  # before torch: bass_core/machine/openmp.py
+from bass_core import BassError  # before torch: bass_core/machine/openmp.py
 
 MODULES = {
     "batch": "cpu.batch",
@@ -40,11 +40,15 @@ MODULES = {
 
 
 def main() -> int:
-    """Run the named bench with the remaining arguments; 2 for an unknown name."""
+    """Run the named bench with the remaining arguments; 2 for an unknown name and for a refusal."""
     if len(sys.argv) < 2 or sys.argv[1] not in MODULES:
         print(f"usage: python -m bench {{{','.join(MODULES)}}} [--json FILE] [--quick] ...", file=sys.stderr)
         return 2
-    importlib.import_module(f"bench.{MODULES[sys.argv[1]]}").main(sys.argv[2:])
+    try:
+        importlib.import_module(f"bench.{MODULES[sys.argv[1]]}").main(sys.argv[2:])
+    except BassError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

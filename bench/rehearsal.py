@@ -41,6 +41,12 @@ GB = 1e9
 KEPT = re.compile(r"PATH|LD_LIBRARY_PATH|(PIP|SSL)_\w+|(\w+_)?proxy", re.IGNORECASE)
 # Seconds that the emulated quota has left: enough for a short race, for the start of a long one, for none.
 SHORT, LONG, NONE = 20, 15, 4
+# Printed by the Space's Python, which is not the one that this bench runs under.
+VERSIONS = """import json, platform, spaces, gradio
+from importlib.metadata import version
+named = {name: version(name) for name in ("torch", "gradio", "spaces")}
+print(json.dumps({"python": platform.python_version(), **named}))
+"""
 NO_CUDA = """import sys, types
 part = sys.modules["spaces.zero.torch"] = types.ModuleType("spaces.zero.torch")
 for name in ("enter_mode", "patch", "unpatch", "init", "move"):
@@ -117,8 +123,7 @@ def rehearse(python: str, installed: bool, names: list[str], gradio: str) -> tup
         folder.chmod(0o755)
         if not installed:
             python = _install(python, folder / "environment", gradio)
-        if subprocess.run([python, "-c", "import spaces, gradio"], env=_kept(), **_as_user()).returncode:
-            sys.exit(f"User {USER} can't run {python}, or it lacks packages: name one outside of a home folder.")
+        versions = _versions(python)
         for name in names:
             target = folder / "app" / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +136,19 @@ def rehearse(python: str, installed: bool, names: list[str], gradio: str) -> tup
         finally:
             for path in (folder / "app", *(folder / "app").rglob("*")):
                 path.chmod(0o755)
-    return rows + on_zero_gpu[0], claims + on_zero_gpu[1]
+    return [row | versions for row in (*rows, *on_zero_gpu[0])], claims + on_zero_gpu[1]
+
+
+def _versions(python: str) -> dict[str, str]:
+    asked: list[str] = [python, "-c", VERSIONS]
+    try:
+        said = subprocess.run(
+            asked, env=_kept(), stdout=subprocess.PIPE, text=True, check=True, **_as_user()
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        sys.exit(f"User {USER} can't run {python}, or it lacks packages: name one outside of a home folder.")
+    found: dict[str, str] = json.loads(said.splitlines()[-1])
+    return found
 
 
 def _install(python: str, folder: Path, gradio: str) -> str:

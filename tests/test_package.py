@@ -24,7 +24,6 @@ else:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
 
 import bass_core
-from bass_core.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
 # Imported where an option asks for them, and installed by requirements of their own.
@@ -236,9 +235,3 @@ def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
     ).stdout  # fmt: skip
     assert str(packages) in said and said.split()[1:] == ["True", "[]", "True", "True"]
-
-
-def test_a_refusal_of_the_command_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["generate", "Hello", "--pair", str(tmp_path / "nothing"), "--temperature", "-1"]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and "nothing" in said.err

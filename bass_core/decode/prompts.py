@@ -78,8 +78,7 @@ def _listed(prompt: str | Seq[Any], n: int) -> list[Any]:
 
 def _encode(pair: ModelPair, prompt: Any, chat: Chat) -> list[int]:
     if isinstance(prompt, str):
-        if not prompt.strip():
-            raise RequestError("The prompt is empty: write something for the model to answer.")
+        check_text(prompt)
         if pair.tokenizer is None:
             raise RequestError("This pair has no tokenizer: give the prompt as a list of token ids.")
         if chat.raw or not getattr(pair.tokenizer, "chat_template", None):
@@ -115,7 +114,6 @@ def _no_template(what: str) -> RequestError:
 
 
 def _tokenized(tokenizer: Any, text: str) -> list[int]:
-    _check_letters(text)
     try:
         return list(tokenizer(text)["input_ids"])
     except Exception as error:
@@ -183,6 +181,13 @@ def _texts(content: Any) -> list[str]:
 
 def _parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def check_text(prompt: str) -> None:
+    """Refuse, with a RequestError, a text that is blank or that no tokenizer reads."""
+    if not prompt.strip():
+        raise RequestError("The prompt is empty: write something for the model to answer.")
+    _check_letters(prompt)
 
 
 def _check_letters(text: str) -> None:

@@ -104,6 +104,26 @@ class Request(Options):
         return made
 
 
+def check_options(given: Options) -> None:
+    """Check what can be checked without a pair and a prompt.
+
+    Raises RequestError with one sentence that says what to do.
+    """
+    check_whole("n", given.n, 1, MAX_ROWS)
+    check_whole("max_new_tokens", given.max_new_tokens, 1, None)
+    check_whole("seed", given.seed, 0, 2**63 - 1)
+    if given.sampling is not None and not isinstance(given.sampling, SamplingParams):
+        raise RequestError(f"sampling must be a SamplingParams; got {given.sampling!r}.")
+    find_verification(given.verification)
+    check_time_budget(given.time_budget_ms)
+    check_acceptance(given.synthetic_acceptance)
+    if given.tree is None:
+        check_draft_length(given.draft_length)
+    check_switch("logprobs", given.logprobs)
+    check_switch("inspect", given.inspect)
+    Chat(given.system, given.chat_template_kwargs, check_switch("raw", given.raw))
+
+
 @lists_options
 def make_request(
     pair: ModelPair, prompt: Prompt, *, options: Options | None = None, **keywords: Unpack[Keywords]
@@ -113,17 +133,10 @@ def make_request(
     Raises RequestError with one sentence that says what to do.
     """
     given = gathered(make_request, options, keywords)
-    check_whole("n", given.n, 1, MAX_ROWS)
-    check_whole("max_new_tokens", given.max_new_tokens, 1, None)
-    check_whole("seed", given.seed, 0, 2**63 - 1)
-    sampling = SamplingParams() if given.sampling is None else given.sampling
-    if not isinstance(sampling, SamplingParams):
-        raise RequestError(f"sampling must be a SamplingParams; got {sampling!r}.")
-    sampling = spelled(pair, sampling)
+    check_options(given)
+    sampling = spelled(pair, SamplingParams() if given.sampling is None else given.sampling)
     rule = find_verification(given.verification)
-    check_time_budget(given.time_budget_ms)
-    check_acceptance(given.synthetic_acceptance)
-    chat = Chat(given.system, given.chat_template_kwargs, check_switch("raw", given.raw))
+    chat = Chat(given.system, given.chat_template_kwargs, given.raw)
     prompts = encode_prompts(pair, prompt, given.n, chat)
     drafter = default_drafter(pair) if given.drafter == "auto" else given.drafter
     kind = choose_drafter(pair, drafter)
@@ -136,7 +149,7 @@ def make_request(
         n=given.n,
         max_new_tokens=given.max_new_tokens,
         sampling=sampling,
-        draft_length=check_draft_length(given.draft_length) if tree is None else len(tree),
+        draft_length=given.draft_length if tree is None else len(tree),
         tree=tree,
         drafter=drafter,
         attention=given.attention,
@@ -149,8 +162,8 @@ def make_request(
         raw=given.raw,
         time_budget_ms=given.time_budget_ms,
         synthetic_acceptance=given.synthetic_acceptance,
-        logprobs=check_switch("logprobs", given.logprobs),
-        inspect=check_switch("inspect", given.inspect),
+        logprobs=given.logprobs,
+        inspect=given.inspect,
         prompts=prompts,
         backend=backend,
         kind=kind,

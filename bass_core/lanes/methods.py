@@ -108,6 +108,17 @@ def find_method(name: object) -> Method:
     return METHODS[name]
 
 
+def find_methods(names: object) -> list[Method]:
+    """The methods of a list of different names. Raises RequestError for anything else."""
+    known = f"lanes must name different methods out of {', '.join(METHODS)}; got {names!r}."
+    if not isinstance(names, list | tuple) or not names:
+        raise RequestError(known)
+    methods = [find_method(name) for name in names]
+    if len({method.name for method in methods}) != len(methods):
+        raise RequestError(known)
+    return methods
+
+
 def policy_rows(request: Request, method: Method) -> int:
     """Rows of the batch that the method's length policy covers; 0 if the method has none."""
     if not method.drafts or method.overlaps:

@@ -31,7 +31,7 @@ from ..options import Keywords, Options, Prompt, gathered, lists_options
 from ..sequence import record_of
 from .comparison import comparison, reference_lane
 from .lane import Lane
-from .methods import DEFAULT_LANES, METHODS, Method, check_method, find_method, policy_rows
+from .methods import DEFAULT_LANES, Method, check_method, find_methods, policy_rows
 from .schedule import SCHEDULINGS
 from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, Snapshot
 from .view import lane_view
@@ -60,12 +60,7 @@ def race(
     the same, and frees everything.
     """
     given = gathered(race, options, keywords)
-    known = f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}."
-    if not isinstance(lanes, list | tuple) or not lanes:
-        raise RequestError(known)
-    methods = [find_method(method) for method in lanes]
-    if len({method.name for method in methods}) != len(methods):
-        raise RequestError(known)
+    methods = find_methods(lanes)
     if not isinstance(scheduling, str) or scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
     request = make_request(pair, prompt, options=given)

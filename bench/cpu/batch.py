@@ -23,7 +23,7 @@ from ..arms import LOOKUP, Sample, ours, theirs
 from ..machine import Machine, measure
 from ..prompts import mixed
 from ..report.figures import COLOURS, draw, figure
-from ..report.report import alike, document, load, median, parser, show, table
+from ..report.report import alike, document, load, median, parser, show, table, whole
 
 REGULAR, SPECULATIVE, BASS, COST_AWARE, GENERATE = "regular", "speculative", "bass", "bass, cost-aware", "generate"
 
@@ -33,9 +33,9 @@ Row = dict[str, Any]
 def main(argv: list[str]) -> None:
     """Measure, print, draw, and write."""
     options = parser("batch", __doc__ or "", "pair", "draft", "device", "dtype", figures=True)
-    options.add_argument("--batch", type=int, nargs="+", help="default: 1 2 4 8 16, on a GPU 32 as well")
-    options.add_argument("--max-new-tokens", type=int, default=32)
-    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--batch", type=whole(), nargs="+", help="default: 1 2 4 8 16, on a GPU 32 as well")
+    options.add_argument("--max-new-tokens", type=whole(), default=32)
+    options.add_argument("--repeats", type=whole(), default=3)
     arguments = options.parse_args(argv)
     pair = load(arguments)
     batches = arguments.batch or [1, 2, 4, 8, 16] + ([32] if pair.device.type == "cuda" else [])

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 
 from ..prompts import CHAT, CODE, REPEAT_ALL, questions, varied
-from ..report.report import alike, at_least, finish, load, median, parser, table
+from ..report.report import alike, at_least, finish, load, median, number, parser, readable, table, whole
 
 REGULAR, AUTO = "regular", "auto"
 FIXED = {f"fixed {length}": length for length in (1, 2, 4)}
@@ -44,12 +43,12 @@ def main(argv: list[str]) -> None:
     """Measure, print, and write."""
     options = parser("default", __doc__ or "", "pair", "draft", "dtype")
     options.add_argument("--texts", nargs="+", help="default: chat code repeat; of --questions, chat code")
-    options.add_argument("--questions", type=Path, metavar="FILE", help="ask a file's questions instead")
-    options.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
-    options.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    options.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    options.add_argument("--tokens", type=int, default=96, help="new tokens of each text")
-    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--questions", type=readable, metavar="FILE", help="ask a file's questions instead")
+    options.add_argument("--temperatures", type=number(), nargs="+", default=[0.0, 0.7])
+    options.add_argument("--batches", type=whole(), nargs="+", default=[1, 2, 4, 8, 16])
+    options.add_argument("--threads", type=whole(), nargs="+", default=[1, 2])
+    options.add_argument("--tokens", type=whole(), default=96, help="new tokens of each text")
+    options.add_argument("--repeats", type=whole(), default=3)
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.batches, arguments.threads, arguments.tokens, arguments.repeats = [1, 2], [1], 12, 1

@@ -24,7 +24,7 @@ from bass_core.lanes.snapshot import Weighed
 from bass_core.machine.cpu import native_bfloat16
 
 from ..prompts import mixed
-from ..report.report import Row, alike, document, load, parser, show, table
+from ..report.report import Row, alike, document, load, parser, show, table, whole
 from ..report.tables import described
 
 GREEDY = {"sampling": SamplingParams(), "verification": "auto"}
@@ -36,9 +36,9 @@ FIXED = 4
 def main(argv: list[str]) -> None:
     """Compare, print, and write."""
     options = parser("exactness", __doc__ or "", "pair", "device", "dtype")
-    options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
-    options.add_argument("--prompts", type=int, default=16)
-    options.add_argument("--max-new-tokens", type=int, default=96)
+    options.add_argument("--batch", type=whole(), nargs="+", default=[1, 4, 16])
+    options.add_argument("--prompts", type=whole(), default=16)
+    options.add_argument("--max-new-tokens", type=whole(), default=96)
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.batch, arguments.prompts, arguments.max_new_tokens = [1, 2], 2, 12

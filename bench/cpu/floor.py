@@ -22,7 +22,7 @@ from bass_core.model.attention import choose_backend
 from bass_core.model.draft_head import DraftHead
 from bass_core.model.forward import ForwardBatch
 
-from ..report.report import Row, at_most, document, load, median, parser, show, table
+from ..report.report import Row, at_most, document, load, median, parser, show, table, whole
 
 CONTEXT = 128
 # For each number of tokens: rows x tokens a row.
@@ -44,7 +44,7 @@ Arms = dict[Case, Callable[[], object]]
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
     options = parser("floor", __doc__ or "", "pair", "draft", "dtype")
-    options.add_argument("--repeats", type=int, default=15)
+    options.add_argument("--repeats", type=whole(), default=15)
     arguments = options.parse_args(argv)
     torch.manual_seed(arguments.seed)
     if not (size := room(1 << 30)):

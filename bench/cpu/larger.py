@@ -18,7 +18,7 @@ from bass_core.lanes.lane import Lane
 from bass_core.model.draft_head import DraftHead, HeadConfig
 from bass_core.predict.shapes import MODELS, llama
 
-from ..report.report import Row, at_least, finish, parser
+from ..report.report import Row, at_least, finish, number, parser, whole
 from .default import AUTO, BAR, REGULAR, run_by_turns, speeds
 
 VOCABULARY = 8192
@@ -32,10 +32,10 @@ def main(argv: list[str]) -> None:
     options = parser("larger", __doc__ or "")
     options.add_argument("--shape", choices=MODELS, default="1.7B")
     options.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    options.add_argument("--acceptance", type=float, default=0.55)
-    options.add_argument("--batches", type=int, nargs="+", default=list(BARS))
-    options.add_argument("--tokens", type=int, default=48, help="new tokens of each text")
-    options.add_argument("--repeats", type=int, default=2)
+    options.add_argument("--acceptance", type=number(0, 1), default=0.55)
+    options.add_argument("--batches", type=whole(), nargs="+", default=list(BARS))
+    options.add_argument("--tokens", type=whole(), default=48, help="new tokens of each text")
+    options.add_argument("--repeats", type=whole(), default=2)
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.shape, arguments.batches, arguments.tokens, arguments.repeats = "135M", [1, 2], 8, 1

@@ -22,7 +22,7 @@ import torch
 
 from app import parse, set_threads
 
-from ..report.report import CPU, ROOT, at_least, at_most, claim, finish, median, parser
+from ..report.report import CPU, ROOT, at_least, at_most, claim, finish, median, parser, whole
 from ..robustness.serving import serve
 
 PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."
@@ -46,15 +46,17 @@ WATCH = """() => {
   }).observe({ type: "longtask" });
 }"""
 POLL_MS = 500
+# What one thing on the page may take, on cores that the models keep busy.
+PATIENCE_MS = 180_000
 ENDED = "() => [...document.querySelectorAll('.lane .state')].every((e) => /Finished/.test(e.textContent))"
 
 
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
     made = parser("page", __doc__ or "", "pair", "draft")
-    made.add_argument("--batch", type=int, default=4)
-    made.add_argument("--max-new-tokens", type=int, default=64)
-    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--batch", type=whole(), default=4)
+    made.add_argument("--max-new-tokens", type=whole(), default=64)
+    made.add_argument("--repeats", type=whole(), default=3)
     made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = made.parse_args(argv)
     if options.quick:
@@ -190,6 +192,7 @@ def browser(address: str) -> Iterator[Any]:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+        page.set_default_timeout(PATIENCE_MS)
         page.goto(f"{address}?play=off#race?draft_length=bass")
         page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
         yield page

@@ -12,7 +12,6 @@ FILE` reads prompts from a file of the Spec-Bench form ; the first turn counts.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +20,11 @@ from torch import Tensor
 from bass_core import ModelPair, generate
 from bass_core.decode.request import make_request
 from bass_core.model.forward import ForwardBatch
+from bass_core.model.loading.catalogue import DTYPES
+from bass_core.model.loading.quantized import QUANTISED
 
 from ..prompts import mixed, questions
-from ..report.report import Row, at_most, document, load, median, parser, show, table
+from ..report.report import Row, at_most, document, load, median, parser, readable, show, table, whole
 
 CONTEXT = 128
 ROWS = (1, 4, 8)
@@ -36,11 +37,13 @@ _EXACT = "float32"
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
     options = parser("precision", __doc__ or "", "pair")
-    options.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8", "int4"])
-    options.add_argument("--questions", type=Path, metavar="FILE", help="prompts of the Spec-Bench form")
-    options.add_argument("--prompts", type=int, default=48, help="so many of them, evenly spread")
-    options.add_argument("--max-new-tokens", type=int, default=64)
-    options.add_argument("--repeats", type=int, default=15)
+    options.add_argument(
+        "--dtypes", nargs="+", choices=[*DTYPES, *QUANTISED], default=["bfloat16", "int8", "int4"]
+    )
+    options.add_argument("--questions", type=readable, metavar="FILE", help="prompts of the Spec-Bench form")
+    options.add_argument("--prompts", type=whole(), default=48, help="so many of them, evenly spread")
+    options.add_argument("--max-new-tokens", type=whole(), default=64)
+    options.add_argument("--repeats", type=whole(), default=15)
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.prompts, arguments.max_new_tokens, arguments.repeats = 2, 8, 1

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     made.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="where the files go")
     options = made.parse_args(argv)
     if unknown := set(options.names) - set(RECORDINGS):
-        raise SystemExit(f"There is no recording {', '.join(sorted(unknown))}: choose of {', '.join(RECORDINGS)}.")
+        made.error(f"there is no recording {', '.join(sorted(unknown))}: choose of {', '.join(RECORDINGS)}")
     local = Local(Ask(options.pair, options.draft, device="cpu"))
     pair = local.pair
     told = local.facts(set_threads(parse(["--host", "127.0.0.1"]), os.environ))

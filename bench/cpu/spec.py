@@ -14,7 +14,6 @@ import math
 import random
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -27,7 +26,19 @@ from bass_core.lanes.lane import Lane
 
 from ..prompts import Question, questions
 from ..report.figures import COLOURS, draw, figure
-from ..report.report import at_least, document, load, median, parser, show, table
+from ..report.report import (
+    at_least,
+    document,
+    draft_length,
+    load,
+    median,
+    number,
+    parser,
+    readable,
+    show,
+    table,
+    whole,
+)
 from .default import run_by_turns
 
 REGULAR, SPECULATIVE, BASS = "regular", "speculative", "bass"
@@ -46,13 +57,13 @@ Calls = list[dict[str, Lane]]
 def main(argv: list[str]) -> None:
     """Ask, print, draw, and write."""
     options = parser("spec", __doc__ or "", "pair", "draft", "device", "dtype", figures=True)
-    options.add_argument("--questions", type=Path, metavar="FILE", required=True)
+    options.add_argument("--questions", type=readable, metavar="FILE", required=True)
     options.add_argument("--categories", nargs="+", help="default: all of the file")
-    options.add_argument("--per-category", type=int, default=20)
-    options.add_argument("--temperatures", type=float, nargs="+", default=list(ACCEPTED))
-    options.add_argument("--batches", type=int, nargs="+", default=[1, 4])
-    options.add_argument("--tokens", type=int, default=96, help="the most new tokens of an answer")
-    options.add_argument("--draft-length", default="auto", type=_length, help="as for `bass generate`")
+    options.add_argument("--per-category", type=whole(), default=20)
+    options.add_argument("--temperatures", type=number(), nargs="+", default=list(ACCEPTED))
+    options.add_argument("--batches", type=whole(), nargs="+", default=[1, 4])
+    options.add_argument("--tokens", type=whole(), default=96, help="the most new tokens of an answer")
+    options.add_argument("--draft-length", default="auto", type=draft_length, help="as for `bass generate`")
     options.add_argument("--drafter", default="auto", help="as for `bass generate`")
     arguments = options.parse_args(argv)
     if arguments.quick:
@@ -79,17 +90,13 @@ def main(argv: list[str]) -> None:
     show(made, arguments)
 
 
-def _length(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
-
-
-def sampled(found: Sequence[Question], number: int, seed: int) -> dict[str, list[Question]]:
-    """At most `number` questions of each category, categories in the file's order."""
+def sampled(found: Sequence[Question], most: int, seed: int) -> dict[str, list[Question]]:
+    """At most `most` questions of each category, categories in the file's order."""
     by_category: dict[str, list[Question]] = {}
     for one in found:
         by_category.setdefault(one.category, []).append(one)
     chosen = random.Random(seed)
-    return {name: chosen.sample(ones, min(number, len(ones))) for name, ones in by_category.items()}
+    return {name: chosen.sample(ones, min(most, len(ones))) for name, ones in by_category.items()}
 
 
 def _ask(pair: ModelPair, asked: list[Question], batch: int, temperature: float, arguments: Namespace) -> Calls:

@@ -19,7 +19,7 @@ from bass_core.draft.window import WINDOW, WindowDrafter
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
 
-from ..report.report import ROOT, Row, claim, document, load, median, parser, show, table
+from ..report.report import ROOT, Row, claim, document, load, median, parser, show, table, whole
 
 WINDOWS = (64, 128, 256, 512, 1024)
 # Drafts of a round in the first part, and in the second.
@@ -44,8 +44,8 @@ TEXTS: dict[str, dict[str, Any]] = {
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
     options = parser("window", __doc__ or "", "pair", "device", "dtype")
-    options.add_argument("--max-new-tokens", type=int, default=96)
-    options.add_argument("--repeats", type=int, default=3, help="of the whole answers")
+    options.add_argument("--max-new-tokens", type=whole(), default=96)
+    options.add_argument("--repeats", type=whole(), default=3, help="of the whole answers")
     arguments = options.parse_args(argv)
     prompts: tuple[tuple[int, str, str], ...] = PROMPTS
     windows: tuple[int, ...] = WINDOWS
@@ -56,11 +56,11 @@ def main(argv: list[str]) -> None:
     texts = [(text, prompt) for text in TEXTS for prompt in prompts]
     accepted = [row for text, prompt in texts for row in _acceptance(pair, text, prompt, windows, arguments)]
     print(table(accepted))
-    whole = [_whole(pair, list(prompts)[-rows:], arguments) for rows in (1, 4) if rows <= len(prompts)]
-    print(table(whole))
+    answers = [_whole(pair, list(prompts)[-rows:], arguments) for rows in (1, 4) if rows <= len(prompts)]
+    print(table(answers))
     least = min(row["acceptance"] for row in accepted if row["window"] == WINDOW)
     claims = [claim(f"least acceptance of the window of {WINDOW}", least, "above 0", least > 0)]
-    show(document("window", arguments, pair, accepted + whole, claims), arguments)
+    show(document("window", arguments, pair, accepted + answers, claims), arguments)
 
 
 class Probe(Drafter):

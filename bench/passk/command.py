@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 import plotly.graph_objects as go
 
 from ..report.figures import COLOURS, draw, figure
-from ..report.report import Row, claim, document, load, parser, show, table
+from ..report.report import Row, claim, document, draft_length, load, number, parser, show, table, whole, writable
 from .problems import canonical_claims, chosen, judge
 from .run import Samples, collect
 from .sandbox import protection
@@ -41,8 +40,6 @@ def main(argv: list[str]) -> None:
     if arguments.quick:
         arguments.problems, arguments.batch, arguments.max_new_tokens = 2, [1, 2], 16
     arguments.batch = sorted(set(arguments.batch))
-    if min(arguments.batch) < 1:
-        raise SystemExit("--batch takes numbers of at least 1.")
     if arguments.execute and os.name != "posix":
         raise SystemExit("--execute needs the sandbox, which Linux and macOS have: leave it out here.")
     problems = chosen(arguments.problems)
@@ -78,14 +75,14 @@ def main(argv: list[str]) -> None:
 def _options() -> argparse.ArgumentParser:
     options = parser("passk", __doc__ or "", "pair", "device", "dtype", figures=True)
     options.formatter_class = argparse.RawDescriptionHelpFormatter
-    options.add_argument("--problems", type=int, default=8, help="spread evenly over the 164")
-    options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8], help="sequences a problem")
-    options.add_argument("--max-new-tokens", type=int, default=96)
-    options.add_argument("--temperature", type=float, default=0.2)
-    options.add_argument("--top-p", type=float, default=0.95)
-    options.add_argument("--draft-length", default="bass", help='"bass" (Algorithm 1), "cost-aware" or a number')
-    options.add_argument("--budget-ms", type=float, nargs="+", help="instead of budgets measured here")
-    options.add_argument("--samples", type=Path, metavar="FILE", help="keep what was written, and go on from it")
+    options.add_argument("--problems", type=whole(1, 164), default=8, help="spread evenly over the 164")
+    options.add_argument("--batch", type=whole(), nargs="+", default=[1, 4, 8], help="sequences a problem")
+    options.add_argument("--max-new-tokens", type=whole(), default=96)
+    options.add_argument("--temperature", type=number(), default=0.2)
+    options.add_argument("--top-p", type=number(0, 1, above=True), default=0.95)
+    options.add_argument("--draft-length", type=draft_length, default="bass", help="a name or a number")
+    options.add_argument("--budget-ms", type=number(above=True), nargs="+", help="not budgets measured here")
+    options.add_argument("--samples", type=writable, metavar="FILE", help="keep the texts, and go on from them")
     options.add_argument("--execute", action="store_true", help="run the generated programs, in a sandbox")
     return options
 

@@ -97,10 +97,9 @@ class Writer:
 
     def __init__(self, pair: ModelPair, arguments: argparse.Namespace) -> None:
         self.pair, self.seed = pair, arguments.seed
-        length = arguments.draft_length
         self.same: dict[str, Any] = {
             "sampling": SamplingParams(arguments.temperature, top_p=arguments.top_p),
-            "draft_length": int(length) if length.isdecimal() else length,
+            "draft_length": arguments.draft_length,
             "eos_token_id": ends(pair),
             "raw": True,
         }

@@ -31,11 +31,26 @@ from bass_core.machine.cpu import native_bfloat16
 from bass_core.machine.user_cache import cache_root
 from bass_core.model.loading import wheel
 from bass_core.model.loading.catalogue import DTYPES
+from bass_core.model.loading.quantized import QUANTISED
 from bass_core.model.loading.weights import MANIFEST
 
 from ..fresh_cache import fresh_cache
 from ..prompts import mixed
-from ..report.report import Row, alike, at_most, claim, document, load, median, parser, show, table, weights_of
+from ..report.report import (
+    Row,
+    alike,
+    at_most,
+    claim,
+    document,
+    draft_length,
+    load,
+    median,
+    parser,
+    show,
+    table,
+    weights_of,
+    whole,
+)
 from . import arms as peers
 from . import llama_cpp, openvino
 from .arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, Clock, Rows, Turns
@@ -86,11 +101,13 @@ def main(argv: list[str]) -> None:
 def _arguments(argv: list[str]) -> argparse.Namespace:
     options = parser("peers", __doc__ or "", "pair")
     options.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="of ours and transformers'")
-    options.add_argument("--quantised", nargs="*", default=["int8", "int4"], help="further lanes of ours")
-    options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8])
-    options.add_argument("--max-new-tokens", type=int, default=96)
-    options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--draft-length", default="auto")
+    options.add_argument(
+        "--quantised", nargs="*", choices=QUANTISED, default=["int8", "int4"], help="further lanes of ours"
+    )
+    options.add_argument("--batch", type=whole(), nargs="+", default=[1, 4, 8])
+    options.add_argument("--max-new-tokens", type=whole(), default=96)
+    options.add_argument("--repeats", type=whole(), default=5)
+    options.add_argument("--draft-length", type=draft_length, default="auto")
     options.add_argument("--no-llama-cpp", action="store_true", help="leave llama.cpp out")
     options.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out")
     made = options.parse_args(argv)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -24,6 +25,9 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, load_pair
+from bass_core.__main__ import Parser
+from bass_core.errors import RequestError
+from bass_core.length.options import DraftLength, check_draft_length
 from bass_core.model.loading.wheel import sha256
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,15 +49,69 @@ def parser(name: str, description: str, *models: str, figures: bool = False) -> 
 
     figures: with --report as well, for a bench that draws.
     """
-    made = argparse.ArgumentParser(prog=f"python -m bench {name}", description=description)
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document there as well")
+    made = Parser(prog=f"python -m bench {name}", description=description)
+    made.add_argument("--json", type=writable, metavar="FILE", help="write the JSON document there as well")
     made.add_argument("--quick", action="store_true", help="seconds instead of minutes; some claims stay open")
-    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--seed", type=whole(0, 2**63 - 1), default=0)
     for one in models:
         made.add_argument(f"--{one}", **MODELS[one])
     if figures:
         made.add_argument("--report", type=Path, metavar="FOLDER", help="draw the figures there, as PNGs")
     return made
+
+
+def whole(least: int = 1, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """The type of an option that takes a whole number from `least` to `most`."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}; got {text!r}")
+        return value
+
+    return read
+
+
+def number(least: float = 0.0, most: float = math.inf, above: bool = False) -> Callable[[str], float]:
+    """The type of an option that takes a finite number from `least` to `most`; if `above`, not `least` itself."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not least <= value <= most or (above and value == least):
+            limits = f"{'above' if above else 'of at least'} {least:g}"
+            limits += f" and at most {most:g}" if math.isfinite(most) else ""
+            raise argparse.ArgumentTypeError(f"must be a number {limits}; got {text!r}")
+        return value
+
+    return read
+
+
+def draft_length(text: str) -> DraftLength:
+    """The type of an option that takes a draft length: a name or a number."""
+    try:
+        return check_draft_length(int(text) if text.isdecimal() and len(text) < 9 else text)
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+
+def readable(text: str) -> Path:
+    """The type of an option that names a file to read."""
+    if not os.path.isfile(text):
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return Path(text)
+
+
+def writable(text: str) -> Path:
+    """The type of an option that names a file to write: hours later is too late to find no folder there."""
+    if not text or os.path.isdir(text) or not os.path.isdir(Path(text).parent):
+        raise argparse.ArgumentTypeError(f"no file can be written at {text!r}: name one in a folder that is there")
+    return Path(text)
 
 
 def load(arguments: argparse.Namespace, **fixed: Any) -> ModelPair:

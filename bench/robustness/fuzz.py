@@ -18,7 +18,7 @@ import httpx
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ..report.report import CPU, ROOT, Row, alike, at_most, claim, finish, parser
+from ..report.report import CPU, ROOT, Row, alike, at_most, claim, finish, parser, whole
 from .serving import Server
 
 LIMITS = ("--max-batch", "3", "--max-new-tokens", "6", "--max-prompt", "300")
@@ -99,7 +99,7 @@ def verdict(outcome: Any) -> str:
 def main(argv: list[str]) -> None:
     """Serve, fuzz, print, and write."""
     options = parser("fuzz", __doc__ or "")
-    options.add_argument("--cases", type=int, default=10_000)
+    options.add_argument("--cases", type=whole(10), default=10_000)
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.cases = 120

@@ -26,7 +26,7 @@ from gradio_client.exceptions import AppError
 from bass_core import ModelPair, SamplingParams, load_pair, race
 from ui.sources.cluster import races
 
-from ..report.report import CPU, Row, alike, at_most, claim, finish, parser
+from ..report.report import CPU, Row, alike, at_most, claim, finish, number, parser, whole
 from .serving import Server
 
 PROMPT, TEMPERATURE, SEEDS = "Hello", 0.8, 8
@@ -41,10 +41,12 @@ LOOK_S, ENDING_S = 0.2, 20.0
 def main(argv: list[str]) -> None:
     """Serve, load, compare, print, and write."""
     options = parser("load", __doc__ or "")
-    options.add_argument("--clients", type=int, default=32)
-    options.add_argument("--minutes", type=float, default=5.0)
-    options.add_argument("--workers", type=int, default=0, help="on so many workers of Ray (requirements-ray.txt)")
-    options.add_argument("--kill-seconds", type=float, default=60.0, help="how often one worker is killed")
+    options.add_argument("--clients", type=whole(), default=32)
+    options.add_argument("--minutes", type=number(above=True), default=5.0)
+    options.add_argument("--workers", type=whole(0), default=0, help="of Ray (requirements-ray.txt)")
+    options.add_argument(
+        "--kill-seconds", type=number(above=True), default=60.0, help="between two kills of a worker"
+    )
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.clients, arguments.minutes, arguments.kill_seconds = 20, 0.1, 3.0

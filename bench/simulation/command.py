@@ -19,7 +19,7 @@ from bass_core.predict.hardware import HARDWARE, Assumptions
 
 from ..gpu.context import Context
 from ..prompts import mixed
-from ..report.report import CPU, Row, document, load, parser, show, table
+from ..report.report import CPU, Row, document, load, number, parser, show, table, whole
 from . import checks, sweeps, validation
 
 SECTIONS = {
@@ -61,19 +61,19 @@ def main(argv: list[str]) -> None:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     options = parser("simulate", (__doc__ or "") + "--quick measures a tiny pair.", "pair", "device", "dtype")
-    options.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8], help="sizes that are measured")
-    options.add_argument("--held-out", type=int, default=4, help="the size that the table does without")
-    options.add_argument("--max-new-tokens", type=int, default=32)
-    options.add_argument("--repeats", type=int, default=4)
+    options.add_argument("--batch", type=whole(), nargs="+", default=[1, 2, 4, 8], help="sizes that are measured")
+    options.add_argument("--held-out", type=whole(), default=4, help="the size that the table does without")
+    options.add_argument("--max-new-tokens", type=whole(), default=32)
+    options.add_argument("--repeats", type=whole(), default=4)
     options.add_argument("--predict-only", action="store_true", help="measure nothing")
-    options.add_argument("--acceptance", type=float, default=0.8, help="assumed, i.i.d., in the sweeps")
-    options.add_argument("--context", type=int, default=512, help="assumed mean of cached tokens a row")
+    options.add_argument("--acceptance", type=number(0, 1), default=0.8, help="assumed, i.i.d., in the sweeps")
+    options.add_argument("--context", type=whole(), default=512, help="assumed mean of cached tokens a row")
     for name, value in vars(Assumptions()).items():
-        text = "assumed: see Assumptions"
-        options.add_argument(f"--{name.replace('_', '-')}", type=float, default=value, help=text)
+        kind, text = number(above=not name.endswith("_us")), "assumed: see Assumptions"
+        options.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value, help=text)
     made = options.parse_args(argv)
     if made.held_out not in made.batch or len(made.batch) < 2:
-        raise SystemExit("--held-out must be one of at least two sizes in --batch: the others predict it.")
+        options.error("--held-out must be one of at least two sizes in --batch: the others predict it")
     if made.quick:
         made.batch, made.held_out, made.max_new_tokens, made.repeats = [1, 2, 4], 2, 16, 1
     return made

@@ -113,5 +113,6 @@ def test_the_container_runs_what_is_there() -> None:
     for needed in ("app.py", "requirements.txt", "bass_core", "kernels", "ui", "drafts", "docs"):
         assert (ROOT / needed).exists() and needed not in ignored
     assert "USER 1000" in DOCKERFILE and "VOLUME /cache" in DOCKERFILE
+    assert "\nSTOPSIGNAL SIGINT\n" in DOCKERFILE  # the one that Python handles as the first process
     # What Triton compiles is kept, and it finds the compiler that builds its launcher.
     assert "TRITON_CACHE_DIR=/cache/" in DOCKERFILE and " gcc libc6-dev " in DOCKERFILE

@@ -64,11 +64,14 @@ def free_port() -> int:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """The address of a proxy that takes connections and never answers."""
+    """The place of a proxy that takes connections and never answers; nobody may have asked it in the end."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(16)
-        yield f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        yield f"127.0.0.1:{deaf.getsockname()[1]}"
+        deaf.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            deaf.accept()
 
 
 @pytest.mark.slow
@@ -83,8 +86,8 @@ def test_every_file_is_served_from_a_folder_of_any_name_past_a_proxy_that_never_
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     with silent() as proxy:
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-            monkeypatch.setenv(name, proxy)
+        for name, kind in (("HTTP_PROXY", "http"), ("https_proxy", "http"), ("all_proxy", "socks5")):
+            monkeypatch.setenv(name, f"{kind}://{proxy}")
         with serving(tmp_path / "log", "--replay", "win") as (server, _), httpx.Client(trust_env=False) as client:
             config = client.get(f"{server}/config").text
             files = sorted(set(re.findall(r'gradio_api/file=[^\\" ]+', config)))

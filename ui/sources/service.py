@@ -33,7 +33,7 @@ def open_service(
 
     set_threads: sets the models' threads of this process, and returns them. cores: that the workers may share.
     """
-    if options.ray:
+    if options.ray is not None:
         return on_cluster(
             asked,
             limits,
@@ -42,7 +42,7 @@ def open_service(
             workers=options.workers,
             threads=options.threads,
         )
-    if options.worker_resources:
+    if options.worker_resources is not None:
         raise RequestError("--worker-resources says what a worker takes on a cluster: name it with --ray.")
     if options.workers:
         threads = options.threads or max(1, cores // options.workers)

@@ -26,7 +26,7 @@ from ..draft_head import DraftHead, is_draft_head, load_draft_head
 from ..pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
 from ..weights.placement import home_device, is_split
 from .quantized import QUANTISED, check_quantised, quantise
-from .sources import Source, load_model, load_tokenizer, locate
+from .sources import Source, load_model, load_tokenizer, local_folder, locate
 from .weights import ensure_smollm2, smollm2_gguf
 from .wheel import WHEEL
 
@@ -122,18 +122,22 @@ def load_pair(
     if device_map is not None:
         _check_map(device_map, device, dtype)
     number = pick_dtype(entry.dtype if dtype in ("auto", *QUANTISED) else dtype, where)
+    # A draft that isn't there is refused before the target is fetched.
+    found = None if draft is None else _draft_source(draft)
     target = _source(name_or_path)
-    draft_name = draft or entry.draft
+    draft_name = entry.draft if draft is None else draft
     tokenizer = load_tokenizer(target)
     home = torch.device("cpu") if on_zero_gpu() else where
     model = load_model(target, home, number, device_map)
     if device_map is not None:
         home = where = home_device(model)
-    default_drafter = "auto" if draft else entry.drafter
+    default_drafter = entry.drafter if draft is None else "auto"
     try:
-        made = _load_draft(draft_name, model, tokenizer, home, number) if draft_name else None
+        if found is None and draft_name is not None:
+            found = _draft_source(draft_name)
+        made = None if found is None else _load_draft(found, model, tokenizer, home, number)
     except (PairError, WeightsError) as error:
-        if draft:
+        if draft is not None:
             raise
         # The entry's own draft failed: the user did not ask for it by name, and the target works without it.
         _log.warning("The draft of %s can't be used, so drafts are copied from the text: %s", name_or_path, error)
@@ -180,14 +184,20 @@ def _move(target: Any, draft: Any, device: torch.device) -> None:
         draft.share_embedding(target)
 
 
-def _load_draft(name: str, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Load a draft head if the folder holds one, else a causal LM, whose tokenizer must be the target's."""
-    folder = REPOSITORY / name if name.startswith("drafts/") else Path(name)
-    if is_draft_head(folder):
+def _draft_source(name: str) -> Path | Source:
+    """The folder of a draft head if it holds one, else where a draft model is."""
+    folder = REPOSITORY / name if name.startswith("drafts/") else local_folder(name)
+    return folder if folder is not None and is_draft_head(folder) else _source(name)
+
+
+def _load_draft(
+    source: Path | Source, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype
+) -> Any:
+    """Load a draft head, or a causal LM, whose tokenizer must be the target's."""
+    if isinstance(source, Path):
         if is_split(target):
             raise PairError(HEAD_ON_SPLIT)
-        return load_draft_head(folder, target)
-    source = _source(name)
+        return load_draft_head(source, target)
     other = load_tokenizer(source)
     if tokenizer is not None and other is not None:
         check_same_tokens(tokenizer, other)

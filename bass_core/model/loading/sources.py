@@ -48,8 +48,8 @@ def locate(name: str, known: Sequence[str] = ()) -> Source:
 
     `known`: other names that the user could have given, for the error message.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = local_folder(name)
+    if folder is not None:
         return Source(str(folder), _names(folder))
     if not re.fullmatch(r"[\w.-]*\w[\w.-]*/[\w.-]+", name):
         others = f"one of {', '.join(known)}, " if known else ""
@@ -60,8 +60,20 @@ def locate(name: str, known: Sequence[str] = ()) -> Source:
     return _on_hub(name, f"choose the pair smollm2 or a local folder (known pairs: {', '.join(known)})")
 
 
+def local_folder(name: str) -> Path | None:
+    """The folder of that name; None if there is none."""
+    try:
+        folder = Path(name).expanduser()
+        return folder if name.strip() and folder.is_dir() else None
+    except (OSError, RuntimeError):  # too long for a name, or the home of nobody
+        return None
+
+
 def _names(folder: Path) -> frozenset[str]:
-    return frozenset(entry.name for entry in folder.iterdir())
+    try:
+        return frozenset(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise WeightsError(f"The folder {folder} can't be read ({error.strerror}): choose another.") from error
 
 
 def _on_hub(repo: str, instead: str) -> Source:

@@ -102,8 +102,10 @@ class JoinedRay:
                 "--ray takes no ray:// address, because Ray's client can't stream: start app.py on a machine "
                 "of the cluster, with --ray auto."
             )
-        if address == "local":
-            raise RequestError("--ray joins a cluster: for workers on this machine alone say --workers.")
+        if address in ("", "local"):
+            raise RequestError(
+                "--ray joins a cluster, auto the one on this machine: for workers here without one say --workers."
+            )
         self.ray = imported()
         try:
             _knock(address)

@@ -1,0 +1,199 @@
+"""Bad options: every command refuses them in one sentence and with exit status 2, before a model is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import app
+from bass_core.__main__ import Parser, asked, main, parser
+from bass_core.model.loading import catalogue, sources
+from bench import __main__ as bench
+
+HUGE = "9" * 5000
+COUNT = ("0", "-1", "1.5", "nan", "", "x", HUGE)
+NAME = ("", " ", "nothing-of-that-name", "a" * 5000, "~nobody-of-that-name/x")
+MODELS: Mapping[str, tuple[str, ...]] = {
+    "--pair": NAME,
+    "--draft": NAME,
+    "--device": ("", "gpu", "meta", "cuda:99", "-1"),
+    "--dtype": ("", "int3", "float64"),
+}
+BOTH = {
+    **MODELS,
+    "-n": (*COUNT, str(2**20 + 1)),
+    "--max-new-tokens": COUNT,
+    "--temperature": ("-1", "nan", "inf", "", "x", HUGE),
+    "--top-k": ("-1", "1.5", "nan", "", "x", HUGE),
+    "--top-p": ("0", "-1", "1.1", "nan", "inf", "", "x"),
+    "--seed": ("-1", str(2**63), "1.5", "nan", "", "x", HUGE),
+    "--draft-length": ("-1", "1025", "1.5", "nan", "", "long", "²", HUGE),
+}
+SERVE = {
+    **MODELS,
+    "--threads": (*COUNT, "1025"),
+    "--port": (*COUNT, "65536"),
+    "--max-batch": (*COUNT, str(2**20 + 1)),
+    "--max-new-tokens": (*COUNT, str(2**31)),
+    "--max-prompt": (*COUNT, str(2**31)),
+    "--max-seconds": (*COUNT, str(2**31)),
+    "--workers": (*COUNT, str(2**31)),
+    "--draft-length": ("", "x", "3"),
+    "--device-map": ("", "everywhere"),
+    "--host": ("host.invalid", "256.0.0.1", "a..b"),
+    "--worker-resources": ("", "x", "CPU=0"),
+    "--ray": ("", "local"),
+}
+BENCH = {
+    "--batch": COUNT,
+    "--seed": ("-1", "x"),
+    "--temperature": ("-1", "nan"),
+    "--top-p": ("0", "1.1"),
+    "--budget-ms": ("0", "inf"),
+    "--draft-length": ("long", "1025"),
+    "--problems": ("0", "165"),
+    "--json": ("", "no/such/folder/file.json"),
+    "--dtype": ("int3",),
+    "--device": ("gpu",),
+    "--pair": ("nothing-of-that-name",),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Whatever would read or fetch a model fails the test."""
+    for where, name in (
+        (catalogue, "load_model"), (catalogue, "load_tokenizer"), (sources, "_ask_hub"),
+    ):  # fmt: skip
+        monkeypatch.setattr(where, name, lambda *given, name=name: pytest.fail(f"{name} was called"))
+    entry = catalogue.CATALOGUE["smollm2"]
+    monkeypatch.setitem(catalogue.CATALOGUE, "smollm2", _without_files(entry))
+    monkeypatch.chdir(tmp_path)
+
+
+def _without_files(entry: catalogue.CatalogueEntry) -> catalogue.CatalogueEntry:
+    return catalogue.CatalogueEntry(entry.name, entry.target, prepare=lambda: pytest.fail("smollm2 was prepared"))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:
+    """What a command says, which must be one line on stderr, with exit status 2."""
+    try:
+        status = command(list(arguments))
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr()
+    assert status == 2 and said.out == ""
+    (line,) = said.err.removeprefix(f"{app.LOADING}\n").splitlines()
+    return line
+
+
+def given(option: str, value: str) -> str:
+    """An option with a value that may begin with a dash."""
+    return f"{option}={value}" if option.startswith("--") else f"{option}{value or ' '}"
+
+
+def cases(options: Mapping[str, tuple[str, ...]]) -> list[Any]:
+    """A case for each option, with all of its values."""
+    return [pytest.param(option, values, id=option) for option, values in options.items()]
+
+
+@pytest.mark.parametrize(("option", "values"), cases(BOTH))
+def test_generate_and_race_refuse_before_they_load(
+    option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in values:
+        for command in ("generate", "race"):
+            assert refusal(capsys, main, command, "Hello", given(option, value)).endswith("."), value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "Hello", "--method", "fast"), ("generate", "Hello", "--method="), ("generate", " "),
+        ("generate", "half \udc80"), ("race", "Hello", "--lanes", "bass", "fast"), ("race", ""),
+        ("race", "Hello", "--lanes", "bass", "bass"), ("generate",), ("race", "Hello", "--lanes"), ("fast",), (),
+        ("serve", "--what"),
+    ],
+)  # fmt: skip
+def test_names_and_prompts_too(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, main, *arguments)
+
+
+def test_the_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the system's encoding, and with or without the mark that Windows writes before it."""
+
+    def given(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="cp1252"))
+
+    options = parser().parse_args(["generate", "-"])
+    for mark in ("", "\ufeff"):
+        given(f"{mark}Grüße".encode())
+        assert asked(options)[0] == "Grüße"
+    for content, says in ((b"Gr\xfc\xdfe", "not UTF-8"), (b" ", "empty")):
+        given(content)
+        assert says in refusal(capsys, main, "generate", "-")
+
+
+def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bass_core.__main__._pair", interrupted)
+    monkeypatch.setattr(app, "serve", interrupted)
+    assert main(["generate", "Hello"]) == main(["serve"]) == 130
+    assert capsys.readouterr().err == f"{app.LOADING}\n"
+
+
+@pytest.mark.parametrize(("option", "values"), cases(SERVE))
+def test_serve_refuses_before_it_loads(
+    option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in values:
+        assert refusal(capsys, main, "serve", given(option, value)).endswith("."), value
+
+
+def test_a_port_in_use_and_numbers_of_gradio_are_refused_before_it_loads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert refusal(capsys, main, "serve", "--port", port).startswith(
+            f"Cannot listen on 127.0.0.1, port {port}"
+        )
+    for name in app.NUMBERS:
+        for value in ("", "x", "0", "65536"):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, value)
+                assert refusal(capsys, main, "serve").startswith(f"{name} must be a whole number")
+
+
+@pytest.mark.parametrize(("option", "values"), cases(BENCH))
+def test_a_bench_refuses_before_it_loads(
+    option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in values:
+        monkeypatch.setattr(sys, "argv", ["bench", "passk", given(option, value)])
+        assert refusal(capsys, lambda _: bench.main()).endswith("."), value
+
+
+@pytest.mark.parametrize("name", bench.MODULES)
+def test_every_number_of_a_bench_has_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Seen(Exception):
+        pass
+
+    def parse(self: Parser, *given: object) -> None:
+        unbounded = [one.dest for one in self._actions if one.type in (int, float)]
+        assert not unbounded
+        raise Seen
+
+    monkeypatch.setattr(Parser, "parse_args", parse)
+    with pytest.raises(Seen):
+        importlib.import_module(f"bench.{bench.MODULES[name]}").main([])
