@@ -127,7 +127,8 @@
         })),
       ],
       annotations: [
-        { ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "as fast as regular" },
+        // Over prompts it would stand on a point.
+        ...(promptsOf(sweep).length ? [] : [{ ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "as fast as regular" }]),
         ...(sweep.overall ? [{
           ...note, x: to, y: Math.min(sweep.overall.high, most), xanchor: "right", yanchor: "bottom", text: "95 % interval over the prompts",
         }] : []),
