@@ -129,14 +129,15 @@ WORDS = {
 }
 
 
-def term(key: str, label: str, classes: str = "", pressed: bool = True) -> str:
-    """A word or label that explains itself: under the pointer, and where it can be pressed, in a popover."""
+def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
+    """A word or label that explains itself: under the pointer, and in a popover when it is pressed.
+
+    again: the same label stands before it, and the Tab key passes over this one.
+    """
     text = WORDS.get(key) or FORMULAS[key].text
-    if not pressed:
-        return f'<span class="term {classes}" title="{escape(text)}">{label}</span>'
     return (
         f'<button type="button" class="term {classes}" popovertarget="what-{key.replace(" ", "-")}" '
-        f'title="{escape(text)}">{label}</button>'
+        f'{"tabindex=-1 " if again else ""}title="{escape(text)}">{label}</button>'
     )
 
 

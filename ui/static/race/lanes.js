@@ -227,6 +227,7 @@
       const shown = lanes.map((name) => this.lane(name));
       for (const lane of this.lanes) {
         lane.section.hidden = !shown.includes(lane);
+        lane.section.classList.toggle("reference", lane.name === head.reference);
         lane.reset(shown.includes(lane) ? count : 0);
       }
       if (window.Bass.owed(head)) for (const lane of shown) lane.compare([]);
