@@ -12,10 +12,12 @@ import math
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image, ImageSequence
 
 from bench.__main__ import MODULES
 from bench.cpu import floor
@@ -24,8 +26,10 @@ from bench.cpu.default import ARMS, speed_claims
 from bench.cpu.default import main as default
 from bench.cpu.spec import mean_ratio
 from bench.peers.llama_cpp import INSTALL
+from bench.report import film
 from bench.robustness.mutants import KNOWN
-from tests.ui.conftest import save_tiny_pair
+from tests.ui.conftest import hosted, save_tiny_pair
+from ui.recordings.shelf import SHIPPED, asked
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
@@ -243,6 +247,34 @@ def test_the_real_server_under(name):
 @pytest.mark.slow
 def test_page(tiny, browser_executable):
     run_apart("page", "--quick", *tiny, "--batch", 2)
+
+
+@pytest.mark.slow
+def test_a_film_has_a_picture_an_instant(browser_executable, monkeypatch, tmp_path, capsys):
+    """Of a recording of three instants, on a page of this process."""
+    whole = SHIPPED[film.RECORDING].recording
+    snapshots = whole["snapshots"][:3]
+    short = tmp_path / "short.json"
+    short.write_text(json.dumps(whole | {"snapshots": snapshots}))
+
+    @contextlib.contextmanager
+    def served(*options):
+        assert options == ("--replay", film.RECORDING)
+        with hosted(None, offers=asked(str(short))) as address:
+            yield None, address
+
+    monkeypatch.setattr(film, "serve", served)
+    # A thread of its own: another test of this process may hold Playwright.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(film.main, ["--out", str(tmp_path)]).result()
+    with Image.open(tmp_path / "race.gif") as made:
+        pictures = [(one.info["duration"], one.convert("RGB")) for one in ImageSequence.Iterator(made)]
+    at = [one["view"]["elapsed_ms"] for one in snapshots]
+    # A GIF counts in hundredths of a second.
+    lasts = [at[1] - at[0], at[2] - at[1], film.HOLD_MS]
+    assert [duration for duration, _ in pictures] == pytest.approx(lasts, abs=11)
+    assert len({picture.tobytes() for _, picture in pictures}) == 3 and pictures[0][1].width > 900
+    assert "race.gif: 3 pictures" in capsys.readouterr().out
 
 
 @pytest.mark.slow

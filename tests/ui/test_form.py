@@ -47,6 +47,7 @@ def _refusals(page: Page) -> None:
         expect(page.locator(".message")).to_contain_text(says)
         expect(page.locator("#run")).to_be_enabled()
         assert [shown(page, lane) for lane in LANES] == before
+        expect(page.locator(".of-lanes")).to_contain_text("The lanes still show your last race")
         assert page.input_value("#prompt textarea") == typed["prompt"]
         for name, field in (("batch-size", "batch"), ("temperature", "temperature"), ("seed", "seed")):
             assert page.input_value(f"#{name} input") == str(typed[field])

@@ -146,6 +146,10 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
         assert {**other.evaluate(TAPE), **unsaid} == {**page.evaluate(TAPE), **unsaid}
         other.click("[data-tape=play]")
         other.wait_for_function(f"() => ({AT})() < Bass.tape.state.count - 1")
+        other.get_by_role("tab", name="Sweep").click()
+        expect(other.locator(".sweep-head")).to_contain_text("nothing can be measured; predictions need none")
+        expect(other.locator("#sweep-predict")).to_be_visible()
+        expect(other.locator("#sweep-measure, #sweep-prompts")).to_have_count(0)
 
 
 def begun(page: Page, count: int = 4) -> None:
@@ -201,6 +205,8 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         page.click("[data-recording=win]")
         expect(page.locator(".recording-mark")).to_be_visible()
         expect(page.locator(".recording-about")).to_contain_text("Recorded: smollm2 on cpu")
+        # The form is of this recording's preset, and says where it is not the other's.
+        expect(page.locator(".of-lanes")).to_have_text("")
         expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done")
         assert not job.done()
         for lane in LANES:
@@ -211,6 +217,8 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         assert all(text.startswith(part) for text, part in zip(recorded, shown(page, "bass"), strict=True))
         page.click("[data-recording=loss]")
         page.wait_for_function("() => Bass.tape.state.recorded.name === 'loss' && Bass.tape.state.now > 1")
+        differs = "The lanes show a recording with batch size 8, temperature 1.5, draft length bass and 2 more"
+        expect(page.locator(".of-lanes")).to_contain_text(differs)
         # Run ends it, and the race is shown once the device is free.
         fill(page, tokens=6)
         page.click("#run")

@@ -48,6 +48,7 @@ def test_the_screen_holds_the_race_plays_one_and_does_not_move(context: BrowserC
         revealed(page)
         expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead")
         _above_the_fold(page)
+        _presented(page)
         accessible(page)
         page.evaluate(SHIFTS)
         expect(page.locator(".bass-summary")).to_be_visible()
@@ -69,6 +70,17 @@ def _above_the_fold(page: Page) -> None:
     page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
     assert page.evaluate(EDGES)["#run"] < PHONE[1]
     page.set_viewport_size({"width": 1400, "height": 900})
+
+
+def _presented(page: Page) -> None:
+    """In presenter mode four rows of each lane stand on the screen too."""
+    page.click("[data-present]")
+    for width, height in WIDE[:2]:
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_function("() => new Promise((done) => requestAnimationFrame(() => done(true)))")
+        edges = page.evaluate(EDGES)
+        assert all(edges[f"#lane-{lane} .sequences"] <= height for lane in LANES), (width, height, edges)
+    page.click("[data-present]")
 
 
 @pytest.mark.slow

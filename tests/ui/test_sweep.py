@@ -22,10 +22,11 @@ from ui.page.setting import shown
 from ui.race.verdict import LaneRounds
 from ui.sources.local import race_source
 from ui.sources.source import Source, waiting
+from ui.sweep.answer import T, answer, overall
 from ui.sweep.events import SweepEvents
 from ui.sweep.figures import sentences
 from ui.sweep.measure import MOST_REPEATS, WARM_UP, measured
-from ui.sweep.request import TEMPERATURE, Arm, make_sweep
+from ui.sweep.request import TEMPERATURE, Arm, make_sweep, own_prompts
 
 from .browser import accessible, fill, fits, saved
 from .conftest import caches
@@ -242,6 +243,114 @@ def test_the_sentences_say_where_each_line_is_ahead() -> None:
     assert "Ridge: n/a" in sentences({**last, "ridge": {"tokens": None}})[-1]
 
 
+def test_prompts_of_one_s_own_stand_one_a_line_or_between_blank_lines() -> None:
+    for text, found in (
+        ("one\ntwo\n", ("one", "two")),
+        ("\n one\n  more of it\n \n\ntwo\n\nthree ", ("one\n  more of it", "two", "three")),
+        ("a\r\nb", ("a", "b")),
+        (" \n ", ()),
+        (["one\n\nmore of it", "two"], ("one\n\nmore of it", "two")),
+    ):
+        assert own_prompts(text, Limits()) == found
+    for given, says in (
+        ("one", "One prompt gives no interval: write at least two"),
+        ("\n".join("abcdefghijklm"), "There are 13 prompts, and a sweep takes at most 12"),
+        (["one", " "], "The prompt is empty"),
+        (7, "own_prompts must be a list"),
+        ("one\n" + 30_000 * "x", "The prompt has 30000 characters"),
+    ):
+        with pytest.raises(BassError, match=says):
+            own_prompts(given, Limits())
+
+
+def test_a_sweep_over_prompts_has_the_form_s_batch_and_no_coin() -> None:
+    given = {"prompt": "", "prompts": "lines", "acceptance": 0.9, "own_prompts": "one\ntwo", "temperature": 1.1}
+    request = make_sweep(given | {"batches": [3]}, Limits())
+    assert request.arms() == [Arm(3, "auto", 1), Arm(3, "auto", 2)] and request.visits == 2
+    race = request.race_of(Arm(3, "auto", 2), 1)
+    assert (race.arguments()["prompt"], race.batch_size, race.seed) == ("two", 3, 1)
+    assert race.acceptance is None and request.settings()["own_prompts"] == ["one", "two"]
+    with pytest.raises(BassError, match="one batch and one draft length"):
+        make_sweep(given | {"batches": [1, 2]}, Limits())
+
+
+def test_prompts_take_turns_and_each_has_its_share() -> None:
+    class Each(Toy):
+        """BASS writes as many tokens a round as the prompt has letters."""
+
+        def snapshot(self, request: RaceRequest, count: int, done: bool) -> Any:
+            self.each = len(request.prompt)
+            return super().snapshot(request, count, done)
+
+    toy = Each()
+    given = {"own_prompts": "aa\na\naaaa", "seconds": 60}
+    *states, last = measured(make_sweep(given, Limits()), toy, Limits(), toy.clock)
+    assert [race.prompt for race in toy.asked[1:]] == 2 * ["aa", "a", "aaaa"]
+    assert [race.seed for race in toy.asked[1:]] == [0, 0, 0, 1, 1, 1]
+    # Three prompts share four fifths of 60 s.
+    rounds = 16_000 / (PLAIN_MS + DRAFTING_MS)
+    assert [one["rounds"] for one in last["points"]] == [pytest.approx(rounds, abs=2)] * 3
+    assert [one["prompt"] for one in last["points"]] == [1, 2, 3]
+    assert [one["speedup"] for one in last["points"]] == pytest.approx([2 / 1.6, 1 / 1.6, 4 / 1.6])
+    # The middle is 2 / 1.6; the logarithms lie ln 2 apart: t times their standard error is 4.303 ln 2 / sqrt(3).
+    factor = 2 ** (4.303 / 3**0.5)
+    assert last["overall"] == {
+        "prompts": 3,
+        "speedup": pytest.approx(1.25),
+        "low": pytest.approx(1.25 / factor),
+        "high": pytest.approx(1.25 * factor),
+    }
+    assert {state["progress"]["races"] for state in states if state["progress"]} == {6}
+    two = next(state for state in states if len(state["points"]) == 2)
+    assert answer(two)[0].startswith("At batch 4 these prompts leave open whether it pays: on 2 of your 3 prompts")
+    assert all(answer(state) == [] for state in states if len(state["points"]) < 2)
+
+
+@pytest.mark.parametrize("freedom", range(1, 12))
+def test_student_s_t_is_that_of_its_density(freedom: int) -> None:
+    """Simpson's rule over the density from -t to t: the chance of 95 %."""
+    scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(freedom * math.pi)
+    steps, end = 4000, T[freedom - 1]
+    density = [
+        scale * (1 + (end * (2 * i / steps - 1)) ** 2 / freedom) ** (-(freedom + 1) / 2) for i in range(steps + 1)
+    ]
+    inner = 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2])
+    assert 2 * end / steps / 3 * (density[0] + inner + density[-1]) == pytest.approx(0.95, abs=5e-5)
+
+
+def said_of(*points: tuple[float, str]) -> str:
+    told = [
+        {"prompt": i + 1, "batch": 4, "speedup": speedup, "against": against}
+        for i, (speedup, against) in enumerate(points)
+    ]
+    sweep: Any = {"points": told, "overall": overall(told), "settings": {"own_prompts": ["x"] * len(points)}}  # type: ignore[arg-type]
+    (sentence,) = answer(sweep)
+    return sentence
+
+
+def test_one_sentence_says_whether_it_helps_on_one_s_own_prompts() -> None:
+    # Two prompts: t is 12.706, and the standard error of their mean logarithm is half of what lies between them.
+    assert said_of((1.5, "ahead"), (1.5, "ahead"), (0.9, "behind"), (1.6, "ahead")).startswith(
+        "At batch 4 these prompts leave open whether it pays: on your 4 prompts BASS is 1.34 times as fast as "
+    )
+    assert said_of((1.5, "ahead"), (1.48, "ahead")) == (
+        "On your 2 prompts BASS is 1.49 times as fast as regular decoding at batch 4 (95 % interval over the "
+        "prompts: 1.37 to 1.62); it helps most on prompt 1 (1.50) and least on prompt 2 (1.48)."
+    )
+    assert said_of((0.8, "behind"), (0.79, "behind"), (0.8, "behind")).startswith(
+        "At batch 4 it does not pay: on your 3 prompts BASS is 0.80 times as fast as regular decoding (95 % "
+    )
+    assert said_of((0.8, "behind"), (1.0, "level")).endswith(
+        "; it helps on none of them, and comes closest on prompt 2 (1.00)."
+    )
+    assert said_of((1.8, "ahead"), (0.9, "behind"), (1.3, "ahead")).endswith(
+        "; it helps most on prompt 1 (1.80) and not on prompt 2 (0.90)."
+    )
+    assert said_of((1.8, "ahead"), (0.9, "behind"), (0.8, "behind")).endswith(
+        "; it helps most on prompt 1 (1.80) and not on 2 of them, least on prompt 3 (0.80)."
+    )
+
+
 # A value for each setting of the form: a prompt, and four numbers; the others have their defaults.
 FORM = [{"prompt": "Hello", "temperature": 0.9, "lanes": None}.get(one.name, one.default) for one in shown()]
 
@@ -255,7 +364,7 @@ def states(updates: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_button_is_disabled_while_it_runs_and_points_come_one_by_one(pair: ModelPair) -> None:
-    first, *middle, last = events(race_source(pair), max_batch=2, max_seconds=6).measure(3, *FORM)
+    first, *middle, last = events(race_source(pair), max_batch=2, max_seconds=6).measure(3, "", *FORM)
     assert first[1]["interactive"] is False and json.loads(first[0])["sweep"] is None
     told = states(middle)
     assert [len(state["sweep"]["points"]) for state in told][-1] == 6
@@ -272,7 +381,7 @@ def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
     gc.disable()
     try:
         before = caches()
-        running = events(race_source(pair)).measure(4, *FORM)
+        running = events(race_source(pair)).measure(4, "", *FORM)
         while caches() == before:
             next(running)
         running.close()
@@ -287,7 +396,7 @@ def test_bad_input_is_a_sentence() -> None:
         (0, "Hello", "A fixed draft length must be"),
         (None, "Hello", "A fixed draft"),
     ):
-        *_, (text, button) = events(never).measure(fixed, prompt, *FORM[1:])
+        *_, (text, button) = events(never).measure(fixed, "", prompt, *FORM[1:])
         state = json.loads(text)
         assert state["phase"] == "error" and state["message"].startswith(says) and button["interactive"] is True
 
@@ -308,7 +417,7 @@ def test_an_error_inside_a_race_keeps_the_points(pair: ModelPair, error: Excepti
             raise error
         yield from source(request)
 
-    *_, (text, button) = events(breaking, max_seconds=6).measure(4, *FORM)
+    *_, (text, button) = events(breaking, max_seconds=6).measure(4, "", *FORM)
     state = json.loads(text)
     assert state["phase"] == "error" and state["message"].startswith(says) and button["interactive"] is True
     assert [one["batch"] for one in state["sweep"]["points"]] == [1, 1, 1]
@@ -370,7 +479,7 @@ def test_the_tab_measures_stops_and_predicts(page: Page) -> None:
     expect(page.locator("#sweep-measure")).to_be_visible()
     expect(points(page, MEASURED)).to_have_count(0)
     page.click("#sweep-measure")
-    expect(line(page, MEASURED)).to_have_text(re.compile(r"Point \d+ of 12: .+ About \d+ s left\."))
+    expect(line(page, MEASURED)).to_have_text(re.compile(r"Part \d+ of 12: .+ About \d+ s left\."))
     expect(page.locator("#sweep-measure")).to_be_disabled()
     # The first points are there while the sweep goes on.
     expect(points(page, MEASURED).nth(1)).to_be_visible()
@@ -384,8 +493,30 @@ def test_the_tab_measures_stops_and_predicts(page: Page) -> None:
     assert page.locator(f"{MEASURED} .badge-predicted").count() == 0
     _predict(page)
     _exports(page, kept)
+    _own_prompts(page)
     accessible(page)
     fits(page, 390)
+
+
+def _own_prompts(page: Page) -> None:
+    """The same button answers for prompts of one's own; a refusal keeps what was measured."""
+    field, said = page.locator("#sweep-prompts textarea"), page.locator(f"{MEASURED} .sweep-said li")
+    before = said.all_inner_texts()
+    field.fill("Hello")
+    page.click("#sweep-measure")
+    expect(line(page, MEASURED)).to_contain_text("One prompt gives no interval")
+    assert said.all_inner_texts() == before
+    field.fill("\n".join(f"Hello {i}" for i in range(12)))
+    page.click("#sweep-measure")
+    expect(line(page, MEASURED)).to_have_text(re.compile(r"Part \d+ of 24: prompt \d+, batch 2, automatic\."))
+    expect(said).to_have_text(
+        [re.compile(r"on \d+ of your 12 prompts BASS is [\d.]+ times as fast as regular decoding.*95 % interval")]
+    )
+    page.click("#sweep-stop")
+    expect(line(page, MEASURED)).to_have_text("Stopped. The points so far are kept.")
+    expect(page.locator("#sweep-measure")).to_be_enabled()
+    expect(said).to_have_count(1)
+    expect(points(page, MEASURED).first).to_contain_text("1: Hello 0")
 
 
 def _predict(page: Page) -> None:

@@ -25,7 +25,7 @@ TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 # In the order of their use: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/status.js", "page/prompt.js", "page/early.js", "race/run.js", "race/predicted.js",
-    "race/tape.js", "race/recordings.js", "page/plots.js", "race/tokens.js", "race/strip.js",
+    "race/tape.js", "page/form.js", "race/recordings.js", "page/plots.js", "race/tokens.js", "race/strip.js",
     "race/cache.js", "race/step.js", "race/glance.js", "race/lanes.js", "race/charts.js", "race/inspector.js",
     "race/why.js", "race/export.js", "race/summary.js", "how/formulas.js", "how/how.js", "sweep/sweep.js",
     "lecture/presenter.js",

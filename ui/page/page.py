@@ -93,8 +93,8 @@ def build(
                     status = assets.part(
                         '<p class="message" role="alert"></p><p class="place"></p><div class="measuring" hidden>'
                         '<progress max="1" aria-label="Part of the measurements that is done"></progress>'
-                        "<span></span></div>",
-                        "Bass.mountStatus(element, props, watch)",
+                        '<span></span></div><p class="of-lanes"></p>',
+                        "Bass.mountStatus(element, props, watch); Bass.mountForm(element)",
                         elem_id="status-line",
                         render=False,
                     )

@@ -129,12 +129,15 @@ WORDS = {
 }
 
 
-def term(key: str, label: str, classes: str = "") -> str:
-    """A word or label that explains itself: under the pointer, and in a popover when it is pressed."""
+def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
+    """A word or label that explains itself: under the pointer, and in a popover when it is pressed.
+
+    again: the same label stands before it, and the Tab key passes over this one.
+    """
     text = WORDS.get(key) or FORMULAS[key].text
     return (
         f'<button type="button" class="term {classes}" popovertarget="what-{key.replace(" ", "-")}" '
-        f'title="{escape(text)}">{label}</button>'
+        f'{"tabindex=-1 " if again else ""}title="{escape(text)}">{label}</button>'
     )
 
 

@@ -25,6 +25,8 @@ FIGURES = {
     "acceptance_rate": "accepted",
 }
 TIMED = ("speedup", "ms_per_token")
+# The lane with the label that the Tab key stops at; regular decoding accepts nothing.
+STOPS = {"speedup": DEFAULT_LANES[0], "ms_per_token": DEFAULT_LANES[0], "acceptance_rate": DEFAULT_LANES[1]}
 # Switches: label, whether it is on at first, title.
 SWITCHES = {
     "colours": ("Origins", True, "Colour tokens by where they came from"),
@@ -46,7 +48,7 @@ CELLS = {
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
 <p class="verdict-head" aria-live="off">Three decoders write the same text: which is fastest?</p><ul></ul>
-<div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button>{what("verdict")}</div>
+<div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
 # One round of one row, drawn by step.js.
 STEP = """<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
@@ -104,7 +106,8 @@ def lanes() -> str:
 def _lane(name: str) -> str:
     shown = look(name)
     figures = "".join(
-        f'<div class="of-{key}"><dt {WORD if key in TIMED else ""}>{term(key, label)}</dt>'
+        f'<div class="of-{key}"><dt {WORD if key in TIMED else ""}>'
+        f"{term(key, label, again=STOPS[key] != name)}</dt>"
         f'<dd data-figure="{key}" {"data-timed" if key in TIMED else ""}>–</dd></div>'
         for key, label in FIGURES.items()
     )
@@ -214,7 +217,7 @@ def inspector() -> str:
         for key, (label, formula) in ROWS.items()
     )
     return f"""<section class="part why" aria-labelledby="why-title" hidden>
-<h2 id="why-title" tabindex="-1">Why</h2><ul></ul>
+<div class="titled"><h2 id="why-title" tabindex="-1">Why</h2>{what("verdict")}</div><ul></ul>
 <p class="part-about">A step has to read all of the model's weights, whatever it writes; while that takes longer
 than multiplying, it checks drafts of every row almost for nothing. {PAPER}.</p></section>
 <section class="bass-inspector part" aria-labelledby="inspector-title">

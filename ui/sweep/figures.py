@@ -22,8 +22,11 @@ from .request import Arm
 
 
 class Point(TypedDict):
-    """One arm. Times in ms a token; tokens: written a row-round; acceptance: accepted / tested drafts."""
+    """One arm. Times in ms a token; tokens: written a row-round; acceptance: accepted / tested drafts; prompt: the
+    place of a prompt of the visitor's own.
+    """
 
+    prompt: int | None
     batch: int
     draft_length: str | int
     speedup: float | None
@@ -40,6 +43,15 @@ class Ridge(TypedDict):
     """tokens: of one step, from which on multiplying takes longer than reading; None where it is not known."""
 
     tokens: float | None
+
+
+class Overall(TypedDict):
+    """The speed-up over all prompts, with the ends of its 95 % interval over them (ui/sweep/answer.py)."""
+
+    prompts: int
+    speedup: float
+    low: float
+    high: float
 
 
 class Line(TypedDict):
@@ -67,6 +79,7 @@ class Sweep(TypedDict):
     device: str | None
     lines: list[Line]
     points: list[Point]
+    overall: Overall | None
     ridge: Ridge
     progress: Progress | None
 
@@ -93,9 +106,11 @@ class Sums:
     racing: LaneRounds = field(default_factory=LaneRounds)
     drafted: int = 0
     accepted: float = 0.0
+    races: int = 0
 
     def add(self, lanes: Mapping[str, LaneSnapshot]) -> None:
         """Count a race, which may have been left before its end."""
+        self.races += 1
         for rounds, lane in ((self.plain, lanes[reference()]), (self.racing, lanes[DEFAULT_METHOD])):
             rounds.next_race()
             for record in lane["rounds"]:
@@ -122,6 +137,7 @@ class Sums:
         error = math.hypot(bass.error, regular.error)
         finite = error if math.isfinite(error) else None
         return Point(
+            prompt=arm.prompt,
             batch=arm.batch,
             draft_length=arm.draft_length,
             speedup=speedup,

@@ -2,9 +2,10 @@
 
 Contract: yields the sweep so far when a race begins, about once a second while it runs, and when it is done;
 the last one has done=True. An arm has an equal share of the sweep's time: its race is left once both lanes
-together have decoded for as long, and one that ends sooner is followed by another with the next seed. At most
-one race is open at a time, and it is closed on every path. Raises BassError for what a race refuses, and at the
-operator's time limit, which holds for the sweep as a whole; what was yielded before stays true.
+together have decoded for as long, and one that ends sooner is followed by another with the next seed. Prompts of
+the visitor's own take turns: each has its share in several visits. At most one race is open at a time, and it is
+closed on every path. Raises BassError for what a race refuses, and at the operator's time limit, which holds for
+the sweep as a whole; what was yielded before stays true.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ui.page.limits import Limits
 from ui.race.looks import reference
 from ui.sources.source import Source, waits, words
 
+from .answer import overall
 from .figures import Progress, Ridge, Sums, Sweep, lines, ridge_of, said
 from .request import Arm, SweepRequest
 
@@ -25,7 +27,7 @@ from .request import Arm, SweepRequest
 DECODING = 0.8
 # Tokens of a row in a race that does not count.
 WARM_UP = 8
-# Races of an arm at most; short answers end long before their share of the time.
+# Races of an arm and visit at most; short answers end long before their share of the time.
 MOST_REPEATS = 12
 SHOW_SECONDS = 1.0
 Clock = Callable[[], float]
@@ -37,9 +39,10 @@ def measured(
     """The sweep's states. clock: seconds."""
     run = _Run(request, source, limits, clock)
     yield from run.warm_up()
-    for arm in request.arms():
-        yield run.state(arm)
-        yield from run.race(arm)
+    for visit in range(request.visits):
+        for arm in request.arms():
+            yield run.state(arm)
+            yield from run.race(arm, visit)
     yield run.state(None)
 
 
@@ -47,8 +50,9 @@ class _Run:
     def __init__(self, request: SweepRequest, source: Source, limits: Limits, clock: Clock) -> None:
         self.request, self.source, self.limits, self.clock = request, source, limits, clock
         self.began = self.start = self.last = self.shown = clock()
-        self.races = len(request.arms())
+        self.races, self.done = len(request.arms()) * request.visits, 0
         self.least_ms = 1000 * DECODING * request.seconds / self.races
+        self.sums = {arm: Sums() for arm in request.arms()}
         self.sweep = Sweep(
             kind="measured",
             done=False,
@@ -56,6 +60,7 @@ class _Run:
             device=None,
             lines=lines(request.draft_lengths),
             points=[],
+            overall=None,
             ridge=Ridge(tokens=None),
             progress=None,
         )
@@ -76,27 +81,29 @@ class _Run:
                     self._in_time()
         self.start = self.last = self.clock()
 
-    def race(self, arm: Arm) -> Generator[Sweep, None, None]:
+    def race(self, arm: Arm, visit: int) -> Generator[Sweep, None, None]:
         """Race for one arm, with further seeds until its share of the time is used, and keep its figures."""
-        sums = Sums()
-        for repeat in range(MOST_REPEATS):
-            lanes = yield from self._once(arm, repeat, sums)
+        sums, least_ms = self.sums[arm], self.least_ms * (visit + 1)
+        for _ in range(MOST_REPEATS):
+            lanes = yield from self._once(arm, sums, least_ms)
             for lane in lanes.values():
                 if lane["error"]:
                     raise BassError(lane["error"])
             if self.sweep["ridge"]["tokens"] is None:
                 self.sweep["ridge"] = ridge_of(lanes[reference()])
             sums.add(lanes)
-            if sums.enough(self.least_ms):
+            if sums.enough(least_ms):
                 break
-        self.sweep["points"] = [*self.sweep["points"], sums.point(arm)]
+        self.done += 1
+        self.sweep["points"] = [one.point(arm) for arm, one in self.sums.items() if one.races]
+        self.sweep["overall"] = overall(self.sweep["points"])
         self.last = self.clock()
 
-    def _once(self, arm: Arm, repeat: int, sums: Sums) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
+    def _once(self, arm: Arm, sums: Sums, least_ms: float) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
         """One race, up to its end or until the arm has had its time; returns its lanes."""
         lanes: dict[str, LaneSnapshot] = {}
         since = self.clock()
-        with closing(self.source(self.request.race_of(arm, repeat))) as snapshots:
+        with closing(self.source(self.request.race_of(arm, sums.races))) as snapshots:
             for snapshot in snapshots:
                 if waits(snapshot):
                     since = self._skip(since)
@@ -104,7 +111,7 @@ class _Run:
                     continue
                 lanes = snapshot["lanes"]
                 self.sweep["device"] = snapshot["device"].get("name", self.sweep["device"])
-                if snapshot["done"] or (lanes and sums.joined(lanes).enough(self.least_ms)):
+                if snapshot["done"] or (lanes and sums.joined(lanes).enough(least_ms)):
                     break
                 self._in_time()
                 if self.clock() - self.shown >= SHOW_SECONDS:
@@ -116,14 +123,14 @@ class _Run:
         if arm is None:
             return {**self.sweep, "done": True, "progress": None}
         self.shown = self.clock()
-        now = now or f"batch {arm.batch}, {said(arm.draft_length)}"
-        done = len(self.sweep["points"])
-        return {**self.sweep, "progress": Progress(done=done, races=self.races, left_s=self._left(), now=now)}
+        of_batch = f"batch {arm.batch}, {said(arm.draft_length)}"
+        now = now or (of_batch if arm.prompt is None else f"prompt {arm.prompt}, {of_batch}")
+        progress = Progress(done=self.done, races=self.races, left_s=self._left(), now=now)
+        return {**self.sweep, "progress": progress}
 
     def _left(self) -> float:
         """Seconds that the rest should take: as long a race as those before, or what was asked for."""
-        done = len(self.sweep["points"])
-        each = (self.last - self.start) / done if done else self.request.seconds / self.races
+        each = (self.last - self.start) / self.done if self.done else self.request.seconds / self.races
         return max(each * self.races - (self.clock() - self.start), 0.0)
 
     def _skip(self, since: float) -> float:

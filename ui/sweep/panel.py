@@ -16,12 +16,13 @@ from ui.page.form import Form
 
 from .events import SweepEvents
 from .predicted import MACHINES, MODELS
-from .request import FIXED
+from .request import FIXED, MOST_PROMPTS
 
-HEAD = """<header class="sweep-head"><h2>Where does speculation pay?</h2><p>One button races BASS against regular
-decoding at batch 1, 2, 4 and 8, in small races for each batch and draft length, and draws the speed-up over the
-batch. It takes about a minute. The rows are samples of the prompt on the tab "Race", with its
-settings.</p></header>"""
+HEADING = "Where does speculation pay?"
+HEAD = """<p>"Measure" races BASS against regular decoding for about a minute, with the settings of the tab "Race":
+at batch 1, 2, 4 and 8 on its prompt, or at its batch on prompts of your own.</p>"""
+RECORDED = "<p>No model is loaded here, so nothing can be measured; predictions need none.</p>"
+OWN = "One a line, 2 to {most}; with blank lines between them, each may have several lines."
 ABOUT = {
     "measured": (
         "This machine",
@@ -47,13 +48,23 @@ def panel(plotly: str, events: SweepEvents | None, form: Form, device: dict[str,
     plotly: its address. events: None for a recording, which has nothing to measure. form: the race's settings.
     device: the part of the queue that has the device.
     """
-    gr.HTML(html_template=HEAD, apply_default_css=False)
+    head = RECORDED if events is None else HEAD
+    title = f'<header class="sweep-head"><h2>{HEADING}</h2>{head}</header>'
+    gr.HTML(html_template=title, apply_default_css=False)
     with gr.Row(elem_id="sweep"):
         with gr.Column(min_width=280):
             with gr.Row(elem_classes="sweep-fields"):
-                label = "Fixed draft length, in both figures"
+                label = "Fixed draft length" if events is None else "Fixed draft length, in both figures"
                 fixed = gr.Number(FIXED, label=label, elem_id="sweep-fixed", step=1)
             if events is not None:
+                own = gr.Textbox(
+                    label="Will it help on my prompts?",
+                    info=OWN.format(most=MOST_PROMPTS),
+                    placeholder='Empty: the prompt of the tab "Race".',
+                    elem_id="sweep-prompts",
+                    lines=3,
+                    max_lines=8,
+                )
                 with gr.Row(elem_classes="sweep-buttons"):
                     measure = gr.Button(
                         "Measure", variant="primary", elem_id="sweep-measure", min_width=110, scale=2
@@ -62,7 +73,7 @@ def panel(plotly: str, events: SweepEvents | None, form: Form, device: dict[str,
                 measured = _figure("measured", plotly)
                 running = measure.click(
                     events.measure,
-                    inputs=[fixed, *form.fields.values()],
+                    inputs=[fixed, own, *form.fields.values()],
                     outputs=[measured, measure],
                     trigger_mode="once",
                     show_progress="minimal",

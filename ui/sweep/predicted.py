@@ -48,6 +48,7 @@ def predicted(fixed: object, machine: object, models: object, acceptance: object
         device=machine_of(found["clock"]),
         lines=lines(default_lengths(length), "predicted"),
         points=[_point(one) for one in found["points"]],
+        overall=None,
         ridge=Ridge(tokens=found["ridge_tokens"]),
         progress=None,
     )
@@ -94,6 +95,7 @@ def assumptions(sweep: Sweep) -> list[str]:
 
 def _point(one: SpeedUp) -> Point:
     return Point(
+        prompt=None,
         batch=one["batch"],
         draft_length=one["draft_length"],
         speedup=one["speedup"],

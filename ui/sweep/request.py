@@ -3,11 +3,13 @@
 Contract: `make_sweep` checks what was sent. A request is plain data, and so is each race that it asks for, so
 that any source of races takes it. The rows of a batch are sampled: at temperature 0 the rows of one prompt
 would all be alike, and would hide that each accepts its own number of drafts, so there a sweep takes
-TEMPERATURE instead and says so. Raises RequestError, one sentence that says what to change.
+TEMPERATURE instead and says so. With prompts of the visitor's own, the sweep goes over these in place of batches
+and draft lengths. Raises RequestError, one sentence that says what to change.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,15 +29,22 @@ SPARE = 1.25
 TOKENS = 160
 TEMPERATURE = 0.7
 MOST_RACES = 32
+# A sweep over prompts: the most of them, how often it goes through all, and its batch and draft length.
+MOST_PROMPTS, VISITS = 12, 2
+PROMPTS_BATCH, PROMPTS_LENGTH = 4, "auto"
 # Settings of a race that a sweep decides itself. A form may offer a predicted clock: a sweep measures.
 OWN = ("batch_size", "draft_length", "lanes", "scheduling", "time_budget_ms", "clock")
 
 
 class Arm(NamedTuple):
-    """One race of a sweep: regular decoding beside BASS with these draft lengths."""
+    """One race of a sweep: regular decoding beside BASS with these draft lengths.
+
+    prompt: the place of the visitor's own prompt, from 1 on; None: the race's.
+    """
 
     batch: int
     draft_length: str | int
+    prompt: int | None = None
 
 
 class ArmRequest(RaceRequest):
@@ -47,13 +56,22 @@ class ArmRequest(RaceRequest):
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """seconds: about how long the whole sweep may take, in wall time. resampled: TEMPERATURE in place of 0."""
+    """seconds: about how long the whole sweep may take, in wall time. resampled: TEMPERATURE in place of 0.
+
+    own: the visitor's prompts; then there is one batch, and one draft length.
+    """
 
     race: RaceRequest
     batches: tuple[int, ...]
     draft_lengths: tuple[str | int, ...]
     seconds: float
     resampled: bool
+    own: tuple[str, ...] = ()
+
+    @property
+    def visits(self) -> int:
+        """How often the sweep goes through its arms: prompts take turns, so that none has a moment of its own."""
+        return VISITS if self.own else 1
 
     @property
     def most_seconds(self) -> float:
@@ -62,7 +80,13 @@ class SweepRequest:
 
     def arms(self) -> list[Arm]:
         """The races, batch by batch, so that the lines grow from the left side by side."""
-        return [Arm(batch, length) for batch in self.batches for length in self.draft_lengths]
+        prompts = range(1, len(self.own) + 1) if self.own else (None,)
+        return [
+            Arm(batch, length, prompt)
+            for prompt in prompts
+            for batch in self.batches
+            for length in self.draft_lengths
+        ]
 
     def race_of(self, arm: Arm, repeat: int = 0) -> ArmRequest:
         """The race of an arm; repeat: how many races of it came before, each with a seed of its own.
@@ -77,7 +101,9 @@ class SweepRequest:
             "time_budget_ms": None,
             "seed": (self.race.seed + repeat) % (limits.MAX_SEED + 1),
         }
-        if self.race.prompts == "lines":
+        if arm.prompt is not None:
+            own["prompt"] = self.own[arm.prompt - 1]
+        elif self.race.prompts == "lines":
             known = limits.lines(self.race.prompt, Limits(max_batch=self.race.batch_size))
             own["prompt"] = "\n".join(known[i % len(known)] for i in range(arm.batch))
         return ArmRequest(**vars(self.race) | own)
@@ -90,29 +116,63 @@ class SweepRequest:
             "draft_lengths": list(self.draft_lengths),
             "seconds": self.seconds,
             "resampled": self.resampled,
+            "own_prompts": list(self.own),
         }
 
 
 def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
-    """The request for these settings of a race, and "batches", "draft_lengths" and "seconds"; what is missing
-    has its default. Batches that the operator does not allow are left out of the default, and refused where
-    they are named.
+    """The request for these settings of a race, and "batches", "draft_lengths", "seconds" and "own_prompts", one
+    text with all of them or a list; what is missing has its default. Batches that the operator does not allow are
+    left out of the default, and refused where they are named.
     """
+    own = own_prompts(given.get("own_prompts"), bounds)
     settings = {name: value for name, value in given.items() if name not in OWN} | {"batch_size": 1}
+    if own:
+        # What these prompts' own drafts are worth is asked, so no coin accepts them.
+        settings |= {"prompt": own[0], "prompts": "one", "acceptance": None}
     if settings.get("max_new_tokens") is None:
         settings["max_new_tokens"] = min(TOKENS, bounds.max_new_tokens)
     race = make_request(settings, bounds)
     alike = race.temperature == 0 and race.prompts == "one"
     if alike:
         race.temperature = TEMPERATURE
-    batches = _batches(given.get("batches"), bounds)
-    lengths = _lengths(given.get("draft_lengths"), bounds)
+    of_prompts = ([min(PROMPTS_BATCH, bounds.max_batch)], [PROMPTS_LENGTH]) if own else (None, None)
+    named = (given.get("batches"), given.get("draft_lengths"))
+    asked = [default if value is None else value for value, default in zip(named, of_prompts, strict=True)]
+    batches, lengths = _batches(asked[0], bounds), _lengths(asked[1], bounds)
+    if own and len(batches) * len(lengths) > 1:
+        raise RequestError("A sweep over prompts has one batch and one draft length: name one of each.")
     if len(batches) * len(lengths) > MOST_RACES:
         raise RequestError(
             f"{len(batches)} batches with {len(lengths)} draft lengths are {len(batches) * len(lengths)} races, "
             f"and a sweep runs at most {MOST_RACES}: name fewer."
         )
-    return SweepRequest(race, batches, lengths, _seconds(given.get("seconds"), bounds), alike)
+    return SweepRequest(race, batches, lengths, _seconds(given.get("seconds"), bounds), alike, own)
+
+
+def own_prompts(value: object, bounds: Limits) -> tuple[str, ...]:
+    """The visitor's own prompts, none of a blank text. A text has one a line or, where it has blank lines, one
+    between each two of them.
+    """
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        text = "\n".join(line.rstrip() for line in value.strip().splitlines())
+        value = re.split(r"\n{2,}" if "\n\n" in text else r"\n", text) if text else []
+        if not value:
+            return ()
+    if not isinstance(value, list | tuple):
+        raise RequestError("own_prompts must be a list of texts, or null for the one prompt.")
+    if len(value) == 1:
+        raise RequestError(
+            "One prompt gives no interval: write at least two, or leave the field empty to measure the prompt of "
+            'the tab "Race".'
+        )
+    if len(value) > MOST_PROMPTS:
+        raise RequestError(
+            f"There are {len(value)} prompts, and a sweep takes at most {MOST_PROMPTS}: remove some."
+        )
+    return tuple(limits.prompt("", one, bounds) for one in value)
 
 
 def _batches(value: object, bounds: Limits) -> tuple[int, ...]:

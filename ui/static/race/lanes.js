@@ -153,8 +153,10 @@
       if (lane.finished || lane.error) this.running = false;
       this.showReading(this.running ? lane.reading : null);
       const { first, last } = firstAndLast(run().lanes.get(this.name), lane.finish_reasons);
+      // What is true of all rows is no news.
+      const plain = lane.finished && lane.finish_reasons.every((reason) => reason === "eos");
       lane.finish_reasons.forEach((reason, i) => {
-        setText(this.cards[i].badge, REASONS[reason] ?? "");
+        setText(this.cards[i].badge, plain ? "" : REASONS[reason] ?? "");
         setText(this.cards[i].medal, i === first ? "First" : i === last ? "Last" : "");
       });
     }
@@ -225,6 +227,7 @@
       const shown = lanes.map((name) => this.lane(name));
       for (const lane of this.lanes) {
         lane.section.hidden = !shown.includes(lane);
+        lane.section.classList.toggle("reference", lane.name === head.reference);
         lane.reset(shown.includes(lane) ? count : 0);
       }
       if (window.Bass.owed(head)) for (const lane of shown) lane.compare([]);
@@ -238,8 +241,10 @@
 
     recorded({ made, about }, { batch_size: rows, settings: { temperature } }) {
       const date = made?.date ?? about.match(/\d{4}-\d\d-\d\d/)?.[0];
-      const run = document.querySelector("[data-replay]") ? "." : ": press Run to race on this machine.";
-      return `Recorded${date ? ` on ${date}` : ""}${run} Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
+      const of = `Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
+      // Beside a form, that says how it differs (page/form.js).
+      const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race on this machine.";
+      return `Recorded${date ? ` on ${date}` : ""}${then}`;
     }
 
     /** Show the newest numbers. */

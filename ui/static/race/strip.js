@@ -225,7 +225,7 @@
 
     /** The caption: what is shown, and where the time went so far. */
     words(from, to) {
-      const shown = (clock() ? "Predicted. " : "") + (this.board.whole ? `The whole race, ${seconds(to)}` : `Newest ${seconds(to - from)}, tokens written above`);
+      const shown = (clock() ? "Predicted. " : "") + (this.board.whole ? `The whole race, ${seconds(to)}` : `Newest ${seconds(to - from)}`);
       const { spans, lane } = this, busy = (ms) => number(lane.clock > 0 ? 100 * ms / lane.clock : null, 0, " %");
       if (spans) {
         return spans.note ?? `${shown}. So far: target (above) busy ${busy(spans.target_busy_ms)}, draft (below) ` +

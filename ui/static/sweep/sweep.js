@@ -1,14 +1,17 @@
-/* The figures of the tab "Sweep": speed-up over the batch. Contract: a value is a state {run, phase, message, sweep} of
-   ui/sweep/events.py; points that were drawn stay until another sweep brings some. Lines differ by colour, dash and
-   marker; a point's bar is two standard errors; 1 is labelled as regular decoding, the ridge where it is known. A missing
-   figure is a gap. Texts reach the document through textContent alone. */
+/* The figures of the tab "Sweep": speed-up over the batch, or of each prompt of the visitor's own. Contract: a value is a
+   state {run, phase, message, sweep} of ui/sweep/events.py; points that were drawn stay until another sweep brings some.
+   Lines differ by colour, dash and marker; a point's bar is two standard errors; 1 is labelled as regular decoding, the
+   ridge where it is known; a band is the 95 % interval over prompts. A missing figure is a gap. Texts reach the document
+   through textContent alone. */
 (() => {
   "use strict";
   const { number, percent, setText, make, tableRow, sum, busy, plots } = window.Bass;
   const ERRORS = 2;
   const bar = (p) => (p.error === null ? "" : ` ± ${number(ERRORS * p.error * p.speedup, 2)}`);
+  const promptsOf = (sweep) => sweep.settings.own_prompts ?? [];
   // A column: its head, its cell for a point, and the figure without which no point has one.
   const COLUMNS = [
+    ["prompt", (p, labels, prompts) => `${p.prompt}: ${prompts[p.prompt - 1].slice(0, 40)}`, "prompt"],
     ["batch", (p) => String(p.batch)],
     ["draft length", (p, labels) => (labels.get(p.draft_length) ?? String(p.draft_length)).split(",")[0]],
     ["speed-up", (p) => (p.speedup === null ? "n/a" : `${number(p.speedup, 2)}×${bar(p)}`)],
@@ -21,13 +24,14 @@
   ];
   const FIELDS = [
     "batch", "draft_length", "speedup", "error", "against", "ms_per_token", "regular_ms_per_token", "tokens", "acceptance", "rounds",
+    "prompt",
   ];
   const PHASES = { waiting: "Waiting for the device…", stopped: "Stopped. The points so far are kept.", done: "Done." };
 
   const seconds = (value) => (value < 90 ? `${number(Math.ceil(value), 0)} s` : `${number(Math.ceil(value / 60), 0)} min`);
 
   function progressOf({ done, races, left_s: left, now }) {
-    return `Point ${done + 1} of ${races}: ${now}. About ${seconds(left)} left.`;
+    return `Part ${done + 1} of ${races}: ${now}. About ${seconds(left)} left.`;
   }
 
   function asCsv(sweep) {
@@ -39,7 +43,8 @@
   /** What the points are of, in the chart's caption. */
   function about({ kind, settings, device }) {
     if (kind === "predicted") return `${device}; acceptance ${number(settings.acceptance, 2)}`;
-    const rows = settings.prompts === "lines" ? "rows of different prompts" : "sampled rows of one prompt";
+    const one = settings.own_prompts.length ? `batch ${settings.batches[0]}, sampled rows of each prompt` : "sampled rows of one prompt";
+    const rows = settings.prompts === "lines" ? "rows of different prompts" : one;
     const heat = `temperature ${settings.temperature}${settings.resampled ? ", since at 0 all rows would be alike" : ""}`;
     return `${device ?? "unknown device"}; ${rows}, ${heat}; seed ${settings.seed}`;
   }
@@ -55,15 +60,15 @@
   const log2 = Math.log2;
 
   /** What hovering over a point says. */
-  const hover = (p) => `batch ${p.batch}: ${number(p.speedup, 2)}×${bar(p)}<br>${number(p.ms_per_token, 2)} against ` +
+  const hover = (p) => `${p.prompt === null ? "" : `prompt ${p.prompt}, `}batch ${p.batch}: ${number(p.speedup, 2)}×${bar(p)}<br>${number(p.ms_per_token, 2)} against ` +
     `${number(p.regular_ms_per_token, 2)} ms a token`;
 
   function trace(colour, line, i, count, points) {
     const look = lookOf(i), own = points.filter((one) => one.draft_length === line.draft_length && one.speedup !== null);
     const shade = colour(look.colour);
     return {
-      type: "scatter", mode: "lines+markers", name: line.label, cliponaxis: false,
-      x: own.map(({ batch }) => log2(batch) + APART * (i - (count - 1) / 2)), y: own.map(({ speedup }) => speedup),
+      type: "scatter", mode: own[0]?.prompt ? "markers" : "lines+markers", name: line.label, cliponaxis: false,
+      x: own.map(({ prompt, batch }) => prompt ?? log2(batch) + APART * (i - (count - 1) / 2)), y: own.map(({ speedup }) => speedup),
       line: { color: shade, dash: look.dash, width: 2.5 }, marker: { symbol: look.symbol, size: 10, color: shade },
       error_y: {
         type: "data", visible: own.some(({ error }) => error !== null), thickness: 1.5, width: 4, color: shade,
@@ -74,8 +79,9 @@
   }
 
   /** Where steps reach the ridge: plain ones, and those of rounds with a fixed draft length. */
-  function ridges({ ridge, lines }) {
-    if (ridge.tokens === null) return [];
+  function ridges(sweep) {
+    const { ridge, lines } = sweep;
+    if (ridge.tokens === null || promptsOf(sweep).length) return [];
     const fixed = lines.filter(({ draft_length: length }) => Number.isInteger(length));
     return [
       ...fixed.map(({ draft_length: length }) => ({ batch: ridge.tokens / (length + 1), text: `ridge, ${length} drafts a row` })),
@@ -83,36 +89,49 @@
     ];
   }
 
-  /** The batches of the axis: all that were asked for, and the next one if plain steps reach the ridge there. */
-  function ticks({ settings, ridge }) {
+  /** The axis: {title, from, to, at, words}. Over batches, all that were asked for, and the next one if plain steps reach
+      the ridge there. */
+  function axisOf(sweep) {
+    const { settings, ridge } = sweep, prompts = promptsOf(sweep);
+    if (prompts.length) {
+      const at = prompts.map((_, i) => i + 1);
+      return { title: "prompt", from: 0.5, to: prompts.length + 0.5, at, words: at.map(String) };
+    }
     const batches = [...settings.batches], last = batches.at(-1);
     if (ridge.tokens > last && ridge.tokens <= 2 * last) batches.push(2 * last);
-    return batches;
+    const at = batches.map(log2);
+    return { title: "batch size, rows", from: at[0] - 0.5, to: at.at(-1) + 0.35, at, words: batches.map(String) };
   }
 
   function chart(plot, sweep) {
-    const colour = plots.palette(plot), axis = plots.axis(colour), batches = ticks(sweep), count = sweep.lines.length;
+    const colour = plots.palette(plot), axis = plots.axis(colour), { title, from, to, at, words } = axisOf(sweep), count = sweep.lines.length;
     const traces = sweep.lines.map((line, i) => trace(colour, line, i, count, sweep.points)).filter(({ x }) => x.length);
-    const from = log2(batches[0]) - 0.5, to = log2(batches.at(-1)) + 0.35;
     const most = Math.max(1.2, ...sweep.points.map(({ speedup, error }) => (speedup ?? 0) * (1 + ERRORS * (error ?? 0))));
     const marks = ridges(sweep).filter(({ batch }) => log2(batch) > from && log2(batch) < to);
     const note = { showarrow: false, font: { size: 12, color: colour("ink") } };
-    plots.react(plot, traces, plots.layout(colour, `${sweep.kind} ${batches}`, {
+    plots.react(plot, traces, plots.layout(colour, `${sweep.kind} ${title} ${words}`, {
       height: 360, hovermode: "closest", margin: { l: 52, r: 14, t: 62, b: 42 },
       xaxis: {
-        ...axis, range: [from, to], tickvals: batches.map(log2), ticktext: batches.map(String),
-        title: { text: "batch size, rows", standoff: 4 },
+        ...axis, range: [from, to], tickvals: at, ticktext: words, title: { text: title, standoff: 4 },
       },
       yaxis: { ...axis, range: [0, most * 1.12], ticksuffix: "×", title: { text: "speed-up over regular", standoff: 4 } },
       shapes: !traces.length ? [] : [
         { type: "line", x0: from, x1: to, y0: 1, y1: 1, line: { color: colour("ink"), width: 1.5, dash: "dot" } },
+        ...(sweep.overall ? [{
+          type: "rect", x0: from, x1: to, y0: sweep.overall.low, y1: sweep.overall.high, line: { width: 0 },
+          fillcolor: colour("sweep-1"), opacity: 0.15, layer: "below",
+        }] : []),
         ...marks.map(({ batch }) => ({
           type: "line", yref: "paper", x0: log2(batch), x1: log2(batch), y0: 0, y1: 1,
           line: { color: colour("soft"), width: 1.5, dash: "longdashdot" },
         })),
       ],
       annotations: [
-        { ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "as fast as regular" },
+        // Over prompts it would stand on a point.
+        ...(promptsOf(sweep).length ? [] : [{ ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "as fast as regular" }]),
+        ...(sweep.overall ? [{
+          ...note, x: to, y: Math.min(sweep.overall.high, most), xanchor: "right", yanchor: "bottom", text: "95 % interval over the prompts",
+        }] : []),
         ...marks.map(({ batch, text }) => ({
           ...note, x: log2(batch), y: 1, yref: "paper", yanchor: "top", textangle: -90, xshift: 9, text,
         })),
@@ -188,7 +207,7 @@
       const labels = new Map(lines.map(({ draft_length: length, label }) => [length, label]));
       const columns = COLUMNS.filter(([, , key]) => !key || points.some((p) => p[key] !== null));
       this.root.querySelector("thead").replaceChildren(tableRow(columns.map(([name]) => name), true));
-      this.root.querySelector("tbody").replaceChildren(...points.map((p) => tableRow(columns.map(([, cell]) => cell(p, labels)))));
+      this.root.querySelector("tbody").replaceChildren(...points.map((p) => tableRow(columns.map(([, cell]) => cell(p, labels, promptsOf(this.sweep))))));
       this.root.querySelector(".sweep-results").hidden = !points.length;
       const said = this.root.querySelector(".sweep-said");
       if (points.length && [...said.children].map((one) => one.textContent).join() !== sentences.join()) {
