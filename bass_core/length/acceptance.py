@@ -73,7 +73,7 @@ class Reach:
 
 
 class Believed:
-    """Of one source of drafts: how many of those that a row may draft it drafts, and how many are accepted."""
+    """Of one source of drafts: of those that a row may draft, how many it drafts and how many are accepted."""
 
     def __init__(self, limit: int, copies: bool) -> None:
         self.drafted = Reach(limit, 1.0)
@@ -82,7 +82,7 @@ class Believed:
         self._accepted, self._rows = self._new(), defaultdict[int, Reach](self._new)
 
     def accepted(self, row: int) -> Rates:
-        """float64 [limit]: the chance that the first 1, 2, ... drafts of this row are accepted."""
+        """float64 [limit]: the chance that the first 1, 2, ... are drafted and accepted, if so many are allowed."""
         if row not in self._rows:
             return self._accepted.chances()
         return np.cumprod(self._rows[row].rates_beside(self._accepted))
@@ -97,6 +97,5 @@ class Believed:
     def add(self, row: int, allowed: int, drafted: int, accepted: int) -> None:
         """Note one row of that round."""
         self.drafted.add(drafted, allowed)
-        if drafted:
-            self._accepted.add(accepted, drafted)
-            self._rows[row].add(accepted, drafted)
+        self._accepted.add(accepted, allowed)
+        self._rows[row].add(accepted, allowed)

@@ -13,6 +13,7 @@ from bass_core.decode.cost_store import MOST_ROWS
 from bass_core.decode.measuring import measure_ahead, with_costs
 from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
+from bass_core.length.acceptance import Believed
 from bass_core.length.base import Feedback, Offer
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable, read_table
@@ -83,6 +84,15 @@ def test_the_best_drafts_of_all_rows_are_taken_first():
     short = [offer._replace(most=3) for offer in (HEAD, COPY, HEAD, HEAD)]
     assert play(policy, 1, short, 16)[0] == [0, 3, 0, 0], "as its room allows"
     assert policy.lengths([Offer(0), Offer(-1)]) == [0, 0]
+
+
+def test_drafts_that_are_not_made_gain_nothing():
+    """The drafter stops after one of eight that it may draft, which is accepted: two never will be."""
+    believed = Believed(16, copies=False)
+    for _ in range(60):
+        believed.fade()
+        believed.add(0, allowed=8, drafted=1, accepted=1)
+    assert believed.accepted(0)[0] > 0.9 and believed.accepted(0)[1] < 0.1
 
 
 def test_a_row_is_believed_to_go_on_as_it_did():
