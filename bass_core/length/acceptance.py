@@ -82,7 +82,7 @@ class Believed:
         self._accepted, self._rows = self._new(), defaultdict[int, Reach](self._new)
 
     def accepted(self, row: int) -> Rates:
-        """float64 [limit]: the chance that the first 1, 2, ... are drafted and accepted, if so many are allowed."""
+        """float64 [limit]: the chance that 1, 2, ... are drafted and accepted, if so many are allowed."""
         if row not in self._rows:
             return self._accepted.chances()
         return np.cumprod(self._rows[row].rates_beside(self._accepted))

@@ -13,7 +13,10 @@ import logging
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import gradio as gr
@@ -52,6 +55,13 @@ class Tee:
         return json.dumps({"words": words, "share": int(percent) / 100 if percent else None})
 
 
+def _import_ahead() -> None:
+    """Import what FastAPI imports for a page and Ray for a worker: in two threads at once both may fail."""
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.simplefilter("ignore")  # it warns of newer Pythons
+        import_module("pydantic.v1.fields")
+
+
 class EarlyPage:
     """A context: while it is entered the page is there, after PATIENCE_S. port: which it had, or None.
 
@@ -68,6 +78,7 @@ class EarlyPage:
 
     def __enter__(self) -> EarlyPage:
         if self._wanted:
+            _import_ahead()
             sys.stderr = self._tee
             self._timer.start()
         return self
