@@ -161,10 +161,16 @@ def chosen(page: Page, label: str, words: Any) -> None:
 
 
 def fits(page: Page, *widths: int) -> None:
-    """At none of these widths does the page scroll sideways; then the window has its usual size again."""
+    """At each of these widths the page does not scroll sideways, and its header ends inside the window.
+
+    Then the window has its usual size again.
+    """
+    last = "document.querySelector('.present-switch').getBoundingClientRect()"
     for width in widths:
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+        page.wait_for_function(
+            f"() => document.documentElement.scrollWidth <= innerWidth && {last}.right <= innerWidth"
+        )
     page.set_viewport_size({"width": 1400, "height": 900})
 
 

@@ -11,7 +11,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from ui.page.choices import DRAFT_LENGTH_WORDS
 from ui.recordings.recording import load
 
-from .browser import LANES, chosen, fill, revealed, run_to_the_end, shown
+from .browser import LANES, chosen, fill, fits, revealed, run_to_the_end, shown
 from .conftest import serving, watched
 
 pytestmark = pytest.mark.slow
@@ -133,6 +133,7 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
         watched(context, server) as other,
     ):
         expect(other.locator("[data-replay]")).to_contain_text("no model is loaded")
+        fits(other, 1024, 1400)
         expect(other.locator("#prompt")).to_have_count(0)
         other.evaluate(KEEP_CHARTS)
         run_to_the_end(other)
