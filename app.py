@@ -43,7 +43,10 @@ USER, PASSWORD, REPLAY = "bass", "BASS_PASSWORD", "BASS_REPLAY"
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one sentence, where argparse would print all options before it."""
+    """Refuses in one sentence, where argparse would print all options before it.
+
+    As in bass_core/__main__.py, which can't be imported here: it brings torch before the options are read.
+    """
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message.rstrip('.')}; see {self.prog} --help.\n")
@@ -69,12 +72,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add(
         "--threads",
-        type=_whole(THREADS),
+        type=whole(most=THREADS),
         help="threads of the models on a CPU; without it one for each core, less one for the browser where the "
         "page is served to this machine alone",
     )
     add("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
-    add("--port", type=_whole(PORTS), help="port to listen on; without it the first free one from 7860")
+    add("--port", type=whole(most=PORTS), help="port to listen on; without it the first free one from 7860")
     add(
         "--root-path",
         metavar="PATH",
@@ -87,10 +90,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="of presets that name none: auto goes by what a round costs on this machine, which is measured while "
         "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
     )
-    add("--max-batch", type=_whole(ROWS), default=32, help="largest batch that the page accepts")
-    add("--max-new-tokens", type=_whole(), default=1024, help="most new tokens a sequence")
-    add("--max-prompt", type=_whole(), default=20_000, help="most characters of a prompt")
-    add("--max-seconds", type=_whole(), default=600, help="longest time of one race")
+    add("--max-batch", type=whole(most=ROWS), default=32, help="largest batch that the page accepts")
+    add("--max-new-tokens", type=whole(), default=1024, help="most new tokens a sequence")
+    add("--max-prompt", type=whole(), default=20_000, help="most characters of a prompt")
+    add("--max-seconds", type=whole(), default=600, help="longest time of one race")
     add(
         "--allow-any-model",
         action="store_true",
@@ -98,7 +101,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add(
         "--workers",
-        type=_whole(),
+        type=whole(),
         metavar="N",
         help="run N races at once, on N workers of Ray: each has a GPU, or a share of the cores; needs "
         "requirements-ray.txt",
@@ -130,16 +133,16 @@ def replayed(option: str | None, environment: Mapping[str, str]) -> str | None:
     return "" if asked == "1" else asked or None
 
 
-def _whole(most: int = MOST) -> Callable[[str], int]:
-    """The type of an option that takes a whole number from 1 to `most`."""
+def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
+    """The type of an option that takes a whole number from `least` to `most`."""
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            value = 0
-        if not 1 <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most}; got {text!r}")
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}; got {text!r}")
         return value
 
     return read
@@ -158,7 +161,7 @@ def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]
     """The refusal of an address or a port that can't be listened on; None if it can."""
     for name in NUMBERS:
         try:
-            _whole(PORTS)(environment.get(name, "1"))
+            whole(most=PORTS)(environment.get(name, "1"))
         except argparse.ArgumentTypeError as error:
             return f"{name} {error}: change it, or leave it out."
     address = host(options.host, environment)

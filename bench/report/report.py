@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from app import whole as whole
 from bass_core import ModelPair, load_pair
 from bass_core.__main__ import Parser
 from bass_core.errors import RequestError
@@ -58,21 +59,6 @@ def parser(name: str, description: str, *models: str, figures: bool = False) -> 
     if figures:
         made.add_argument("--report", type=Path, metavar="FOLDER", help="draw the figures there, as PNGs")
     return made
-
-
-def whole(least: int = 1, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """The type of an option that takes a whole number from `least` to `most`."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}; got {text!r}")
-        return value
-
-    return read
 
 
 def number(least: float = 0.0, most: float = math.inf, above: bool = False) -> Callable[[str], float]:
