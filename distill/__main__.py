@@ -36,7 +36,7 @@ def main() -> None:
     settings = load(options.config)
     work: Path = options.work
     try:
-        pair = load_pair(settings.pair, device=options.device)
+        pair = load_pair(settings.pair, device=options.device, dtype=options.dtype)
         if options.command == "corpus":
             held = write_corpus(pair, settings, work / "corpus", options.tokens)
             print(f"{work / 'corpus'} holds {held} new tokens.")
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto", help='as for load_pair; "int8" writes a corpus sooner')
     parser.add_argument("--tokens", type=int, default=400_000, help="corpus: new tokens to hold in all")
     parser.add_argument("--steps", type=int, default=4000, help="train, ablate: steps of the optimiser in all")
     parser.add_argument(
@@ -83,7 +84,7 @@ def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
     changed: dict[str, Any] = {}
     for assignment in options.set:
         name, _, value = assignment.partition("=")
-        changed[name] = value if name in ("loss", "start") else json.loads(value)
+        changed[name] = value if name == "start" else json.loads(value)
     if options.command == "slots":
         return replace(settings, slots=replace(settings.slots, **changed))
     return replace(settings, train=replace(settings.train, **changed))
@@ -92,7 +93,7 @@ def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
 def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
     out = work / (options.name or "head")
     log = train(pair, settings, work / "corpus", out, options.steps)
-    print(f"{out}: loss {log['loss'][0][1]} -> {log['loss'][-1][1]}; held out: {log['held_out'][-1]}")
+    print(f"{out}: overlap {log['overlap'][0][1]} -> {log['overlap'][-1][1]}; held out: {log['held_out'][-1]}")
     if options.install:
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
 

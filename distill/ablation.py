@@ -27,8 +27,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "3 layers": {"layers": 3},
     "last state alone": {"reads_layers": False},
     "no states": {"reads_states": False},
-    "forward KL": {"loss": "kl"},
-    "total variation": {"loss": "tv"},
     "true states alone": {"own_states": 0},
     "layers copied from the target": {"start": "target"},
 }

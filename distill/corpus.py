@@ -1,63 +1,48 @@
-"""The corpus: the target's answers to many prompts, with its hidden states at every token.
+"""The corpus: conversations with the target, and its hidden states at every token.
 
 Contract: shard k of a folder depends only on the pair, the settings, the installed Python library and k. It is
 written whole or not at all; a run that was killed goes on with the first missing shard. A shard holds `tokens`
 int32 [N]; `states` float16 [N, width], the target's states at each token (of the layers that the settings name,
 then the last hidden state, as HiddenStateTap in model/base.py says; zeros at a row's last token, which was never
-fed); `starts` int64 [rows + 1], where rows begin and end; `prompts` int64 [rows], the length of each row's prompt;
-and `layers` int64, those layers.
+fed); `scored` bool [N], whether the target wrote the next token as a part of an answer; `starts` int64 [rows + 1],
+where rows begin and end; and `layers` int64, those layers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from bass_core import ModelPair, SamplingParams
-from bass_core.decode.base import DecodingParams
-from bass_core.decode.batch import BatchDecoder
+from bass_core import ModelPair
 from bass_core.decode.request import make_request
-from bass_core.draft.base import Drafter, Proposal
 from bass_core.model.base import HiddenStateTap
+from bass_core.model.forward import ForwardBatch
 from bass_core.model.runner import ModelRunner
-from bass_core.sample.noise import NoiseKeys
-from bass_core.sequence import Sequence
 
-from .own_prompts import own_prompts
-from .prompts import corpus_prompts
-from .settings import Settings
+from .prompts import Turn, conversations, evaluation_prompts
+from .settings import CorpusSettings, Settings
 
-PROMPT_TOKENS = 256
-# The least prefill_tokens here: no request has to stop halfway, and on a CPU long chunks take half the time.
-SHARD_PREFILL_TOKENS = 2048
-
-
-class StateRecorder(Drafter):
-    """A drafter that proposes nothing and keeps the states that it is given."""
-
-    observes_states = True
-
-    def __init__(self) -> None:
-        self.states: dict[int, list[Tensor]] = {}
-
-    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        return Proposal(torch.zeros(len(rows), 0, dtype=torch.long), [0] * len(rows))
-
-    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        for row, state in zip(rows, states, strict=True):
-            self.states.setdefault(row.index, []).append(state.to("cpu", torch.float16, copy=True))
+# How many tokens of a prompt one forward reads, while other rows write.
+CHUNK = 32
+# Tokens of a user's turn that the target makes up, by completing an empty one (Magpie, arXiv 2406.08464), and the
+# temperature of these turns: at 1, more of them are nonsense. Answers have the shard's own.
+SHORTEST, LONGEST, TEMPERATURE = 4, 80, 0.8
+# The shortest answer that other conversations may quote, in characters.
+QUOTED = 200
 
 
 def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int) -> int:
-    """Write shards until the folder holds `tokens` generated tokens; returns how many it holds.
+    """Write shards until the folder holds `tokens` scored tokens; returns how many it holds.
 
     Several processes may write to one folder: each takes the next shard that is neither written nor locked.
     """
@@ -86,46 +71,220 @@ def _write_missing(pair: ModelPair, settings: Settings, folder: Path, number: in
 
 
 def _held(folder: Path, counts: dict[Path, int]) -> int:
-    """Generated tokens in all shards, whichever process wrote them; `counts` caches those of each shard."""
+    """Scored tokens of all shards, whichever process wrote them; `counts` caches those of each shard."""
     for path in shards(folder):
         if path not in counts:
             with safe_open(path, "pt") as shard:
-                starts, prompts = shard.get_tensor("starts"), shard.get_tensor("prompts")
-            counts[path] = int(starts[-1] - prompts.sum())
+                counts[path] = int(shard.get_tensor("scored").sum())
     return sum(counts.values())
 
 
 def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, Tensor]:
-    """One batch of different prompts, answered by regular decoding at the shard's temperature."""
+    """Different conversations, whose answers are sampled at the shard's temperature."""
     corpus = settings.corpus
     seed = settings.seed * 1_000_003 + number
-    own = round(corpus.own_share * corpus.rows)
-    prompts = corpus_prompts(seed, corpus.rows - own) + own_prompts(pair, own, seed)
-    ids = [make_request(pair, prompt).prompts[0][:PROMPT_TOKENS] for prompt in prompts]
-    sampling = SamplingParams(temperature=corpus.temperatures[number % len(corpus.temperatures)])
-    request = make_request(pair, ids, max_new_tokens=corpus.max_new_tokens, sampling=sampling, seed=seed)
-    sequences, recorder = request.sequences(), StateRecorder()
     step, readout = pair.target_step, pair.target_step.readout
     step.readout = HiddenStateTap(tuple(corpus.layers))
     try:
-        runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend)
-        runner.prefill_tokens = max(runner.prefill_tokens, SHARD_PREFILL_TOKENS)
-        decoder = BatchDecoder(sequences, runner, DecodingParams(sampling, seed), recorder)
-        while not decoder.finished:
-            decoder.step()
+        temperature = corpus.temperatures[number % len(corpus.temperatures)]
+        rows = Writer(pair, corpus, temperature, seed).write(conversations(seed, corpus.conversations))
     finally:
         step.readout = readout
-    rows = [torch.cat(recorder.states[row.index]) for row in sequences]
-    # The newest token of a row was never fed, so it has no state.
-    states = [torch.cat((state, state.new_zeros(1, state.shape[1]))) for state in rows]
-    lengths = [0, *(len(row.tokens) for row in sequences)]
+    # The newest token of a row was never fed, or is not followed by one that counts.
+    states = [torch.cat(row.states)[: len(row.tokens) - 1] for row in rows]
+    states = [torch.cat((each, each.new_zeros(1, each.shape[1]))) for each in states]
+    lengths = [0, *(len(row.tokens) for row in rows)]
     return {
-        "tokens": torch.tensor([token for row in sequences for token in row.tokens], dtype=torch.int32),
+        "tokens": torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int32),
         "states": torch.cat(states),
+        # Whether the *next* token is one of an answer.
+        "scored": torch.tensor([flag for row in rows for flag in (*row.answer[1:], False)]),
         "starts": torch.tensor(lengths).cumsum(0),
-        "prompts": torch.tensor([len(row.prompt) for row in sequences]),
         "layers": torch.tensor(corpus.layers, dtype=torch.long),
     }
+
+
+@dataclass(frozen=True)
+class Template:
+    """The text before the first turn, before an answer, and before a later turn; the id that ends a turn."""
+
+    opening: str
+    answer: str
+    again: str
+    end: int
+
+    @classmethod
+    def of(cls, pair: ModelPair) -> Template:
+        """That of the pair's chat template. Exits if it does not end a turn with an end token."""
+        mark = "@@"
+        turns = [{"role": role, "content": mark} for role in ("user", "assistant", "user")]
+        text = pair.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        opening, answer, again, _ = text.split(mark)
+        end = pair.tokenizer(again, add_special_tokens=False).input_ids[0]
+        if end not in pair.default_eos():
+            raise SystemExit("This target's chat template does not end a turn with an end token: choose another.")
+        return cls(opening, answer, again, end)
+
+
+@dataclass
+class Row:
+    """A conversation while it is written: its tokens, which of them are an answer's, the states of those fed.
+
+    wants: the temperature of the next token, which `talk` is to be sent.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    answer: list[bool] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    fed: int = 0
+    wants: float = 0.0
+    talk: Generator[float, int, None] | None = None
+
+    def add(self, tokens: list[int], answer: bool = False) -> None:
+        """Append tokens; answer: they are a part of one."""
+        self.tokens += tokens
+        self.answer += [answer] * len(tokens)
+
+
+class Writer:
+    """Lets the target write conversations, `corpus.rows` at a time: where one ends, the next begins."""
+
+    def __init__(self, pair: ModelPair, corpus: CorpusSettings, temperature: float, seed: int) -> None:
+        self.pair, self.corpus, self.temperature = pair, corpus, temperature
+        self.template = Template.of(pair)
+        self.noise, self.choices = torch.Generator().manual_seed(seed), random.Random(seed)
+        backend = make_request(pair, "x").backend
+        longest = corpus.longest_row + CHUNK
+        self.runner = ModelRunner(pair.target_step, corpus.rows, longest, pair.vocab, backend)
+        self.taken = {prompt["text"] for prompt in evaluation_prompts()}
+        # Prompts and answers, which later conversations quote.
+        self.told: list[tuple[str, str]] = []
+
+    @torch.inference_mode()
+    def write(self, asked: list[list[Turn]]) -> list[Row]:
+        """The rows of these conversations, but for those without an answer."""
+        waiting = list(reversed(asked))
+        rows: list[Row] = []
+        done: list[Row] = []
+        while waiting or rows:
+            while waiting and len(rows) < self.corpus.rows:
+                row = Row()
+                row.talk = self._talk(row, waiting.pop())
+                if _go_on(row, None):
+                    self.runner.commit(len(rows), 0)
+                    rows.append(row)
+            if rows:
+                self._step(rows)
+            for place in reversed(range(len(rows))):
+                if rows[place].talk is None:
+                    if any(rows[place].answer):
+                        done.append(rows[place])
+                    self.runner.move_row(len(rows) - 1, place)
+                    rows[place] = rows[-1]
+                    rows.pop()
+        return done
+
+    def _step(self, rows: list[Row]) -> None:
+        """Feed each row its next tokens, and let those that were fed all of theirs have another."""
+        parts = [row.tokens[row.fed : row.fed + CHUNK] for row in rows]
+        counts = [len(part) for part in parts]
+        width = max(counts)
+        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts])
+        lengths = [row.fed for row in rows]
+        take = [count - 1 for count in counts]
+        output = self.runner.forward(ForwardBatch(ids, lengths, counts, take, return_states=True))
+        states = output.require_states()
+        for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            row.states.append(states[place, :count].to("cpu", torch.float16, copy=True))
+            row.fed += count
+            self.runner.commit(place, row.fed)
+        asking = [place for place, row in enumerate(rows) if row.fed == len(row.tokens)]
+        drawn = self._draw(output.logits[asking].float(), [rows[place].wants for place in asking])
+        for place, token in zip(asking, drawn, strict=True):
+            _go_on(rows[place], token)
+
+    def _draw(self, logits: Tensor, temperatures: list[float]) -> list[int]:
+        """A token of each row of logits [N, V], the likeliest at temperature 0."""
+        drawn = logits.argmax(-1)
+        hot = [place for place, temperature in enumerate(temperatures) if temperature]
+        if hot:
+            divisors = torch.tensor([temperatures[place] for place in hot])[:, None]
+            # torch.multinomial takes ten times as long.
+            below = (logits[hot].cpu() / divisors).softmax(-1).cumsum(-1)
+            u = torch.rand(len(hot), 1, generator=self.noise)
+            found = torch.searchsorted(below, u * below[:, -1:], right=True)[:, 0]
+            drawn[hot] = found.clamp(max=logits.shape[1] - 1).to(drawn.device)
+        tokens: list[int] = drawn.tolist()
+        return tokens
+
+    def _talk(self, row: Row, turns: list[Turn]) -> Generator[float, int, None]:
+        """Appends to the row; yields the temperature of each token that the target is to write, and is sent it."""
+        before = self.template.opening
+        for turn in turns:
+            room = self.corpus.longest_row - len(row.tokens)
+            asked = None if turn.text is None else self._filled(turn)
+            ids = self._ids(before if asked is None else before + asked + self.template.answer)
+            answer = self._ids(self.template.answer)[1:]
+            if len(ids) + SHORTEST + (LONGEST + len(answer) if asked is None else 0) > room:
+                return
+            row.add(ids)
+            if asked is None:
+                asked = yield from self._made_up(row)
+                if asked is None:
+                    return
+                row.add(answer)
+            room = self.corpus.longest_row - len(row.tokens)
+            written = yield from self._written(row, min(self.corpus.max_new_tokens, room), self.temperature, True)
+            text = self.pair.tokenizer.decode(written, skip_special_tokens=True).strip()
+            if len(text) >= QUOTED:
+                self.told.append((asked, text))
+            if written[-1] != self.template.end:
+                return
+            # The end token was written.
+            before = self.pair.tokenizer.decode(self._ids(self.template.again)[1:])
+
+    def _made_up(self, row: Row) -> Generator[float, int, str | None]:
+        """A user's turn by the target; None if it did not end in time, or says too little."""
+        start = len(row.tokens)
+        written = yield from self._written(row, LONGEST, TEMPERATURE, False)
+        text: str = self.pair.tokenizer.decode(written[:-1]).strip()
+        if written[-1] == self.template.end and len(written) > SHORTEST and text not in self.taken:
+            return text
+        # What led to nothing is cut off; if it is fed nevertheless, its states are cut off with it.
+        del row.tokens[start:], row.answer[start:]
+        return None
+
+    def _written(self, row: Row, most: int, temperature: float, answer: bool) -> Generator[float, int, list[int]]:
+        start = len(row.tokens)
+        while len(row.tokens) - start < most:
+            token = yield temperature
+            row.add([token], answer)
+            if token == self.template.end:
+                break
+        return row.tokens[start:]
+
+    def _filled(self, turn: Turn) -> str:
+        assert turn.text is not None
+        if not turn.told:
+            return turn.text
+        quoted = self.choices.sample(self.told, min(turn.told, len(self.told)))
+        question = self.choices.choice(quoted)[0] if quoted else ""
+        text = "\n\n".join(answer for _, answer in quoted)
+        return turn.text.replace("{question}", question).replace("{text}", text)
+
+    def _ids(self, text: str) -> list[int]:
+        found: list[int] = self.pair.tokenizer(text, add_special_tokens=False).input_ids
+        return found
+
+
+def _go_on(row: Row, token: int | None) -> bool:
+    """Give a row its next token, None at its beginning; False if it has ended, and `talk` is None then."""
+    try:
+        assert row.talk is not None
+        row.wants = next(row.talk) if token is None else row.talk.send(token)
+    except StopIteration:
+        row.talk = None
+    return row.talk is not None
 
 
 def shards(folder: Path) -> list[Path]:
@@ -143,15 +302,6 @@ def check_layers(paths: list[Path], settings: Settings) -> None:
                 f"{path} was written with the target's layers {held}, and config.json names "
                 f"{settings.corpus.layers}: name those, or write the corpus again in another --work folder."
             )
-
-
-def rows_of(path: Path) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """(tokens int64 [n], states float16 [n, width], length of the prompt) of each row of a shard."""
-    shard = load_file(path)
-    starts = shard["starts"].tolist()
-    for row, prompt in enumerate(shard["prompts"].tolist()):
-        part = slice(starts[row], starts[row + 1])
-        yield shard["tokens"][part].long(), shard["states"][part], prompt
 
 
 def _save(path: Path, shard: dict[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""Any number of prompts for the corpus: code, instructions, questions, stories, lists and rewriting.
+"""Any number of conversations for the corpus, of many kinds.
 
-Contract: `corpus_prompts(seed, count)` is a pure function of its arguments and the installed Python library. None
-of its prompts is in the evaluation set, which has topics of its own, and none is taken from HumanEval.
+Contract: `conversations(seed, count)` is a pure function of its arguments and the installed Python library. None
+of its prompts is in the evaluation set, which has topics of its own, and none is taken from a public workload.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import inspect
 import json
 import random
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 EVALUATION = Path(__file__).parent / "evaluation_prompts.json"
@@ -20,26 +22,113 @@ EVALUATION = Path(__file__).parent / "evaluation_prompts.json"
 # The prompt templates, the words that fill them, and the library modules whose docstrings are asked about.
 WORDS: dict[str, Any] = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
 _LANGUAGES = ["Python", "Python", "Python", "Python", "JavaScript", "Java", "C", "C++", "Go", "Bash"]
+# The kinds of first turns and their weights. "own": the target makes it up.
+_KINDS = {
+    "own": 30, "code": 6, "docstring": 5, "instruction": 5, "question": 5, "story": 4, "list": 3, "rewriting": 6,
+    "sum": 8, "fact": 7, "role": 3, "puzzle": 3, "translation": 5, "about": 8, "passages": 4,
+}  # fmt: skip
+# Kinds that quote long texts, and how many parts these have at least and at most.
+_QUOTING = {"about": (1, 5), "passages": (3, 5)}
+# How likely another turn is, how many there are at most, and how many of the later ones the target makes up.
+_AGAIN, _TURNS, _OWN_LATER = 0.45, 7, 0.3
+# A part of a text of ours: sentences of news, characters of Python's manual.
+_NEWS, _MANUAL = (3, 9), 600
 
 
-def corpus_prompts(seed: int, count: int) -> list[str]:
-    """`count` different prompts, the kinds in turn; other seeds give other prompts."""
+@dataclass(frozen=True)
+class Turn:
+    """What a user says. text None: the target makes it up.
+
+    told: so many answers that the target gave in other conversations replace "{text}", and the prompt of one of
+    them replaces "{question}".
+    """
+
+    text: str | None
+    told: int = 0
+
+
+def conversations(seed: int, count: int) -> list[list[Turn]]:
+    """The turns of `count` conversations with different beginnings; other seeds give others.
+
+    Those that quote texts are the last ones, so that there are texts to quote.
+    """
     rng = random.Random(seed)
-    kinds = ["code", "docstring", "instruction", "question", "story", "list", "rewriting", "rewriting"]
-    prompts: list[str] = []
+    found: list[list[Turn]] = []
     taken = {prompt["text"] for prompt in evaluation_prompts()}
-    while len(prompts) < count:
-        prompt = _make(kinds[len(prompts) % len(kinds)], rng)
-        if prompt not in taken:
-            taken.add(prompt)
-            prompts.append(prompt)
-    return prompts
+    while len(found) < count:
+        (kind,) = rng.choices(list(_KINDS), list(_KINDS.values()))
+        first = (
+            Turn(None) if kind == "own" else _quoting(kind, rng) if kind in _QUOTING else Turn(_make(kind, rng))
+        )
+        if first.text in taken:
+            continue
+        if first.text is not None and not first.told:
+            taken.add(first.text)
+        turns = [first]
+        while len(turns) < _TURNS and rng.random() < _AGAIN:
+            turns.append(Turn(None if rng.random() < _OWN_LATER else _make("next", rng)))
+        found.append(turns)
+    return sorted(found, key=lambda turns: turns[0].told > 0)
 
 
 def evaluation_prompts() -> list[dict[str, str]]:
     """The committed set: 64 prompts {"kind", "text"}, 16 each of code, prose, question and rewriting."""
     loaded: list[dict[str, str]] = json.loads(EVALUATION.read_text(encoding="utf-8"))
     return loaded
+
+
+def _quoting(kind: str, rng: random.Random) -> Turn:
+    """A prompt about a long text: of the target's own answers, of made-up news, or of Python's manual."""
+    asked, parts = _make(kind, rng), rng.randint(*_QUOTING[kind])
+    source = rng.choice(["answers", "news", "news", "manual"])
+    if source == "answers":
+        return Turn(asked, parts)
+    texts = [_news(rng) if source == "news" else _manual(rng) for _ in range(parts)]
+    question = f"What does the text say about {rng.choice(rng.choice(texts).split())}?"
+    return Turn(asked.replace("{question}", question).replace("{text}", "\n\n".join(texts)))
+
+
+def _name(rng: random.Random) -> str:
+    """A name that hardly anybody has."""
+    return "".join(rng.choices(WORDS["syllables"], k=rng.randint(2, 3))).capitalize()
+
+
+def _news(rng: random.Random) -> str:
+    """A paragraph about people and places with rare names."""
+
+    def pick(words: str) -> str:
+        return rng.choice(WORDS[words])
+
+    names = {
+        "person": f"{pick('names')} {_name(rng)}",
+        "second": f"{_name(rng)} {_name(rng)}",
+        "third": _name(rng),
+        "city": _name(rng),
+        "town": rng.choice([_name(rng), pick("lands")]),
+        "company": f"{_name(rng)} {rng.choice(['Group', 'Ltd', 'Airways', 'Foods', 'Bank', 'Energy'])}",
+    }
+    text = []
+    for sentence in rng.sample(WORDS["news"], rng.randint(*_NEWS)):
+        facts = {
+            "n": rng.randint(19, 92),
+            "m": rng.randint(11, 480),
+            "k": rng.randint(2, 12),
+            "year": rng.randint(1890, 2024),
+            "day": rng.choice(["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]),
+            "month": rng.choice(["January", "March", "April", "June", "August", "September", "November"]),
+            "street": pick("streets"),
+            "pet": pick("pets"),
+            "topic": pick("topics"),
+        }
+        text.append(sentence.format(**names, **facts))
+    return " ".join(text)
+
+
+def _manual(rng: random.Random) -> str:
+    """A passage of the Python manual that comes with the interpreter."""
+    text = rng.choice(sorted(topics.items()))[1]
+    start = rng.randrange(max(1, len(text) - _MANUAL))
+    return text[start : start + _MANUAL].partition(" ")[2].rpartition(" ")[0]
 
 
 def _make(kind: str, rng: random.Random) -> str:
@@ -60,7 +149,25 @@ def _make(kind: str, rng: random.Random) -> str:
         plain = " ".join(rng.sample(WORDS["sentences"], rng.randint(2, 5)))
         text = rng.choice([doc, plain, plain, f"{about} {plain}"])
         return rng.choice(WORDS["rewrites"]).format(text=text)
+    friends = rng.sample(WORDS["names"], 3)
     words = {
+        "name": friends[0],
+        "friend": friends[1],
+        "third": friends[2],
+        "goods": pick("goods"),
+        "other_goods": pick("goods"),
+        "a": rng.randint(20, 200),
+        "b": rng.randint(4, 40),
+        "c": rng.randint(2, 12),
+        "d": rng.randint(2, 9),
+        "thing": pick("things"),
+        "land": pick("lands"),
+        "role": pick("roles"),
+        "german": " ".join(rng.sample(WORDS["german"], rng.randint(1, 3))),
+        "foreign": pick("foreign"),
+        "sentence": pick("sentences"),
+        "text": "{text}",
+        "question": "{question}",
         "topic": pick("topics"),
         "other": pick("topics"),
         "person": pick("people"),

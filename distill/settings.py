@@ -14,14 +14,15 @@ CONFIG = Path(__file__).parent / "config.json"
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """rows: prompts per shard; own_share: share of them that the target makes up itself (own_prompts.py);
-    temperatures: one per shard, in turn; layers: layers of the target, ascending, whose residual stream is kept
-    besides the last hidden state (HiddenStateTap in model/base.py).
+    """conversations: in a shard; rows: of them written at once; max_new_tokens: of an answer; longest_row: tokens
+    of a conversation; temperatures: of the answers, one per shard, in turn; layers: layers of the target,
+    ascending, whose residual stream is kept besides the last hidden state (HiddenStateTap in model/base.py).
     """
 
+    conversations: int
     rows: int
-    own_share: float
     max_new_tokens: int
+    longest_row: int
     temperatures: list[float]
     layers: list[int]
 
@@ -33,8 +34,8 @@ class TrainSettings:
     layers: how many it has; start: "random", "target" for copies of the target's last ones, or the folder of a
     trained head to continue from. reads_states: whether it reads the target's states; reads_layers: all that the
     corpus kept, or only the last. vocabulary: how many of the most frequent ids it can propose. longest_row: rows
-    are cut to so many tokens. loss: "kl" (forward), "tv" or "mix" (their sum); loss_share: share of the positions
-    that count, drawn anew each step. own_states: how many drafted tokens deep it is trained on its own states.
+    are cut to so many tokens. share: of the positions that count, drawn anew each step. own_states: how many
+    drafted tokens deep it is trained on its own states.
     """
 
     layers: int
@@ -44,8 +45,7 @@ class TrainSettings:
     vocabulary: int
     longest_row: int
     tokens_per_step: int
-    loss: str
-    loss_share: float
+    share: float
     learning_rate: float
     warmup_steps: int
     own_states: int

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from bass_core import ModelPair
 from bass_core.model.draft_head import DraftHead, load_draft_head
 
-from .batches import Scale, collate, load_rows
+from .batches import Scale, answers, collate, load_rows
 from .corpus import check_layers, shards
 from .settings import Settings, SlotSettings
 from .train import CHECKPOINT, depths, schedule
@@ -42,7 +42,7 @@ _CHECKED = 8
 
 @dataclass
 class Text:
-    """What the target wrote in one row, n tokens, as the head sees it.
+    """What the target wrote in one answer, n tokens, as the head sees it.
 
     states, last float16 [n, hidden]: the head's at each token and the target's last hidden state; columns int16
     [n]: the tokens' places in the head's vocabulary, -1 where they have none; logs float16, likeliest int16
@@ -77,22 +77,21 @@ def read_texts(head: DraftHead, shard: Path, cache: Path, options: SlotSettings)
     """The texts of a shard, computed once and kept in `cache`."""
     kept = cache / f"{shard.stem}.pt"
     if not kept.exists():
-        rows, found = sorted(load_rows([shard]), key=lambda row: len(row[0])), []
-        width = rows[0][1].shape[1]
+        rows, found = sorted(load_rows([shard]), key=len), []
+        width = rows[0].states(1).shape[1]
         unscaled = Scale(torch.zeros(width), torch.ones(width))
         for first in range(0, len(rows), 8):
             part = rows[first : first + 8]
             batch = collate(part, unscaled, options.longest_row)
             states = depths(head, batch, 0)[0]
-            for r, (tokens, _, _) in enumerate(part):
-                scored = batch.scored[r]
-                last = batch.states[r][scored][:, -head.config.hidden :]
+            for r, answer in ((r, answer) for r, row in enumerate(batch.scored) for answer in answers(row)):
+                last = batch.states[r, answer, -head.config.hidden :]
                 logits = head.body.lm_head(last)
                 top, likeliest = logits.topk(options.likeliest, dim=-1)
-                columns = head.columns_of(tokens[: len(scored)][scored[: len(tokens)]])
+                columns = head.columns_of(batch.ids[r, answer])
                 logs = top - logits.logsumexp(-1, keepdim=True)
                 found.append(
-                    (states[r][scored].half(), last.half(), columns.short(), logs.half(), likeliest.short())
+                    (states[r, answer].half(), last.half(), columns.short(), logs.half(), likeliest.short())
                 )
         cache.mkdir(parents=True, exist_ok=True)
         torch.save(found, kept.with_suffix(".part"))

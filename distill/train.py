@@ -2,11 +2,11 @@
 
 Contract: the head shares the target's embedding and output head. Its own layers start with random weights (or from
 a head trained before, or from the target's last layers, which short trials found worse: RESULTS.md). `train`
-minimises a divergence that decides acceptance (DistillSpec, arXiv 2310.08461): forward KL, the total variation
-1 - a, or both. Besides the target's last state the head may read those of earlier layers (EAGLE-3, arXiv
-2503.01840, section 3.1). A checkpoint is written every few minutes, and a killed run continues from it; the same
-settings and steps give the same weights up to the machine's rounding. The second and later drafted tokens are
-trained on the head's own states, with the target's states before them, as in drafting (HASS, arXiv 2408.15766).
+minimises divergences that decide acceptance (`pulls`; DistillSpec, arXiv 2310.08461). Besides the target's last
+state the head may read those of earlier layers (EAGLE-3, arXiv 2503.01840, section 3.1). A checkpoint is written
+every few minutes, and a killed run continues from it; the same settings and steps give the same weights up to the
+machine's rounding. The second and later drafted tokens are trained on the head's own states, with the target's
+states before them, as in drafting (HASS, arXiv 2408.15766).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache
@@ -36,6 +35,8 @@ from .settings import Settings, TrainSettings
 # Rows of each held-out shard that a checkpoint is measured on.
 CHECKED_ROWS = 24
 CHECKPOINT = "checkpoint.pt"
+# Places whose distributions are computed together: they fit the processor's caches.
+TOGETHER = 128
 
 
 def new_head(
@@ -83,15 +84,26 @@ def _go_on_from(head: DraftHead, trained: DraftHead, start: str) -> None:
     head.load_state_dict(trained.own_weights(), strict=False)
 
 
-def divergence(student: Tensor, teacher: Tensor, loss: str) -> Tensor:
-    """Mean over rows of logits [N, V']: forward KL ("kl"), total variation ("tv"), or their sum ("mix")."""
-    log_q, p = F.log_softmax(student, dim=-1), F.softmax(teacher, dim=-1)
-    terms = []
-    if loss in ("kl", "mix"):
-        terms.append(F.kl_div(log_q, p, reduction="batchmean"))
-    if loss in ("tv", "mix"):
-        terms.append(0.5 * (p - log_q.exp()).abs().sum(-1).mean())
-    return torch.stack(terms).sum()
+def pulls(students: list[Tensor], teacher: Tensor, rows: Tensor) -> tuple[list[float], list[Tensor]]:
+    """How well each depth drafts at N places, and the gradient [N, hidden] of its loss for its states.
+
+    students, teacher [N, hidden]: the head's states of each depth and the target's; rows [V', hidden]: the output
+    layer's. q and p are the softmax of states @ rows^T. How well: the mean of a = sum min(p, q), the chance that
+    a draft is accepted (arXiv 2211.17192, theorem 3.5). The loss: the mean of KL(p, q) - log a. The gradient of
+    -log a is that of total variation, 1 - a, over a, and so is not lost where q has next to nothing.
+    """
+    found, gradients = [0.0] * len(students), [torch.empty_like(student) for student in students]
+    for first in range(0, len(teacher), TOGETHER):
+        part = slice(first, first + TOGETHER)
+        p = (teacher[part] @ rows.t()).softmax(-1)
+        for depth, student in enumerate(students):
+            q = (student[part] @ rows.t()).softmax(-1)
+            overlap = torch.minimum(p, q).sum(-1, keepdim=True)
+            below = q.masked_fill(q >= p, 0.0)
+            pull = q.mul_(1 + below.sum(-1, keepdim=True) / overlap).sub_(p).sub_(below.div_(overlap))
+            gradients[depth][part] = pull @ rows / len(teacher)
+            found[depth] += overlap.sum().item() / len(teacher)
+    return found, gradients
 
 
 def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
@@ -157,9 +169,10 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     # A checkpoint's weights need the scale that they were trained with.
     scale = Scale(*checkpoint["scale"]) if checkpoint else scale_of(rows, pair.target.config.hidden_size)
     # Each shard has one temperature, so each held-out shard is measured separately.
-    held_out = [load_rows([path])[:CHECKED_ROWS] for path in paths[: options.held_out_shards]]
+    held_out = [load_rows([path]) for path in paths[: options.held_out_shards]]
     checks = [
-        [collate(part[i : i + 8], scale, options.longest_row) for i in range(0, len(part), 8)] for part in held_out
+        [collate([row], scale, options.longest_row) for row in part[:: max(1, len(part) // CHECKED_ROWS)]]
+        for part in held_out
     ]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
     # With a checkpoint, ignore `start`: its weights replace the initial ones, whose folder may have changed.
@@ -176,8 +189,7 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
         while run.step < steps:
-            loss = run.update(next(source))
-            bar.set_postfix(loss=f"{loss:.3f}")
+            bar.set_postfix(overlap=f"{run.update(next(source)):.3f}")
             bar.update(1)
             if run.due() or run.step == steps:
                 save()
@@ -211,7 +223,7 @@ def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | Non
 
 def _begun(recipe: dict[str, Any]) -> dict[str, Any]:
     """The checkpoint of a run before its first step, without weights."""
-    return {"step": 0, "seconds": 0.0, "log": {"options": recipe, "loss": [], "held_out": []}}
+    return {"step": 0, "seconds": 0.0, "log": {"options": recipe, "overlap": [], "held_out": []}}
 
 
 class _Run:
@@ -239,18 +251,15 @@ class _Run:
         self.begun = self.saved = time.monotonic()
 
     def update(self, batch: Batch) -> float:
-        """One step of the optimiser."""
+        """One step of the optimiser; returns the mean overlap at the first depth."""
         torch.manual_seed(self.step)
-        picked = batch.scored & (torch.rand(batch.ids.shape) < self.options.loss_share)
+        picked = batch.scored & (torch.rand(batch.ids.shape) < self.options.share)
         head = self.head
+        students = [states[picked] for states in depths(head, batch, self.options.own_states)]
+        teacher = batch.states[picked][:, -head.config.hidden :]
         with torch.no_grad():
-            teacher = head.body.lm_head(batch.states[picked][:, -head.config.hidden :])
-        losses = [
-            divergence(head.body.lm_head(states[picked]), teacher, self.options.loss)
-            for states in depths(head, batch, self.options.own_states)
-        ]
-        loss = torch.stack(losses).mean()
-        loss.backward()
+            found, gradients = pulls(students, teacher, head.body.lm_head.weight)
+        torch.autograd.backward(students, [gradient / len(students) for gradient in gradients])
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup_steps)
         for group in self.optimizer.param_groups:
@@ -259,8 +268,8 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         if self.step % 10 == 0 or self.step <= 10:
-            self.log["loss"].append([self.step, *(round(loss.item(), 4) for loss in losses)])
-        return losses[0].item()
+            self.log["overlap"].append([self.step, *(round(a, 4) for a in found)])
+        return found[0]
 
     def due(self) -> bool:
         return time.monotonic() - self.saved > self.options.checkpoint_seconds

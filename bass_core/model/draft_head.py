@@ -28,6 +28,7 @@ from kernels.support import is_accelerator
 
 from ..errors import PairError, WeightsError
 from ..machine import cpu_kernels
+from ..machine.digest import sha256
 from .base import HiddenStateTap
 from .weights.quantized import held, look_up
 from .weights.shape import HALVES
@@ -293,9 +294,8 @@ class DraftHead(nn.Module):
         tensors["vocabulary"] = self.vocabulary.to(torch.int32)
         part = folder / (WEIGHTS + ".part")
         save_file(tensors, part)
-        (folder / CONFIG).write_text(
-            json.dumps({"draft_head": asdict(self.config)}, indent=4) + "\n", encoding="utf-8"
-        )
+        config = {"draft_head": asdict(self.config), "sha256": sha256(part)}
+        (folder / CONFIG).write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
         os.replace(part, folder / WEIGHTS)
 
 
@@ -310,10 +310,15 @@ def is_draft_head(folder: Path) -> bool:
 def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
     """The head stored in a folder, on the target's device, in its dtype.
 
-    Raises PairError if it is for another target, WeightsError if its files can't be read.
+    Raises PairError if it is for another target, WeightsError if its files can't be read, or if the weights are
+    not those that its config names.
     """
     try:
-        fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["draft_head"]
+        read = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        fields, digest = read["draft_head"], sha256(folder / WEIGHTS)
+        # Heads that were saved by earlier versions name none.
+        if read.get("sha256", digest) != digest:
+            raise ValueError(f"{WEIGHTS} has another sha256 than {CONFIG} says")
         config = HeadConfig(**{**fields, "reads_layers": tuple(fields.get("reads_layers", ()))})
         tensors = load_file(folder / WEIGHTS)
         vocabulary = tensors.pop("vocabulary").long()

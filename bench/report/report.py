@@ -29,7 +29,7 @@ from bass_core import ModelPair, load_pair
 from bass_core.__main__ import Parser
 from bass_core.errors import RequestError
 from bass_core.length.options import DraftLength, check_draft_length
-from bass_core.model.loading.wheel import sha256
+from bass_core.machine.digest import sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -12,11 +12,17 @@ from distill.settings import load
 
 from ..models import byte_tokenizer
 
+END = 2.5
+
 
 @pytest.fixture(scope="session")
 def pair():
     torch.manual_seed(3)
     tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for turn in messages %}<s>{{ turn.role[0] }}{{ turn.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<s>a{% endif %}"
+    )
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -25,7 +31,7 @@ def pair():
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
-        eos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
         pad_token_id=None,
     )
@@ -33,6 +39,8 @@ def pair():
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.mul_(6)
+    # Some of its turns end by themselves.
+    model.lm_head.weight[tokenizer.eos_token_id] *= END
     return ModelPair(model, None, tokenizer)
 
 
@@ -41,7 +49,7 @@ def settings():
     loaded = load()
     return replace(
         loaded,
-        corpus=replace(loaded.corpus, rows=4, own_share=0.0, max_new_tokens=16, layers=[0, 1]),
+        corpus=replace(loaded.corpus, conversations=8, rows=3, max_new_tokens=16, longest_row=400, layers=[0, 1]),
         train=replace(
             loaded.train,
             vocabulary=128,

