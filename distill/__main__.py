@@ -32,7 +32,11 @@ DRAFTS = Path(__file__).resolve().parent.parent / "drafts"
 
 def main() -> None:
     """Read the command line and run one command."""
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    for name in ("tokens", "steps", "prompts", "max_new_tokens"):
+        if (given := getattr(options, name)) is not None and given < 1:
+            parser.error(f"--{name.replace('_', '-')} must be a whole number from 1 on; got {given}.")
     settings = load(options.config)
     work: Path = options.work
     try:
@@ -59,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help='as for load_pair; "int8" writes a corpus sooner')
-    parser.add_argument("--tokens", type=int, default=400_000, help="corpus: new tokens to hold in all")
+    parser.add_argument("--tokens", type=int, default=400_000, help="corpus: tokens of answers to hold in all")
     parser.add_argument("--steps", type=int, default=4000, help="train, ablate: steps of the optimiser in all")
     parser.add_argument(
         "--name", help="folder of this run below --work (train: head, slots: slots, ablate: ablation)"

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-# The most positions that `scale_of` uses.
+# The most positions that `scale_of` uses; a row has about 150.
 SCALED_BY = 20_000
 # Batches of the rows that are sorted by length together.
 SORTED = 64
@@ -97,11 +97,11 @@ def frequent_ids(rows: list[Row], count: int, always: set[int]) -> Tensor:
 
 
 def scale_of(rows: list[Row], hidden: int) -> Scale:
-    """Mean and deviation of each entry of the states over the target's answers in `rows`."""
+    """Mean and deviation of each entry of the states over some of the target's answers in `rows`."""
     width = rows[0].states(1).shape[1]
     mean, deviation = torch.zeros(width), torch.ones(width)
     if width > hidden:
-        answers = [row.states(len(row))[row.scored] for row in rows[: SCALED_BY // 64]]
+        answers = [row.states(len(row))[row.scored] for row in rows[:: max(1, len(rows) * 150 // SCALED_BY)]]
         seen = torch.cat(answers)[:SCALED_BY, : width - hidden].float()
         mean[: width - hidden], deviation[: width - hidden] = seen.mean(0), seen.std(0).clamp(min=1e-3)
     return Scale(mean, deviation)
@@ -112,6 +112,8 @@ class Batches:
 
     def __init__(self, rows: list[Row], scale: Scale, longest_row: int, tokens: int, seed: int) -> None:
         self.rows = [row for row in rows if row.scored[:longest_row].any()]
+        if not self.rows:
+            raise SystemExit("No answer of the corpus lies within longest_row: set it to more.")
         self.scale, self.longest, self.seed, self._tokens = scale, longest_row, seed, tokens
 
     def from_step(self, step: int) -> Iterator[Batch]:

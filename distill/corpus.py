@@ -3,9 +3,9 @@
 Contract: shard k of a folder depends only on the pair, the settings, the installed Python library and k. It is
 written whole or not at all; a run that was killed goes on with the first missing shard. A shard holds `tokens`
 int32 [N]; `states` float16 [N, width], the target's states at each token (of the layers that the settings name,
-then the last hidden state, as HiddenStateTap in model/base.py says; zeros at a row's last token, which was never
-fed); `scored` bool [N], whether the target wrote the next token as a part of an answer; `starts` int64 [rows + 1],
-where rows begin and end; and `layers` int64, those layers.
+then the last hidden state, as HiddenStateTap in model/base.py says; zeros at a row's last token, whose state
+nobody needs); `scored` bool [N], whether the target wrote the next token as a part of an answer; `starts` int64
+[rows + 1], where rows begin and end; and `layers` int64, those layers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from bass_core import ModelPair
 from bass_core.decode.request import make_request
+from bass_core.machine.transfer import to_device
 from bass_core.model.base import HiddenStateTap
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.runner import ModelRunner
@@ -37,8 +38,11 @@ CHUNK = 32
 # Tokens of a user's turn that the target makes up, by completing an empty one (Magpie, arXiv 2406.08464), and the
 # temperature of these turns: at 1, more of them are nonsense. Answers have the shard's own.
 SHORTEST, LONGEST, TEMPERATURE = 4, 80, 0.8
-# The shortest answer that other conversations may quote, in characters.
-QUOTED = 200
+# The shortest answer that other conversations may quote, and the longest prompt that they may ask again, in
+# characters.
+QUOTED, ASKED = 200, 200
+# The least room for an answer, in tokens.
+ROOM = 48
 
 
 def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int) -> int:
@@ -90,7 +94,6 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
         rows = Writer(pair, corpus, temperature, seed).write(conversations(seed, corpus.conversations))
     finally:
         step.readout = readout
-    # The newest token of a row was never fed, or is not followed by one that counts.
     states = [torch.cat(row.states)[: len(row.tokens) - 1] for row in rows]
     states = [torch.cat((each, each.new_zeros(1, each.shape[1]))) for each in states]
     lengths = [0, *(len(row.tokens) for row in rows)]
@@ -118,11 +121,13 @@ class Template:
         """That of the pair's chat template. Exits if it does not end a turn with an end token."""
         mark = "@@"
         turns = [{"role": role, "content": mark} for role in ("user", "assistant", "user")]
-        text = pair.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        opening, answer, again, _ = text.split(mark)
-        end = pair.tokenizer(again, add_special_tokens=False).input_ids[0]
-        if end not in pair.default_eos():
-            raise SystemExit("This target's chat template does not end a turn with an end token: choose another.")
+        parts = pair.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True).split(mark)
+        begins = {pair.tokenizer(part, add_special_tokens=False).input_ids[0] for part in parts[1:3]}
+        if len(parts) != 4 or len(begins) != 1 or not begins <= pair.default_eos():
+            raise SystemExit(
+                "This target's chat template does not end each turn with one end token: choose another."
+            )
+        (opening, answer, again, _), (end,) = parts, begins
         return cls(opening, answer, again, end)
 
 
@@ -151,7 +156,7 @@ class Writer:
 
     def __init__(self, pair: ModelPair, corpus: CorpusSettings, temperature: float, seed: int) -> None:
         self.pair, self.corpus, self.temperature = pair, corpus, temperature
-        self.template = Template.of(pair)
+        self.template, self.ends = Template.of(pair), pair.default_eos()
         self.noise, self.choices = torch.Generator().manual_seed(seed), random.Random(seed)
         backend = make_request(pair, "x").backend
         longest = corpus.longest_row + CHUNK
@@ -189,7 +194,7 @@ class Writer:
         parts = [row.tokens[row.fed : row.fed + CHUNK] for row in rows]
         counts = [len(part) for part in parts]
         width = max(counts)
-        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts])
+        ids = to_device([part + [0] * (width - len(part)) for part in parts], self.runner.device)
         lengths = [row.fed for row in rows]
         take = [count - 1 for count in counts]
         output = self.runner.forward(ForwardBatch(ids, lengths, counts, take, return_states=True))
@@ -225,18 +230,21 @@ class Writer:
             asked = None if turn.text is None else self._filled(turn)
             ids = self._ids(before if asked is None else before + asked + self.template.answer)
             answer = self._ids(self.template.answer)[1:]
-            if len(ids) + SHORTEST + (LONGEST + len(answer) if asked is None else 0) > room:
+            if len(ids) + ROOM + (LONGEST + len(answer) if asked is None else 0) > room:
                 return
+            start = len(row.tokens)
             row.add(ids)
             if asked is None:
                 asked = yield from self._made_up(row)
                 if asked is None:
+                    # The states of what is cut off are cut off as well.
+                    del row.tokens[start:], row.answer[start:]
                     return
                 row.add(answer)
             room = self.corpus.longest_row - len(row.tokens)
             written = yield from self._written(row, min(self.corpus.max_new_tokens, room), self.temperature, True)
             text = self.pair.tokenizer.decode(written, skip_special_tokens=True).strip()
-            if len(text) >= QUOTED:
+            if len(text) >= QUOTED and turn is turns[0] and len(asked) <= ASKED:
                 self.told.append((asked, text))
             if written[-1] != self.template.end:
                 return
@@ -245,13 +253,10 @@ class Writer:
 
     def _made_up(self, row: Row) -> Generator[float, int, str | None]:
         """A user's turn by the target; None if it did not end in time, or says too little."""
-        start = len(row.tokens)
         written = yield from self._written(row, LONGEST, TEMPERATURE, False)
         text: str = self.pair.tokenizer.decode(written[:-1]).strip()
         if written[-1] == self.template.end and len(written) > SHORTEST and text not in self.taken:
             return text
-        # What led to nothing is cut off; if it is fed nevertheless, its states are cut off with it.
-        del row.tokens[start:], row.answer[start:]
         return None
 
     def _written(self, row: Row, most: int, temperature: float, answer: bool) -> Generator[float, int, list[int]]:
@@ -259,16 +264,17 @@ class Writer:
         while len(row.tokens) - start < most:
             token = yield temperature
             row.add([token], answer)
-            if token == self.template.end:
+            if token in self.ends:
                 break
         return row.tokens[start:]
 
     def _filled(self, turn: Turn) -> str:
+        """The user's words, with what they quote, if anything was said yet that can be quoted."""
         assert turn.text is not None
         if not turn.told:
             return turn.text
-        quoted = self.choices.sample(self.told, min(turn.told, len(self.told)))
-        question = self.choices.choice(quoted)[0] if quoted else ""
+        quoted = self.choices.sample(self.told, min(turn.told, len(self.told))) or [("", "")]
+        question = self.choices.choice(quoted)[0]
         text = "\n\n".join(answer for _, answer in quoted)
         return turn.text.replace("{question}", question).replace("{text}", text)
 
@@ -293,10 +299,14 @@ def shards(folder: Path) -> list[Path]:
 
 
 def check_layers(paths: list[Path], settings: Settings) -> None:
-    """Exits if a shard holds other layers of the target than the settings name."""
+    """Exits if a shard holds other layers of the target than the settings name, or has an older form."""
     for path in paths:
         with safe_open(path, "pt") as shard:
-            held = shard.get_tensor("layers").tolist() if "layers" in list(shard.keys()) else []
+            if not {"layers", "scored"} <= set(shard.keys()):
+                raise SystemExit(
+                    f"{path} was written by an earlier version: write the corpus in another --work folder."
+                )
+            held = shard.get_tensor("layers").tolist()
         if held != settings.corpus.layers:
             raise SystemExit(
                 f"{path} was written with the target's layers {held}, and config.json names "

@@ -39,8 +39,8 @@ _NEWS, _MANUAL = (3, 9), 600
 class Turn:
     """What a user says. text None: the target makes it up.
 
-    told: so many answers that the target gave in other conversations replace "{text}", and the prompt of one of
-    them replaces "{question}".
+    told: up to so many answers that the target gave in other conversations replace "{text}", and the prompt of one
+    of them replaces "{question}".
     """
 
     text: str | None
@@ -48,9 +48,9 @@ class Turn:
 
 
 def conversations(seed: int, count: int) -> list[list[Turn]]:
-    """The turns of `count` conversations with different beginnings; other seeds give others.
+    """The turns of `count` conversations; other seeds give others. No prompt that is written out begins two.
 
-    Those that quote texts are the last ones, so that there are texts to quote.
+    Those that quote the target's own answers come last, so that there are answers to quote.
     """
     rng = random.Random(seed)
     found: list[list[Turn]] = []
@@ -84,7 +84,8 @@ def _quoting(kind: str, rng: random.Random) -> Turn:
     if source == "answers":
         return Turn(asked, parts)
     texts = [_news(rng) if source == "news" else _manual(rng) for _ in range(parts)]
-    question = f"What does the text say about {rng.choice(rng.choice(texts).split())}?"
+    words = [word.strip(".,;:()[]\"'") for word in rng.choice(texts).split()]
+    question = f"What does the text say about {rng.choice([word for word in words if len(word) > 5] or words)}?"
     return Turn(asked.replace("{question}", question).replace("{text}", "\n\n".join(texts)))
 
 
@@ -200,6 +201,7 @@ def _docstrings() -> list[tuple[str, str, str]]:
                 signature = str(inspect.signature(member))
             except (ValueError, TypeError):
                 signature = "(...)"
-            if len(signature) < 120:
+            # Some defaults are objects, which print their addresses.
+            if len(signature) < 120 and " at 0x" not in signature:
                 found.setdefault(name, (name, signature, doc))
     return list(found.values())

@@ -36,7 +36,7 @@ from .train import CHECKPOINT, depths, schedule
 # Embeddings are this much smaller than states; scaled up, both are shrunk alike by the fit's ridge.
 _SCALE = 8.0
 _RIDGE = 1e-3
-# Rows of a held-out shard that a checkpoint is measured on, every third of its first ones.
+# Answers of a held-out shard that a checkpoint is measured on.
 _CHECKED = 8
 
 

@@ -32,7 +32,7 @@ from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, sc
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
-# Rows of each held-out shard that a checkpoint is measured on.
+# Rows of each held-out shard that a checkpoint is measured on, nearly.
 CHECKED_ROWS = 24
 CHECKPOINT = "checkpoint.pt"
 # Places whose distributions are computed together: they fit the processor's caches.
@@ -98,7 +98,7 @@ def pulls(students: list[Tensor], teacher: Tensor, rows: Tensor) -> tuple[list[f
         p = (teacher[part] @ rows.t()).softmax(-1)
         for depth, student in enumerate(students):
             q = (student[part] @ rows.t()).softmax(-1)
-            overlap = torch.minimum(p, q).sum(-1, keepdim=True)
+            overlap = torch.minimum(p, q).sum(-1, keepdim=True).clamp_(min=1e-30)
             below = q.masked_fill(q >= p, 0.0)
             pull = q.mul_(1 + below.sum(-1, keepdim=True) / overlap).sub_(p).sub_(below.div_(overlap))
             gradients[depth][part] = pull @ rows / len(teacher)
@@ -170,8 +170,9 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     scale = Scale(*checkpoint["scale"]) if checkpoint else scale_of(rows, pair.target.config.hidden_size)
     # Each shard has one temperature, so each held-out shard is measured separately.
     held_out = [load_rows([path]) for path in paths[: options.held_out_shards]]
+    held_out = [part[:: max(1, len(part) // CHECKED_ROWS)] for part in held_out]
     checks = [
-        [collate([row], scale, options.longest_row) for row in part[:: max(1, len(part) // CHECKED_ROWS)]]
+        [collate([row], scale, options.longest_row) for row in part if row.scored[: options.longest_row].any()]
         for part in held_out
     ]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))

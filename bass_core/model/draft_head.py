@@ -295,8 +295,8 @@ class DraftHead(nn.Module):
         part = folder / (WEIGHTS + ".part")
         save_file(tensors, part)
         config = {"draft_head": asdict(self.config), "sha256": sha256(part)}
-        (folder / CONFIG).write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
         os.replace(part, folder / WEIGHTS)
+        (folder / CONFIG).write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
 
 
 def is_draft_head(folder: Path) -> bool:

@@ -13,12 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from filelock import FileLock
+from safetensors.torch import save_file
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.model.draft_head import load_draft_head
 from distill import corpus as corpus_module
 from distill import slots as slots_module
 from distill import train as train_module
+from distill.__main__ import main
 from distill.ablation import ARMS, ablate, as_markdown
 from distill.batches import Batches, Scale, answers, collate, frequent_ids, load_rows, shifted
 from distill.corpus import shards, write_corpus, write_shard
@@ -267,15 +269,13 @@ def test_conversations_are_of_many_kinds_and_never_from_a_test_set():
     problems = [json.loads(line)["prompt"] for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
     docstrings = {line.strip() for problem in problems for line in problem.split('"""')[1:2]}
     for prompt in prompts:
-        assert prompt not in held_out and prompt not in problems
+        assert prompt not in held_out and prompt not in problems and " at 0x" not in prompt
         assert not any(text in prompt for text in docstrings if text)
 
 
 def test_a_shard_holds_the_targets_answers_and_its_states(pair, settings, corpus):
     assert not pair.target_step.readout.layers, "a shard leaves the pair as it was"
     tokenizer, most, turns = pair.tokenizer, settings.corpus.max_new_tokens, 0
-    ended = "".join(tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)[-4:])
-    assert ended == "</s>"
     for number, path in enumerate(shards(corpus)):
         temperature = settings.corpus.temperatures[number % len(settings.corpus.temperatures)]
         for row in load_rows([path]):
@@ -299,35 +299,78 @@ def test_a_shard_holds_the_targets_answers_and_its_states(pair, settings, corpus
 
 
 def test_a_conversation_quotes_what_the_target_said_and_ends_in_time(pair, settings, monkeypatch):
-    """Told texts and questions are of earlier answers; what does not fit is left out whole."""
+    """What is quoted are first answers, and one of their questions; what does not fit is left out whole."""
     monkeypatch.setattr(corpus_module, "QUOTED", 1)
     writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
-    first = [Turn("say a"), Turn("say b")]
-    rows = writer.write([[turn] for turn in first])
-    assert [len(answers(torch.tensor(row.answer))) for row in rows] == [1, 1] and writer.told
-    assert {asked for asked, _ in writer.told} <= {"say a", "say b"}
-    (row,) = writer.write([[Turn("About {text}: {question}?", 2)]])
-    text = pair.tokenizer.decode(row.tokens, skip_special_tokens=True)
-    quoted = sorted(answer for _, answer in writer.told[: len(rows)])
-    assert sorted(text[len("uAbout ") : text.index(": say")].split("\n\n"))[:1] == quoted[:1]
+    assert len(writer.write([[Turn("say a"), Turn("more")], [Turn("say b")], [Turn("c" * 201)]])) == 3
+    told = dict(writer.told)
+    assert set(told) == {"say a", "say b"}
+    (row,) = writer.write([[Turn("About {text}: {question}?", 5)]])
+    text = pair.tokenizer.decode(row.tokens)
+    either = [
+        f"{told[a]}\n\n{told[b]}: say {x}?" for a, b in (("say a", "say b"), ("say b", "say a")) for x in "ab"
+    ]
+    assert any(text.startswith(f"<s>uAbout {one}</s><s>a") for one in either)
     assert writer.write([[Turn("x" * 400)]]) == []
-    long = writer.write([[Turn("x" * 380), Turn("y" * 380)]])
-    assert len(long) == 1 and len(long[0].tokens) <= 400
+    (long,) = writer.write([[Turn("x" * 300), Turn("y" * 300)]])
+    assert "y" * 300 not in pair.tokenizer.decode(long.tokens) and len(long.tokens) <= 400
 
 
 def test_the_target_makes_up_turns(pair, settings, monkeypatch):
-    """Made-up turns are kept whole and unscored, or cut off with all that led to them."""
+    """Made-up turns are kept whole and unscored, or cut off with what opened them."""
     monkeypatch.setattr(corpus_module, "SHORTEST", 1)
-    rows = corpus_module.Writer(pair, settings.corpus, 0.0, 3).write([[Turn(None), Turn(None)] for _ in range(24)])
-    assert rows
+    short = replace(settings.corpus, max_new_tokens=4)
+    rows = corpus_module.Writer(pair, short, 0.7, 3).write([[Turn("Hello"), Turn(None)] for _ in range(48)])
+    turns = Counter()
     for row in rows:
         text = pair.tokenizer.decode(row.tokens)
-        assert text.startswith("<s>u") and text.count("<s>a") == len(answers(torch.tensor(row.answer)))
-        assert len(row.tokens) - 1 <= sum(map(len, row.states))
-    template = "{% for turn in messages %}{{ turn.content }}--{% endfor %}"
+        turns[text.count("<s>u")] += 1
+        assert text.count("<s>u") == text.count("<s>a") == len(answers(torch.tensor(row.answer)))
+        assert len(row.tokens) - 1 <= sum(map(len, row.states)) and row.answer[-1]
+    assert turns[1] and turns[2]
+    cut = [row for row in rows if sum(map(len, row.states)) >= len(row.tokens)]
+    assert cut and len(cut) < len(rows), "some turns were cut off"
+
+
+def test_tokens_are_drawn_at_their_rows_temperatures(pair, settings):
+    writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
+    logits = torch.tensor([0.0, 1.0, 2.0, -torch.inf]).repeat(3000, 1)
+    for temperature in (0.5, 2.0):
+        drawn = torch.tensor(writer._draw(logits, [0.0, temperature, 1.0] * 1000)).view(1000, 3)
+        assert (drawn[:, 0] == 2).all()
+        for column, of in ((1, temperature), (2, 1.0)):
+            shares = torch.bincount(drawn[:, column], minlength=4) / 1000
+            torch.testing.assert_close(shares, (logits[0] / of).softmax(-1), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for turn in messages %}{{ turn.content }}--{% endfor %}",
+        "{% for turn in messages %}{% if turn.role == 'user' %}[{{ turn.content }}]{% else %}"
+        "{{ turn.content }}</s>{% endif %}{% endfor %}",
+        "{{ messages[0].content }}</s>",
+    ],
+)
+def test_a_template_whose_turns_do_not_end_is_refused(pair, monkeypatch, template):
     monkeypatch.setattr(pair.tokenizer, "chat_template", template)
-    with pytest.raises(SystemExit, match="does not end a turn with an end token"):
+    with pytest.raises(SystemExit, match="does not end each turn with one end token"):
         corpus_module.Template.of(pair)
+
+
+def test_shards_of_an_older_form_are_refused(pair, settings, tmp_path):
+    save_file({"tokens": torch.zeros(2), "layers": torch.tensor([0, 1])}, tmp_path / "shard-00000.safetensors")
+    with pytest.raises(SystemExit, match="was written by an earlier version"):
+        write_corpus(pair, settings, tmp_path, 10)
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--steps", "--prompts", "--max-new-tokens"])
+def test_a_number_below_one_is_refused_before_a_model_is_loaded(option, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["distill", "corpus", option, "0"])
+    monkeypatch.setattr("distill.__main__.load_pair", None)
+    with pytest.raises(SystemExit):
+        main()
+    assert f"{option} must be a whole number from 1 on; got 0." in capsys.readouterr().err
 
 
 def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, tmp_path, monkeypatch):
