@@ -465,6 +465,8 @@ def test_a_race_of_four_lanes_has_the_fourth_with_its_timeline(page: Page) -> No
     expect(lane.locator(".sequence")).to_have_count(1)
     assert len(shown(page, "amusd")[0]) > 0
     expect(lane.locator("figcaption")).to_contain_text("So far: target (above) busy")
+    strip = lane.locator(".strip").element_handle()
+    page.wait_for_function("figure => new Set(figure.blocks.map(block => block.row)).size === 2", arg=strip)
     drawn = lane.locator(".strip").evaluate("figure => figure.blocks.map(block => block.row)")
     assert set(drawn) == {"target", "draft"}
     # Four lanes fit side by side.
