@@ -32,7 +32,7 @@ from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, sc
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
-# Rows of each held-out shard that a checkpoint is measured on, nearly.
+# Of each held-out shard, a checkpoint is measured on at least so many rows if it has them, and on less than twice.
 CHECKED_ROWS = 24
 CHECKPOINT = "checkpoint.pt"
 # Places whose distributions are computed together: they fit the processor's caches.
