@@ -24,15 +24,15 @@ WORDS: dict[str, Any] = json.loads((Path(__file__).parent / "words.json").read_t
 _LANGUAGES = ["Python", "Python", "Python", "Python", "JavaScript", "Java", "C", "C++", "Go", "Bash"]
 # The kinds of first turns and their weights. "own": the target makes it up.
 _KINDS = {
-    "own": 30, "code": 6, "docstring": 5, "instruction": 5, "question": 5, "story": 4, "list": 3, "rewriting": 6,
-    "sum": 8, "fact": 7, "role": 3, "puzzle": 3, "translation": 5, "about": 8, "passages": 4,
+    "own": 26, "code": 5, "docstring": 3, "instruction": 5, "question": 5, "story": 3, "list": 3, "rewriting": 4,
+    "sum": 7, "fact": 8, "role": 3, "puzzle": 3, "translation": 9, "about": 11, "passages": 6,
 }  # fmt: skip
 # Kinds that quote long texts, and how many parts these have at least and at most.
 _QUOTING = {"about": (1, 5), "passages": (3, 5)}
 # How likely another turn is, how many there are at most, and how many of the later ones the target makes up.
 _AGAIN, _TURNS, _OWN_LATER = 0.45, 7, 0.3
-# A part of a text of ours: sentences of news, characters of Python's manual.
-_NEWS, _MANUAL = (3, 9), 600
+# A part of a text of ours: sentences of news, of German news, characters of Python's manual.
+_NEWS, _GERMAN, _MANUAL = (3, 9), (1, 2), 600
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _quoting(kind: str, rng: random.Random) -> Turn:
     source = rng.choice(["answers", "news", "news", "manual"])
     if source == "answers":
         return Turn(asked, parts)
-    texts = [_news(rng) if source == "news" else _manual(rng) for _ in range(parts)]
+    texts = [_news(rng, "news", _NEWS) if source == "news" else _manual(rng) for _ in range(parts)]
     words = [word.strip(".,;:()[]\"'") for word in rng.choice(texts).split()]
     question = f"What does the text say about {rng.choice([word for word in words if len(word) > 5] or words)}?"
     return Turn(asked.replace("{question}", question).replace("{text}", "\n\n".join(texts)))
@@ -94,8 +94,8 @@ def _name(rng: random.Random) -> str:
     return "".join(rng.choices(WORDS["syllables"], k=rng.randint(2, 3))).capitalize()
 
 
-def _news(rng: random.Random) -> str:
-    """A paragraph about people and places with rare names."""
+def _news(rng: random.Random, templates: str, sentences: tuple[int, int]) -> str:
+    """A paragraph about people and places with rare names; `sentences`: how many at least and at most."""
 
     def pick(words: str) -> str:
         return rng.choice(WORDS[words])
@@ -108,14 +108,15 @@ def _news(rng: random.Random) -> str:
         "town": rng.choice([_name(rng), pick("lands")]),
         "company": f"{_name(rng)} {rng.choice(['Group', 'Ltd', 'Airways', 'Foods', 'Bank', 'Energy'])}",
     }
+    days = "german_days" if templates == "german_news" else "days"
     text = []
-    for sentence in rng.sample(WORDS["news"], rng.randint(*_NEWS)):
+    for sentence in rng.sample(WORDS[templates], rng.randint(*sentences)):
         facts = {
             "n": rng.randint(19, 92),
             "m": rng.randint(11, 480),
             "k": rng.randint(2, 12),
             "year": rng.randint(1890, 2024),
-            "day": rng.choice(["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]),
+            "day": pick(days),
             "month": rng.choice(["January", "March", "April", "June", "August", "September", "November"]),
             "street": pick("streets"),
             "pet": pick("pets"),
@@ -151,6 +152,7 @@ def _make(kind: str, rng: random.Random) -> str:
         text = rng.choice([doc, plain, plain, f"{about} {plain}"])
         return rng.choice(WORDS["rewrites"]).format(text=text)
     friends = rng.sample(WORDS["names"], 3)
+    german = " ".join(rng.sample(WORDS["german"], rng.randint(1, 3)))
     words = {
         "name": friends[0],
         "friend": friends[1],
@@ -164,7 +166,7 @@ def _make(kind: str, rng: random.Random) -> str:
         "thing": pick("things"),
         "land": pick("lands"),
         "role": pick("roles"),
-        "german": " ".join(rng.sample(WORDS["german"], rng.randint(1, 3))),
+        "german": rng.choice([german, _news(rng, "german_news", _GERMAN)]),
         "foreign": pick("foreign"),
         "sentence": pick("sentences"),
         "text": "{text}",
