@@ -1,7 +1,7 @@
-"""`python -m distill corpus | train | slots | ablate | evaluate`: make a draft, and measure it.
+"""`python -m distill corpus | train | ablate | evaluate`: make a draft, and measure it.
 
-Contract: `corpus`, `train`, `slots` and `ablate` continue where a killed run stopped. Settings: config.json (or
---config). Results are written below --work; `--install` puts those of train and slots into drafts/.
+Contract: `corpus`, `train` and `ablate` continue where a killed run stopped. Settings: config.json (or
+--config). Results are written below --work; `--install` puts that of train into drafts/.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import torch
 
 from bass_core import ModelPair, load_pair
 from bass_core.errors import BassError
-from bass_core.model.draft_head import DraftHead, load_draft_head
+from bass_core.model.draft_head import load_draft_head
 
 from . import evaluate as measuring
 from .ablation import ablate, as_markdown
 from .corpus import write_corpus
 from .settings import CONFIG, Settings, load
-from .slots import train_slots
 from .train import train
 
 DRAFTS = Path(__file__).resolve().parent.parent / "drafts"
@@ -46,8 +45,6 @@ def main() -> None:
             print(f"{work / 'corpus'} holds {held} new tokens.")
         elif options.command == "train":
             _train(pair, _changed(settings, options), options, work)
-        elif options.command == "slots":
-            _slots(pair, _changed(settings, options), options, work)
         elif options.command == "ablate":
             _ablate(pair, _changed(settings, options), options, work)
         else:
@@ -58,28 +55,24 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
-    parser.add_argument("command", choices=["corpus", "train", "slots", "ablate", "evaluate"])
+    parser.add_argument("command", choices=["corpus", "train", "ablate", "evaluate"])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help='as for load_pair; "int8" writes a corpus sooner')
     parser.add_argument("--tokens", type=int, default=400_000, help="corpus: tokens of answers to hold in all")
     parser.add_argument("--steps", type=int, default=4000, help="train, ablate: steps of the optimiser in all")
-    parser.add_argument(
-        "--name", help="folder of this run below --work (train: head, slots: slots, ablate: ablation)"
-    )
+    parser.add_argument("--name", help="folder of this run below --work (train: head, ablate: ablation)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="train, ablate: instead of config.json's"
     )
-    parser.add_argument("--install", metavar="FOLDER", help="train, slots: put the result into drafts/FOLDER")
-    parser.add_argument("--draft", type=Path, help="slots, evaluate: a trained head, instead of the pair's own")
+    parser.add_argument("--install", metavar="FOLDER", help="train: put the result into drafts/FOLDER")
+    parser.add_argument("--draft", type=Path, help="evaluate: a trained head, instead of the pair's own")
     parser.add_argument("--drafters", nargs="+", default=["model", "prompt_lookup", "adaptive"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--lengths", nargs="+", default=["4", "bass"], help="evaluate: draft lengths")
     parser.add_argument("--prompts", type=int, help="evaluate: how many of each set (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--speed", action="store_true", help="evaluate: lane times as well, at batch 1, 4 and 8")
-    parser.add_argument("--no-acceptance", action="store_true", help="evaluate: lane times alone")
     parser.add_argument("--json", type=Path, help="evaluate, ablate: write the figures there")
     return parser
 
@@ -89,8 +82,6 @@ def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
     for assignment in options.set:
         name, _, value = assignment.partition("=")
         changed[name] = value if name == "start" else json.loads(value)
-    if options.command == "slots":
-        return replace(settings, slots=replace(settings.slots, **changed))
     return replace(settings, train=replace(settings.train, **changed))
 
 
@@ -98,15 +89,6 @@ def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
     out = work / (options.name or "head")
     log = train(pair, settings, work / "corpus", out, options.steps)
     print(f"{out}: overlap {log['overlap'][0][1]} -> {log['overlap'][-1][1]}; held out: {log['held_out'][-1]}")
-    if options.install:
-        load_draft_head(out, pair.target).save(DRAFTS / options.install)
-
-
-def _slots(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
-    out = work / (options.name or "slots")
-    draft = options.draft or DRAFTS / settings.pair
-    log = train_slots(pair, settings, draft, work / "corpus", out, options.steps)
-    print(f"{out}: held out: {log['held_out'][0]} -> {log['held_out'][-1]}")
     if options.install:
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
 
@@ -128,12 +110,8 @@ def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:
     report: dict[str, Any] = {"machine": _machine(pair), "tokens": options.max_new_tokens}
     if pair.draft is not None:
         report["cost"] = {batch: measuring.cost_ratio(pair, batch) for batch in (1, 4, 8)}
-        if isinstance(pair.draft, DraftHead):
-            report["round"] = [measuring.round_cost(pair, drafted) for drafted in (1, 2, 3)]
-        print(json.dumps({name: report.get(name) for name in ("cost", "round")}))
-    report["acceptance"] = [] if options.no_acceptance else list(_acceptances(pair, options))
-    if options.speed:
-        report["speed"] = list(_speeds(pair, options))
+        print(json.dumps(report["cost"]))
+    report["acceptance"] = list(_acceptances(pair, options))
     if options.json:
         _write(options.json, report)
 
@@ -159,30 +137,6 @@ def _acceptances(pair: ModelPair, options: argparse.Namespace) -> Any:
                     )
                     print(json.dumps({"set": name, **row}), flush=True)
                     yield {"set": name, **row}
-
-
-def _speeds(pair: ModelPair, options: argparse.Namespace) -> Any:
-    prompts = measuring.prompt_set("committed", options.prompts)
-    lengths = [_length(length) for length in options.lengths]
-    for batch in (1, 4, 8):
-        # The list is sorted by kind: reorder it so that a group of four has one of each.
-        quarter = max(1, len(prompts) // 4)
-        mixed = [prompts[i] for start in range(quarter) for i in range(start, len(prompts), quarter)]
-        for temperature in options.temperatures:
-            arms: dict[str, dict[str, Any]] = {"regular": {"method": "regular"}}
-            for drafter in options.drafters:
-                for length in lengths:
-                    method = "speculative" if batch == 1 else "bass"
-                    arms[f"{method} {drafter} {length}"] = {
-                        "method": method,
-                        "drafter": drafter,
-                        "draft_length": length,
-                    }
-            for row in measuring.speed(
-                pair, mixed, arms, batch=batch, temperature=temperature, tokens=options.max_new_tokens
-            ):
-                print(json.dumps(row), flush=True)
-                yield row
 
 
 def _length(text: str) -> int | str:

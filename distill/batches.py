@@ -159,9 +159,3 @@ def collate(rows: list[Row], scale: Scale, longest: int) -> Batch:
         batch.states[r, :length] = scale(row.states(length).float())
         batch.scored[r, :length] = row.scored[:length]
     return batch
-
-
-def answers(scored: Tensor) -> list[slice]:
-    """The runs of True in scored bool [T]."""
-    edges = torch.diff(scored.int(), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero().flatten().tolist()
-    return [slice(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,8 +1,8 @@
-"""How good a draft is: how much of it the target accepts, and how much faster the lanes become.
+"""How good a draft is: how much of it the target accepts, and what a drafted token costs.
 
 Contract: measured on the committed prompts (evaluation_prompts.json) and HumanEval's; training saw neither.
-Acceptance is counted from the rounds of each prompt and averaged over prompts. Speeds are lane times with the arms
-interleaved: means, and medians of the ratio to regular decoding in the same run.
+Acceptance is counted from the rounds of each prompt and averaged over prompts. Non-goals: speeds, which
+`python -m bench spec` measures.
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from bass_core import ModelPair, SamplingParams, generate, stream
-from bass_core.draft.head import HeadDrafter
+from bass_core import ModelPair, SamplingParams, stream
 from bass_core.model.draft_head import DraftHead
 from bass_core.model.forward import ForwardBatch
-from bass_core.model.runner import ModelRunner
-from bass_core.sample.noise import NoiseKeys
-from bass_core.sequence import Sequence
 
 from .prompts import evaluation_prompts
 
@@ -121,48 +116,6 @@ def acceptance(
     }
 
 
-def speed(
-    pair: ModelPair,
-    prompts: list[tuple[str, str]],
-    arms: dict[str, dict[str, Any]],
-    *,
-    batch: int,
-    temperature: float,
-    tokens: int = 96,
-) -> list[dict[str, Any]]:
-    """Lane ms/token of each arm (keyword arguments of `generate`), and its speed-up over the arm "regular"."""
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)]
-    for number, group in enumerate(tqdm(groups, desc=f"speed, batch {batch}, T {temperature:g}")):
-        for name, arguments in arms.items():
-            out = generate(
-                pair,
-                [text for _, text in group],
-                max_new_tokens=tokens,
-                sampling=SamplingParams(temperature=temperature),
-                seed=number,
-                **arguments,
-            )
-            assert out.metrics.ms_per_token is not None
-            times[name].append(out.metrics.ms_per_token)
-    # One ratio per group, so that long and short texts weigh alike and a slow minute affects both sides.
-    ratios = {
-        name: [base / own for base, own in zip(times["regular"], values, strict=True)]
-        for name, values in times.items()
-    }
-    return [
-        {
-            "arm": name,
-            "batch": batch,
-            "temperature": temperature,
-            "ms_per_token": round(mean(times[name]), 2),
-            "speed_up": round(mean(times["regular"]) / mean(times[name]), 3),
-            "median_speed_up": round(median(ratios[name]), 3),
-        }
-        for name in arms
-    ]
-
-
 def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, float]:
     """Milliseconds of one drafted token and of one target step after 100 cached tokens, and their ratio c."""
     assert pair.draft_step is not None
@@ -190,44 +143,3 @@ def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, 
                 times[name].append(1000 * (time.perf_counter() - start))
     draft_ms, target_ms = median(times["draft"]), median(times["target"])
     return {"draft_ms": round(draft_ms, 3), "target_ms": round(target_ms, 3), "c": round(draft_ms / target_ms, 4)}
-
-
-def round_cost(pair: ModelPair, drafted: int = 3, repeats: int = 40) -> dict[str, float]:
-    """Milliseconds of a whole proposal of so many tokens, after one settled token, and of a target step.
-
-    The row has some 100 tokens. A proposal is what a round asks of a draft head: it feeds the settled token and
-    drafts greedily, all levels included. "cost" is their ratio.
-    """
-    head = pair.draft
-    assert isinstance(head, DraftHead) and pair.draft_step is not None
-    params, row = SamplingParams(), Sequence(0, 0, [5] * 100, repeats + drafted + 2, frozenset())
-    length = 100 + 2 * (repeats + drafted)
-    body = ModelRunner(pair.draft_step, 1, length, len(head.vocabulary), "sdpa")
-    drafter = HeadDrafter(head, body, pair.vocab, params)
-    target = ModelRunner(pair.target_step, 1, length, pair.vocab, "sdpa")
-    times: dict[str, list[float]] = {"draft": [], "target": []}
-    with torch.inference_mode():
-        drafter.start([row])
-        fed = target.forward(ForwardBatch(torch.tensor([row.tokens], device=pair.device), [0], return_states=True))
-        drafter.observe_states([row], [fed.require_states()[0, :-1]])
-        target.commit(0, len(row.tokens) - 1)
-        for repeat in range(repeats + 1):
-            keys = NoiseKeys(0, torch.zeros(1, dtype=torch.long), torch.tensor([len(row.tokens)]))
-            begun = time.perf_counter()
-            drafter.propose([row], [drafted], keys).tokens.tolist()
-            between = time.perf_counter()
-            newest = torch.tensor([[row.tokens[-1]]], device=pair.device)
-            output = target.forward(ForwardBatch(newest, [len(row.tokens) - 1], return_states=True))
-            row.tokens.append(int(output.logits[0, -1].argmax()))
-            ended = time.perf_counter()
-            drafter.observe_states([row], [output.require_states()[0]])
-            if repeat:
-                times["draft"].append(1000 * (between - begun))
-                times["target"].append(1000 * (ended - between))
-    draft_ms, target_ms = median(times["draft"]), median(times["target"])
-    return {
-        "drafted": drafted,
-        "round_ms": round(draft_ms, 3),
-        "target_ms": round(target_ms, 3),
-        "cost": round(draft_ms / target_ms, 4),
-    }

@@ -55,30 +55,6 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
-class SlotSettings:
-    """How a head gets more positions (slots.py).
-
-    positions, link_rank: of the head (HeadConfig). likeliest: how many tokens of the target's distribution are
-    kept; learnt: how many of them a step's softmax has of each place; others: how many random tokens beside those.
-    share: of the places that count, drawn anew each step.
-    """
-
-    positions: int
-    link_rank: int
-    longest_row: int
-    likeliest: int
-    learnt: int
-    others: int
-    tokens_per_step: int
-    share: float
-    learning_rate: float
-    warmup_steps: int
-    weight_decay: float
-    checkpoint_seconds: float
-    held_out_shards: int
-
-
-@dataclass(frozen=True)
 class Settings:
     """Everything a run depends on, besides the code and the number of tokens and steps asked for."""
 
@@ -86,7 +62,6 @@ class Settings:
     seed: int
     corpus: CorpusSettings
     train: TrainSettings
-    slots: SlotSettings
 
 
 def load(path: Path = CONFIG) -> Settings:
@@ -97,5 +72,4 @@ def load(path: Path = CONFIG) -> Settings:
         seed=data["seed"],
         corpus=CorpusSettings(**data["corpus"]),
         train=TrainSettings(**data["train"]),
-        slots=SlotSettings(**data["slots"]),
     )

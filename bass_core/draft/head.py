@@ -2,7 +2,7 @@
 
 Contract: a drafter (draft/base.py). A token that the target has settled is fed with the target's own state,
 once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
-target's once it is settled. A head of several positions drafts so many tokens after one forward.
+target's once it is settled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from kernels.plan import MOST_TREE
 from kernels.support import is_accelerator
 
 from ..length.base import Offer
@@ -33,7 +32,7 @@ from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import CHUNK, feed_pending
-from .tree import Fed, LevelStates, LinkedLevels, StaticTrees, TreeFeed
+from .tree import Fed, LevelStates, StaticTrees, TreeFeed
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
@@ -56,8 +55,7 @@ class HeadDrafter(Drafter):
     row, and none where a state is missing: after a token that the head was not fed, such as a copied one. A
     confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
 
-    tree: makes trees of this shape (StaticTrees), whatever the confidence; a head of several positions, which is
-    not fed its drafts, makes them as deep as it has positions. Never beside `ahead`.
+    tree: makes trees of this shape (StaticTrees), whatever the confidence. Never beside `ahead`.
     """
 
     observes_states, source = True, "head"
@@ -84,7 +82,7 @@ class HeadDrafter(Drafter):
         # Whether our own kernels make the body's inputs, and draft whole chains.
         self._fuses = head.embedded is not None and runner.model.can_draft(head.fuse)
         filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-        self._in_one_call = self._fuses and not (ahead or tree or filters or head.positions > 1)
+        self._in_one_call = self._fuses and not (ahead or tree or filters)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.begin()
@@ -98,7 +96,7 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def prepare(self, rows: int) -> None:
         """Before the first step: let the body make ready for one token a row, and for two."""
-        for width in sorted({1, 2, self.head.positions}):
+        for width in (1, 2):
             ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
             fed = self.head.inputs(ids, states)
@@ -147,25 +145,20 @@ class HeadDrafter(Drafter):
         sure = torch.ones(len(rows), device=logits.device)
         tokens, probs = list[Tensor](), list[Tensor]()
         own = OwnChances(self.tells and self.params.greedy)
-        # What the newest forward says, in which step it was, and the column drawn since.
-        behind, first, drawn = self.head.ahead(logits, states, max(max_drafts)), 0, None
         for step in range(max(max_drafts)):
             if step:
                 going = going & room[step]
-            if step == first + behind.count:
                 if self.confidence:
                     going = going & (sure >= HEADROOM * self.confidence)
                     if not going.any():
                         break
-                logits, states = self._go_on(tokens[first:], states, [end + first for end in ends])
-                behind, first, drawn = self.head.ahead(logits, states, max(max_drafts) - step), step, None
-            logits = behind.logits(step - first, drawn)
+                logits, states = self._go_on(tokens[-1], states, [end + step - 1 for end in ends])
             q = self._distribution(logits)
             if q is not None and self.confidence:
                 going = going & (sure * q.amax(-1) >= self.confidence)
                 if not going.any():
                     break
-            drawn = column = self._draw(logits, q, keys, step)
+            column = self._draw(logits, q, keys, step)
             if q is not None and self.confidence:
                 sure = sure * q.gather(1, column[:, None])[:, 0]
                 drafted += going
@@ -225,16 +218,15 @@ class HeadDrafter(Drafter):
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=own.own(width))
 
-    def _go_on(self, tokens: list[Tensor], states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
-        """Feed the tokens [B] drafted since the last forward, whose states those are, from starts[r] on."""
-        before, _ = self.head.states_ahead(states, len(tokens))
-        output = self.runner.forward(self._batch(self.head.inputs(torch.stack(tokens, dim=1), before), starts))
+    def _go_on(self, tokens: Tensor, states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
+        """Feed the drafts [B] at slots `starts`, behind states [B, hidden]."""
+        output = self.runner.forward(self._batch(self.head.inputs(tokens[:, None], states[:, None]), starts))
         self.calls += 1
         return output.logits[:, -1], output.require_states()[:, -1]
 
     def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
-        """What is fed to the body: x [B, S, hidden]. A head of several positions makes logits of states itself."""
-        return ForwardBatch(x, starts, return_states=True, logits=self.head.positions == 1)
+        """What is fed to the body: x [B, S, hidden]."""
+        return ForwardBatch(x, starts, return_states=True)
 
     @property
     def vocabulary(self) -> Tensor:
@@ -247,14 +239,10 @@ class HeadDrafter(Drafter):
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
         self._tree_states = LevelStates(states)
-        ahead = self.head.ahead(logits, states, self.head.positions)
-        self._linked = LinkedLevels(ahead) if self.head.positions > 1 else None
-        return ahead.logits(0)
+        return logits
 
     def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
-        """Logits [B, W, V'] after these drafts; a head of one position feeds them with their parents' states."""
-        if self._linked is not None:
-            return self._linked.behind(drafts, tokens)
+        """Logits [B, W, V'] after these drafts, which are fed with their parents' states."""
         x = self.head.inputs(tokens, self._tree_states.before(drafts))
         output = self.runner.forward(self._feed.batch(drafts, x, return_states=True))
         self.calls += 1
@@ -265,11 +253,6 @@ class HeadDrafter(Drafter):
     def room(self) -> int:
         """How many more drafts of any row can be fed."""
         return self._feed.room
-
-    @property
-    def reach(self) -> int:
-        """The depth of the deepest drafts after which it can be asked; several positions are one forward's."""
-        return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
 
     def _read_prefixes(self, rows: list[Sequence]) -> None:
         """Before a slot is fed: what several prompts begin with is fed once, unless the runner holds it."""
@@ -304,7 +287,7 @@ class HeadDrafter(Drafter):
         """
         runner, ends = self.runner, ends or [len(row.tokens) for row in rows]
         x, starts, counts = self._pending(rows, max_drafts, ends)
-        logits, states, forwards = feed_pending(runner, x, starts, counts, True, self.head.positions == 1)
+        logits, states, forwards = feed_pending(runner, x, starts, counts, True)
         assert states is not None
         self.calls += forwards
         fed = [r for r, count in enumerate(counts) if count]

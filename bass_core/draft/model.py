@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE
-
 from ..length.base import Offer
 from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch
@@ -140,9 +138,6 @@ class ModelDrafter(Drafter):
         """Logits [B, W, V] after these drafts."""
         self.calls += 1
         return self.runner.forward(self._feed.batch(drafts, tokens)).logits
-
-    # It is fed whatever it is asked after.
-    reach = MOST_TREE
 
     @property
     def room(self) -> int:

@@ -18,17 +18,12 @@ CHUNK = 128
 
 
 def feed_pending(
-    runner: ModelRunner,
-    x: Tensor,
-    starts: list[int],
-    counts: list[int],
-    return_states: bool = False,
-    return_logits: bool = True,
+    runner: ModelRunner, x: Tensor, starts: list[int], counts: list[int], return_states: bool = False
 ) -> tuple[Tensor, Tensor | None, int]:
     """Feed the first counts[r] columns of row r of x, token ids [B, W] or embeddings [B, W, hidden], at starts[r].
 
-    Returns the logits [B, V] after the last of them (without return_logits perhaps with V = 0), its state
-    [B, hidden] with return_states, and the number of forwards. A row of count 0 is fed padding after its tokens
+    Returns the logits [B, V] after the last of them, its state [B, hidden] with return_states, and the number
+    of forwards. A row of count 0 is fed padding after its tokens
     that count; its results mean nothing.
     """
     logits, states, forwards, at = torch.empty(0), None, 0, 0
@@ -39,7 +34,7 @@ def feed_pending(
         take = [max(count - 1, 0) for count in left]
         real = [max(count, 1) for count in left]
         chunk = x[:, at : at + width]
-        output = runner.forward(ForwardBatch(chunk, begins, real, take, return_states, logits=return_logits))
+        output = runner.forward(ForwardBatch(chunk, begins, real, take, return_states))
         fed, read = output.logits, None
         if return_states:
             read = output.require_states()[torch.arange(len(x), device=x.device), to_device(take, x.device)]

@@ -27,7 +27,6 @@ from kernels.plan import MOST_TREE
 from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device, to_host
-from ..model.draft_head import Ahead
 from ..model.forward import BatchTree, ForwardBatch
 from ..model.runner import ModelRunner
 from ..sample.distribution import probabilities
@@ -139,8 +138,7 @@ class StaticTrees:
         asked: list[Parent] = [(r, -1) for r, most in enumerate(max_drafts) if most > 0]
         for depth, children in enumerate(self.shape):
             if depth:
-                deep_enough = depth <= model.reach
-                asked = [(r, i) for r, i in asked if deep_enough and max_drafts[r] > depth]
+                asked = [(r, i) for r, i in asked if max_drafts[r] > depth]
             fed = grown.feed(asked) if depth else []
             if not asked or (depth and max(map(len, fed)) > model.room):
                 break
@@ -238,11 +236,6 @@ class LevelModel(Protocol):
         """How many more drafts of any row can be fed."""
         ...
 
-    @property
-    def reach(self) -> int:
-        """The depth of the deepest drafts after which it can be asked; a row's first drafts are 1 deep."""
-        ...
-
 
 class TreeFeed:
     """The drafts of a round that a runner was fed, after rows that end at `ends`."""
@@ -306,22 +299,3 @@ class LevelStates:
         for places, row in zip(self._places, drafts, strict=True):
             places.extend(range(first, first + len(row)))
         self._levels.append(states.clone())
-
-
-class LinkedLevels:
-    """What a head of several positions says after drafts that it is not fed: its link knows their tokens."""
-
-    def __init__(self, ahead: Ahead) -> None:
-        self.ahead = ahead
-        self._depths: list[list[int]] = [[] for _ in ahead.base]
-
-    def behind(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
-        """Logits [B, W, V'] after these drafts, at most `count` - 1 deep; tokens [B, W]: theirs, padded."""
-        width, device = tokens.shape[1], tokens.device
-        places = []
-        for own, row in zip(self._depths, drafts, strict=True):
-            first = len(own)
-            for parent in row:
-                own.append(1 + (own[parent] if parent >= 0 else 0))
-            places.append((own[first:] + [1] * width)[:width])
-        return self.ahead.after(to_device(places, device), tokens)

@@ -4,9 +4,7 @@ Contract: slot t reads [embedding of token t, state of slot t-1] and predicts th
 from which come logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States of accepted
 tokens come from the target: its last one, or those of several layers projected into one (EAGLE-3, arXiv
 2503.01840, section 3.1). States of drafted tokens come from the head itself (as in EAGLE, arXiv 2401.15077, and
-Recurrent Drafter, arXiv 2403.09919). A head of several positions drafts so many tokens after one forward: each
-later one from a state that is computed of the newest slot's (as in Medusa, arXiv 2401.10774), with a low-rank link
-from the token drawn before it, so that each token's q is known. Only the head's own weights are stored; what it
+Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it
 shares with the target is read from the target. Non-goals: targets that are not Llama-shaped.
 """
 
@@ -41,63 +39,27 @@ class HeadConfig:
     """layers: how many the head has; hidden: the target's hidden size; reads_states: whether it reads its states.
 
     reads_layers: layers of the target, ascending, whose states are read besides the last one (HiddenStateTap in
-    model/base.py). positions: how many tokens the head drafts after one forward; link_rank: the rank of what a
-    token adds to the logits of the next one of the same forward.
+    model/base.py).
     """
 
     layers: int
     hidden: int
     reads_states: bool = True
     reads_layers: tuple[int, ...] = ()
-    positions: int = 1
-    link_rank: int = 0
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What a head says of the next tokens of B rows: `base` [B, count, V'] before the link, and its gates."""
-
-    head: DraftHead
-    base: Tensor
-    gates: Tensor | None
-
-    @property
-    def count(self) -> int:
-        return self.base.shape[1]
-
-    def logits(self, place: int, columns: Tensor | None = None) -> Tensor:
-        """The logits [B, V'] of token `place`, from 0 on, after these columns int64 [B] of the vocabulary."""
-        if columns is None or self.gates is None:
-            return self.base[:, place]
-        return self.base[:, place] + self.head.link(columns, self.gates[:, place - 1])
-
-    def after(self, places: Tensor, ids: Tensor) -> Tensor:
-        """The logits [B, W, V'] of the tokens places[r, i], from 1 on, each after the target's id ids[r, i]."""
-        assert self.gates is not None
-        rows = torch.arange(len(ids), device=ids.device)[:, None]
-        return self.base[rows, places] + self.head.link(self.head.columns_of(ids), self.gates[rows, places - 1])
 
 
 class DraftHead(nn.Module):
     """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
 
-    `project` turns the target's states of several layers into one; the head's own states are not projected. In a
-    head of several positions `slots` and the link make the logits of all but the first.
+    `project` turns the target's states of several layers into one; the head's own states are not projected.
     """
 
     vocabulary: Tensor
-    # Its ids in ascending order, and the place of each.
-    _sorted: Tensor
-    _order: Tensor
     # The target's embedding table: one of the two, as the target holds it.
     embedding: Tensor | None
     quantized: QuantizedWeight | None
     fuse: Any
     project: Any
-    slots: Any
-    output: Any
-    link_out: Any
-    link_in: Tensor | None
     embedded: Tensor | None
 
     def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
@@ -127,25 +89,14 @@ class DraftHead(nn.Module):
         self.body = LlamaForCausalLM(LlamaConfig(**fields))
         self.body.model.embed_tokens.requires_grad_(False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
-        order = vocabulary.argsort()
-        self.register_buffer("_order", order, persistent=False)
-        self.register_buffer("_sorted", vocabulary[order], persistent=False)
         self.register_buffer("embedding", None, persistent=False)
         self.share_embedding(target)
         head: Any = target.get_output_embeddings()
         rows = head.weight.detach()[vocabulary].to(self.body.dtype)
         self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
-        # Made by `pack`: the output layer again, what it makes of `link_up`, and `link_down` of its rows; the
-        # vocabulary's embeddings float32 [V', hidden].
-        self.register_module("output", None)
-        self.register_module("link_out", None)
-        self.register_buffer("link_in", None, persistent=False)
+        # Made by `pack`: the vocabulary's embeddings, float32 [V', hidden].
         self.register_buffer("embedded", None, persistent=False)
-        if config.positions > 1:
-            self.slots = nn.Linear(config.hidden, (config.positions - 1) * (config.hidden + config.link_rank))
-            self.link_down = nn.Linear(config.hidden, config.link_rank, bias=False)
-            self.link_up = nn.Linear(config.link_rank, config.hidden, bias=False)
 
     def share_embedding(self, target: PreTrainedModel) -> None:
         """Share the target's embedding table, on its current device and in its current form."""
@@ -193,74 +144,16 @@ class DraftHead(nn.Module):
         """Numbers of a token's states that are not finished."""
         return (len(self.config.reads_layers) + 1) * self.config.hidden
 
-    @property
-    def positions(self) -> int:
-        """How many tokens the head drafts after one forward."""
-        return self.config.positions
-
-    def states_ahead(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """States [B, count, hidden] that stand for those of the newest slot and of the next, unknown ones; gates.
-
-        states [B, hidden]: the newest slot's, which is the first of them; count: at most `positions`. gates
-        [B, count - 1, link_rank]: by how much each of the link's products counts before each of the later ones.
-        """
-        if count == 1:
-            return states[:, None], states.new_zeros(len(states), 0, self.config.link_rank)
-        own = states.to(self.slots.weight.dtype) if isinstance(self.slots, nn.Linear) else states
-        made = self.slots(own).unflatten(-1, (self.positions - 1, -1))[:, : count - 1]
-        later, gates = made.split((self.config.hidden, self.config.link_rank), dim=-1)
-        return torch.cat((states[:, None], states[:, None] + later), dim=1), 1 + gates
-
-    def ahead(self, logits: Tensor, states: Tensor, count: int) -> Ahead:
-        """What the head says of the next `count` tokens, `positions` at most, after states [B, hidden].
-
-        logits [B, V']: the body's; a head of several positions makes its own, all of them in one product.
-        """
-        if self.positions == 1:
-            return Ahead(self, logits[:, None], None)
-        later, gates = self.states_ahead(states, min(count, self.positions))
-        output: Any = self.body.lm_head if self.output is None else self.output
-        base: Tensor = output(later)
-        return Ahead(self, base, gates)
-
-    def link(self, columns: Tensor, gates: Tensor) -> Tensor:
-        """What columns of the vocabulary, int64 [...], -1 for none, add to the logits [..., V'] of what follows.
-
-        gates [..., link_rank]: of the positions that follow (states_ahead).
-        """
-        x = self.linked(columns, gates)
-        out: Tensor = self.body.lm_head(self.link_up(x)) if self.link_out is None else self.link_out(x)
-        return out
-
-    def linked(self, columns: Tensor, gates: Tensor) -> Tensor:
-        """What the link knows of these tokens, gated: [..., link_rank]; arguments as for `link`."""
-        places = columns.clamp(min=0)
-        x = self.link_down(self.body.lm_head.weight[places]) if self.link_in is None else self.link_in[places]
-        return (x.to(gates.dtype) * gates).masked_fill(columns[..., None] < 0, 0.0)
-
-    def columns_of(self, ids: Tensor) -> Tensor:
-        """The columns of the vocabulary, int64, that hold these ids int64 [...]; -1: the head can't propose it."""
-        places = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
-        return torch.where(self._sorted[places] == ids, self._order[places], -1)
-
     def pack(self) -> None:
         """Pack the layers outside the body where our own kernels multiply; packed ones can't be trained."""
         here = not is_accelerator(self.vocabulary.device) and self.body.dtype in HALVES
         if not here or not cpu_kernels.available():
             return
-        if self.positions > 1 and self.output is None:
-            rows = self.body.lm_head.weight.float()
-            # Rounded to float16 first, as stored weights are (`save`).
-            behind = nn.Linear(self.config.link_rank, len(rows), bias=False, device="meta")
-            behind.weight = nn.Parameter((rows @ self.link_up.weight.float()).half().to(self.body.dtype), False)
-            self._pack("output", self.body.lm_head)
-            self._pack("link_out", behind)
-            self.link_in = rows @ self.link_down.weight.float().t()
-        for name in ("fuse", "project", "slots"):
-            layer = getattr(self, name, None)
+        for name in ("fuse", "project"):
+            layer = getattr(self, name)
             if isinstance(layer, nn.Linear):
                 self._pack(name, layer)
-        if self.config.reads_states and self.positions == 1:
+        if self.config.reads_states:
             self.embedded = self._embed(self.vocabulary).float()
             # Compiles it, or loads its code from disk, before a clock runs.
             self.inputs_of(self.vocabulary[:1], torch.zeros(1, self.raw_size))
@@ -275,7 +168,7 @@ class DraftHead(nn.Module):
         """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
         state = dict(self.__dict__)
         state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
-        state["_buffers"] = {**state["_buffers"], "link_in": None, "embedded": None}
+        state["_buffers"] = {**state["_buffers"], "embedded": None}
         return {**state, "_unpacked": {}}
 
     def own_weights(self) -> dict[str, Tensor]:
@@ -316,10 +209,11 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
     try:
         read = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         fields, digest = read["draft_head"], sha256(folder / WEIGHTS)
-        # Heads that were saved by earlier versions name none.
+        # Heads that were saved by earlier versions have no digest, and name layers that are not read any more.
         if read.get("sha256", digest) != digest:
             raise ValueError(f"{WEIGHTS} has another sha256 than {CONFIG} says")
-        config = HeadConfig(**{**fields, "reads_layers": tuple(fields.get("reads_layers", ()))})
+        known = {name: value for name, value in fields.items() if name in HeadConfig.__dataclass_fields__}
+        config = HeadConfig(**{**known, "reads_layers": tuple(fields.get("reads_layers", ()))})
         tensors = load_file(folder / WEIGHTS)
         vocabulary = tensors.pop("vocabulary").long()
     except Exception as error:

@@ -66,8 +66,7 @@ class ForwardBatch:
     not capture the step, because its shape comes only once, as that of a prompt's chunk. window: a draft step, in
     which a row sees of its cached tokens only the first SINKS and the last `window`, rounded up to whole blocks
     (kernels/plan.py). tree: the trees that the new tokens form; None: each follows the one before it. Never beside
-    a window. logits: whether anybody reads the logits; a model may leave them out (V is 0 then), or compute them
-    nevertheless.
+    a window.
     """
 
     tokens: Tensor
@@ -79,7 +78,6 @@ class ForwardBatch:
     eager: bool = False
     window: int | None = None
     tree: BatchTree | None = None
-    logits: bool = True
 
 
 @dataclass(slots=True)

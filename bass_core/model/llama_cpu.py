@@ -99,8 +99,6 @@ class LlamaCompiled(CausalModel):
         wanted = np.arange(len(x), dtype=np.int64)
         if batch.take is not None:
             wanted = firsts[:-1] + np.array(batch.take, np.int64)
-        if not batch.logits:
-            wanted = wanted[:0]
         logits, last, streams = self.packed.run(
             torch.empty(x.shape).copy_(x),
             firsts,
@@ -117,8 +115,6 @@ class LlamaCompiled(CausalModel):
         if batch.return_states:
             read = torch.cat((*streams, last), dim=-1) if batch.raw_states else self.readout(streams, last)
             states = _padded(read, real, rows, width)
-        if not batch.logits:
-            return ForwardOutput(logits.new_zeros((rows, width, 0) if batch.take is None else (rows, 0)), states)
         return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
 
     def can_draft(self, fuse: Any) -> bool:

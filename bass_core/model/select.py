@@ -46,7 +46,7 @@ def _body(head: DraftHead) -> PreTrainedModel:
     (docs/figures.md, "Precisions").
     """
     body: PreTrainedModel = head.body
-    if not is_accelerator(body.device) and head.positions == 1 and not llama_compiled.why_not(body):
+    if not is_accelerator(body.device) and not llama_compiled.why_not(body):
         body = copy.deepcopy(body)
         quantise_model(body, "int8")
     return body

@@ -29,7 +29,6 @@ from bass_core import SamplingParams
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.model.cache import RaggedCache
-from bass_core.model.draft_head import Ahead
 from bass_core.model.forward import ForwardBatch, ForwardOutput
 from bass_core.model.runner import ModelRunner
 from bass_core.sample import draw as draws
@@ -217,17 +216,9 @@ class BigramHead:
     vocabulary: Tensor
     config = SimpleNamespace(hidden=1, reads_layers=())
     embedded = None
-    positions = 1
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         return ids[..., None].to(states.dtype)
-
-    def ahead(self, logits: Tensor, states: Tensor, count: int) -> Any:
-        head: Any = self
-        return Ahead(head, logits[:, None], None)
-
-    def states_ahead(self, states: Tensor, count: int) -> tuple[Tensor, None]:
-        return states[:, None], None
 
     def readout(self) -> Any:
         return SimpleNamespace(finish=lambda states: states)

@@ -55,8 +55,6 @@ DRAFTS = {
     "adaptive": Draft("adaptive"),
     "head": Draft("model", "head", only=("llama",)),
     "adaptive_head": Draft("adaptive", "head", only=("llama",)),
-    "ahead": Draft("model", "ahead", only=("llama",)),
-    "ahead_adaptive": Draft("adaptive", "ahead", only=("llama",)),
     "window": Draft("window", "none"),
     "window_model": Draft("window_model"),
     "window_head": Draft("window_model", "head", only=("llama",)),
@@ -173,7 +171,6 @@ def pair(architecture: str, kind: str) -> ModelPair:
         "self": lambda: model,
         "none": lambda: None,
         "head": lambda: head(model),
-        "ahead": lambda: head(model, positions=3),
     }
     return ModelPair(model, drafts[kind]())
 
@@ -201,11 +198,11 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
     return True
 
 
-def head(model: Any, size: int = 40, seed: int = 5, positions: int = 1) -> DraftHead:
+def head(model: Any, size: int = 40, seed: int = 5) -> DraftHead:
     """An untrained head over part of the vocabulary: right now and then."""
     torch.manual_seed(seed)
     vocabulary = torch.randperm(model.config.vocab_size)[:size].sort().values
-    config = HeadConfig(1, model.config.hidden_size, True, (0,), positions, 8 if positions > 1 else 0)
+    config = HeadConfig(1, model.config.hidden_size, True, (0,))
     made = DraftHead(model, config, vocabulary)
     with torch.no_grad():
         made.fuse.weight.normal_(std=0.2)

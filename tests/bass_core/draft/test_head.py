@@ -27,19 +27,16 @@ from ...models import prompts, tiny
 DRAWN = SamplingParams(temperature=0.9, top_k=20)
 
 
-def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, seed=5, positions=1):
+def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, seed=5):
     """An untrained head over part of the vocabulary: right now and then, so that rows diverge."""
     torch.manual_seed(seed)
-    config = HeadConfig(layers, 64, reads_states, reads_layers, positions, 8 if positions > 1 else 0)
+    config = HeadConfig(layers, 64, reads_states, reads_layers)
     head = DraftHead(target, config, torch.randperm(96)[:size].sort().values)
     with torch.no_grad():
         head.fuse.weight.normal_(std=0.2)
         for parameter in head.body.model.layers.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
-        if positions > 1:
-            for layer in (head.slots, head.link_down, head.link_up):
-                layer.weight.normal_(std=0.3)
     return head.eval().requires_grad_(False)
 
 

@@ -35,7 +35,6 @@ def pair(architecture: str, kind: str) -> ModelPair:
         "perturbed": lambda: perturbed(target, NEAR[architecture]),
         "none": lambda: None,
         "head": lambda: table.head(target),
-        "ahead": lambda: table.head(target, positions=3),
     }
     draft = target if kind == "self" else drafts[kind]()
     if draft is not None:
