@@ -41,6 +41,8 @@ SHORTEST, LONGEST, TEMPERATURE = 4, 80, 0.8
 # The shortest answer that other conversations may quote, and the longest prompt that they may ask again, in
 # characters.
 QUOTED, ASKED = 200, 200
+# Letters of the shortest word that may be asked about.
+SHORTEST_WORD = 4
 # The least room for an answer, in tokens.
 ROOM = 48
 
@@ -91,7 +93,8 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     step.readout = HiddenStateTap(tuple(corpus.layers))
     try:
         temperature = corpus.temperatures[number % len(corpus.temperatures)]
-        rows = Writer(pair, corpus, temperature, seed).write(conversations(seed, corpus.conversations))
+        asked = conversations(seed, corpus.conversations, words_of(pair))
+        rows = Writer(pair, corpus, temperature, seed).write(asked)
     finally:
         step.readout = readout
     states = [torch.cat(row.states)[: len(row.tokens) - 1] for row in rows]
@@ -105,6 +108,12 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
         "starts": torch.tensor(lengths).cumsum(0),
         "layers": torch.tensor(corpus.layers, dtype=torch.long),
     }
+
+
+def words_of(pair: ModelPair) -> list[str]:
+    """The tokens that are words of some length, which a tokenizer begins with a space."""
+    texts = pair.tokenizer.batch_decode([[token] for token in range(len(pair.tokenizer))])
+    return [text[1:] for text in texts if text[0:1] == " " and text[1:].isalpha() and len(text) > SHORTEST_WORD]
 
 
 @dataclass(frozen=True)

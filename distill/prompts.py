@@ -1,7 +1,7 @@
 """Any number of conversations for the corpus, of many kinds.
 
-Contract: `conversations(seed, count)` is a pure function of its arguments and the installed Python library. None
-of its prompts is in the evaluation set, which has topics of its own, and none is taken from a public workload.
+Contract: `conversations(seed, count, words)` is a pure function of its arguments and the installed Python library.
+No prompt is in the evaluation set, which has topics of its own, and none is taken from a public workload.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 import json
 import random
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,8 +25,8 @@ WORDS: dict[str, Any] = json.loads((Path(__file__).parent / "words.json").read_t
 _LANGUAGES = ["Python", "Python", "Python", "Python", "JavaScript", "Java", "C", "C++", "Go", "Bash"]
 # The kinds of first turns and their weights. "own": the target makes it up.
 _KINDS = {
-    "own": 26, "code": 5, "docstring": 3, "instruction": 5, "question": 5, "story": 3, "list": 3, "rewriting": 4,
-    "sum": 7, "fact": 8, "role": 3, "puzzle": 3, "translation": 9, "about": 11, "passages": 6,
+    "own": 20, "code": 5, "docstring": 3, "instruction": 11, "question": 10, "story": 5, "list": 3, "rewriting": 4,
+    "sum": 6, "fact": 10, "role": 4, "puzzle": 3, "translation": 8, "about": 11, "passages": 7,
 }  # fmt: skip
 # Kinds that quote long texts, and how many parts these have at least and at most.
 _QUOTING = {"about": (1, 5), "passages": (3, 5)}
@@ -33,6 +34,8 @@ _QUOTING = {"about": (1, 5), "passages": (3, 5)}
 _AGAIN, _TURNS, _OWN_LATER = 0.45, 7, 0.3
 # A part of a text of ours: sentences of news, of German news, characters of Python's manual.
 _NEWS, _GERMAN, _MANUAL = (3, 9), (1, 2), 600
+# How many topics are ours, and how many rare names are words.
+_OUR_TOPICS, _NAMED_BY_WORDS = 0.3, 0.5
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,20 @@ class Turn:
     told: int = 0
 
 
-def conversations(seed: int, count: int) -> list[list[Turn]]:
+def conversations(seed: int, count: int, words: Sequence[str] = ()) -> list[list[Turn]]:
     """The turns of `count` conversations; other seeds give others. No prompt that is written out begins two.
 
-    Those that quote the target's own answers come last, so that there are answers to quote.
+    words: of the target's vocabulary. They become topics and names, so that its answers are about everything.
+    Conversations that quote the target's own answers come last, so that there are answers to quote.
     """
     rng = random.Random(seed)
+    make = _Maker(rng, words)
     found: list[list[Turn]] = []
     taken = {prompt["text"] for prompt in evaluation_prompts()}
     while len(found) < count:
         (kind,) = rng.choices(list(_KINDS), list(_KINDS.values()))
         first = (
-            Turn(None) if kind == "own" else _quoting(kind, rng) if kind in _QUOTING else Turn(_make(kind, rng))
+            Turn(None) if kind == "own" else make.quoting(kind) if kind in _QUOTING else Turn(make.prompt(kind))
         )
         if first.text in taken:
             continue
@@ -66,7 +71,7 @@ def conversations(seed: int, count: int) -> list[list[Turn]]:
             taken.add(first.text)
         turns = [first]
         while len(turns) < _TURNS and rng.random() < _AGAIN:
-            turns.append(Turn(None if rng.random() < _OWN_LATER else _make("next", rng)))
+            turns.append(Turn(None if rng.random() < _OWN_LATER else make.prompt("next")))
         found.append(turns)
     return sorted(found, key=lambda turns: turns[0].told > 0)
 
@@ -77,109 +82,126 @@ def evaluation_prompts() -> list[dict[str, str]]:
     return loaded
 
 
-def _quoting(kind: str, rng: random.Random) -> Turn:
-    """A prompt about a long text: of the target's own answers, of made-up news, or of Python's manual."""
-    asked, parts = _make(kind, rng), rng.randint(*_QUOTING[kind])
-    source = rng.choice(["answers", "news", "news", "manual"])
-    if source == "answers":
-        return Turn(asked, parts)
-    texts = [_news(rng, "news", _NEWS) if source == "news" else _manual(rng) for _ in range(parts)]
-    words = [word.strip(".,;:()[]\"'") for word in rng.choice(texts).split()]
-    question = f"What does the text say about {rng.choice([word for word in words if len(word) > 5] or words)}?"
-    return Turn(asked.replace("{question}", question).replace("{text}", "\n\n".join(texts)))
+@dataclass(frozen=True)
+class _Maker:
+    """Makes prompts; arguments as for `conversations`."""
 
+    rng: random.Random
+    words: Sequence[str]
 
-def _name(rng: random.Random) -> str:
-    """A name that hardly anybody has."""
-    return "".join(rng.choices(WORDS["syllables"], k=rng.randint(2, 3))).capitalize()
+    def pick(self, words: str) -> str:
+        chosen: str = self.rng.choice(WORDS[words])
+        return chosen
 
+    def topic(self) -> str:
+        """One of ours, or a word or two of the target's vocabulary."""
+        if not self.words or self.rng.random() < _OUR_TOPICS:
+            return self.pick("topics")
+        first, second = self.rng.choice(self.words), self.rng.choice(self.words)
+        return self.rng.choice([first, first, f"{first} {second}", f"{first} and {second}"])
 
-def _news(rng: random.Random, templates: str, sentences: tuple[int, int]) -> str:
-    """A paragraph about people and places with rare names; `sentences`: how many at least and at most."""
+    def name(self) -> str:
+        """A name that hardly anybody has, or a word as a name."""
+        if self.words and self.rng.random() < _NAMED_BY_WORDS:
+            return self.rng.choice(self.words).capitalize()
+        return "".join(self.rng.choices(WORDS["syllables"], k=self.rng.randint(2, 3))).capitalize()
 
-    def pick(words: str) -> str:
-        return rng.choice(WORDS[words])
+    def quoting(self, kind: str) -> Turn:
+        """A prompt about a long text: of the target's own answers, of made-up news, or of Python's manual."""
+        rng, asked = self.rng, self.prompt(kind)
+        parts, source = rng.randint(*_QUOTING[kind]), rng.choice(["answers", "answers", "news", "manual"])
+        if source == "answers":
+            return Turn(asked, parts)
+        texts = [self.news("news", _NEWS) if source == "news" else self.manual() for _ in range(parts)]
+        words = [word.strip(".,;:()[]\"'") for word in rng.choice(texts).split()]
+        long = [word for word in words if len(word) > 5] or words
+        question = f"What does the text say about {rng.choice(long)}?"
+        return Turn(asked.replace("{question}", question).replace("{text}", "\n\n".join(texts)))
 
-    names = {
-        "person": f"{pick('names')} {_name(rng)}",
-        "second": f"{_name(rng)} {_name(rng)}",
-        "third": _name(rng),
-        "city": _name(rng),
-        "town": rng.choice([_name(rng), pick("lands")]),
-        "company": f"{_name(rng)} {rng.choice(['Group', 'Ltd', 'Airways', 'Foods', 'Bank', 'Energy'])}",
-    }
-    days = "german_days" if templates == "german_news" else "days"
-    text = []
-    for sentence in rng.sample(WORDS[templates], rng.randint(*sentences)):
-        facts = {
-            "n": rng.randint(19, 92),
-            "m": rng.randint(11, 480),
-            "k": rng.randint(2, 12),
-            "year": rng.randint(1890, 2024),
-            "day": pick(days),
-            "month": rng.choice(["January", "March", "April", "June", "August", "September", "November"]),
-            "street": pick("streets"),
-            "pet": pick("pets"),
-            "topic": pick("topics"),
+    def news(self, templates: str, sentences: tuple[int, int]) -> str:
+        """A paragraph about people and places with rare names; `sentences`: how many at least and at most."""
+        rng, pick = self.rng, self.pick
+        names = {
+            "person": f"{pick('names')} {self.name()}",
+            "second": f"{self.name()} {self.name()}",
+            "third": self.name(),
+            "city": self.name(),
+            "town": rng.choice([self.name(), pick("lands")]),
+            "company": f"{self.name()} {rng.choice(['Group', 'Ltd', 'Airways', 'Foods', 'Bank', 'Energy'])}",
         }
-        text.append(sentence.format(**names, **facts))
-    return " ".join(text)
+        days = "german_days" if templates == "german_news" else "days"
+        text = []
+        for sentence in rng.sample(WORDS[templates], rng.randint(*sentences)):
+            facts = {
+                "n": rng.randint(19, 92),
+                "m": rng.randint(11, 480),
+                "k": rng.randint(2, 12),
+                "year": rng.randint(1890, 2024),
+                "day": pick(days),
+                "month": rng.choice(["January", "March", "April", "June", "August", "September", "November"]),
+                "street": pick("streets"),
+                "pet": pick("pets"),
+                "topic": self.topic(),
+            }
+            text.append(sentence.format(**names, **facts))
+        return " ".join(text)
 
+    def manual(self) -> str:
+        """A passage of the Python manual that comes with the interpreter."""
+        text = self.rng.choice(sorted(topics.items()))[1]
+        start = self.rng.randrange(max(1, len(text) - _MANUAL))
+        return text[start : start + _MANUAL].partition(" ")[2].rpartition(" ")[0]
 
-def _manual(rng: random.Random) -> str:
-    """A passage of the Python manual that comes with the interpreter."""
-    text = rng.choice(sorted(topics.items()))[1]
-    start = rng.randrange(max(1, len(text) - _MANUAL))
-    return text[start : start + _MANUAL].partition(" ")[2].rpartition(" ")[0]
-
-
-def _make(kind: str, rng: random.Random) -> str:
-    def pick(words: str) -> str:
-        return rng.choice(WORDS[words])
-
-    if kind == "docstring":
-        name, signature, doc = rng.choice(_docstrings())
-        style = rng.randrange(3)
-        if style == 0:
-            return f'Complete this Python function:\n\ndef {name}{signature}:\n    """{doc}"""\n'
-        if style == 1:
-            return f"Write a Python function `{name}` that does the following: {doc}"
-        return f"Explain what this Python function does and show how to use it.\n\n{name}{signature}: {doc}"
-    if kind == "rewriting":
-        _, _, doc = rng.choice(_docstrings())
-        about = f"{pick('people').capitalize()} lived {pick('places')} and knew everything about {pick('topics')}."
-        plain = " ".join(rng.sample(WORDS["sentences"], rng.randint(2, 5)))
-        text = rng.choice([doc, plain, plain, f"{about} {plain}"])
-        return rng.choice(WORDS["rewrites"]).format(text=text)
-    friends = rng.sample(WORDS["names"], 3)
-    german = " ".join(rng.sample(WORDS["german"], rng.randint(1, 3)))
-    words = {
-        "name": friends[0],
-        "friend": friends[1],
-        "third": friends[2],
-        "goods": pick("goods"),
-        "other_goods": pick("goods"),
-        "a": rng.randint(20, 200),
-        "b": rng.randint(4, 40),
-        "c": rng.randint(2, 12),
-        "d": rng.randint(2, 9),
-        "thing": pick("things"),
-        "land": pick("lands"),
-        "role": pick("roles"),
-        "german": rng.choice([german, _news(rng, "german_news", _GERMAN)]),
-        "foreign": pick("foreign"),
-        "sentence": pick("sentences"),
-        "text": "{text}",
-        "question": "{question}",
-        "topic": pick("topics"),
-        "other": pick("topics"),
-        "person": pick("people"),
-        "stranger": pick("people"),
-        "place": pick("places"),
-        "code": pick("code"),
-        "language": rng.choice(_LANGUAGES),
-    }
-    return rng.choice(WORDS["templates"][kind]).format(**words)
+    def prompt(self, kind: str) -> str:
+        """One of this kind; where it quotes, "{text}" and "{question}" are left to be filled."""
+        rng, pick = self.rng, self.pick
+        if kind == "docstring":
+            name, signature, doc = rng.choice(_docstrings())
+            style = rng.randrange(3)
+            if style == 0:
+                return f'Complete this Python function:\n\ndef {name}{signature}:\n    """{doc}"""\n'
+            if style == 1:
+                return f"Write a Python function `{name}` that does the following: {doc}"
+            return f"Explain what this Python function does and show how to use it.\n\n{name}{signature}: {doc}"
+        if kind == "rewriting":
+            _, _, doc = rng.choice(_docstrings())
+            about = (
+                f"{pick('people').capitalize()} lived {pick('places')} and knew everything about {self.topic()}."
+            )
+            plain = " ".join(rng.sample(WORDS["sentences"], rng.randint(2, 5)))
+            text = rng.choice([doc, plain, plain, f"{about} {plain}"])
+            return rng.choice(WORDS["rewrites"]).format(text=text)
+        friends = rng.sample(WORDS["names"], 3)
+        german = " ".join(rng.sample(WORDS["german"], rng.randint(1, 3)))
+        words = {
+            "name": friends[0],
+            "friend": friends[1],
+            "third": friends[2],
+            "rare": self.name(),
+            "other_rare": self.name(),
+            "goods": pick("goods"),
+            "other_goods": pick("goods"),
+            "a": rng.randint(20, 200),
+            "b": rng.randint(4, 40),
+            "c": rng.randint(2, 12),
+            "d": rng.randint(2, 9),
+            "thing": pick("things"),
+            "land": pick("lands"),
+            "role": pick("roles"),
+            "german": rng.choice([german, self.news("german_news", _GERMAN)]),
+            "foreign": pick("foreign"),
+            "sentence": pick("sentences"),
+            "text": "{text}",
+            "question": "{question}",
+            "topic": self.topic(),
+            "other": self.topic(),
+            "person": pick("people"),
+            "stranger": pick("people"),
+            "place": pick("places"),
+            "code": pick("code"),
+            "language": rng.choice(_LANGUAGES),
+        }
+        return rng.choice(WORDS["templates"][kind]).format(**words)
 
 
 @cache

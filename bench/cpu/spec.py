@@ -4,8 +4,8 @@ Contract: FILE has the form of Spec-Bench (prompts.py); `--per-category` of its 
 category by the seed. All their turns are asked, after regular decoding's answers to the turns before; a text ends
 where the model ends it. Arms take turns step by step. "tokens a round" is 1 + accepted drafts a row-round that
 drafted, `a` accepted / tested drafts, `at i` how often a row that drafted i of them had them all accepted; all of
-BASS's rounds. Speeds are over regular decoding's ms per token, the mean of the calls' logarithms; +- is 1.96
-standard errors of that mean, in per cent. "all" joins the categories.
+BASS's rounds. "ms/token" is the calls' median. Speeds are over regular decoding's, the mean of the calls' logarithms;
++- is 1.96 standard errors of that mean, in per cent. "all" joins the categories.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def _row(category: str, batch: int, temperature: float, calls: Calls) -> Row:
         row[f"at {place + 1}"] = stood / reached if reached else None
     times = {arm: [call[arm].metrics().ms_per_token for call in calls] for arm in ARMS}
     known = [ms for ms in zip(*times.values(), strict=True) if None not in ms]
-    row["regular ms/token"] = median([ms[0] for ms in known]) if known else None
+    for place, arm in enumerate(ARMS):
+        row[f"{arm} ms/token"] = median([ms[place] for ms in known]) if known else None
     for place, arm in enumerate(ARMS[1:], 1):
         speed, spread = mean_ratio([ms[0] / ms[place] for ms in known])
         row |= {arm: speed, f"{arm} +-%": spread}

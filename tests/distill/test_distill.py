@@ -22,10 +22,12 @@ from distill import train as train_module
 from distill.__main__ import main
 from distill.ablation import ARMS, ablate, as_markdown
 from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, shifted
-from distill.corpus import shards, write_corpus, write_shard
+from distill.corpus import shards, words_of, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set
 from distill.prompts import Turn, conversations, evaluation_prompts
 from distill.train import depths, measure, new_head, pulls, train
+
+from ..models import byte_tokenizer, tiny
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Identity scale: two layers' states and the last hidden state, 64 entries each.
@@ -248,7 +250,7 @@ def test_conversations_are_of_many_kinds_and_never_from_a_test_set():
     assert made == conversations(1, 400) and made != conversations(2, 400) and len(made) == 400
     prompts = [turns[0].text for turns in made if turns[0].text is not None and not turns[0].told]
     assert len(set(prompts)) == len(prompts) > 200
-    assert 80 < sum(turns[0].text is None for turns in made) < 160
+    assert 50 < sum(turns[0].text is None for turns in made) < 120
     quoting = [turns[0] for turns in made if turns[0].told]
     assert quoting == [turns[0] for turns in made[-len(quoting) :]]
     assert all("{text}" in one.text for one in quoting)
@@ -263,6 +265,15 @@ def test_conversations_are_of_many_kinds_and_never_from_a_test_set():
     for prompt in prompts:
         assert prompt not in held_out and prompt not in problems and " at 0x" not in prompt
         assert not any(text in prompt for text in docstrings if text)
+
+
+def test_the_targets_own_words_become_topics_and_names():
+    tokenizer = byte_tokenizer((" zebra", " xylo", " at") * 9, 40)
+    words = words_of(ModelPair(tiny("llama"), None, tokenizer))
+    assert "zebra" in words and "xylo" in words and "at" not in words and "ebra" not in words
+    made = [turns[0].text or "" for turns in conversations(1, 400, words)]
+    assert any("zebra" in prompt for prompt in made) and any("Xylo" in prompt for prompt in made)
+    assert not any("zebra" in (turns[0].text or "") for turns in conversations(1, 400))
 
 
 def answers(scored):
