@@ -111,7 +111,7 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
 
 
 def words_of(pair: ModelPair) -> list[str]:
-    """The tokens that are words of some length, which a tokenizer begins with a space."""
+    """Tokens that are words of some length, or beginnings of words: those that begin with a space."""
     texts = pair.tokenizer.batch_decode([[token] for token in range(len(pair.tokenizer))])
     return [text[1:] for text in texts if text[0:1] == " " and text[1:].isalpha() and len(text) > SHORTEST_WORD]
 

@@ -1,4 +1,4 @@
-"""How good a draft is: how much of it the target accepts, and what a drafted token costs.
+"""How good a draft is: how much of it the target accepts, and what a forward of it costs.
 
 Contract: measured on the committed prompts (evaluation_prompts.json) and HumanEval's; training saw neither.
 Acceptance is counted from the rounds of each prompt and averaged over prompts. Non-goals: speeds, which
@@ -117,7 +117,10 @@ def acceptance(
 
 
 def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, float]:
-    """Milliseconds of one drafted token and of one target step after 100 cached tokens, and their ratio c."""
+    """Milliseconds of a draft's and of a target's step after 100 cached tokens, and their ratio c.
+
+    Of a chain in one call on a CPU, further drafts cost less: their weights are in the caches.
+    """
     assert pair.draft_step is not None
     target, draft = pair.target_step, pair.draft_step
     caches = target.new_cache(batch, 128), draft.new_cache(batch, 128)

@@ -1,7 +1,7 @@
 """Any number of conversations for the corpus, of many kinds.
 
 Contract: `conversations(seed, count, words)` is a pure function of its arguments and the installed Python library.
-No prompt is in the evaluation set, which has topics of its own, and none is taken from a public workload.
+No prompt is in the evaluation set, and none is taken from a public workload.
 """
 
 from __future__ import annotations
@@ -120,16 +120,16 @@ class _Maker:
 
     def news(self, templates: str, sentences: tuple[int, int]) -> str:
         """A paragraph about people and places with rare names; `sentences`: how many at least and at most."""
-        rng, pick = self.rng, self.pick
+        rng, pick, german = self.rng, self.pick, templates == "german_news"
         names = {
             "person": f"{pick('names')} {self.name()}",
             "second": f"{self.name()} {self.name()}",
             "third": self.name(),
             "city": self.name(),
-            "town": rng.choice([self.name(), pick("lands")]),
+            "town": self.name() if german else rng.choice([self.name(), pick("lands")]),
             "company": f"{self.name()} {rng.choice(['Group', 'Ltd', 'Airways', 'Foods', 'Bank', 'Energy'])}",
         }
-        days = "german_days" if templates == "german_news" else "days"
+        days = "german_days" if german else "days"
         text = []
         for sentence in rng.sample(WORDS[templates], rng.randint(*sentences)):
             facts = {

@@ -209,10 +209,10 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
     try:
         read = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         fields, digest = read["draft_head"], sha256(folder / WEIGHTS)
-        # Heads that were saved by earlier versions have no digest, and name layers that are not read any more.
+        # Heads of earlier versions have no digest, and may have positions after the first, which are not read.
         if read.get("sha256", digest) != digest:
             raise ValueError(f"{WEIGHTS} has another sha256 than {CONFIG} says")
-        known = {name: value for name, value in fields.items() if name in HeadConfig.__dataclass_fields__}
+        known = {name: value for name, value in fields.items() if name not in ("positions", "link_rank")}
         config = HeadConfig(**{**known, "reads_layers": tuple(fields.get("reads_layers", ()))})
         tensors = load_file(folder / WEIGHTS)
         vocabulary = tensors.pop("vocabulary").long()

@@ -4,8 +4,8 @@ Contract: FILE has the form of Spec-Bench (prompts.py); `--per-category` of its 
 category by the seed. All their turns are asked, after regular decoding's answers to the turns before; a text ends
 where the model ends it. Arms take turns step by step. "tokens a round" is 1 + accepted drafts a row-round that
 drafted, `a` accepted / tested drafts, `at i` how often a row that drafted i of them had them all accepted; all of
-BASS's rounds. "ms/token" is the calls' median. Speeds are over regular decoding's, the mean of the calls' logarithms;
-+- is 1.96 standard errors of that mean, in per cent. "all" joins the categories.
+BASS's rounds. "ms/token" is the calls' median. A speed is regular decoding's time over the arm's, the geometric
+mean of the calls; +- is 1.96 standard errors of its logarithm, in per cent. "all" joins the categories.
 """
 
 from __future__ import annotations

@@ -263,14 +263,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "spec": _table(
         "spec-native-bf16",
         "temperature | batch | calls | tokens a round | a | at 1 | at 2 | at 3 | regular ms/token = regular, ms | "
-        "speculative ms/token = speculative, ms | bass ms/token = BASS, ms | speculative = speculative / regular | "
-        "speculative +-% = ± % | bass = BASS / regular | bass +-% = ± %",
+        "speculative ms/token = speculative, ms | bass ms/token = BASS, ms | "
+        "speculative = speculative / regular | speculative +-% = ± % | bass = BASS / regular | bass +-% = ± %",
         lambda row: row["category"] == "all",
     ),
     "spec-categories": _table(
         "spec-native-bf16",
-        "category | temperature | calls | tokens a round | a | at 1 | at 2 | at 3 | regular ms/token = regular, ms | "
-        "bass = BASS / regular | bass +-% = ± %",
+        "category | temperature | calls | tokens a round | a | at 1 | at 2 | at 3 | "
+        "regular ms/token = regular, ms | bass = BASS / regular | bass +-% = ± %",
         lambda row: row["category"] != "all" and row["batch"] == 1,
     ),
     "window": _table(

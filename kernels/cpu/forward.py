@@ -76,8 +76,8 @@ def forward(
     and up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms: the
     weights of query and key norms [layers, 2, dim], flat, or nothing. turns: cosines and sines of a position,
     [positions, dim], flat. shape, sight, plan, caches, segment, queries, parts: attention/phases.py. step: int64
-    arrays firsts [B + 1], lengths [B], starts (products.py), the M tokens wanted whose logits are computed (none:
-    the output layer is left out), and the starts of these. reads int64 [layers + 1]: before which layers x is
+    arrays firsts [B + 1], lengths [B], starts (products.py), the M tokens wanted whose logits are computed,
+    and the starts of these. reads int64 [layers + 1]: before which layers x is
     kept, by its place in streams [places, N x hidden]; -1: not kept. dot: whether queries, keys and values are
     bfloat16. room, short, wide: scratch. chain: chain.py; with one, M = B, and logits [levels, B, V].
     """
@@ -114,8 +114,6 @@ def forward(
         p = first + _LAYER_PHASES * layers
         kept = none if reads[layers] < 0 else streams[reads[layers]]
         _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, short, wide, form, out, kept)
-        if len(wanted) == 0:
-            return
         _pick(state, p + 1, out, hidden, wanted, y)
         pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last[7])
         if len(columns):

@@ -130,7 +130,7 @@ def test_spec(tiny, tmp_path):
         ("talk", 1): 4, ("sums", 1): 2, ("all", 1): 6, ("talk", 2): 2, ("sums", 2): 1, ("all", 2): 3
     }  # fmt: skip
     for row in rows:
-        assert 0 < row["at 1"] <= 1 < row["tokens a round"] and row["bass"] > 0
+        assert 0 < row["at 1"] <= 1 < row["tokens a round"] and row["bass"] > 0 < row["bass ms/token"]
     with pytest.raises(SystemExit):
         run("spec", *options, "--categories", "riddles")
 

@@ -245,9 +245,10 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     assert log["overlap"][-1][1] > 1.1 * log["overlap"][0][1]
 
 
-def test_conversations_are_of_many_kinds_and_never_from_a_test_set():
-    made = conversations(1, 400)
-    assert made == conversations(1, 400) and made != conversations(2, 400) and len(made) == 400
+@pytest.mark.parametrize("words", [(), ("Tomato", "vaccine", "seasons")])
+def test_conversations_are_of_many_kinds_and_never_from_a_test_set(words):
+    made = conversations(1, 400, words)
+    assert made == conversations(1, 400, words) and made != conversations(2, 400, words) and len(made) == 400
     prompts = [turns[0].text for turns in made if turns[0].text is not None and not turns[0].told]
     assert len(set(prompts)) == len(prompts) > 200
     assert 50 < sum(turns[0].text is None for turns in made) < 120
@@ -268,12 +269,20 @@ def test_conversations_are_of_many_kinds_and_never_from_a_test_set():
 
 
 def test_the_targets_own_words_become_topics_and_names():
-    tokenizer = byte_tokenizer((" zebra", " xylo", " at") * 9, 40)
+    tokenizer = byte_tokenizer((" zebra", " xylo", " ate", "heading") * 9, 40)
     words = words_of(ModelPair(tiny("llama"), None, tokenizer))
-    assert "zebra" in words and "xylo" in words and "at" not in words and "ebra" not in words
+    assert {"zebra", "xylo"} <= set(words) and not {"ate", "eading"} & set(words)
     made = [turns[0].text or "" for turns in conversations(1, 400, words)]
     assert any("zebra" in prompt for prompt in made) and any("Xylo" in prompt for prompt in made)
     assert not any("zebra" in (turns[0].text or "") for turns in conversations(1, 400))
+
+
+def test_a_shard_asks_about_the_targets_own_words(pair, settings, monkeypatch):
+    monkeypatch.setattr(corpus_module, "words_of", lambda asked: ["zebra"] if asked is pair else [])
+    given = []
+    monkeypatch.setattr(corpus_module, "conversations", lambda *some: given.append(some) or [[Turn("Hello")]])
+    write_shard(pair, settings, 2)
+    assert given == [(settings.seed * 1_000_003 + 2, settings.corpus.conversations, ["zebra"])]
 
 
 def answers(scored):
@@ -392,7 +401,8 @@ def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, 
         return write_shard(pair, settings, number)
 
     monkeypatch.setattr(corpus_module, "write_shard", watched)
-    write_corpus(pair, settings, tmp_path, 100)
+    held = sum(int(row.scored.sum()) for row in load_rows([first]))
+    write_corpus(pair, settings, tmp_path, held + 1)
     assert written == [1]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(shards(tmp_path), shards(corpus), strict=False))
 

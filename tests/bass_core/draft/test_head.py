@@ -235,8 +235,12 @@ def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
             load_draft_head(tmp_path, target)
     weights.write_bytes(whole)
     load_draft_head(tmp_path, target)
-    config.write_text(json.dumps({"draft_head": json.loads(config.read_text())["draft_head"]}))
-    load_draft_head(tmp_path, target)
+    fields = json.loads(config.read_text())["draft_head"]
+    config.write_text(json.dumps({"draft_head": fields | {"positions": 3, "link_rank": 8}}))
+    assert load_draft_head(tmp_path, target).config == pair.draft.config
+    config.write_text(json.dumps({"draft_head": fields | {"read_layers": [1]}}))
+    with pytest.raises(WeightsError, match="read_layers"):
+        load_draft_head(tmp_path, target)
     weights.write_bytes(b"nothing")
     with pytest.raises(WeightsError, match="fetch it again"):
         load_draft_head(tmp_path, target)
