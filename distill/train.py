@@ -27,6 +27,7 @@ from transformers import DynamicCache
 from bass_core import ModelPair
 from bass_core.model.base import cache_keyword
 from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
+from bass_core.model.pointer import followers, windows
 
 from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
 from .corpus import check_layers, shards
@@ -81,29 +82,40 @@ def _go_on_from(head: DraftHead, trained: DraftHead, start: str) -> None:
             "(--set layers=..., reads_states=..., reads_layers=true or false; the corpus decides which), or start "
             "from another head."
         )
-    head.load_state_dict(trained.own_weights(), strict=False)
+    weights = trained.own_weights()
+    if not trained.pointer.by_size.any():
+        # From before heads had one: it begins as it was made.
+        weights = {name: one for name, one in weights.items() if not name.startswith("pointer.")}
+    head.load_state_dict(weights, strict=False)
 
 
-def pulls(students: list[Tensor], teacher: Tensor, rows: Tensor) -> tuple[list[float], list[Tensor]]:
-    """How well each depth drafts at N places, and the gradient [N, hidden] of its loss for its states.
+def pulls(
+    students: list[Tensor], teacher: Tensor, rows: Tensor, raised: list[Tensor], columns: Tensor
+) -> tuple[list[float], list[Tensor], list[Tensor]]:
+    """How well each depth drafts at N places, and the gradients of its loss for its states and for `raised`.
 
     students, teacher [N, hidden]: the head's states of each depth and the target's; rows [V', hidden]: the output
-    layer's. q and p are the softmax of states @ rows^T. How well: the mean of a = sum min(p, q), the chance that
-    a draft is accepted (arXiv 2211.17192, theorem 3.5). The loss: the mean of KL(p, q) - log a. The gradient of
-    -log a is that of total variation, 1 - a, over a, and so is not lost where q has next to nothing.
+    layer's; raised [N]: by how much each depth's pointer raises the logits of columns int64 [N], -1 for none.
+    p and q are the softmax of states @ rows^T, raised in q. How well: the mean of a = sum min(p, q), the chance
+    that a draft is accepted (arXiv 2211.17192, theorem 3.5). The loss: the mean of KL(p, q) - log a. The gradient
+    of -log a is that of total variation, 1 - a, over a, and so is not lost where q has next to nothing.
     """
     found, gradients = [0.0] * len(students), [torch.empty_like(student) for student in students]
+    lifts = [torch.empty_like(lift) for lift in raised]
     for first in range(0, len(teacher), TOGETHER):
         part = slice(first, first + TOGETHER)
+        at, points = columns[part, None].clamp(min=0), columns[part] >= 0
         p = (teacher[part] @ rows.t()).softmax(-1)
         for depth, student in enumerate(students):
-            q = (student[part] @ rows.t()).softmax(-1)
+            logits = student[part] @ rows.t()
+            q = logits.scatter_add_(1, at, (raised[depth][part] * points)[:, None]).softmax(-1)
             overlap = torch.minimum(p, q).sum(-1, keepdim=True).clamp_(min=1e-30)
             below = q.masked_fill(q >= p, 0.0)
             pull = q.mul_(1 + below.sum(-1, keepdim=True) / overlap).sub_(p).sub_(below.div_(overlap))
             gradients[depth][part] = pull @ rows / len(teacher)
+            lifts[depth][part] = pull.gather(1, at)[:, 0] * points / len(teacher)
             found[depth] += overlap.sum().item() / len(teacher)
-    return found, gradients
+    return found, gradients, lifts
 
 
 def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
@@ -134,6 +146,19 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
     return result
 
 
+def pointed(head: DraftHead, batch: Batch, picked: Tensor) -> tuple[Tensor, Tensor]:
+    """What the picked slots point at: columns of the vocabulary, -1 for none, and the matches' sizes.
+
+    At every depth the same, where a chain would not search its own last drafts.
+    """
+    pairs = []
+    for text, row in zip(windows(batch.ids), picked, strict=True):
+        at = row.nonzero()[:, 0]
+        pairs.append(followers(text[None], 1 + at[None], text[None, at]))
+    found, sizes = (torch.cat(one, dim=1)[0] for one in zip(*pairs, strict=True))
+    return head.column_of(found), sizes
+
+
 def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict[str, float]]:
     """For each drafted token: mean overlap 1 - TV(p, q) and share of equal argmax, over the head's vocabulary."""
     head.eval()
@@ -144,8 +169,11 @@ def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict
             teacher = head.body.lm_head(batch.states[batch.scored][:, -head.config.hidden :])
             p = teacher.softmax(-1)
             count += len(p)
+            columns, sizes = pointed(head, batch, batch.scored)
             for depth, states in enumerate(depths(head, batch, own_states)):
-                student = head.body.lm_head(states[batch.scored])
+                state = states[batch.scored]
+                lift = head.pointer(state, sizes) * (columns >= 0)
+                student = head.body.lm_head(state).scatter_add(1, columns[:, None].clamp(min=0), lift[:, None])
                 sums[depth, 0] += torch.minimum(p, student.softmax(-1)).sum()
                 sums[depth, 1] += (student.argmax(-1) == teacher.argmax(-1)).sum()
     head.train()
@@ -258,9 +286,12 @@ class _Run:
         head = self.head
         students = [states[picked] for states in depths(head, batch, self.options.own_states)]
         teacher = batch.states[picked][:, -head.config.hidden :]
+        columns, sizes = pointed(head, batch, picked)
+        raised = [head.pointer(student, sizes) for student in students]
         with torch.no_grad():
-            found, gradients = pulls(students, teacher, head.body.lm_head.weight)
-        torch.autograd.backward(students, [gradient / len(students) for gradient in gradients])
+            found, *gradients = pulls(students, teacher, head.body.lm_head.weight, raised, columns)
+        pulled = [gradient / len(students) for one in gradients for gradient in one]
+        torch.autograd.backward([*students, *raised], pulled)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup_steps)
         for group in self.optimizer.param_groups:

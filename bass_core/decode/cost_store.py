@@ -28,7 +28,7 @@ from ..model.weights.placement import device_map
 from ..sample.params import SamplingParams
 
 # Version of the file's layout and of the way costs are measured: increase it whenever either changes.
-FORMAT = 10
+FORMAT = 11
 # The largest number of rows that is measured; beyond it, a round's cost is taken to depend on its tokens only.
 MOST_ROWS = 8
 

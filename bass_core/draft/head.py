@@ -2,12 +2,13 @@
 
 Contract: a drafter (draft/base.py). A token that the target has settled is fed with the target's own state,
 once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
-target's once it is settled.
+target's once it is settled. The head's pointer raises its logits before anything is drawn, so q has it in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ..length.base import Offer
 from ..machine.transfer import to_device
 from ..model.draft_head import DraftHead
 from ..model.forward import ForwardBatch
+from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.distribution import argmax, probabilities
@@ -32,6 +34,7 @@ from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import CHUNK, feed_pending
+from .texts import Texts, lengthened
 from .tree import Fed, LevelStates, StaticTrees, TreeFeed
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
@@ -79,6 +82,7 @@ class HeadDrafter(Drafter):
         # Norms and projections of states that no draft is wanted after would be made for nothing.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
+        self._texts = Texts(head, 0)
         # Whether our own kernels make the body's inputs, and draft whole chains.
         self._fuses = head.embedded is not None and runner.model.can_draft(head.fuse)
         filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
@@ -87,6 +91,7 @@ class HeadDrafter(Drafter):
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.begin()
         self._began, hidden = False, self.head.config.hidden
+        self._texts = Texts(self.head, len(rows))
         if self.ahead:
             self._source = StandInStates(len(rows), self.runner.cache.max_len, hidden, self.runner.device)
         else:
@@ -137,6 +142,7 @@ class HeadDrafter(Drafter):
         if self._in_one_call and (whole := self._whole_chain(rows, max_drafts, keys)) is not None:
             return whole
         logits, states = self._catch_up(rows, max_drafts)
+        last = self._texts.upload(rows)
         ends = list(self.runner.lengths[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
@@ -153,6 +159,8 @@ class HeadDrafter(Drafter):
                     if not going.any():
                         break
                 logits, states = self._go_on(tokens[-1], states, [end + step - 1 for end in ends])
+                last = lengthened(last, tokens[-1][:, None])
+            logits = self._texts.raised(logits[:, None], states[:, None], last)[:, 0]
             q = self._distribution(logits)
             if q is not None and self.confidence:
                 going = going & (sure * q.amax(-1) >= self.confidence)
@@ -196,6 +204,7 @@ class HeadDrafter(Drafter):
             None if self.params.greedy else self.params.divisor, self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
             keep=self.tells and self.params.greedy,
+            pointing=self._pointing(rows),
         )  # fmt: skip
         x, begins, counts = self._pending(rows, max_drafts)
         fed = ForwardBatch(x, begins, [max(count, 1) for count in counts])
@@ -218,6 +227,15 @@ class HeadDrafter(Drafter):
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=own.own(width))
 
+    def _pointing(self, rows: list[Sequence]) -> Any:
+        """The pointer as `_whole_chain` needs it."""
+        from kernels.cpu.chain import Pointing  # imports numba
+
+        lengths, pointer = np.array(self._texts.update(rows), np.int64), self.head.pointer
+        weight, by_size = (one.float().numpy() for one in (pointer.weight, pointer.by_size))
+        text, columns = self._texts.held.numpy(), self.head.columns.numpy()
+        return Pointing(text, lengths, columns, weight, by_size, SHORTEST)
+
     def _go_on(self, tokens: Tensor, states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
         """Feed the drafts [B] at slots `starts`, behind states [B, hidden]."""
         output = self.runner.forward(self._batch(self.head.inputs(tokens[:, None], states[:, None]), starts))
@@ -239,15 +257,20 @@ class HeadDrafter(Drafter):
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
         self._tree_states = LevelStates(states)
-        return logits
+        last = self._texts.upload(rows)
+        self._tree_last = LevelStates(last[:, 0])
+        return self._texts.raised(logits[:, None], states[:, None], last)[:, 0]
 
     def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
         """Logits [B, W, V'] after these drafts, which are fed with their parents' states."""
         x = self.head.inputs(tokens, self._tree_states.before(drafts))
         output = self.runner.forward(self._feed.batch(drafts, x, return_states=True))
         self.calls += 1
-        self._tree_states.add(drafts, output.require_states())
-        return output.logits
+        states = output.require_states()
+        self._tree_states.add(drafts, states)
+        last = lengthened(self._tree_last.before(drafts), tokens)
+        self._tree_last.add(drafts, last)
+        return self._texts.raised(output.logits, states, last)
 
     @property
     def room(self) -> int:
@@ -362,6 +385,7 @@ class HeadDrafter(Drafter):
         """Slots from `length` on are fed again; without `ahead`, with states that are observed again."""
         kept = min(self.runner.lengths[row], length)
         self.runner.commit(row, kept)
+        self._texts.rewind(row, length)
         if isinstance(self._source, StandInStates):
             self._source.rewind(row, length)
         else:
@@ -370,3 +394,4 @@ class HeadDrafter(Drafter):
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
         self._source.move_row(source, target)
+        self._texts.move_row(source, target)

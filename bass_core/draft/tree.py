@@ -275,7 +275,7 @@ class TreeFeed:
 
 
 class LevelStates:
-    """A draft head's own states of the drafts that it was fed, for the drafts after them."""
+    """What a draft head knows of the drafts that it was fed, such as its states, for the drafts after them."""
 
     def __init__(self, root: Tensor) -> None:
         """root [B, hidden]: of the newest tokens."""

@@ -19,7 +19,9 @@ def to_device(values: list[Any] | Tensor, device: torch.device) -> Tensor:
     host = values if isinstance(values, Tensor) else torch.tensor(values)
     if not is_accelerator(device) or is_accelerator(host.device):
         return host.to(device)
-    # A copy from pageable memory would wait for the stream. An empty tensor has nothing to pin.
+    # A copy from pageable memory would wait for the stream, and so would one of a view with gaps, by way of a
+    # pageable copy. An empty tensor has nothing to pin.
+    host = host.contiguous()
     pinned = host.pin_memory() if device.type == "cuda" and host.numel() else host
     return pinned.to(device, non_blocking=True)
 

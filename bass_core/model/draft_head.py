@@ -1,11 +1,12 @@
 """A draft head: one or more layers on top of the target's own embedding, hidden states and head.
 
 Contract: slot t reads [embedding of token t, state of slot t-1] and predicts the target's last hidden state at t,
-from which come logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States of accepted
-tokens come from the target: its last one, or those of several layers projected into one (EAGLE-3, arXiv
+from which come logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). Its pointer
+(pointer.py) raises one of these logits; the drafter asks it, who has the whole text (draft/texts.py). States of
+accepted tokens come from the target: its last one, or those of several layers projected into one (EAGLE-3, arXiv
 2503.01840, section 3.1). States of drafted tokens come from the head itself (as in EAGLE, arXiv 2401.15077, and
-Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it
-shares with the target is read from the target. Non-goals: targets that are not Llama-shaped.
+Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it shares with the target is
+read from the target. Non-goals: targets that are not Llama-shaped.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..errors import PairError, WeightsError
 from ..machine import cpu_kernels
 from ..machine.digest import sha256
 from .base import HiddenStateTap
+from .pointer import Pointer
 from .weights.quantized import held, look_up
 from .weights.shape import HALVES
 
@@ -61,6 +63,8 @@ class DraftHead(nn.Module):
     fuse: Any
     project: Any
     embedded: Tensor | None
+    # Of each of the target's ids: its place in the vocabulary, or -1.
+    columns: Tensor
 
     def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
         """vocabulary int64 [V']: the target's ids that the head can propose, in any order."""
@@ -81,6 +85,7 @@ class DraftHead(nn.Module):
         self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
         inputs = (len(config.reads_layers) + 1) * config.hidden
         self.project = nn.Linear(inputs, config.hidden) if config.reads_layers else nn.Identity()
+        self.pointer = Pointer(config.hidden)
         # vocab_size 1 for now: the head is replaced below, and random weights for it would take 0.2 s.
         fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": 1}
         fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
@@ -89,6 +94,9 @@ class DraftHead(nn.Module):
         self.body = LlamaForCausalLM(LlamaConfig(**fields))
         self.body.model.embed_tokens.requires_grad_(False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
+        columns = torch.full((own.vocab_size,), -1, device=vocabulary.device)
+        columns[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
+        self.register_buffer("columns", columns, persistent=False)
         self.register_buffer("embedding", None, persistent=False)
         self.share_embedding(target)
         head: Any = target.get_output_embeddings()
@@ -138,6 +146,10 @@ class DraftHead(nn.Module):
             states = states.to(self.project.weight.dtype)
         out: Tensor = self.project(states)
         return out
+
+    def column_of(self, ids: Tensor) -> Tensor:
+        """Places in the vocabulary int64 [...] of ids int64 [...]; -1 for one that is not there, and for -1."""
+        return torch.where(ids >= 0, self.columns[ids.clamp(min=0)], -1)
 
     @property
     def raw_size(self) -> int:
@@ -222,6 +234,9 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
             "`python -m distill train`."
         ) from error
     head = DraftHead(target, config, vocabulary)
+    if not any(name.startswith("pointer.") for name in tensors):
+        # One of an earlier version, whose logits stay as they are.
+        tensors |= {f"pointer.{name}": torch.zeros_like(one) for name, one in head.pointer.named_parameters()}
     missing = set(head.own_weights()) - set(tensors)
     if missing:
         raise WeightsError(f"The draft in {folder} lacks {sorted(missing)[0]}: fetch it again or train one.")

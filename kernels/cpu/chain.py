@@ -10,7 +10,7 @@ level of the same logits. A level is left out for all rows where none goes on, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,22 @@ Array = np.ndarray[Any, Any]
 _NONE = np.empty(0, np.int64)
 # Items, tokens and their order.
 NO_PLAN = np.empty((0, 6), np.int64), np.empty((0, 5), np.int64), _NONE
+
+
+class Pointing(NamedTuple):
+    """A head's pointer (bass_core/model/pointer.py): what it searches, and by how much it raises a logit.
+
+    text int64 [rows, T], lengths int64 [B]: the rows' texts. columns int64 [V]: the head's columns of the target's
+    ids, -1 for those that it does not have. weight float32 [hidden]: of a state. by_size float32: of matches of
+    `shortest` tokens and more; longer ones than the last are not told from it.
+    """
+
+    text: Array
+    lengths: Array
+    columns: Array
+    weight: Array
+    by_size: Array
+    shortest: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,7 @@ class Chain:
     headroom: float
     soft: bool
     keep: bool
+    pointing: Pointing
 
     @property
     def levels(self) -> int:
@@ -105,7 +122,7 @@ def arguments(
     return (
         chain.most, np.array(chain.fuse.line()), chain.embedded.ravel(), chain.ids, chain.words, numbers, greedy,
         chain.soft, out.columns, out.probs.ravel(), out.alive, after, np.arange(rows + 1), blocks_of(rows), room,
-        (items, places, orders, ends),
+        (items, places, orders, ends), tuple(chain.pointing),
     ), out  # fmt: skip
 
 
@@ -115,7 +132,7 @@ def _nothing() -> tuple[Any, ...]:
     line = np.zeros(9, np.int64)
     return (
         _NONE, line, flat, _NONE, words, numbers, True, False, table, flat, table, table, _NONE, _NONE, flat,
-        (*NO_PLAN, _NONE),
+        (*NO_PLAN, _NONE), (table, _NONE, _NONE, flat, flat, 0),
     )  # fmt: skip
 
 
@@ -124,9 +141,12 @@ NO_CHAIN = _nothing()
 
 
 @helper
-def choose(state, phase, level, chain, logits, stride):
-    """A phase: a column of each row of logits [B, stride], the newest ones; returns whether any row goes on."""
-    most, _, _, ids, words, numbers, greedy, soft, columns, probs, alive, _, _, _, sure, _ = chain
+def choose(state, phase, level, chain, logits, stride, states, wanted, hidden):
+    """A phase: a column of each row of logits [B, stride], the newest ones; returns whether any row goes on.
+
+    The pointer raises the logits first. states, wanted: as for `feed`.
+    """
+    most, _, _, ids, words, numbers, greedy, soft, columns, probs, alive, _, _, _, sure, _, pointing = chain
     rows, size = len(most), len(ids)
     confidence, uniforms = numbers[1], np.empty(BLOCK, np.float32)
     while True:
@@ -135,6 +155,7 @@ def choose(state, phase, level, chain, logits, stride):
             break
         at = (level * rows + row) * size
         goes = most[row] > level and (level == 0 or alive[level - 1, row] == 3)
+        _raise(pointing, level, row, ids, columns, logits, row * stride, states, wanted[row] * hidden)
         if soft:
             softmax_row(logits, row * stride, size, numbers[0], probs, at)
         column = _largest(logits, row * stride, size)
@@ -153,6 +174,39 @@ def choose(state, phase, level, chain, logits, stride):
 
 
 @helper
+def _raise(pointing, level, row, ids, columns, logits, start, states, at):
+    """Raise what followed the longest earlier match of the row's last tokens, of several the newest."""
+    text, lengths, column_of, weight, by_size, shortest = pointing
+    end, longest = lengths[row], shortest + len(by_size) - 1
+    newest, best, behind = _token(text, end, ids, columns, level, row, 0), 0, 0
+    for stop in range(end - 2, -1, -1):
+        if text[row, stop] == newest:
+            size = 1
+            while size < min(longest, stop + 1, end + level) and text[row, stop - size] == _token(
+                text, end, ids, columns, level, row, size
+            ):
+                size += 1
+            if size > best:
+                best, behind = size, text[row, stop + 1]
+            if best == longest:
+                break
+    if best < shortest or column_of[behind] < 0:
+        return
+    total = 0.0
+    for i in range(len(weight)):
+        total += np.float64(states[at + i]) * np.float64(weight[i])
+    logits[start + column_of[behind]] += np.float32(total) + by_size[best - shortest]
+
+
+@helper
+def _token(text, end, ids, columns, level, row, back):
+    """The row's last token but `back`, after `level` drafts."""
+    if back < level:
+        return ids[columns[level - 1 - back, row]]
+    return text[row, end - 1 - (back - level)]
+
+
+@helper
 def _largest(x, start, size):
     """The first index of the largest of x[start : start + size]; NaN is passed over."""
     best, place, at = np.float32(-np.inf), 0, np.uintp(start)
@@ -168,7 +222,7 @@ def feed(state, phase, threads, level, chain, states, wanted, hidden, short, wid
 
     states [N, hidden]: the body's, of which row b's newest is wanted[b].
     """
-    most, line, embedded, _, _, _, _, _, columns, _, _, _, _, starts, room, _ = chain
+    most, line, embedded, _, _, _, _, _, columns, _, _, _, _, starts, room, _, _ = chain
     rows = len(most)
     while True:
         row = claim(state, phase)

@@ -89,7 +89,7 @@ def forward(
     # Two products' vectors: those of the down product are written while gates and ups read theirs.
     half = len(wide) // 2
     short, other, wide, another = short[: 2 * half], short[2 * half :], wide[:half], wide[half:]
-    _, _, _, _, _, _, _, _, columns, _, _, after, ends, blocks, _, _ = chain
+    _, _, _, _, _, _, _, _, columns, _, _, after, ends, blocks, _, _, _ = chain
     each, first, chosen = PANEL * last[2], 0, logits
     # One loop for the forward and those of its drafts: what stands here twice is compiled twice.
     for level in range(max(1, len(columns))):
@@ -121,7 +121,10 @@ def forward(
             chosen = logits[at : at + len(wanted) * each]
         product(state, p + 3, threads, last, wanted_starts, short, wide, chosen, PLAIN, x, other, another, form)
         first = p + _LAST_PHASES
-        if len(columns) == 0 or not choose(state, first, level, chain, chosen, each) or level == len(columns) - 1:
+        if len(columns) == 0:
+            return
+        more = choose(state, first, level, chain, chosen, each, out, wanted, hidden)
+        if not more or level == len(columns) - 1:
             return
         feed(state, first + 1, threads, level, chain, out, wanted, hidden, short, wide, x, other, another)
         first += _DRAFT_PHASES

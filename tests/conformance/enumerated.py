@@ -30,6 +30,7 @@ from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.model.cache import RaggedCache
 from bass_core.model.forward import ForwardBatch, ForwardOutput
+from bass_core.model.pointer import Pointer
 from bass_core.model.runner import ModelRunner
 from bass_core.sample import draw as draws
 from bass_core.sample import noise
@@ -214,11 +215,16 @@ class BigramHead:
     """What HeadDrafter asks of a head (model/draft_head.py). vocabulary: the ids of the columns of its table."""
 
     vocabulary: Tensor
+    pointer: Pointer
     config = SimpleNamespace(hidden=1, reads_layers=())
     embedded = None
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         return ids[..., None].to(states.dtype)
+
+    def column_of(self, ids: Tensor) -> Tensor:
+        alike = ids[..., None] == self.vocabulary
+        return torch.where(alike.any(-1), alike.long().argmax(-1), -1)
 
     def readout(self) -> Any:
         return SimpleNamespace(finish=lambda states: states)

@@ -24,6 +24,7 @@ from bass_core.draft.model import ModelDrafter
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable
 from bass_core.length.policies import Algorithm1, FixedLength, RecordedLengths
+from bass_core.model.pointer import Pointer
 from bass_core.sample import draw as draws
 from bass_core.sample.noise import Role, place_node
 
@@ -188,9 +189,15 @@ def _head(
     tree: tuple[int, ...] | None = None,
     table: Table = ((0.9, 0.1), (0.5, 0.5), (0.7, 0.3), (0.5, 0.5)),
     ids: tuple[int, int] = (2, 0),
+    lift: float = 0.1,
 ) -> HeadDrafter:
-    """Has two tokens, is sure of its drafts while they are likely, and stops where it is not."""
-    head: Any = BigramHead(torch.tensor(ids))
+    """Has two tokens, is sure of its drafts while they are likely, and stops where it is not.
+
+    lift: by how much its pointer raises what followed where a text's last two tokens stood before.
+    """
+    pointer = Pointer(1).requires_grad_(False)
+    pointer.by_size.fill_(lift)
+    head: Any = BigramHead(torch.tensor(ids), pointer)
     return HeadDrafter(
         head, scene.runner(table), len(scene.p[0]), scene.sampling, scene.verification, 0.6, tree=tree
     )
@@ -206,6 +213,7 @@ DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "copies": _lookup,
     "copies, else a model": lambda scene: Cascade(_lookup(scene), _model(Q3)(scene)),
     "a head that stops": _head,
+    "a head that points": lambda scene: _head(scene, ids=(1, 2), lift=2.0),
     "a user's that stops": lambda scene: own_drafter(Unsure(Q3, scene.rule)),
 }
 TREES: dict[str, Callable[[Scene], Any]] = {
@@ -276,7 +284,8 @@ def test_drafters(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> N
     scene = Scene(P3, DRAFTERS[drafter], FixedLength(2), rule, ((2, 1, 2, 1, 2),), 5)
     found = holds(scene, monkeypatch)
     assert found.origins >= {"sampled", "accepted", "recovered"}
-    assert found.drafted == ({2} if "model" in drafter else {0, 2} if drafter == "copies" else {0, 1, 2})
+    some = {"copies": {0, 2}, "a head that points": {1, 2}}.get(drafter, {0, 1, 2})
+    assert found.drafted == ({2} if "model" in drafter else some)
 
 
 @pytest.mark.slow

@@ -87,6 +87,8 @@ def test_reads_waits_and_uploads_are_counted_and_can_be_refused() -> None:
     assert ledger.waits == {"device": 1, "stream": 1, "event": 1}
     torch.tensor([1], device=EMUL), torch.tensor([1]).to(EMUL, non_blocking=True)
     assert ledger.uploads == {"blocking": 1, "queued": 1}
+    torch.zeros(2, 3)[:, :2].to(EMUL, non_blocking=True)
+    assert ledger.uploads == {"blocking": 2, "queued": 1}
     module.set_sync_debug_mode("error")
     for read in (x.tolist, lambda: torch.tensor([1], device=EMUL)):
         with pytest.raises(RuntimeError, match="synchronizing"):

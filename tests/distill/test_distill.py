@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -13,20 +14,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from filelock import FileLock
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.model.draft_head import load_draft_head
+from bass_core.model.pointer import Pointer
 from distill import corpus as corpus_module
 from distill import train as train_module
 from distill.__main__ import main
 from distill.ablation import ARMS, ablate, as_markdown
-from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, shifted
+from distill.batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, shifted
 from distill.corpus import shards, words_of, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set
 from distill.prompts import Turn, conversations, evaluation_prompts
-from distill.train import depths, measure, new_head, pulls, train
+from distill.train import depths, measure, new_head, pointed, pulls, train
 
+from ..bass_core.model.test_pointer import by_hand
 from ..models import byte_tokenizer, tiny
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -181,6 +184,29 @@ def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
     with torch.no_grad():
         for found, expected in zip(depths(head, batch, 1), depths(trained, batch, 1), strict=True):
             torch.testing.assert_close(found, expected)
+    assert torch.equal(head.pointer.by_size, trained.pointer.by_size)
+    weights = tmp_path / "first" / "model.safetensors"
+    save_file({name: one for name, one in load_file(weights).items() if "pointer" not in name}, weights)
+    config = weights.with_name("config.json")
+    config.write_text(json.dumps({"draft_head": json.loads(config.read_text())["draft_head"]}))
+    older = new_head(pair, start, torch.arange(128), tuple(settings.corpus.layers))
+    assert torch.equal(older.pointer.by_size, Pointer(64).by_size), "one without a pointer gets a new one"
+
+
+def test_what_training_points_at(pair, settings):
+    chosen = random.Random(3)
+    rows = [[chosen.choice(b"abc") for _ in range(length)] for length in (40, 25)]
+    ids = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
+    picked = torch.arange(40) < torch.tensor([[40], [25]])
+    picked[:, ::3] = False
+    head = new_head(pair, settings.train, torch.tensor([ord("a"), ord("c")]), ())
+    batch = Batch(ids, torch.zeros(2, 40, 64), picked)
+    places = [(row, place) for row, place in picked.nonzero().tolist()]
+    expected = [by_hand(rows[row][: place + 1], []) for row, place in places]
+    columns, sizes = pointed(head, batch, picked)
+    assert sizes.tolist() == [size for _, size in expected]
+    assert columns.tolist() == [{ord("a"): 0, ord("c"): 1}.get(token, -1) for token, _ in expected]
+    assert set(columns.tolist()) == {-1, 0, 1}
 
 
 def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
@@ -422,13 +448,18 @@ def test_gradients_against_their_definition(monkeypatch):
     monkeypatch.setattr(train_module, "TOGETHER", 16)
     students = [torch.randn(50, 8, requires_grad=True) for _ in range(2)]
     teacher, rows = torch.randn(50, 8), torch.randn(30, 8)
+    raised, columns = [torch.randn(50, requires_grad=True) for _ in range(2)], torch.randint(-1, 30, (50,))
     with torch.no_grad():
-        found, gradients = pulls(students, teacher, rows)
+        found, gradients, lifts = pulls(students, teacher, rows, raised, columns)
     p = (teacher @ rows.t()).softmax(-1)
-    for student, a, gradient in zip(students, found, gradients, strict=True):
-        q = (student @ rows.t()).softmax(-1)
+    points = F.one_hot(columns.clamp(min=0), 30) * (columns >= 0)[:, None]
+    assert (columns < 0).any()
+    for student, lift, a, *pulled in zip(students, raised, found, gradients, lifts, strict=True):
+        q = (student @ rows.t() + lift[:, None] * points).softmax(-1)
         overlap = torch.minimum(p, q).sum(-1)
         assert a == pytest.approx(overlap.mean().item(), abs=1e-5)
         loss = ((p * (p / q).log()).sum(-1) - overlap.log()).mean()
-        torch.testing.assert_close(gradient, *torch.autograd.grad(loss, student), atol=1e-6, rtol=1e-4)
-    assert pulls([teacher], teacher, rows)[0][0] == pytest.approx(1, abs=1e-5)
+        for one, expected in zip(pulled, torch.autograd.grad(loss, (student, lift)), strict=True):
+            torch.testing.assert_close(one, expected, atol=1e-6, rtol=1e-4)
+    nowhere = torch.full_like(columns, -1)
+    assert pulls([teacher], teacher, rows, raised[:1], nowhere)[0][0] == pytest.approx(1, abs=1e-5)

@@ -2,11 +2,13 @@
 
 import copy
 import json
+import random
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode.base import DecodingParams
@@ -17,12 +19,14 @@ from bass_core.errors import PairError, WeightsError
 from bass_core.length.policies import FixedLength
 from bass_core.machine import cpu_kernels
 from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
+from bass_core.model.forward import ForwardBatch
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
 
 from ...models import prompts, tiny
+from ..model.test_pointer import by_hand
 
 DRAWN = SamplingParams(temperature=0.9, top_k=20)
 
@@ -37,6 +41,7 @@ def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, see
         for parameter in head.body.model.layers.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
+        head.pointer.weight.normal_(std=0.05)
     return head.eval().requires_grad_(False)
 
 
@@ -65,7 +70,7 @@ def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states
         before = {row.index: list(row.tokens) for row in rows}
         for record in decoder.step().rows:
             if record.drafted:
-                expected = expected_drafts(
+                expected, _ = expected_drafts(
                     target, head, fuse, project, before[record.sequence], len(record.drafted)
                 )
                 assert record.drafted == expected
@@ -73,24 +78,98 @@ def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states
     assert checked > 10
 
 
+def of_few_words(head, longest):
+    """Rows of texts of three words, one of which the head does not have; its pointer decides where it points."""
+    chosen, unknown = random.Random(2), next(i for i in range(96) if i not in head.vocabulary)
+    words = [*head.vocabulary[:2].tolist() * 3, unknown]
+    head.pointer.by_size += 8
+    lengths = [longest, longest - 7, longest - 14, 1, 2, longest - 21]
+    rows = [Sequence(i, i, chosen.choices(words, k=length), 24, frozenset()) for i, length in enumerate(lengths)]
+    for row in rows:
+        row.tokens.append(chosen.choice(words))
+    return rows
+
+
+@torch.inference_mode()
+def first_proposal(pair, rows, params=None, tree=None, whole=False, confidence=0.0):
+    head, params = pair.draft, params or SamplingParams()
+    body = ModelRunner(pair.draft_step, 6, 600, len(head.vocabulary), "pad" if tree is None else "sdpa")
+    drafter = HeadDrafter(head, body, pair.vocab, params, confidence=confidence, tree=tree)
+    drafter._in_one_call = drafter._in_one_call and whole
+    assert drafter._in_one_call == whole
+    drafter.start(rows)
+    pair.target_step.readout, states = head.readout(), []
+    for row in rows:
+        runner = ModelRunner(pair.target_step, 1, 600, pair.vocab, "pad")
+        output = runner.forward(ForwardBatch(torch.tensor([row.tokens]), [0], return_states=True))
+        states.append(output.require_states()[0, :-1].clone())
+    drafter.observe_states(rows, states)
+    newest = [row.tokens.pop() for row in rows]
+    drafter.read(rows)
+    for row, token in zip(rows, newest, strict=True):
+        row.tokens.append(token)
+    keys = NoiseKeys(0, torch.arange(6), torch.tensor([len(row.tokens) for row in rows]))
+    return drafter.propose(rows, [3] * 6, keys)
+
+
+@pytest.mark.parametrize("tree", [None, (2, 1, 1)])
+def test_a_pointer_goes_on_with_what_the_text_had(tree):
+    """A first proposal for texts of few words: a chain, and in a tree its likeliest path."""
+    target = tiny("llama")
+    head, pointed = tiny_head(target, reads_layers=(0,)), 0
+    rows = of_few_words(head, 50)
+    proposal = first_proposal(ModelPair(target, head), rows, tree=tree)
+    for r, row in enumerate(rows):
+        expected, points = expected_drafts(target, head, head.fuse, head.project, row.tokens, 3)
+        drafts = proposal.tokens[r].tolist()
+        # A tree's first child of each level is its parent's likeliest.
+        assert ([drafts[0], drafts[2], drafts[4]] if tree else drafts) == expected
+        pointed += points
+    assert pointed > 4
+
+
+@pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
+@pytest.mark.parametrize("confidence", [0.0, 0.1])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9)])
+def test_a_pointer_in_one_call_points_alike(params, confidence):
+    target = tiny("llama").to(torch.bfloat16)
+    pair = ModelPair(target, tiny_head(target, reads_layers=(0,), size=70).to(torch.bfloat16))
+    rows = of_few_words(pair.draft, 500)
+    one, other = (
+        first_proposal(pair, rows, params, whole=whole, confidence=confidence) for whole in (True, False)
+    )
+    assert one.num_drafted == other.num_drafted and (confidence == 0) == (one.num_drafted == [3] * 6)
+    drafts = [row[:count] for row, count in zip(one.tokens.tolist(), one.num_drafted, strict=True)]
+    assert drafts == [row[:count] for row, count in zip(other.tokens.tolist(), other.num_drafted, strict=True)]
+    words = set(pair.draft.vocabulary[:2].tolist())
+    assert sum(token in words for row in drafts for token in row) > 7
+    for r, count in enumerate(one.num_drafted):
+        assert params.greedy or torch.equal(one.probs[r, :count], other.probs[r, :count])
+
+
 def expected_drafts(target, head, fuse, project, tokens, count):
-    """Greedy drafts from uncached passes of the target and of the head's body."""
+    """Greedy drafts from uncached passes of the target and of the head's body; of how many the pointer decided."""
     ids = torch.tensor([tokens])
     *streams, states = target(ids, output_hidden_states=True).hidden_states
     if layers := head.config.reads_layers:
         scaled = [F.rms_norm(streams[layer], (64,), eps=1e-6) for layer in layers]
         states = project(torch.cat((*scaled, states), dim=-1))
     seen = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
-    found = []
+    found, points, columns = [], 0, head.vocabulary.tolist()
     for _ in range(count):
         embedded = target.get_input_embeddings()(ids)
         x = torch.cat((embedded, seen), dim=-1) if head.config.reads_states else embedded
         out = head.body(inputs_embeds=fuse(x), output_hidden_states=True)
-        token = head.vocabulary[out.logits[0, -1].argmax()]
+        logits, (behind, size) = out.logits[0, -1].clone(), by_hand(tokens, found)
+        if behind in columns:
+            before = logits.argmax()
+            logits[columns.index(behind)] += head.pointer(out.hidden_states[-1][0, -1], torch.tensor(size))
+            points += int(before != logits.argmax())
+        token = head.vocabulary[logits.argmax()]
         found.append(token.item())
         ids = torch.cat((ids, token.view(1, 1)), dim=1)
         seen = torch.cat((seen, out.hidden_states[-1][:, -1:]), dim=1)
-    return found
+    return found, points
 
 
 @pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
@@ -238,6 +317,13 @@ def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
     fields = json.loads(config.read_text())["draft_head"]
     config.write_text(json.dumps({"draft_head": fields | {"positions": 3, "link_rank": 8}}))
     assert load_draft_head(tmp_path, target).config == pair.draft.config
+    # Those of earlier versions have no pointer: nothing is raised.
+    save_file({name: one for name, one in load_file(weights).items() if "pointer" not in name}, weights)
+    older = load_draft_head(tmp_path, target).pointer
+    assert not older(torch.randn(9, 64), torch.arange(9)).any()
+    save_file(load_file(weights) | {"pointer.weight": torch.ones(64)}, weights)
+    with pytest.raises(WeightsError, match=r"lacks pointer\.by_size"):
+        load_draft_head(tmp_path, target)
     config.write_text(json.dumps({"draft_head": fields | {"read_layers": [1]}}))
     with pytest.raises(WeightsError, match="read_layers"):
         load_draft_head(tmp_path, target)

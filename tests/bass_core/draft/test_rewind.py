@@ -9,7 +9,9 @@ from bass_core.draft.head import HeadDrafter
 from bass_core.draft.head_states import StandInStates
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
+from bass_core.draft.texts import Texts
 from bass_core.model.pair import ModelPair
+from bass_core.model.pointer import LONGEST
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sample.params import SamplingParams
@@ -53,6 +55,24 @@ def test_a_lookup_knows_no_run_that_was_taken_back():
     assert found > 100
 
 
+def test_a_pointer_searches_no_text_that_was_taken_back():
+    chance, head = random.Random(1), tiny_head(tiny("llama"))
+    rows = texts([7], [8, 9])
+    kept = Texts(head, 2)
+    for step in range(40):
+        for row in rows:
+            row.tokens += [chance.randrange(96) for _ in range(chance.randrange(4))]
+        last = kept.upload(rows)
+        for r, row in enumerate(rows):
+            assert kept.held[r, : len(row.tokens)].tolist() == row.tokens
+            assert last[r, 0].tolist() == (row.tokens[::-1] + [-1] * LONGEST)[:LONGEST]
+            del row.tokens[(at := max(len(row.prompt), len(row.tokens) - chance.randrange(6))) :]
+            kept.rewind(r, at)
+        if step == 20:
+            rows[0].tokens = list(rows[1].tokens)
+            kept.move_row(1, 0)
+
+
 def test_a_model_feeds_a_row_that_lacks_much_beside_one_that_is_nearly_full():
     """Padding must not pass the end of the longer row's cache."""
     model = tiny("llama")
@@ -92,6 +112,30 @@ def test_a_head_feeds_again_what_was_taken_back_once_its_states_are_observed_aga
     fresh.start(rows)
     fresh.observe_states(rows, [states[:3]])
     assert said(fresh, rows) == again and expected
+
+
+def test_a_head_does_not_point_at_what_was_taken_back():
+    target = tiny("llama")
+    head = tiny_head(target)
+    head.pointer.by_size += 20
+    a, b, x, y, z = head.vocabulary[:5].tolist()
+    runner = ModelRunner(ModelPair(target, head).draft_step, 2, 96, len(head.vocabulary), "pad")
+    drafter = HeadDrafter(head, runner, 96, SamplingParams())
+    rows, states = texts([a, b], [a, b]), torch.randn(2, 9, 64)
+    drafter.start(rows)
+    for row, following in zip(rows, (x, y), strict=True):
+        row.tokens += [following, a, b]
+    drafter.observe_states(rows, list(states[:, :4]))
+    assert said(drafter, rows, most=1) == [[x], [y]]
+    del rows[0].tokens[2:]
+    drafter.rewind(0, 2)
+    rows[0].tokens += [z, a, b]
+    drafter.observe_states(rows, [states[0, 1:4], states[1, :0]])
+    assert said(drafter, rows, most=1)[0] == [z]
+    rows[1].tokens += [z, b, y]
+    drafter.move_row(1, 0)
+    drafter.observe_states(rows[1:], [states[1, 4:7]])
+    assert said(drafter, rows[1:], most=1) == [[a]]
 
 
 def test_states_of_tokens_that_were_taken_back_are_missing():

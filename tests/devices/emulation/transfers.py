@@ -43,7 +43,9 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         else:
             device = target.device.index
             if not is_emulated(source):
-                upload("copy", not non_blocking, device)
+                # One of a view with gaps goes by way of pageable memory.
+                gaps = not source.is_contiguous() and source.stride() != target.stride()
+                upload("copy", gaps or not non_blocking, device)
                 # The caller may change its own tensor right away.
                 source = source.clone()
             _on_device(source, target, device)
