@@ -260,6 +260,25 @@ TABLES: dict[str, Callable[[], str]] = {
         "peers-native-bf16",
         "who | method | batch | weights | bits | ms/token | least | tokens/s | prompt ms = prompt, ms",
     ),
+    "spec": _table(
+        "spec-native-bf16",
+        "temperature | batch | calls | tokens a round | a | at 1 | at 2 | at 3 | regular ms/token = regular, ms | "
+        "speculative ms/token = speculative, ms | bass ms/token = BASS, ms | "
+        "speculative = speculative / regular | speculative +-% = ± % | bass = BASS / regular | bass +-% = ± %",
+        lambda row: row["category"] == "all",
+    ),
+    "spec-categories": _table(
+        "spec-native-bf16",
+        "category | temperature | calls | tokens a round | a | at 1 | at 2 | at 3 | "
+        "regular ms/token = regular, ms | speculative = speculative / regular | bass = BASS / regular | "
+        "bass +-% = ± %",
+        lambda row: row["category"] != "all" and row["batch"] == 1,
+    ),
+    "spec-alone": _table(
+        "spec-alone-native-bf16",
+        "category | temperature | calls | tokens a round | a | at 1 | at 2 | at 3 | bass = BASS / regular | "
+        "bass +-% = ± %",
+    ),
     "window": _table(
         "window-cpu",
         "text | prompt | cached = its tokens | window | rounds | acceptance | "
