@@ -207,8 +207,9 @@ def weights_of(pair: ModelPair) -> Path:
 
 
 def command() -> str:
-    """The running command line, without the options that say where to write."""
-    given = re.sub(r" --(json|report|samples) \S+", "", shlex.join(sys.argv[1:]))
+    """The running command line, without the options that say where to write, and of files to read the names."""
+    words = [Path(word).name if os.path.isfile(word) else word for word in sys.argv[1:]]
+    given = re.sub(r" --(json|report|samples) \S+", "", shlex.join(words))
     return f"python -m bench {given}"
 
 

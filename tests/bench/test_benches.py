@@ -27,6 +27,7 @@ from bench.cpu.default import main as default
 from bench.cpu.spec import mean_ratio
 from bench.peers.llama_cpp import INSTALL
 from bench.report import film
+from bench.report.report import command
 from bench.robustness.mutants import KNOWN
 from tests.ui.conftest import hosted, save_tiny_pair
 from ui.recordings.shelf import SHIPPED, asked
@@ -139,6 +140,12 @@ def test_a_mean_of_ratios_says_how_sure_it_is():
     assert mean_ratio([2.0, 0.5]) == pytest.approx((1.0, 196 * math.log(2)))
     assert mean_ratio([1.5]) == (pytest.approx(1.5), None)
     assert mean_ratio([]) == (None, None)
+
+
+def test_a_stored_command_names_files_without_their_folders(monkeypatch, tmp_path):
+    (read := tmp_path / "questions.jsonl").touch()
+    monkeypatch.setattr(sys, "argv", ["bench", "spec", "--questions", str(read), "--json", str(tmp_path / "made")])
+    assert command() == "python -m bench spec --questions questions.jsonl"
 
 
 def test_unknown_names_are_refused(monkeypatch, capsys):
