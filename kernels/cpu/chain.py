@@ -21,7 +21,7 @@ from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
 from .elements import copy, norm, pack, place
 from .kinds import PANEL, STEP
-from .packing import Packed
+from .packing import NO_LINE, Packed
 from .products import PLAIN, blocks_of, product, scratch
 from .sampling.draws import BLOCK, draw_row
 from .sampling.softmax import softmax_row
@@ -99,12 +99,12 @@ class Drafted:
 
 
 def arguments(
-    chain: Chain, lengths: Array, hidden: int, plans: list[tuple[Array, ...]]
+    chain: Chain, lengths: Array, hidden: int, plans: list[tuple[Array, ...]], starts: Array
 ) -> tuple[tuple[Any, ...], Drafted]:
     """The kernel's argument, and what it writes.
 
     lengths int64 [B]: of the rows, their newest tokens included. plans: attention/plan.py's of all levels but the
-    last.
+    last. starts: the blocks of one token per row (products.py).
     """
     rows, levels, size = len(chain.most), chain.levels, len(chain.ids)
     greedy = chain.temperature is None
@@ -120,8 +120,8 @@ def arguments(
     room = np.empty(rows * (2 * hidden + 1), np.float32)
     room[:rows] = 1.0
     return (
-        chain.most, np.array(chain.fuse.line()), chain.embedded.ravel(), chain.ids, chain.words, numbers, greedy,
-        chain.soft, out.columns, out.probs.ravel(), out.alive, after, np.arange(rows + 1), blocks_of(rows), room,
+        chain.most, chain.fuse.line(), chain.embedded.ravel(), chain.ids, chain.words, numbers, greedy,
+        chain.soft, out.columns, out.probs.ravel(), out.alive, after, np.arange(rows + 1), starts, room,
         (items, places, orders, ends), tuple(chain.pointing),
     ), out  # fmt: skip
 
@@ -129,9 +129,8 @@ def arguments(
 def _nothing() -> tuple[Any, ...]:
     table, flat = np.empty((0, 0), np.int64), np.empty(0, np.float32)
     words, numbers = np.empty((2, 0, 0), np.int64), np.zeros(3, np.float32)
-    line = np.zeros(9, np.int64)
     return (
-        _NONE, line, flat, _NONE, words, numbers, True, False, table, flat, table, table, _NONE, _NONE, flat,
+        _NONE, NO_LINE, flat, _NONE, words, numbers, True, False, table, flat, table, table, _NONE, _NONE, flat,
         (*NO_PLAN, _NONE), (table, _NONE, _NONE, flat, flat, 0),
     )  # fmt: skip
 
@@ -231,8 +230,8 @@ def feed(state, phase, threads, level, chain, states, wanted, hidden, short, wid
         at = rows + 2 * hidden * row
         copy(embedded, columns[level, row] * hidden, room, at, hidden)
         copy(states, wanted[row] * hidden, room, at + hidden, hidden)
-        to, width = place(row, starts, line[3])
-        pack(room, at, 2 * hidden, short, wide, line[7], to, width)
+        to, width = place(row, starts, line.steps)
+        pack(room, at, 2 * hidden, short, wide, line.form, to, width)
         done(state, phase)
     wait(state, phase, rows)
     product(state, phase + 1, threads, line, starts, short, wide, x, PLAIN, x, other, another, 0)
@@ -252,23 +251,23 @@ def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, 
     tokens = starts[-1]
     parts = len(raw) // (tokens * hidden)
     # Without a projection the states are the raw ones.
-    for first in range(0 if project[0] else 1, 2):
+    for first in range(0 if project.data else 1, 2):
         line = fuse if first else project
         while True:
             token = claim(state, 2 * first)
             if token >= tokens:
                 break
-            to, width = place(token, starts, line[3])
+            to, width = place(token, starts, line.steps)
             if first == 0:
                 for part in range(parts - 1):
                     at = (token * parts + part) * hidden
                     norm(raw, at, hidden, ones, 0, np.float32(1e-6), raw, at)
-                pack(raw, token * parts * hidden, parts * hidden, short, wide, line[7], to, width)
+                pack(raw, token * parts * hidden, parts * hidden, short, wide, line.form, to, width)
             else:
                 at = token * 2 * hidden
                 copy(embedded, token * hidden, room, at, hidden)
                 copy(states, token * hidden, room, at + hidden, hidden)
-                pack(room, at, 2 * hidden, short, wide, line[7], to, width)
+                pack(room, at, 2 * hidden, short, wide, line.form, to, width)
             done(state, 2 * first)
         wait(state, 2 * first, tokens)
         out = x if first else states
@@ -282,13 +281,14 @@ def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) 
     bass_core/model/base.py).
     """
     tokens, hidden = embedded.shape
-    steps = max(int(one.line()[3]) for one in (project, fuse) if one is not None)
+    steps = max(one.line().steps for one in (project, fuse) if one is not None)
     states = raw if project is None else torch.empty(tokens, hidden)
     x, room = torch.empty(tokens, hidden), np.empty(2 * tokens * hidden, np.float32)
-    lines = (np.array([0] * 9 if one is None else one.line(), np.int64) for one in (project, fuse))
+    lines = [NO_LINE if one is None else one.line() for one in (project, fuse)]
+    columns = min(one.columns for one in (project, fuse) if one is not None)
     pool.run(
         _inputs, 4, raw.view(-1).numpy(), hidden, np.ones(hidden, np.float32), embedded.reshape(-1).numpy(),
-        *lines, blocks_of(tokens), (*scratch(tokens * steps * STEP), *scratch(STEP)), states.view(-1).numpy(),
+        *lines, blocks_of(tokens, columns), (*scratch(tokens * steps * STEP), *scratch(STEP)), states.view(-1).numpy(),
         room, x.view(-1).numpy(),
     )  # fmt: skip
     return x

@@ -14,7 +14,7 @@ from .calls.threads import claim, done, wait
 from .chain import choose, feed, further
 from .elements import copy, norm, pack, pack_all, place
 from .kinds import PANEL, STEP
-from .products import ADD, GATE, PLAIN, product
+from .products import ADD, GATE, PLAIN, line_at, product
 
 _LAYER_PHASES, _LAST_PHASES, _DRAFT_PHASES = 9, 4, 3
 
@@ -82,15 +82,15 @@ def forward(
     bfloat16. room, short, wide: scratch. chain: chain.py; with one, M = B, and logits [levels, B, V].
     """
     heads, kv_heads, dim, _ = shape
-    hidden, layers, last = norms.shape[1], len(lines) // 4, lines[len(lines) - 1]
-    form, weights, none = lines[0, 7], norms.ravel(), x[:0]
+    hidden, layers, last = norms.shape[1], len(lines) // 4, line_at(lines, len(lines) - 1)
+    form, weights, none = line_at(lines, 0).form, norms.ravel(), x[:0]
     rows = heads * dim + 2 * kv_heads * dim
     rows += -rows % PANEL
     # Two products' vectors: those of the down product are written while gates and ups read theirs.
     half = len(wide) // 2
     short, other, wide, another = short[: 2 * half], short[2 * half :], wide[:half], wide[half:]
     _, _, _, _, _, _, _, _, columns, _, _, after, ends, blocks, _, _, _ = chain
-    each, first, chosen = PANEL * last[2], 0, logits
+    each, first, chosen = PANEL * last.panels, 0, logits
     # One loop for the forward and those of its drafts: what stands here twice is compiled twice.
     for level in range(max(1, len(columns))):
         _, _, starts, wanted, wanted_starts = step
@@ -100,22 +100,22 @@ def forward(
             p, four, norm = first + _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
             kept = none if reads[layer] < 0 else streams[reads[layer]]
             _norm_all(state, p, x, hidden, weights, norm, eps, starts, short, wide, form, out, kept)
-            product(state, p + 1, threads, lines[four], starts, short, wide, y, PLAIN, x, other, another, form)
+            product(state, p + 1, threads, line_at(lines, four), starts, short, wide, y, PLAIN, x, other, another, form)
             write(
                 state, p + 2, layer, y, rows, shape, step, sight, plan, caches, turns, head_norms, eps, *queries,
                 dot,
             )  # fmt: skip
             attend(state, p + 3, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, mixed)
             merge(state, p + 4, shape, step, sight, plan, *parts, mixed, starts, short, wide, form)
-            product(state, p + 5, threads, lines[four + 1], starts, short, wide, y, ADD, x, other, another, form)
+            product(state, p + 5, threads, line_at(lines, four + 1), starts, short, wide, y, ADD, x, other, another, form)
             _norm_all(state, p + 6, x, hidden, weights, norm + hidden, eps, starts, short, wide, form, out, none)
-            product(state, p + 7, threads, lines[four + 2], starts, short, wide, y, GATE, x, other, another, form)
-            product(state, p + 8, threads, lines[four + 3], starts, other, another, y, ADD, x, short, wide, form)
+            product(state, p + 7, threads, line_at(lines, four + 2), starts, short, wide, y, GATE, x, other, another, form)
+            product(state, p + 8, threads, line_at(lines, four + 3), starts, other, another, y, ADD, x, short, wide, form)
         p = first + _LAYER_PHASES * layers
         kept = none if reads[layers] < 0 else streams[reads[layers]]
         _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, short, wide, form, out, kept)
         _pick(state, p + 1, out, hidden, wanted, y)
-        pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last[7])
+        pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last.form)
         if len(columns):
             at = level * len(wanted) * each % len(logits)
             chosen = logits[at : at + len(wanted) * each]

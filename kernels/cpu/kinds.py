@@ -20,20 +20,23 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from .calls.jit import cpu_features, cpu_name
+from .calls.jit import cpu_features, cpu_name, has_tiles
 
 _AVX512, _AVX2 = "avx512f" in cpu_features(), "avx2" in cpu_features()
 # Numbers in a float32 register, rows of a panel (two registers), inputs of a block.
 LANES = 16 if _AVX512 else 8 if _AVX2 else 4
 PANEL, STEP = 2 * LANES, 32
-# Whether the CPU multiplies bfloat16 natively, and whether that is faster than float32 products: a cycle does 32
-# of these and 16 of those on a Zen 4, 16 and 32 on an Emerald Rapids (measured). And whether it adds four products
-# of bytes at once (VNNI).
+# Whether the CPU has dot products of bfloat16 pairs, and whether it multiplies bfloat16 tiles (AMX).
 HAS_DOT = "avx512bf16" in cpu_features()
-FAST_DOT = HAS_DOT and cpu_name().startswith("znver")
-# Vectors that are multiplied at once: their sums fit the registers beside the weights. A Zen 4 is faster with half
-# of what would fit, as the next panel is fetched during the second half; an Emerald Rapids is not (measured).
-COLUMNS = 8 if _AVX512 and not FAST_DOT else 4
+TILES = has_tiles()
+# Whether bfloat16 products are faster than float32 ones. A Zen 4 does 32 per cycle against 16 in float32. An Emerald
+# Rapids does 16 of either, but 512 by tiles (measured).
+FAST_DOT = TILES or HAS_DOT and cpu_name().startswith("znver")
+# Most vectors of a block, which are multiplied together: their sums fit the registers beside the weights. A Zen 4 is
+# faster with half of what would fit, because the next panel is fetched during the second half; an Emerald Rapids is
+# not (measured). Six tiles of sums hold 48 vectors.
+COLUMNS = 8 if _AVX512 and not (HAS_DOT and cpu_name().startswith("znver")) else 4
+TILE_COLUMNS = 48
 HAS_VNNI = ("avx512vnni" if _AVX512 else "avxvnni") in cpu_features()
 
 FLOAT, BYTE, SHORT, INT, LONG = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -77,6 +80,11 @@ def vectors_of(form: str, dot: bool) -> int:
     if dot and form == "float16":
         raise ValueError("float16 weights are not bfloat16 numbers")
     return AS_BYTES if _BITS[form] < 16 else AS_PAIRS if dot else AS_FLOATS
+
+
+def columns_of(form: str, dot: bool) -> int:
+    """The most vectors that weights of a format are multiplied by at once."""
+    return TILE_COLUMNS if TILES and vectors_of(form, dot) == AS_PAIRS else COLUMNS
 
 
 def count(value: int) -> ir.Constant:

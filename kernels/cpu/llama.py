@@ -52,6 +52,7 @@ class PackedLlama:
 
     def __post_init__(self) -> None:
         self.lines = np.array([one.line() for one in self.matrices], np.int64)
+        self._columns = min(one.columns for one in self.matrices)
         self.layers, self.hidden = len(self.matrices) // 4, self.norms.shape[1]
         self._vectors = STEP * int(self.lines[:, 3].max())
         self._outputs = PANEL * int(self.lines[:-1, 2].max())
@@ -89,7 +90,7 @@ class PackedLlama:
         room = self._arrays(max(x.shape[0], chosen), chosen)
         if keep:
             room = *room[:3], np.empty_like(room[3])
-        step = firsts, np.asarray(lengths, np.int64), blocks_of(x.shape[0]), wanted, blocks_of(chosen)
+        step = firsts, np.asarray(lengths, np.int64), self._blocks(x.shape[0]), wanted, self._blocks(chosen)
         streams = np.empty((len(reads), x.numel()), np.float32)
         last = self._forward(
             x,
@@ -115,7 +116,7 @@ class PackedLlama:
         """
         rows, before = len(chain.most), np.asarray(lengths, np.int64)
         room = self._arrays(x.shape[0], 0)
-        step = firsts, before, blocks_of(x.shape[0]), firsts[1:] - 1, blocks_of(rows)
+        step = firsts, before, self._blocks(x.shape[0]), firsts[1:] - 1, self._blocks(rows)
         width = PANEL * int(self.lines[-1, 2])
         kept_levels = chain.levels if chain.keep else 1
         logits = np.empty(kept_levels * rows * width, np.float32)
@@ -123,14 +124,17 @@ class PackedLlama:
         after = before + np.diff(firsts)
         plans, segments = self.attention.later(after, chain.levels - 1, cache)
         attention = self.attention.arguments(*step[:2], cache, None, segments=segments)
-        given, drafted = arguments(chain, after, self.hidden, plans)
+        given, drafted = arguments(chain, after, self.hidden, plans, self._blocks(rows))
         self._forward(x, step, attention, turns, kept, streams, (*room[:3], logits), given, chain.levels)
         made = torch.from_numpy(logits).view(kept_levels, rows, width)[..., : self.matrices[-1].rows]
         return made, drafted
 
     def can_draft(self, fuse: Packed) -> bool:
         """Whether this layer's vectors and results lie as `draft` needs them."""
-        return fits(fuse, self.hidden, self._vectors)
+        return fits(fuse, self.hidden, self._vectors) and fuse.columns >= self._columns
+
+    def _blocks(self, vectors: int) -> Array:
+        return blocks_of(vectors, self._columns)
 
     def _forward(
         self,

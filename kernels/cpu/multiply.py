@@ -11,6 +11,8 @@ from functools import cache
 from typing import Any
 
 from .calls import jit
+from .kinds import TILES
+from .tiles import multiply_tiles
 from .vectors import MULTIPLY, multiply
 
 
@@ -20,6 +22,10 @@ def _bfloat16(columns, w, x, y, steps, stride, ahead, pace, gap):
 
 def _bfloat16_dot(columns, w, x, y, steps, stride, ahead, pace, gap):
     multiply(1, columns, w, x, y, steps, stride, ahead, pace, gap)
+
+
+def _bfloat16_tiles(columns, w, x, y, steps, stride, ahead, pace, gap):
+    multiply_tiles(columns, w, x, y, steps, stride, ahead, pace, gap)
 
 
 def _float16(columns, w, x, y, steps, stride, ahead, pace, gap):
@@ -41,7 +47,7 @@ def _q4_1(columns, w, x, y, steps, stride, ahead, pace, gap):
 # Written out, because numba keeps a function on disk by its source, and literals alone choose a kind.
 _BY_NAME: dict[tuple[str, bool], Callable[..., Any]] = {
     ("bfloat16", False): _bfloat16,
-    ("bfloat16", True): _bfloat16_dot,
+    ("bfloat16", True): _bfloat16_tiles if TILES else _bfloat16_dot,
     ("float16", False): _float16,
     ("int8", False): _int8,
     ("q8_0", False): _q8_0,

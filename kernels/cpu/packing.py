@@ -12,7 +12,7 @@ import mmap
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +20,42 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..reference.quantized import QuantizedWeight
-from .kinds import FAST_DOT, PANEL, STEP, block_bytes, vectors_of
+from .kinds import FAST_DOT, PANEL, STEP, block_bytes, columns_of, vectors_of
 from .multiply import address_of_kind
 
 Array = np.ndarray[Any, Any]
 # Bytes of a large page.
 _PAGE = 2 << 20
 _lock = threading.Lock()
+
+
+class Line(NamedTuple):
+    """What a kernel knows of a packed matrix: one row of an int64 array, or a tuple that numba reads by name.
+
+    Attributes:
+        data: address of the packed weights.
+        multiply: address of the compiled product of their kind (multiply.py).
+        panels: number of panels of PANEL rows.
+        steps: number of steps of STEP inputs.
+        scale: address of the rows' float32 scales, or 0.
+        bias: address of the rows' float32 biases, or 0.
+        panel_bytes: bytes of a panel.
+        form: the form of the vectors (AS_FLOATS, AS_PAIRS or AS_BYTES).
+        rows: number of rows without padding.
+    """
+
+    data: int
+    multiply: int
+    panels: int
+    steps: int
+    scale: int
+    bias: int
+    panel_bytes: int
+    form: int
+    rows: int
+
+
+NO_LINE = Line(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -44,15 +73,26 @@ class Packed:
     scale: Array | None = None
     bias: Array | None = None
 
-    def line(self) -> list[int]:
-        """What a kernel needs: addresses of the data and of the compiled product, panels, steps, the addresses of
-        scale and bias or 0, bytes of a panel, the form of the vectors (kinds.py), and rows."""
-        extra = [0 if one is None else one.ctypes.data for one in (self.scale, self.bias)]
-        panels, steps = -(-self.rows // PANEL), -(-self.inputs // STEP)
-        return [
-            self.data.ctypes.data, address_of_kind(self.form, self.dot), panels, steps, *extra,
-            block_bytes(self.form) * steps, vectors_of(self.form, self.dot), self.rows,
-        ]  # fmt: skip
+    def line(self) -> Line:
+        """The addresses and sizes that kernels need."""
+        scale, bias = (0 if part is None else part.ctypes.data for part in (self.scale, self.bias))
+        steps = -(-self.inputs // STEP)
+        return Line(
+            data=self.data.ctypes.data,
+            multiply=address_of_kind(self.form, self.dot),
+            panels=-(-self.rows // PANEL),
+            steps=steps,
+            scale=scale,
+            bias=bias,
+            panel_bytes=block_bytes(self.form) * steps,
+            form=vectors_of(self.form, self.dot),
+            rows=self.rows,
+        )
+
+    @property
+    def columns(self) -> int:
+        """The most vectors that this matrix is multiplied by at once."""
+        return columns_of(self.form, self.dot)
 
     @property
     def nbytes(self) -> int:

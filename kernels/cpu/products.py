@@ -1,8 +1,8 @@
 """Products of a packed matrix and any number of vectors, shared by the threads of a call.
 
 Contract: `product` is a phase of a call (threads.py): each panel of rows is multiplied by all vectors, block by
-block, while the next panel is fetched. `starts` int64 [blocks + 1] says which vectors make a block (`blocks_of`),
-at most COLUMNS of them; `line` is a row of Packed.line. `linear` is a call with one product.
+block, while the next panel is fetched. `starts` int64 [blocks + 1] says which vectors make a block (`blocks_of`);
+`line` is a matrix's Line (packing.py). `linear` is a call with one product.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from .calls import pool
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
 from .elements import bytes_of, float_at, pack_all, silu
-from .kinds import COLUMNS, PANEL, STEP
-from .packing import Packed, aligned
+from .kinds import AS_PAIRS, PANEL, STEP, TILES
+from .packing import Line, Packed, aligned
+from .tiles import configure, release
 from .vectors import call
 
 # Bytes of weights in a chunk: memory streams longer through larger ones, smaller ones share work more evenly.
@@ -31,10 +32,20 @@ PLAIN, ADD, GATE = 0, 1, 2
 _GATED_PANELS = 2 * STEP // PANEL
 
 
-def blocks_of(vectors: int) -> np.ndarray[Any, Any]:
-    """The first vector of each block, and `vectors` at the end: int64 [blocks + 1], as equal as they can be."""
-    blocks = max(1, -(-vectors // COLUMNS))
+def blocks_of(vectors: int, columns: int) -> np.ndarray[Any, Any]:
+    """The first vector of each block of at most `columns`, and `vectors` at the end: int64 [blocks + 1].
+
+    Blocks are as equal as they can be. For example, 50 vectors in blocks of 48 make two blocks of 25.
+    """
+    blocks = max(1, -(-vectors // columns))
     return np.arange(blocks + 1, dtype=np.int64) * vectors // blocks
+
+
+@helper
+def line_at(lines, index):
+    """Row `index` of lines int64 [matrices, 9] as a Line."""
+    row = lines[index]
+    return Line(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8])
 
 
 @helper
@@ -43,23 +54,26 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
 
     next_form: of the next product's vectors.
     """
-    panels, size = line[2], line[6]
-    rows, each_vector = panels * PANEL, bytes_of(line[7])
+    panels, size = line.panels, line.panel_bytes
+    rows, each_vector = panels * PANEL, bytes_of(line.form)
     unit = _GATED_PANELS if then == GATE else 1
     each = _chunk(panels, size, threads, unit, _CHUNK)
     chunks = (panels + each - 1) // each
     chunk = claim(state, phase)
+    tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[len(starts) - 1] > 0
+    if tiled:
+        configure(starts[1] - starts[0])
     while chunk < chunks:
         first, following = chunk * each, -1
         number = min(each, panels - first)
         for panel in range(first, first + number):
-            weights = np.uintp(line[0] + panel * size)
+            weights = np.uintp(line.data + panel * size)
             ahead = weights + np.uintp(size)
             # A chunk is claimed early only where its first panel is fetched.
             if panel == first + number - 1 and len(starts) > 2:
                 following = claim(state, phase)
                 if following < chunks:
-                    ahead = np.uintp(line[0] + following * each * size)
+                    ahead = np.uintp(line.data + following * each * size)
             _panel(line, weights, ahead, starts, wide, each_vector, y, panel * PANEL, rows)
         for block in range(len(starts) - 1):
             start, width = starts[block], starts[block + 1] - starts[block]
@@ -67,8 +81,8 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
                 at = vector * rows + first * PANEL
                 _finish(line, y, at, first * PANEL, number * PANEL)
                 if then == ADD:
-                    to = vector * line[8] + first * PANEL
-                    _add(y, at, out, to, min(number * PANEL, line[8] - first * PANEL))
+                    to = vector * line.rows + first * PANEL
+                    _add(y, at, out, to, min(number * PANEL, line.rows - first * PANEL))
                 elif then == GATE:
                     place = (
                         start * rows // 2 + (first * PANEL // (2 * STEP)) * width * STEP + (vector - start) * STEP
@@ -78,6 +92,8 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
                         silu(y, at + 2 * STEP * step, next_short, next_wide, next_form, to)
         done(state, phase)
         chunk = claim(state, phase) if following < 0 else following
+    if tiled:
+        release()
     wait(state, phase, chunks)
 
 
@@ -85,18 +101,18 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
 def _panel(line, weights, ahead, starts, wide, each_vector, y, row, rows):
     """A panel times all vectors, block by block. Where there are several blocks, the first two fetch the next
     panel, each a half of it, while their own lies in the second-level cache."""
-    blocks, steps = len(starts) - 1, line[3]
+    blocks, steps = len(starts) - 1, line.steps
     for block in range(blocks):
         start, width = starts[block], starts[block + 1] - starts[block]
         x = wide.ctypes.data + np.uintp(each_vector * start * steps)
         to = y.ctypes.data + np.uintp(4 * (start * rows + row))
         if blocks == 1:
-            call(np.uintp(line[1]), width, weights, x, to, steps, rows, weights + np.uintp(_AHEAD), 128, 64)
+            call(np.uintp(line.multiply), width, weights, x, to, steps, rows, weights + np.uintp(_AHEAD), 128, 64)
         elif block < 2:
-            half = ahead + np.uintp(line[6] // 2 * block)
-            call(np.uintp(line[1]), width, weights, x, to, steps, rows, half, 64, 0)
+            half = ahead + np.uintp(line.panel_bytes // 2 * block)
+            call(np.uintp(line.multiply), width, weights, x, to, steps, rows, half, 64, 0)
         else:
-            call(np.uintp(line[1]), width, weights, x, to, steps, rows, weights, 0, 0)
+            call(np.uintp(line.multiply), width, weights, x, to, steps, rows, weights, 0, 0)
 
 
 @helper
@@ -110,12 +126,12 @@ def _chunk(panels, size, threads, unit, target):
 def _finish(line, y, at, row, number):
     """Multiply by the rows' scales and add their biases, where there are any."""
     start, offset = np.uintp(at), np.uintp(4 * row)
-    if line[4]:
+    if line.scale:
         for i in range(np.uintp(number)):
-            y[start + i] *= float_at(np.uintp(line[4]) + offset + np.uintp(4) * i)
-    if line[5]:
+            y[start + i] *= float_at(np.uintp(line.scale) + offset + np.uintp(4) * i)
+    if line.bias:
         for i in range(np.uintp(number)):
-            y[start + i] += float_at(np.uintp(line[5]) + offset + np.uintp(4) * i)
+            y[start + i] += float_at(np.uintp(line.bias) + offset + np.uintp(4) * i)
 
 
 @helper
@@ -127,17 +143,18 @@ def _add(y, at, out, to, number):
 
 @kernel
 def _linear(state, threads, line, x, size, starts, short, wide, y):
-    pack_all(state, 0, x, size, starts, short, wide, line[7])
+    pack_all(state, 0, x, size, starts, short, wide, line.form)
     product(state, 1, threads, line, starts, short, wide, y, PLAIN, y, short, wide, 0)
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """x [..., inputs] float32 times the weight: [..., rows] float32."""
     flat = x.reshape(-1, weight.inputs).contiguous()
-    vectors, line = len(flat), np.array(weight.line())
-    y = np.empty((vectors, PANEL * int(line[2])), np.float32)
-    short, wide = scratch(vectors * int(line[3]) * STEP)
-    pool.run(_linear, 2, line, flat.numpy().ravel(), weight.inputs, blocks_of(vectors), short, wide, y.ravel())
+    vectors, line = len(flat), weight.line()
+    y = np.empty((vectors, PANEL * line.panels), np.float32)
+    short, wide = scratch(vectors * line.steps * STEP)
+    starts = blocks_of(vectors, weight.columns)
+    pool.run(_linear, 2, line, flat.numpy().ravel(), weight.inputs, starts, short, wide, y.ravel())
     return torch.from_numpy(y)[:, : weight.rows].view(*x.shape[:-1], weight.rows)
 
 

@@ -253,7 +253,7 @@ class _Pass:
         if -(-before // _FETCH) != -(-self._used // _FETCH):
             at = b.load(self._ahead)
             for line in (at, b.add(at, self._gap)):
-                _fetch(b, line)
+                fetch(b, line)
             b.store(b.add(at, self._pace), self._ahead)
         return before
 
@@ -274,8 +274,8 @@ def _shifted(b: Any, numbers: list[Any]) -> list[Any]:
     return [b.lshr(one, whole(4)) for one in numbers]
 
 
-def _fetch(b: Any, address: Any) -> None:
-    """Bring a line to the second-level cache."""
+def fetch(b: Any, address: Any) -> None:
+    """Prefetch a cache line to the second-level cache."""
     pointer = ir.IntType(8).as_pointer()
     prefetch = function(b, "llvm.prefetch.p0", ir.VoidType(), pointer, INT, INT, INT)
     b.call(prefetch, [b.inttoptr(address, pointer), *(ir.Constant(INT, one) for one in (0, 2, 1))])

@@ -1,25 +1,46 @@
 """The compiled attention over a segment, called by its address.
 
-Contract: `address_of_segment` compiles `segment` with or without bfloat16 products when it is first asked for it.
+`segment_for` chooses the kind for a model and compiles it the first time it is asked for.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from ..calls import jit
-from .outer import SEGMENT_CALL, segment
+from ..kinds import STEP, TILES
+from .outer import AMX, FLOAT32, PAIRS, SEGMENT_CALL, most_queries, segment
+
+
+class Segment(NamedTuple):
+    """The address of a compiled `segment` (outer.py), and the most queries that it takes at once."""
+
+    address: int
+    queries: int
 
 
 def _float32(number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats):
     segment(0, number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats)
 
 
-def _bfloat16(number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats):
+def _pairs(number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats):
     segment(1, number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats)
 
 
+def _amx(number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats):
+    segment(2, number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats)
+
+
+# Written out, because numba keeps a function on disk by its source, and only literals choose a kind.
+_BY_KIND = {FLOAT32: _float32, PAIRS: _pairs, AMX: _amx}
+
+
 @cache
-def address_of_segment(dot: bool) -> int:
-    """The address of `segment` for keys and values in bfloat16, or in float32."""
-    return jit.address_of(_bfloat16 if dot else _float32, SEGMENT_CALL)
+def segment_for(dim: int, dot: bool) -> Segment:
+    """The kind for heads of `dim` numbers; dot: whether queries, keys and values are bfloat16.
+
+    AMX needs heads that fill its tiles, so other heads are multiplied in registers.
+    """
+    kind = FLOAT32 if not dot else AMX if TILES and dim % STEP == 0 else PAIRS
+    return Segment(jit.address_of(_BY_KIND[kind], SEGMENT_CALL), most_queries(kind))

@@ -1,11 +1,13 @@
 """Attention of a few queries over one segment of the columns, in vector registers: LLVM code for numba.
 
-Contract: `segment` computes scores, their softmax and the sums of the values for up to QUERIES queries of one
-head. Keys and values come in tiles (layout.py), so that both products are sums of outer products: words of the
-queries or of the weights, each times 16 words of a tile. Every query's sums are made in the order of the columns,
-whichever queries stand beside it, so it has the same bits alone and among others. With `dot`, queries and weights
-are bfloat16, and pairs of products are summed in float32 (dpbf16ps); without, all is float32. One text serves
-AVX-512, AVX2 and NEON. Sizes are intp, addresses uintp.
+`segment` computes scores, their softmax and the sums of the values for a few queries of one head (`most_queries`). Keys
+and values come in tiles (layout.py), so that both products are sums of outer products: words of the queries or of the
+weights, each times 16 words of a tile. There are three kinds: FLOAT32; PAIRS, whose queries and weights are bfloat16
+and whose products are summed in pairs in float32 (dpbf16ps); and AMX, the same by tiles of up to 16 queries (tiled.py).
+One text serves AVX-512, AVX2 and NEON. Sizes are intp, addresses uintp.
+
+Invariant: a query's sums are made in the order of the columns whichever queries stand next to it, so it has the same
+bits alone and among others.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from ..kinds import (
     LANES,
     LONG,
     SHORT,
+    TILES,
     add_pairs,
     count,
     fma,
@@ -32,18 +35,23 @@ from ..kinds import (
     loaded,
     splat,
 )  # fmt: skip
+from ..tiles import ROWS
 from ..vectors import shuffled, store, sum_of_lanes
+from . import tiled
 from .layout import SEGMENT, TILE
 
-# Queries at once, and tiles of keys or sixteen numbers of values: as many sums as fit the registers.
-QUERIES = 6
+FLOAT32, PAIRS, AMX = 0, 1, 2
+# Queries at once in registers, and tiles of keys or sixteen numbers of values: as many sums as fit the registers.
+_IN_REGISTERS = 6
 TOGETHER = 4 if LANES == 16 else 1
+# The most queries at once of any kind on this CPU.
+QUERIES = ROWS if TILES else _IN_REGISTERS
 # Bytes of a row of scores and of 16 words.
 _ROW, _WORDS = 4 * SEGMENT, 64
 # Registers of scores that are weighed at once.
 _PARTS = 4
-# Bytes of scratch: scores, then weights.
-ROOM = 2 * QUERIES * _ROW
+# Bytes of scratch: scores, which their weights replace.
+ROOM = QUERIES * _ROW
 # The arguments of `segment` after its kind.
 SEGMENT_CALL = types.void(
     types.intp, types.uintp, types.intp, types.intp, types.uintp, types.uintp, types.intp, types.intp, types.uintp,
@@ -58,6 +66,11 @@ _POWERS = {
 }  # fmt: skip
 
 
+def most_queries(kind: int) -> int:
+    """The most queries that one call of `segment` takes."""
+    return ROWS if kind == AMX else _IN_REGISTERS
+
+
 @intrinsic(prefer_literal=True)
 def segment(
     _: Any, kind: Any, number: Any, queries: Any, stride: Any, words: Any, keys: Any, values: Any, tiles: Any,
@@ -65,7 +78,8 @@ def segment(
 ) -> Any:  # fmt: skip
     """out [number, size / 4] float32: the sums of the values, weighted with 2^(score - largest score).
 
-    kind: a literal, whether `dot`. queries: `number` (1 to QUERIES) of `words` words each, `stride` bytes apart.
+    kind: a literal, FLOAT32, PAIRS or AMX. queries: `number` (1 to most_queries(kind)) of `words` words each, `stride`
+    bytes apart.
     keys, values: where the addresses of the tiles are, int64; those of the keys in multiples of TOGETHER.
     columns: the most that a query sees, of which the last is in the last of the `tiles`; seen: where int64
     [number] says how many each does. room: scratch, ROOM bytes. size: bytes of a result. stats: where to write
@@ -73,16 +87,22 @@ def segment(
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        dot = bool(kind.literal_value)
+        kind_of, dot = kind.literal_value, kind.literal_value != FLOAT32
         number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats = args[1:]
-        blocks = b.udiv(b.add(tiles, count(TOGETHER - 1)), count(TOGETHER))
-        _for_each(b, number, lambda m: _scores(b, dot, m, queries, stride, words, keys, blocks, room))
+        if kind_of == AMX:
+            tiled.configure(b, number)
+            tiled.scores(b, queries, stride, words, keys, tiles, room)
+        else:
+            blocks = b.udiv(b.add(tiles, count(TOGETHER - 1)), count(TOGETHER))
+            _for_each(b, number, lambda m: _scores(b, dot, m, queries, stride, words, keys, blocks, room))
         parts = b.udiv(b.add(b.mul(tiles, count(TILE)), count(_PARTS * LANES - 1)), count(_PARTS * LANES))
-        weights = b.add(room, count(QUERIES * _ROW))
         with cgutils.for_range(b, number) as one:
-            at, eight = b.mul(one.index, count(_ROW)), b.mul(one.index, count(8))
-            own = loaded(b, b.add(seen, eight), LONG)
-            _weigh(b, dot, b.add(room, at), own, parts, b.add(weights, at), b.add(stats, eight))
+            at, eight = b.add(room, b.mul(one.index, count(_ROW))), b.mul(one.index, count(8))
+            _weigh(b, dot, at, loaded(b, b.add(seen, eight), LONG), parts, b.add(stats, eight))
+        if kind_of == AMX:
+            tiled.mix(b, room, values, tiles, out, size)
+            tiled.release(b)
+            return context.get_dummy_value()
         rows = b.udiv(b.add(columns, count(1)), count(2)) if dot else columns
         groups = b.udiv(size, count(_WORDS))
         many = b.udiv(groups, count(TOGETHER))
@@ -92,7 +112,7 @@ def segment(
                 if width == TOGETHER or TOGETHER > 1:
                     with cgutils.for_range(b, b.sub(last, first)) as one:
                         place = b.mul(b.add(first, b.mul(one.index, count(width))), count(_WORDS))
-                        _mix(b, dot, m, width, weights, values, tiles, rows, place, out, size)
+                        _mix(b, dot, m, width, room, values, tiles, rows, place, out, size)
 
         _for_each(b, number, mix)
         return context.get_dummy_value()
@@ -121,7 +141,7 @@ def _for_each(b: Any, number: Any, emit: Any) -> None:
     """The code that `emit` makes for each number of queries."""
     after = b.append_basic_block("after")
     switch = b.switch(number, after)
-    for m in range(1, QUERIES + 1):
+    for m in range(1, _IN_REGISTERS + 1):
         case = b.append_basic_block(f"queries{m}")
         switch.add_case(count(m), case)
         b.position_at_end(case)
@@ -199,8 +219,11 @@ def _mix(
     _store_sums(b, held, b.add(out, place), size)
 
 
-def _weigh(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, weights: Any, stats: Any) -> None:
-    """A query's weights, as bfloat16 or float32; columns from `seen` on get zero. blocks: of _PARTS registers."""
+def _weigh(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, stats: Any) -> None:
+    """Replace a query's scores by its weights, in bfloat16 or float32, zero for columns from `seen` on.
+
+    blocks: of _PARTS registers. A block's weights take no more room than its scores did, so none is overwritten unread.
+    """
     lowest = ir.Constant(FLOATS, [float("-inf")] * LANES)
     first = b.udiv(seen, count(LANES))
     with cgutils.for_range(b, b.sub(b.mul(blocks, count(_PARTS)), first)) as one:
@@ -231,7 +254,7 @@ def _weigh(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, weights: Any,
         made = [_exp2(b, dot, b.fsub(part, base)) for part in parts(block)]
         for slot, part in zip(sums, made, strict=True):
             b.store(b.fadd(b.load(slot), part), slot)
-        to = b.add(weights, b.mul(block.index, count((2 if dot else 4) * LANES * _PARTS)))
+        to = b.add(scores, b.mul(block.index, count((2 if dot else 4) * LANES * _PARTS)))
         if dot:
             made = [_narrowed(b, *made[i : i + 2]) for i in range(0, _PARTS, 2)]
         for i, part in enumerate(made):

@@ -3,8 +3,8 @@
 Contract: sums of attention are grouped by column, in pairs, registers and segments. So that a token of a tree has
 the bits that it would have at the end of a text, `lay` copies what the tile of the tree's first column holds
 before it, and then the columns of the path, one after another, to tiles of the thread's own: column `base` + i of
-this layout is the path's i-th. Of what lies after the path, the odd partner of the last value alone is read
-(layout.py); it is zeroed. Columns are those of the row's own cache.
+this layout is the path's i-th. The values after the path in its last tile are zeroed, because they are read with
+weights of zero (tiled.py). Columns are those of the row's own cache.
 """
 
 from __future__ import annotations
@@ -37,10 +37,21 @@ def lay(keys, values, base, sees, dim, size, dot, to_keys, to_values):
             _copy(keys, values, column, to_keys, to_values, place, dim, size, dot)
             place += 1
         sees, column = sees >> 1, column + 1
-    if dot and place % 2:
-        to = np.uintp(to_values + place // TILE * each + place % TILE // 2 * 4 * size + 2)
-        for i in range(np.uintp(size)):
+    if dot and place % TILE:
+        zero_after(to_values + place // TILE * each, place % TILE - 1, dim, size)
+
+
+@helper
+def zero_after(values, column, dim, size):
+    """Zero the bfloat16 values of a tile at `values` after a column; size: numbers of a padded value."""
+    if column % 2 == 0:
+        to = np.uintp(values + column // 2 * 4 * size + 2)
+        for i in range(np.uintp(dim)):
             put_short(to + np.uintp(4) * i, np.uint16(0))
+    for pair in range(column // 2 + 1, TILE // 2):
+        to = np.uintp(values + pair * 4 * size)
+        for i in range(np.uintp(dim)):
+            put(to + np.uintp(4) * i, np.float32(0.0))
 
 
 @helper

@@ -5,8 +5,8 @@ what the step's plan (plan.py) asks for; `merge` writes the means of the values 
 Columns are summed in segments of SEGMENT from position 0, and the segments' softmaxes merged in that order
 (Milakov and Gimelshein, arXiv 1805.02867). So a token's result depends on its own row alone: not on what the row
 shares, on other rows, on how many tokens the step has, on items or on threads. Stale columns of a cache never
-matter: no query sees a score after its own position, and of the values only the odd partner of the last column
-written is read beside it, which is zeroed then. NaN stays visible; among a step's values it may reach earlier
+matter: no query sees a score after its own position, and of the values only those in the tile of the last column
+written are read besides it, which are zeroed then. NaN stays visible; among a step's values it may reach earlier
 tokens of the same row in the same step. Reference: kernels/reference/attention.py.
 """
 
@@ -21,7 +21,7 @@ from ..kinds import STEP
 from .gather import TILES, gather, lay_path, places
 from .layout import SEGMENT, TILE
 from .outer import QUERIES, ROOM, call_segment
-from .paths import TAIL
+from .paths import TAIL, zero_after
 from .plan import DIRECT, MOST, SHARED
 
 _LOG2_E = np.float32(1.4426950408889634)
@@ -84,9 +84,8 @@ def _write(y, key, value, dim, size, column, keys, values, last, dot):
         to = np.uintp(values + tile + inside // 2 * 4 * size + inside % 2 * 2)
         for i in range(np.uintp(dim)):
             put_short(to + np.uintp(4) * i, rounded(y[np.uintp(value) + i]))
-        if last and inside % 2 == 0:
-            for i in range(np.uintp(dim)):
-                put_short(to + np.uintp(4) * i + np.uintp(2), np.uint16(0))
+        if last:
+            zero_after(values + tile, inside, dim, size)
     else:
         for i in range(np.uintp(dim)):
             put(to + np.uintp(4 * TILE) * i, y[np.uintp(key) + i])
@@ -96,14 +95,14 @@ def _write(y, key, value, dim, size, column, keys, values, last, dot):
 
 
 @helper
-def attend(state, phase, layer, shape, step, sight, plan, caches, address, short, wide, dot, parts, marks, out):
+def attend(state, phase, layer, shape, step, sight, plan, caches, segment_of, short, wide, dot, parts, marks, out):
     """The items of a plan: DIRECT ones into `out` [N, heads x dim], others' segments into `parts` and `marks`.
 
     step: firsts [B + 1] and lengths [B]: the new tokens of row b are those from firsts[b] on, after lengths[b]
     cached ones. sight: starts [B], how many columns of a row are those of its prefix; groups [B], of which; skip
     [B], columns SINKS to skip - 1 are not seen. plan: items, tokens, order (plan.py), the trees' bases and sees
     (step.py). caches: address, rows and tiles of a row, of the rows' own cache and of that of the prefixes.
-    address: of the compiled `segment`.
+    segment_of: the compiled `segment` (compiled.py).
     short, wide: the queries. parts [kept segments, heads, padded]: sums of values; marks [kept segments, heads,
     2]: largest scores and sums of weights.
     """
@@ -135,15 +134,15 @@ def attend(state, phase, layer, shape, step, sight, plan, caches, address, short
             columns, low, high = gather(
                 segment, layer, row, head, shape, step, sight, plan, caches, dot, leaf, tail_at, tiles
             )
-            for first in range(0, queries, QUERIES):
-                number = min(QUERIES, queries - first)
+            for first in range(0, queries, segment_of.queries):
+                number = min(segment_of.queries, queries - first)
                 most = _sees(seen[:number], position, first, group, segment, columns, low, high)
                 if most == 0:
                     continue
                 at = ((head * len(order) + start) * group + first) * size * width
                 at += np.int64(short.ctypes.data if dot else wide.ctypes.data)
                 call_segment(
-                    np.uintp(address), number, np.uintp(at), size * width, dim * width // 4, tiles.ctypes.data,
+                    np.uintp(segment_of.address), number, np.uintp(at), size * width, dim * width // 4, tiles.ctypes.data,
                     tiles.ctypes.data + np.uintp(8 * TILES), (most + TILE - 1) // TILE, most, seen.ctypes.data,
                     room_at, sums.ctypes.data, 4 * size, stats.ctypes.data,
                 )  # fmt: skip

@@ -20,7 +20,7 @@ from ..calls import pool
 from ..kinds import STEP
 from ..packing import aligned
 from ..products import blocks_of, scratch
-from .compiled import address_of_segment
+from .compiled import segment_for
 from .layout import padded
 from .phases import alone
 from .plan import planned
@@ -63,7 +63,7 @@ class Attention:
     dot: bool
 
     def __post_init__(self) -> None:
-        self._size, self._segment, self._room = padded(self.dim), address_of_segment(self.dot), _Room()
+        self._size, self._segment, self._room = padded(self.dim), segment_for(self.dim, self.dot), _Room()
 
     def arguments(
         self,
@@ -74,7 +74,7 @@ class Attention:
         tree: Tree | None = None,
         segments: int = 0,
     ) -> tuple[Any, ...]:
-        """shape, sight, plan, caches, address of `segment`, queries, parts: the arguments of the phases.
+        """shape, sight, plan, caches, the compiled `segment`, queries, parts: the arguments of the phases.
 
         firsts int64 [B + 1], lengths int64 [B]: the new tokens of row b are those from firsts[b] on, after
         lengths[b] cached ones. skip int64 [B]: columns 64 to skip[b] - 1, a multiple of 64, are not seen; None:
@@ -138,7 +138,7 @@ def attend_alone(
     after another and each from y, to measure them; the last one's means are returned. tree: see `arguments`.
     """
     firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
-    step = firsts, np.asarray(lengths, np.int64), blocks_of(len(y))
+    step = firsts, np.asarray(lengths, np.int64), blocks_of(len(y), 8)
     inputs = attention.heads * attention.dim
     out = np.empty((len(y), inputs), np.float32)
     vectors = scratch(len(y) * (inputs + STEP - 1))

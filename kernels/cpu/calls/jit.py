@@ -9,8 +9,11 @@ Kernels start no threads (pool.py does), so numba's threading layers are never u
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
+import sys
 import threading
 import time
 import zlib
@@ -32,6 +35,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 folder = Path(__file__).parents[1] / "__pycache__"
 # Other versions' code is removed if nobody has used it for so many days.
 _KEPT_DAYS = 30
+# Linux's arch_prctl, its request for a permission, and the permission to use AMX's tiles (Documentation/arch/x86/xstate).
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 # Compiled functions live as long as the process: their addresses are in packed weights.
 _kept: list[Any] = []
 _lock = threading.Lock()
@@ -98,7 +103,8 @@ def _versions_folder(parent: Path) -> Path:
     """Where this version's code is kept; its time says when it was last used. Others' old code is removed."""
     sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     version = f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}"
-    own = parent / f"{version}-numba-{numba.__version__}"
+    # Code that uses tiles kills a process that may not, on the same CPU.
+    own = parent / f"{version}-numba-{numba.__version__}{'-tiles' if has_tiles() else ''}"
     with suppress(OSError):
         own.mkdir(parents=True, exist_ok=True)
         os.utime(own)
@@ -145,3 +151,17 @@ def cpu_features() -> frozenset[str]:
 def cpu_name() -> str:
     """LLVM's name of the CPU that numba compiles for, such as znver4, unless NUMBA_CPU_NAME says otherwise."""
     return str(get_host_cpu_name() if config.CPU_NAME is None else config.CPU_NAME)
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether this CPU multiplies bfloat16 tiles (AMX) and this process may use them.
+
+    The first call asks Linux for the permission, which holds for all threads of the process and for its forks. Without
+    it the first tile instruction kills the process. BASS_TILES=0 leaves them off.
+    """
+    if os.environ.get("BASS_TILES") == "0" or not {"amx-bf16", "avx512bf16"} <= cpu_features():
+        return False
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.kinds import COLUMNS
 from kernels.cpu.packing import pack, pack_quantized
 from kernels.cpu.products import blocks_of, linear
 from kernels.reference.quantized import (
@@ -108,8 +107,9 @@ def test_no_vectors_have_no_products() -> None:
     assert linear(torch.zeros(0, 40), pack(torch.randn(9, 40).bfloat16())).shape == (0, 9)
 
 
-def test_blocks_cover_all_vectors_and_fit() -> None:
+@pytest.mark.parametrize("columns", [4, 8, 48])
+def test_blocks_cover_all_vectors_and_fit(columns: int) -> None:
     for vectors in range(100):
-        starts = blocks_of(vectors)
+        starts = blocks_of(vectors, columns)
         assert starts[0] == 0 and starts[-1] == vectors
-        assert all(0 <= width <= COLUMNS for width in starts[1:] - starts[:-1])
+        assert all(0 <= width <= columns for width in starts[1:] - starts[:-1])
