@@ -95,7 +95,7 @@ def forward(
     for level in range(max(1, len(columns))):
         _, _, starts, wanted, wanted_starts = step
         tokens = starts[-1]
-        mixed, y = room[: tokens * heads * dim], room[tokens * heads * dim :]
+        mixed, y = room[: tokens * heads * dim], room[(tokens * heads * dim + 15) // 16 * 16 :]
         for layer in range(layers):
             p, four, norm = first + _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
             kept = none if reads[layer] < 0 else streams[reads[layer]]

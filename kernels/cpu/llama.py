@@ -22,7 +22,7 @@ from .calls import pool
 from .chain import NO_CHAIN, Chain, Drafted, arguments, fits
 from .forward import forward, phases_of
 from .kinds import HAS_DOT, PANEL, STEP
-from .packing import Packed
+from .packing import Packed, aligned
 from .products import blocks_of, scratch
 
 Array = np.ndarray[Any, Any]
@@ -164,10 +164,10 @@ class PackedLlama:
         own, outputs = self._room, PANEL * int(self.lines[-1, 2])
         each = self.heads * self.dim + max(self._outputs, self.hidden)
         if own.tokens < tokens:
-            own.tokens, own.floats = tokens, np.empty(tokens * each, np.float32)
+            own.tokens, own.floats = tokens, aligned(4 * (tokens * each + 16)).view(np.float32)
             own.vectors = scratch(2 * tokens * self._vectors)
         if own.chosen < chosen:
-            own.chosen, own.logits = chosen, np.empty(chosen * outputs, np.float32)
+            own.chosen, own.logits = chosen, aligned(4 * chosen * outputs).view(np.float32)
         short, wide = own.vectors
         size = 2 * tokens * self._vectors
-        return own.floats[: tokens * each], short[: 2 * size], wide[:size], own.logits[: chosen * outputs]
+        return own.floats[: tokens * each + 16], short[: 2 * size], wide[:size], own.logits[: chosen * outputs]

@@ -50,43 +50,47 @@ def line_at(lines, index):
 
 @helper
 def product(state, phase, threads, line, starts, short, wide, y, then, out, next_short, next_wide, next_form):
-    """One phase: y [vectors, PANEL x panels] = vectors x weights, and what `then` says becomes of it.
+    """One phase: the products of a matrix and all vectors, and what `then` says becomes of them.
 
+    A plain product is y [vectors, PANEL x panels]. Otherwise y is scratch, in which each chunk has its own
+    [vectors, rows of the chunk]: rows a power of two apart would compete for the same lines of the cache.
     next_form: of the next product's vectors.
     """
     panels, size = line.panels, line.panel_bytes
-    rows, each_vector = panels * PANEL, bytes_of(line.form)
+    each_vector, blocks = bytes_of(line.form), len(starts) - 1
     unit = _GATED_PANELS if then == GATE else 1
     each = _chunk(panels, size, threads, unit, _CHUNK)
     chunks = (panels + each - 1) // each
     chunk = claim(state, phase)
-    tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[len(starts) - 1] > 0
+    tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[blocks] > 0
     if tiled:
         configure(starts[1] - starts[0])
     while chunk < chunks:
         first, following = chunk * each, -1
         number = min(each, panels - first)
-        for panel in range(first, first + number):
-            weights = np.uintp(line.data + panel * size)
+        base, stride = first * PANEL, panels * PANEL
+        if then != PLAIN:
+            base, stride = base * starts[blocks], number * PANEL
+        for panel in range(number):
+            weights = np.uintp(line.data + (first + panel) * size)
             ahead = weights + np.uintp(size)
-            # A chunk is claimed early only where its first panel is fetched.
-            if panel == first + number - 1 and len(starts) > 2:
+            # A chunk is claimed early only if its first panel is fetched.
+            if panel == number - 1 and blocks > 1:
                 following = claim(state, phase)
                 if following < chunks:
                     ahead = np.uintp(line.data + following * each * size)
-            _panel(line, weights, ahead, starts, wide, each_vector, y, panel * PANEL, rows)
-        for block in range(len(starts) - 1):
+            _panel(line, weights, ahead, starts, wide, each_vector, y, base + panel * PANEL, stride)
+        for block in range(blocks):
             start, width = starts[block], starts[block + 1] - starts[block]
             for vector in range(start, start + width):
-                at = vector * rows + first * PANEL
+                at = base + vector * stride
                 _finish(line, y, at, first * PANEL, number * PANEL)
                 if then == ADD:
                     to = vector * line.rows + first * PANEL
                     _add(y, at, out, to, min(number * PANEL, line.rows - first * PANEL))
                 elif then == GATE:
-                    place = (
-                        start * rows // 2 + (first * PANEL // (2 * STEP)) * width * STEP + (vector - start) * STEP
-                    )
+                    # Half of the rows so far were gates, in blocks of STEP.
+                    place = (start * panels + first * width) * PANEL // 2 + (vector - start) * STEP
                     for step in range(number // _GATED_PANELS):
                         to = place + step * width * STEP
                         silu(y, at + 2 * STEP * step, next_short, next_wide, next_form, to)
@@ -98,21 +102,24 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
 
 
 @helper
-def _panel(line, weights, ahead, starts, wide, each_vector, y, row, rows):
-    """A panel times all vectors, block by block. Where there are several blocks, the first two fetch the next
-    panel, each a half of it, while their own lies in the second-level cache."""
+def _panel(line, weights, ahead, starts, wide, each_vector, y, at, stride):
+    """A panel times all vectors, block by block, to y[at + vector x stride].
+
+    If there are several blocks, each of the first two fetches a half of the next panel, while their own lies in the
+    second-level cache.
+    """
     blocks, steps = len(starts) - 1, line.steps
     for block in range(blocks):
         start, width = starts[block], starts[block + 1] - starts[block]
         x = wide.ctypes.data + np.uintp(each_vector * start * steps)
-        to = y.ctypes.data + np.uintp(4 * (start * rows + row))
+        to = y.ctypes.data + np.uintp(4 * (start * stride + at))
         if blocks == 1:
-            call(np.uintp(line.multiply), width, weights, x, to, steps, rows, weights + np.uintp(_AHEAD), 128, 64)
+            call(np.uintp(line.multiply), width, weights, x, to, steps, stride, weights + np.uintp(_AHEAD), 128, 64)
         elif block < 2:
             half = ahead + np.uintp(line.panel_bytes // 2 * block)
-            call(np.uintp(line.multiply), width, weights, x, to, steps, rows, half, 64, 0)
+            call(np.uintp(line.multiply), width, weights, x, to, steps, stride, half, 64, 0)
         else:
-            call(np.uintp(line.multiply), width, weights, x, to, steps, rows, weights, 0, 0)
+            call(np.uintp(line.multiply), width, weights, x, to, steps, stride, weights, 0, 0)
 
 
 @helper
