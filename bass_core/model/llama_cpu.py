@@ -31,6 +31,9 @@ from .weights.shape import HALVES, head_dim, is_llama
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
 
+# at::internal::GRAIN_SIZE of torch.
+_SHARED = 32_768
+
 
 def why_not(model: PreTrainedModel) -> str | None:
     """Why this forward does not compute the model, as a clause; None if it does."""
@@ -95,12 +98,12 @@ class LlamaCompiled(CausalModel):
         if firsts[-1] < len(ids):
             real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
             ids = ids[real]
-        x = ids if ids.is_floating_point() else look_up(ids, self.embedding).to(self._dtype)
+        x = self._embedded(ids)
         wanted = np.arange(len(x), dtype=np.int64)
         if batch.take is not None:
             wanted = firsts[:-1] + np.array(batch.take, np.int64)
         logits, last, streams = self.packed.run(
-            torch.empty(x.shape).copy_(x),
+            x,
             firsts,
             batch.lengths,
             wanted,
@@ -113,7 +116,9 @@ class LlamaCompiled(CausalModel):
         )
         states = None
         if batch.return_states:
-            read = torch.cat((*streams, last), dim=-1) if batch.raw_states else self.readout(streams, last)
+            # numpy, like `_embedded`: torch would share the copy among its threads.
+            raw = np.concatenate([*streams, last], axis=-1) if batch.raw_states else None
+            read = self.readout(streams, last) if raw is None else torch.from_numpy(raw)
             states = _padded(read, real, rows, width)
         return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
 
@@ -132,7 +137,22 @@ class LlamaCompiled(CausalModel):
         if firsts[-1] < len(x):
             x = x[torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))]
         turns = self._turns_until(max(ends) + max(width, chain.levels))
-        return self.packed.draft(torch.empty(x.shape).copy_(x), firsts, batch.lengths, cache, turns, chain)
+        return self.packed.draft(self._embedded(x), firsts, batch.lengths, cache, turns, chain)
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """Token ids [N], or embeddings of any float dtype, as new embeddings [N, hidden] in float32.
+
+        Torch shares an operation on _SHARED numbers or more among its threads. These go on spinning for 2 ms
+        afterwards, on the cores that our own threads need, so this works in parts of fewer numbers.
+        """
+        x = torch.empty(len(ids), self.hidden)
+        each = max(1, (_SHARED - 1) // self.hidden)
+        for start in range(0, len(ids), each):
+            part = ids[start : start + each]
+            if not part.is_floating_point():
+                part = look_up(part, self.embedding).to(self._dtype)
+            x[start : start + each] = part
+        return x
 
     def _turns_until(self, positions: int) -> Any:
         """Cosines, then sines, of at least so many positions: float32 [positions, head_dim], flat."""
