@@ -59,6 +59,17 @@ def copy_bytes(_: Any, to: Any, source: Any, number: Any) -> Any:
 
 
 @intrinsic
+def zero_bytes(_: Any, to: Any, number: Any) -> Any:
+    """Zero so many bytes from an address on."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        cgutils.memset(b, b.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.intp), generate
+
+
+@intrinsic
 def put(_: Any, address: Any, value: Any) -> Any:
     """Write a float32 number at an address."""
     return types.void(types.uintp, types.float32), _put

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...plan import MOST_TREE
 from ..calls.jit import helper, kernel
-from ..elements import copy_bytes, float_at, put, put_short, short_at
+from ..elements import copy_bytes, float_at, put, put_short, short_at, zero_bytes
 from .layout import TILE
 
 # The most tiles of a layout: those of the longest path, from a tile's last column on.
@@ -48,10 +48,8 @@ def zero_after(values, column, dim, size):
         to = np.uintp(values + column // 2 * 4 * size + 2)
         for i in range(np.uintp(dim)):
             put_short(to + np.uintp(4) * i, np.uint16(0))
-    for pair in range(column // 2 + 1, TILE // 2):
-        to = np.uintp(values + pair * 4 * size)
-        for i in range(np.uintp(dim)):
-            put(to + np.uintp(4) * i, np.float32(0.0))
+    first = column // 2 + 1
+    zero_bytes(np.uintp(values + first * 4 * size), (TILE // 2 - first) * 4 * size)
 
 
 @helper

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
-from ..elements import exp2, norm, pack, place, put, put_short, rotate, rounded
+from ..elements import copy, exp2, norm, pack, place, put, put_short, rotate, rounded
 from ..kinds import STEP
 from .gather import TILES, gather, lay_path, places
 from .layout import SEGMENT, TILE
@@ -39,6 +39,7 @@ def write(state, phase, layer, y, rows, shape, step, sight, plan, caches, turns,
     each = max(1, tokens // 16)
     blocks = (tokens + each - 1) // each
     scale, one = _LOG2_E / np.sqrt(np.float32(dim)), np.float32(1.0)
+    words = np.empty(dim, np.float32)
     while True:
         chunk = claim(state, phase)
         if chunk >= blocks * kv_heads:
@@ -53,11 +54,9 @@ def write(state, phase, layer, y, rows, shape, step, sight, plan, caches, turns,
                 rotate(y, at, dim // 2, turns, position * dim, scale)
                 to = ((head * tokens + plan[1][token, 1]) * group + query) * size
                 if dot:
-                    for i in range(np.uintp(dim)):
-                        short[np.uintp(to) + i] = rounded(y[np.uintp(at) + i])
+                    _round(y, at, dim, short, to)
                 else:
-                    for i in range(np.uintp(dim)):
-                        wide[np.uintp(to) + i] = y[np.uintp(at) + i]
+                    copy(y, at, wide, to, dim)
             at = token * rows + (heads + head) * dim
             if len(norms):
                 norm(y, at, dim, norms, (2 * layer + 1) * dim, eps, y, at)
@@ -65,25 +64,36 @@ def write(state, phase, layer, y, rows, shape, step, sight, plan, caches, turns,
             keys, values = places(caches, 0, layer, row, head, kv_heads, size, dot)
             column = lengths[row] + token - firsts[row] - sight[0][row]
             last = token == firsts[row + 1] - 1
-            _write(y, at, at + kv_heads * dim, dim, size, column, keys, values, last, dot)
+            _write(y, at, at + kv_heads * dim, dim, size, column, keys, values, last, dot, words)
         done(state, phase)
     wait(state, phase, blocks * kv_heads)
 
 
 @helper
-def _write(y, key, value, dim, size, column, keys, values, last, dot):
-    """Write y[key : key + dim] and y[value : value + dim] into a row's tiles."""
+def _round(x, start, size, short, to):
+    """short[to : to + size] = x[start : start + size] in bfloat16."""
+    at, place = np.uintp(start), np.uintp(to)
+    for i in range(np.uintp(size)):
+        short[place + i] = rounded(x[at + i])
+
+
+@helper
+def _write(y, key, value, dim, size, column, keys, values, last, dot, words):
+    """Write y[key : key + dim] and y[value : value + dim] into a row's tiles; words float32 [dim]: scratch.
+
+    Neighbouring columns of values share words, and other threads may write them, so each is written in its half.
+    """
     tile = column // TILE * TILE * size * (2 if dot else 4)
-    inside = column % TILE
+    inside, halves = column % TILE, words.view(np.uint16)
     to = np.uintp(keys + tile + 4 * inside)
     if dot:
+        _round(y, key, dim, halves, 0)
         for i in range(np.uintp(dim // 2)):
-            at = np.uintp(key) + np.uintp(2) * i
-            put_short(to + np.uintp(4 * TILE) * i, rounded(y[at]))
-            put_short(to + np.uintp(4 * TILE) * i + np.uintp(2), rounded(y[at + np.uintp(1)]))
+            put(to + np.uintp(4 * TILE) * i, words[i])
+        _round(y, value, dim, halves, 0)
         to = np.uintp(values + tile + inside // 2 * 4 * size + inside % 2 * 2)
         for i in range(np.uintp(dim)):
-            put_short(to + np.uintp(4) * i, rounded(y[np.uintp(value) + i]))
+            put_short(to + np.uintp(4) * i, halves[i])
         if last:
             zero_after(values + tile, inside, dim, size)
     else:
@@ -146,14 +156,20 @@ def attend(state, phase, layer, shape, step, sight, plan, caches, segment_of, sh
                     tiles.ctypes.data + np.uintp(8 * TILES), (most + TILE - 1) // TILE, most, seen.ctypes.data,
                     room_at, sums.ctypes.data, 4 * size, stats.ctypes.data,
                 )  # fmt: skip
+                token, query = start + first // group, first % group
                 for i in range(number):
-                    if what == DIRECT:
+                    if what == DIRECT and item[4] == 1:
+                        to = (order[token] * heads + head * group + query) * dim
+                        _finish(sums, stats, i, size, out, to, dim)
+                    elif what == DIRECT:
                         _fold(totals, notes, first + i, sums, stats, i, size, segment == 0)
                     elif seen[i]:
-                        token = order[start + (first + i) // group]
-                        to = (tokens[token, 2] + segment) * heads + head * group + (first + i) % group
+                        to = (tokens[order[token], 2] + segment) * heads + head * group + query
                         _fold(parts, marks, to, sums, stats, i, size, True)
-        if what == DIRECT:
+                    query += 1
+                    if query == group:
+                        token, query = token + 1, 0
+        if what == DIRECT and item[4] > 1:
             for query in range(queries):
                 to = (order[start + query // group] * heads + head * group + query % group) * dim
                 _finish(totals, notes, query, size, out, to, dim)
@@ -167,11 +183,14 @@ def _sees(seen, position, first, group, segment, columns, low, high):
 
     position: of the token of query 0; -1: all columns are seen. Columns low to high - 1 have no tiles (`gather`).
     """
-    most = 0
+    most, before = 0, segment * SEGMENT
+    last, query = position + first // group + 1 - before, first % group
     for i in range(len(seen)):
-        last = position + (first + i) // group + 1 - segment * SEGMENT
         seen[i] = columns if position < 0 else max(0, min(columns, min(last, low) + max(0, last - high)))
         most = max(most, seen[i])
+        query += 1
+        if query == group:
+            last, query = last + 1, 0
     return most
 
 
