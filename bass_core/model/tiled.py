@@ -7,12 +7,14 @@ makes no plans.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from kernels.cpu.attention.layout import TILE, padded, tiles_of
+from kernels.cpu.pages import in_large_pages
 
 from .cache import RaggedCache
 
@@ -34,7 +36,8 @@ class TiledCache(RaggedCache):
         self.prefix, self.starts, self.groups = prefix, [0] * max_batch, [0] * max_batch
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         size = layers, 2, max_batch, kv_heads, tiles_of(max_len), TILE * padded(head_dim)
-        self.buffer = torch.zeros(size, dtype=dtype, device=device)
+        data = in_large_pages(math.prod(size) * dtype.itemsize)
+        self.buffer = torch.from_numpy(data).view(dtype).view(size)
 
     def keep(self, row: int, first: int, sources: Sequence[int]) -> None:
         from kernels.cpu.attention.paths import move  # imports numba

@@ -8,9 +8,7 @@ multiples of 64 bytes and are never changed.
 from __future__ import annotations
 
 import math
-import mmap
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,10 +20,9 @@ from torch import Tensor
 from ..reference.quantized import QuantizedWeight
 from .kinds import FAST_DOT, PANEL, STEP, block_bytes, columns_of, vectors_of
 from .multiply import address_of_kind
+from .pages import PAGE, aligned, in_large_pages
 
 Array = np.ndarray[Any, Any]
-# Bytes of a large page.
-_PAGE = 2 << 20
 _lock = threading.Lock()
 
 
@@ -151,30 +148,11 @@ def _joined(*parts: Tensor) -> Array:
     return data
 
 
-def aligned(size: int) -> Array:
-    """Zeroed bytes that begin at a multiple of 64."""
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size]
-
-
 def _lasting(size: int) -> Array:
-    """The same for weights, in large pages where the system has them: a step reads all weights, and finds tens of
-    thousands of small pages in 10 % more time (measured on an Emerald Rapids)."""
-    huge = getattr(mmap, "MADV_HUGEPAGE", None)
-    if huge is None:
-        return aligned(size)
+    """Aligned bytes for weights, which share large pages."""
     with _lock:
         if size > len(_arena.free):
-            room = max(size, 32 * _PAGE) + _PAGE
-            try:
-                pages = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            except OSError:  # as numpy says it
-                raise MemoryError(f"{room} bytes for weights can't be had") from None
-            with suppress(OSError):  # a kernel without large pages
-                pages.madvise(huge)
-            whole = np.frombuffer(pages, np.uint8)
-            _arena.free = whole[-whole.ctypes.data % _PAGE :]
+            _arena.free = in_large_pages(max(size, 32 * PAGE))
         given, _arena.free = _arena.free[:size], _arena.free[-(-size // 64) * 64 :]
     return given
 
