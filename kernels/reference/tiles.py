@@ -1,0 +1,40 @@
+"""The sums of AMX's tdpbf16ps in torch, bit for bit: the reference of kernels/cpu/tiles.py on any machine."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Inputs that a tile multiplies at once.
+_STEP = 32
+
+
+def tile_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [N, inputs] times weight [rows, inputs] as tiles compute it: float32 [N, rows].
+
+    Of each 32 inputs the even ones are added up in one chain of float32 additions and the odd ones in another; the sum of
+    both is added to the total. Denormal inputs and results count as zero.
+
+    Args:
+        x: bfloat16 vectors.
+        weight: bfloat16 weights.
+    """
+    missing = -x.shape[1] % _STEP
+    vectors, weights = (_flushed(F.pad(part.float(), (0, missing))).double() for part in (x, weight))
+    total = torch.zeros(len(x), len(weight))
+    for first in range(0, vectors.shape[1], _STEP):
+        chains = []
+        for parity in (0, 1):
+            chain = torch.zeros_like(total)
+            for i in range(first + parity, first + _STEP, 2):
+                # One rounding per product, as a fused multiply-add has.
+                chain = _flushed((chain.double() + vectors[:, None, i] * weights[:, i]).float())
+            chains.append(chain)
+        total = _flushed(total + _flushed(chains[0] + chains[1]))
+    return total
+
+
+def _flushed(x: Tensor) -> Tensor:
+    """x with zeros in the place of denormal numbers."""
+    return torch.where(x.abs() < torch.finfo(torch.float32).tiny, torch.zeros_like(x), x)

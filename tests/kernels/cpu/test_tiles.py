@@ -1,0 +1,97 @@
+"""Products by AMX's tiles have the bits of their reference, at every width, and nothing runs them without permission."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kernels.cpu.calls.jit import cpu_features, has_tiles
+from kernels.cpu.kinds import TILE_COLUMNS, columns_of
+from kernels.cpu.packing import pack
+from kernels.cpu.products import linear
+from kernels.reference.tiles import tile_linear
+
+needs_tiles = pytest.mark.skipif(not has_tiles(), reason="a CPU with AMX is needed")
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.int32)
+
+
+@needs_tiles
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_number_of_vectors_has_the_bits_of_the_reference(threads: int) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    weight, x = torch.randn(100, 72).bfloat16(), torch.randn(100, 72)
+    packed, expected = pack(weight), tile_linear(x.bfloat16(), weight)
+    for vectors in range(101):
+        assert torch.equal(bits(linear(x[:vectors], packed)), bits(expected[:vectors])), vectors
+
+
+@needs_tiles
+def test_denormal_numbers_count_as_zero() -> None:
+    """In and after a product: inputs of 1e-39, and sums that would be denormal."""
+    torch.manual_seed(1)
+    scale = torch.tensor([1.0, 1e-18, 1e-20, 1e-39])
+    weight = (torch.randn(64, 96) * scale[torch.randint(4, (64, 96))]).bfloat16()
+    x = torch.randn(20, 96) * scale[torch.randint(4, (20, 96))]
+    assert (weight.float().abs() < torch.finfo(torch.float32).tiny).any()
+    assert torch.equal(bits(linear(x, pack(weight))), bits(tile_linear(x.bfloat16(), weight)))
+
+
+@needs_tiles
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_unsound_vectors_leave_their_neighbours_alone(value: float) -> None:
+    torch.manual_seed(2)
+    weight, x = torch.randn(64, 64).bfloat16(), torch.randn(40, 64)
+    clean = linear(x, pack(weight))
+    x[17, 33] = value
+    found = linear(x, pack(weight))
+    others = torch.arange(40) != 17
+    assert torch.equal(bits(found[others]), bits(clean[others])) and not found[17].isfinite().any()
+
+
+@pytest.mark.parametrize("allowed", [False, pytest.param(True, marks=needs_tiles)])
+def test_the_reference_is_a_product(allowed: bool) -> None:
+    """Within rounding of float64, and of the kernels that take over if tiles are refused."""
+    torch.manual_seed(3)
+    weight, x = torch.randn(64, 96).bfloat16(), torch.randn(9, 96)
+    exact = x.bfloat16().double() @ weight.double().T
+    found = linear(x, pack(weight)) if allowed else tile_linear(x.bfloat16(), weight)
+    torch.testing.assert_close(found.double(), exact, atol=2e-4, rtol=1e-4)
+
+
+def test_a_block_holds_what_its_kind_can_multiply() -> None:
+    assert columns_of("bfloat16", True) == (TILE_COLUMNS if has_tiles() else columns_of("int8", False))
+
+
+# What another process prints: whether it has tiles, the folder of its compiled code, and a product.
+_PROCESS = """
+import torch
+from kernels.cpu.calls import jit
+from kernels.cpu.packing import pack
+from kernels.cpu.products import linear
+torch.manual_seed(0)
+weight, x = torch.randn(64, 64).bfloat16(), torch.randn(5, 64)
+exact = x.bfloat16().double() @ weight.double().T
+torch.testing.assert_close(linear(x, pack(weight, dot=True)).double(), exact, atol=2e-4, rtol=1e-4)
+print(jit.has_tiles(), jit._versions_folder(jit.folder).name)
+"""
+
+
+@pytest.mark.skipif("avx512bf16" not in cpu_features(), reason="a CPU with bfloat16 products is needed")
+def test_code_with_tiles_and_without_is_kept_apart() -> None:
+    """Code compiled for tiles would kill a process that may not use them."""
+    folders = set()
+    for tiles in ("0", "1"):
+        run = [sys.executable, "-c", _PROCESS]
+        done = subprocess.run(run, env=os.environ | {"BASS_TILES": tiles}, capture_output=True, text=True, check=True)
+        has, folder = done.stdout.split()
+        assert has == str(has_tiles() and tiles == "1") and folder.endswith("-tiles") == (has == "True")
+        folders.add(folder)
+    assert len(folders) == 1 + has_tiles()
