@@ -90,7 +90,7 @@ def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
     """
     options = ContinuousBatchingConfig(max_batch_tokens=sum(map(len, rows)), allow_block_sharing=False)
     options.num_blocks = sum(-(-(len(row) + tokens) // options.page_size) for row in rows)
-    greedy = GenerationConfig(do_sample=False, max_new_tokens=tokens, eos_token_id=-1, pad_token_id=PAD)
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=tokens, pad_token_id=PAD)
     out = model.generate_batch(rows, greedy, options, warmup=False)
     written = [list(one.generated_tokens) for one in out.values()]
     if [len(row) for row in written] != [tokens] * len(rows):
