@@ -86,7 +86,8 @@ def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
     """The new token ids that transformers' continuous batching writes greedily, without an early end.
 
     Its cache has just the blocks that the rows need: by default it takes most of the free memory, and allocating
-    that takes longer than all the rest.
+    that takes longer than all the rest. It computes in a second thread, which costs it what docs/figures.md says
+    about the outside lane.
     """
     options = ContinuousBatchingConfig(max_batch_tokens=sum(map(len, rows)), allow_block_sharing=False)
     options.num_blocks = sum(-(-(len(row) + tokens) // options.page_size) for row in rows)
