@@ -7,8 +7,7 @@ how many were left alone enough to be counted. Bits are the weights': ours, tran
 file's, dequantised to the pair's dtype; llama.cpp and OpenVINO read the file itself (Q4_1, its embedding in Q8_0),
 and hold it as they like. Ours draft by round costs that the run measures first (`--draft-length`). An arm that
 can't start is left out, and one sentence says why; a claim that needs it is open, and so is every ratio of a quick
-run.
-The document names the CPU instructions that the wheel of llama.cpp was built for; a build on the spot may use
+run. The document names the CPU instructions that the wheel of llama.cpp was built for; a build on the spot may use
 more.
 """
 
