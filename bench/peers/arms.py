@@ -1,9 +1,9 @@
 """The arms: who decodes, how, with which weights; and their turns, in which nobody else computes.
 
 Contract: every call answers the same token ids greedily with the number of new tokens it is given. Ours and
-OpenVINO go on after an end token; transformers and llama.cpp never choose one. transformers runs the model in its
-own dtype with its default attention, `sdpa`. A draft head can't assist it: `assistant_model` must be a causal
-language model. The lane "transformers" is ours around that very `generate`.
+OpenVINO go on after an end token, and so do vLLM and `generate_batch`; `generate` and llama.cpp never choose one.
+transformers runs the model in its own dtype with its default attention, `sdpa`. A draft head can't assist it:
+`assistant_model` must be a causal language model. The lane "transformers" is ours around that very `generate`.
 
 Every round runs all arms, each with one new token (the prompt's time) and with all; the first is not counted.
 After every call there is a pause of SETTLE_S, in which threads that wait for the next call in a loop go to sleep,
@@ -22,14 +22,17 @@ from functools import partial
 from typing import Any
 
 import psutil
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from bass_core import ModelPair, generate
+from bass_core.decode.outside.call import PAD
 
 from ..arms import LOOKUP, written_by
 from ..report.report import median
 from .child import Child
 
-OURS, TRANSFORMERS, LLAMA_CPP, OPENVINO = "ours", "transformers", "llama.cpp", "OpenVINO"
+OURS, TRANSFORMERS, LLAMA_CPP, OPENVINO, VLLM = "ours", "transformers", "llama.cpp", "OpenVINO", "vLLM"
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "Q4_1": 4}
 SETTLE_S, WATCH_S = 0.05, 0.05
 # Cores that other programs may use during a call: two threads that wait for each other lose far more than this.
@@ -70,20 +73,39 @@ def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterat
 
 
 def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
-    """`generate` on the padded batch, and at batch 1 with prompt lookup."""
+    """`generate` on the padded batch; at batch 1 also with prompt lookup, at others also `generate_batch`."""
     run = partial(written_by, pair.target, rows, attention="sdpa")
     yield Arm(TRANSFORMERS, "generate", len(rows), weights, run)
     if len(rows) == 1:
         yield Arm(TRANSFORMERS, "prompt lookup", 1, weights, partial(run, prompt_lookup_num_tokens=LOOKUP))
+    else:
+        yield Arm(TRANSFORMERS, "generate_batch", len(rows), weights, partial(_generate_batch, pair.target, rows))
 
 
-def outside(peer: Child, way: str, rows: Rows) -> Arm:
-    """llama.cpp or OpenVINO, in its way of speculation."""
+def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
+    """The new token ids that transformers' continuous batching writes greedily, without an early end.
+
+    Its cache has just the blocks that the rows need: by default it takes most of the free memory, and allocating
+    that takes longer than all the rest. It computes in a second thread, which costs it what docs/figures.md says
+    about the outside lane.
+    """
+    options = ContinuousBatchingConfig(max_batch_tokens=sum(map(len, rows)), allow_block_sharing=False)
+    options.num_blocks = sum(-(-(len(row) + tokens) // options.page_size) for row in rows)
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=tokens, pad_token_id=PAD)
+    out = model.generate_batch(rows, greedy, options, warmup=False)
+    written = [list(one.generated_tokens) for one in out.values()]
+    if [len(row) for row in written] != [tokens] * len(rows):
+        raise ValueError(f"rows of {[len(row) for row in written]} tokens instead of {len(rows)} of {tokens}")
+    return written
+
+
+def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
+    """llama.cpp, OpenVINO or vLLM, in its way of speculation."""
 
     def run(tokens: int) -> None:
         peer.complete(rows, tokens)
 
-    return Arm(peer.name, way, len(rows), "Q4_1", run)
+    return Arm(peer.name, way, len(rows), weights, run)
 
 
 @dataclass

