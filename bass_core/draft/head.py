@@ -24,7 +24,7 @@ from ..model.forward import ForwardBatch
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, probabilities
+from ..sample.distribution import argmax, filters, probabilities, spread
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys
 from ..sample.noise import words as hashed
@@ -85,8 +85,7 @@ class HeadDrafter(Drafter):
         self._texts = Texts(head, 0)
         # Whether our own kernels make the body's inputs, and draft whole chains.
         self._fuses = head.embedded is not None and runner.model.can_draft(head.fuse)
-        filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-        self._in_one_call = self._fuses and not (ahead or tree or filters)
+        self._in_one_call = self._fuses and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.begin()
@@ -173,13 +172,13 @@ class HeadDrafter(Drafter):
             tokens.append(self.head.vocabulary[column])
             own.keep(logits, column)
             if q is not None and not self.params.greedy:
-                probs.append(self._over_all(q))
+                probs.append(q)
         num_drafted = drafted.tolist() if self.confidence else list(max_drafts)
         self.drafted += sum(num_drafted)
         width = max(num_drafted)
         if not width:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
-        full = torch.stack(probs[:width], dim=1) if probs else None
+        full = spread(torch.stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1) if probs else None
         proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=own.own(width))
         if self._tells and q is not None:
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
@@ -201,7 +200,7 @@ class HeadDrafter(Drafter):
         assert self.head.embedded is not None
         chain = Chain(
             most, self.head.fuse.packed, self.head.embedded.numpy(), self.head.vocabulary.numpy(), words,
-            None if self.params.greedy else self.params.divisor, self.confidence, HEADROOM * self.confidence,
+            None if self.params.greedy else filters(self.params), self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
             keep=self.tells and self.params.greedy,
             pointing=self._pointing(rows),
@@ -222,8 +221,7 @@ class HeadDrafter(Drafter):
             own.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
-            full = torch.zeros(len(rows), width, self.size)
-            full.index_copy_(2, self.head.vocabulary, torch.from_numpy(drafted.probs[:width]).transpose(0, 1))
+            full = spread(torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=own.own(width))
 
@@ -373,10 +371,6 @@ class HeadDrafter(Drafter):
             return argmax(logits)
         streams, ids = keys.stream(self.role), self.head.vocabulary
         return draw(q, keys.seed, keys.sequence_ids, keys.positions + step, streams, ids)
-
-    def _over_all(self, q: Tensor) -> Tensor:
-        """q over the target's vocabulary: [B, V]."""
-        return torch.zeros(len(q), self.size, device=q.device).index_copy_(1, self.head.vocabulary, q)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """Does nothing: drafted tokens lie after what counts in the cache, and are fed again with true states."""

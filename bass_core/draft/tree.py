@@ -29,7 +29,7 @@ from kernels.support import is_accelerator
 from ..machine.transfer import to_device, to_host
 from ..model.forward import BatchTree, ForwardBatch
 from ..model.runner import ModelRunner
-from ..sample.distribution import probabilities
+from ..sample.distribution import probabilities, spread
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, exponentials, place_node
 from ..sample.params import SamplingParams
@@ -193,9 +193,7 @@ class StaticTrees:
 
     def _over_all(self, q: Tensor, ids: Tensor | None) -> Tensor:
         """q [N, V'] over the target's vocabulary: [N, V]."""
-        if ids is None:
-            return q
-        return torch.zeros(len(q), self.size, dtype=q.dtype, device=q.device).index_copy_(1, ids, q)
+        return q if ids is None else spread(q, ids, self.size)
 
     def _proposal(self, grown: _Grown) -> TreeProposal:
         counts = [len(row.parents) for row in grown.rows]
