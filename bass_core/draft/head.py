@@ -24,11 +24,12 @@ from ..model.forward import ForwardBatch
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, filters, probabilities, spread
+from ..sample.distribution import argmax, filters, largest, probabilities, spread
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys
 from ..sample.noise import words as hashed
 from ..sample.params import SamplingParams
+from ..sample.rows import cat, stack
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal
@@ -162,7 +163,7 @@ class HeadDrafter(Drafter):
             logits = self._texts.raised(logits[:, None], states[:, None], last)[:, 0]
             q = self._distribution(logits)
             if q is not None and self.confidence:
-                going = going & (sure * q.amax(-1) >= self.confidence)
+                going = going & (sure * largest(q)[1] >= self.confidence)
                 if not going.any():
                     break
             column = self._draw(logits, q, keys, step)
@@ -178,10 +179,12 @@ class HeadDrafter(Drafter):
         width = max(num_drafted)
         if not width:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
-        full = spread(torch.stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1) if probs else None
+        full = None
+        if probs:
+            full = spread(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
         proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=own.own(width))
         if self._tells and q is not None:
-            proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
+            proposal.max_probs, proposal.token_probs = largest(q)[1][:, None], q.gather(1, column[:, None])
         return proposal
 
     def _whole_chain(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal | None:
@@ -350,7 +353,7 @@ class HeadDrafter(Drafter):
         states, size = [one for row in pieces for one in row], self.head.raw_size
         # Nothing stands before the first token of a text, whose state is there already.
         whole = [one if one.shape[-1] == size else one.new_zeros(len(one), size) for one in states]
-        made, at = self.head.inputs_of(ids, torch.cat(whole)), 0
+        made, at = self.head.inputs_of(ids, cat(whole)), 0
         for one in states:
             if one.shape[-1] != size:
                 made[at : at + len(one)] = self.head.inputs(ids[at : at + len(one)], one)

@@ -17,6 +17,7 @@ from ..sample.distribution import argmax, compiled, probabilities
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role
 from ..sample.params import SamplingParams
+from ..sample.rows import stack
 from ..sample.shaping import shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
@@ -108,7 +109,7 @@ class ModelDrafter(Drafter):
                 logits = runner.forward(fed).logits[:, 0]
                 self.calls += 1
         if full is None and probs:
-            full = torch.stack(probs)
+            full = stack(probs)
         stacked = None if full is None else full.transpose(0, 1)
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))
 

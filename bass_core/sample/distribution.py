@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from kernels.support import LeftOut, available, is_accelerator
 
 from ..machine import cpu_kernels
 from .params import SamplingParams
+from .rows import copied, sums
 
 # So many of the largest values are looked at first: a CPU finds them in a tenth of the time that sorting a whole
 # vocabulary takes.
@@ -41,6 +43,19 @@ def largest(values: Tensor) -> tuple[Tensor, Tensor]:
     else:
         places = values.argmax(-1)
     return places, values.gather(-1, places[..., None])[..., 0]
+
+
+def top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of values [..., V] >= 0, largest first, and their columns int64 [..., count]."""
+    if not compiled(values):
+        largest_ones = values.topk(count, dim=-1)
+        return largest_ones.values, largest_ones.indices
+    left, shape = copied(values), (*values.shape[:-1], count)
+    numbers, columns = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+    for place in range(count):
+        columns[..., place], numbers[..., place] = largest(left)
+        np.put_along_axis(left.numpy(), columns[..., place : place + 1].numpy(), -1.0, -1)
+    return numbers, columns
 
 
 def probabilities(logits: Tensor, params: SamplingParams, out: Tensor | None = None) -> Tensor:
@@ -100,16 +115,6 @@ def _likely(probs: Tensor, min_p: float) -> Tensor:
     """Keep the tokens that are at least min_p times as likely as the likeliest (arXiv 2407.01082)."""
     filtered = probs.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), 0.0)
     return filtered / sums(filtered)
-
-
-def sums(rows: Tensor) -> Tensor:
-    """The sum of each row [..., 1]; on a CPU numpy's.
-
-    There torch's threads share the sum of a long row that is alone, so that it has other bits than among others.
-    """
-    if rows.is_cpu:
-        return torch.from_numpy(rows.detach().numpy().sum(-1, keepdims=True))
-    return rows.sum(-1, keepdim=True)
 
 
 def _threshold(probs: Tensor, top_p: float) -> Tensor:

@@ -25,6 +25,7 @@ from ..sample.distribution import argmax, compiled, filters, largest, probabilit
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, uniform
 from ..sample.params import SamplingParams
+from ..sample.rows import pick, residual
 from .acceptance import (
     UNSOUND,
     Outcome,
@@ -35,7 +36,7 @@ from .acceptance import (
     probability_at,
     sound_columns,
 )
-from .block import chances, last_passed, residual
+from .block import chances, last_passed
 from .rules import AUTOMATIC, Rule, Verification
 
 
@@ -64,7 +65,8 @@ def _drawn(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> tuple[Ten
     """The target's own draw int64 [B], UNSOUND where there is none, and its probability."""
     if compiled(logits):
         none = torch.zeros(len(logits), 0, dtype=torch.long)
-        one = _in_one_call(Rule.REJECTION, logits[:, None], none, None, torch.zeros(len(logits)).long(), keys, params)
+        count = torch.zeros(len(logits), dtype=torch.long)
+        one = _in_one_call(Rule.REJECTION, logits[:, None], none, None, count, keys, params)
         return one.next_token, one.next_p
     p = probabilities(logits, params)
     tokens = draw(p, keys.seed, keys.sequence_ids, keys.positions, keys.stream(Role.TARGET))
@@ -220,9 +222,8 @@ def _verify_sampled(
 
 
 def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepted: Tensor) -> Tensor:
-    rows = torch.arange(len(accepted), device=accepted.device)
     moved = NoiseKeys(keys.seed, keys.sequence_ids, keys.positions + accepted)
-    return first_tokens(logits[rows, accepted], moved, params)
+    return first_tokens(pick(logits, torch.arange(len(accepted), device=accepted.device), accepted), moved, params)
 
 
 def _recover(

@@ -55,8 +55,8 @@ class Chain:
 
     most int64 [B], the largest above 0: how many drafts a row may have. fuse: makes inputs of [embedding, state].
     embedded float32 [V', hidden]: the embeddings of its vocabulary. ids int64 [V']: what its columns stand for,
-    which the noise goes by. words int64 [2, levels, B]: of the noise's keys. filters: temperature, top_k, top_p and
-    min_p (`Filters`), or None to draft greedily.
+    which the noise goes by. words int64 [2, levels, B]: of the noise's keys. filters: temperature, top_k, top_p
+    and min_p (`Filters`), or None to draft greedily.
     confidence, headroom: HeadDrafter's, 0 for none; soft: whether distributions are wanted; keep: whether all
     levels' logits are.
     """

@@ -1,7 +1,7 @@
 """The kernels of this folder, called with tensors.
 
-Rows are contiguous float32 on the CPU. Results never depend on the number of rows or of threads. A few rows are left
-to this thread: waking another one takes as long as they do. `compile_all` makes sure that none of the kernels is
+Rows are float32 on the CPU. Results never depend on the number of rows or of threads. A few rows are left to the
+calling thread: waking another one takes as long as they do. `compile_all` makes sure that none of the kernels is
 compiled while a clock runs.
 """
 
@@ -63,13 +63,15 @@ def _call(kernel: Any, phases: int, numbers: int, *arguments: Any) -> None:
 
 
 def _flat(rows: Tensor) -> Any:
-    return rows.detach().contiguous().view(-1).numpy()
+    """The numbers of the rows; a copy if they do not lie together, which numpy makes without torch's threads."""
+    return np.ascontiguousarray(rows.detach().numpy()).reshape(-1)
 
 
 def _in_place(q: Tensor) -> tuple[Any, int, int]:
     """The memory of q [B, w, V], and how far its rows and places lie apart; a copy if numbers of a row do."""
     q = q.detach().float()
-    q = q if q.stride(2) == 1 or not q.numel() else q.contiguous()
+    if q.numel() and q.stride(2) != 1:
+        q = torch.from_numpy(np.ascontiguousarray(q.numpy()))
     steps = q.stride(0), q.stride(1)
     reach = sum((count - 1) * step for count, step in zip(q.shape[:2], steps, strict=True)) + q.shape[2]
     return q.as_strided((reach if q.numel() else 0,), (1,)).numpy(), *steps
@@ -101,6 +103,15 @@ def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tens
     """
     out = torch.empty(*q.shape[:-1], size) if out is None else out
     _call(distribution.spread, 1, out.numel(), _flat(q), q.shape[-1], ids.contiguous().numpy(), _flat(out), size)
+    return out
+
+
+def placed(x: Tensor, places: Tensor, rows: int) -> Tensor:
+    """x float32 [N, ...] as [rows, ...]: row i at the place places[i], int64 [N]; zeros elsewhere."""
+    out = torch.empty(rows, *x.shape[1:])
+    at, size = np.full(rows, -1, np.int64), x[0].numel()
+    at[places.numpy()] = np.arange(len(places))
+    _call(distribution.placed, 1, out.numel(), _flat(x), size, at, _flat(out))
     return out
 
 
@@ -157,8 +168,8 @@ def verify(
     _call(
         judging.verify, 3, len(source), source, size, filters.numbers(), rule, drafts.contiguous().numpy(),
         drawn_from, counts, _signed(seed), *keys, torch.stack(streams).numpy(),
-        np.empty(len(source), np.float32), np.zeros((rows, width + 1), np.bool_), np.zeros((rows, width), np.bool_),
-        np.zeros((rows, width)), tests, ends, chances,
+        np.empty(len(source), np.float32), np.zeros((rows, width + 1), np.bool_),
+        np.zeros((rows, width), np.bool_), np.zeros((rows, width)), tests, ends, chances,
     )  # fmt: skip
     return Verified(*map(torch.from_numpy, (*ends[[0, 1, 2]], *tests, chances)))
 
@@ -172,6 +183,6 @@ def compile_all() -> None:
     key, rows, none = torch.zeros(1, dtype=torch.int64), torch.ones(1, 3, 1), torch.zeros(1, 0, dtype=torch.int64)
     first, second, _, _ = words(0, key, key, key)
     draw(rows[:, 0], first, second, None)
-    largest(spread(probabilities(rows, Filters(1.0)), key, 1))
+    largest(placed(spread(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
     verify(rows[:, :1], none, None, key, 0, key, key, (key, key, key), Filters(1.0), judging.REJECTION)
     watch(np.zeros(1, np.int64), -1)

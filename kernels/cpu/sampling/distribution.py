@@ -154,7 +154,7 @@ def _nucleus(p, start, size, top_p, buckets, found):
 
 @helper
 def _keep(p, start, size, bar, total):
-    """Divide the numbers of p[start : start + size] from `bar` up by `total`, and set the others to 0, in place."""
+    """In place, divide the numbers of p[start : start + size] from `bar` up by `total`; the others become 0."""
     one, zero = np.uintp(LANES), np.float32(0.0)
     for first in range(np.uintp(0), np.uintp(size), one):
         at, few = np.uintp(start) + first, min(one, np.uintp(size) - first)
@@ -263,6 +263,24 @@ def spread(state, threads, q, width, ids, out, size):
             out[to + i] = np.float32(0.0)
         for i in range(few):
             out[to + np.uintp(ids[i])] = q[at + i]
+        done(state, 0)
+        row = claim(state, 0)
+    wait(state, 0, rows)
+
+
+@kernel
+def placed(state, threads, x, size, at, out):
+    """out float32 [rows * size]: its row r is row at[r] of x, at int64 [rows], or 0 if that is -1."""
+    rows = len(at)
+    row = claim(state, 0)
+    while row < rows:
+        to, source = np.uintp(row * size), np.uintp(max(at[row], 0) * size)
+        if at[row] < 0:
+            for i in range(np.uintp(size)):
+                out[to + i] = np.float32(0.0)
+        else:
+            for i in range(np.uintp(size)):
+                out[to + i] = x[source + i]
         done(state, 0)
         row = claim(state, 0)
     wait(state, 0, rows)

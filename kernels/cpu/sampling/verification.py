@@ -61,7 +61,7 @@ def _finite(x, start, size):
     """Whether none of x[start : start + size] is NaN or infinite."""
     at, bad = np.uintp(start), False
     for i in range(np.uintp(size)):
-        bad |= not x[at + i] - x[at + i] == np.float32(0.0)
+        bad |= x[at + i] - x[at + i] != np.float32(0.0)
     return not bad
 
 

@@ -38,7 +38,7 @@ def keys_of(rows: int, epochs: bool = False) -> NoiseKeys:
 
 
 def a_round(size: int, params: SamplingParams, keys: NoiseKeys, coupled: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, drafts and what they were drawn from, near the target's distribution; padding has numbers of its own."""
+    """Logits, drafts and what they were drawn from: near the target's distribution, padding included."""
     torch.manual_seed(size)
     logits = torch.randn(ROWS, WIDTH + 1, size) * 3
     q = probabilities(logits[:, :WIDTH] + torch.randn(ROWS, WIDTH, size) * 0.7, params)
