@@ -95,7 +95,9 @@ class ModelDrafter(Drafter):
         drawn: list[Tensor] = []
         probs: list[Tensor] = []
         # Drafts before rows, so that each level is written where it stays.
-        full = torch.empty(length, *logits.shape) if not self.params.greedy and compiled(logits) else None
+        full = None
+        if not self.params.greedy and compiled(logits):
+            full = torch.empty(length, *logits.shape, dtype=torch.float32)
         for step in range(length):
             if self.params.shapes:
                 logits = shaped_next(logits, self.params, rows, drawn)

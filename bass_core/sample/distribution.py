@@ -51,7 +51,7 @@ def top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         largest_ones = values.topk(count, dim=-1)
         return largest_ones.values, largest_ones.indices
     left, shape = copied(values), (*values.shape[:-1], count)
-    numbers, columns = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+    numbers, columns = torch.empty(shape, dtype=torch.float32), torch.empty(shape, dtype=torch.int64)
     for place in range(count):
         columns[..., place], numbers[..., place] = largest(left)
         np.put_along_axis(left.numpy(), columns[..., place : place + 1].numpy(), -1.0, -1)

@@ -15,8 +15,8 @@ from ..machine.transfer import to_device
 
 def copied(values: Tensor) -> Tensor:
     """A copy in float32."""
-    if values.is_cpu:
-        return torch.from_numpy(values.detach().float().numpy().copy())
+    if values.is_cpu and values.dtype == torch.float32:
+        return torch.from_numpy(values.detach().numpy().copy())
     return values.float().clone()
 
 

@@ -11,6 +11,7 @@ frequency, then biases and bad words.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,21 +104,24 @@ def _penalise(
 
     drafts: by row. leads[r][s]: which of them lead to position s.
     """
-    penalty, presence, frequency = (
-        np.float32(one) for one in (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-    )
+    penalty, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
     for r, (row, own) in enumerate(zip(rows, drafts, strict=True)):
         tokens, places = np.unique(np.array(row.tokens + own, np.int64), return_inverse=True)
-        size, read = len(tokens), len(row.tokens)
-        ahead = np.array([np.bincount(places[read:][path], minlength=size) for path in leads[r]])
-        found = logits[r].numpy()
+        # Ids that the model has no logit for come last.
+        known, read = int(np.searchsorted(tokens, logits.shape[-1])), len(row.tokens)
+        tokens, found = tokens[:known], logits[r].numpy()
+
+        def times(part: Any, known: int = known) -> Any:
+            return np.bincount(part, minlength=known)[:known]
+
+        ahead = np.array([times(places[read:][path]) for path in leads[r]])
         numbers = found[:, tokens]
         if penalty != 1:
-            held = np.bincount(places[:read], minlength=size) + ahead > 0
+            held = times(places[:read]) + ahead > 0
             numbers = np.where(held, np.where(numbers > 0, numbers / penalty, numbers * penalty), numbers)
         if presence or frequency:
-            times = (np.bincount(places[len(row.prompt) : read], minlength=size) + ahead).astype(np.float32)
-            numbers = numbers - presence * (times > 0) - frequency * times
+            written = (times(places[len(row.prompt) : read]) + ahead).astype(numbers.dtype)
+            numbers = numbers - presence * np.minimum(written, 1) - frequency * written
         found[:, tokens] = numbers
 
 

@@ -9,7 +9,7 @@ from .mutations import Mutant
 
 _CONFORMANCE = "tests/conformance/test_"
 _BLOCK = "tests/bass_core/verify/test_block.py::test_"
-_ENUMERATED = "tests/conformance/test_enumeration.py::test_"
+_VERIFIED = "tests/kernels/cpu/test_verification.py::test_"
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
 _VERIFICATION = "kernels/cpu/sampling/verification.py"
 _KERNELS = "tests/kernels/test_"
@@ -44,12 +44,12 @@ KERNEL_MUTANTS = [
     Mutant("CPU kernels: a recovered token without the reach", _VERIFICATION, "            reach = kept\n",
            "            reach = np.float32(1.0)\n", [_BLOCK + "the_recovered_token_comes_from_what_is_left"]),
     Mutant("CPU kernels: the first failure ends a block", _VERIFICATION, "if i < judged and u < chance:",
-           "if i < judged and u < chance and accepted == i:", [_ENUMERATED + "drafters[model-block]"]),
+           "if i < judged and u < chance and accepted == i:", [_VERIFIED + "decisions_are_the_reference_s"]),
     Mutant("CPU kernels: padding of a block accepted", _VERIFICATION, "if i < judged and u < chance:",
            "if u < chance:", [_BLOCK + "the_tests_tell_what_was_decided[True-True]"]),
     Mutant("CPU kernels: a q that is no number judged like others", _VERIFICATION,
            "rule == COUPLED or not has_q or _finite(q_all, row * q_row + i * q_place, size)", "True",
-           [_ENUMERATED + "a_draft_that_breaks_behind_some_tokens[block-True]"]),
+           [_VERIFIED + "unsound_numbers_cut_a_row_s_drafts"]),
     Mutant("CPU kernels: the token that reaches top-p left out", "kernels/cpu/sampling/distribution.py",
            "threshold, mass = _nucleus(out, to, size, top_p, buckets, found)",
            "threshold, mass = _nucleus(out, to, size, top_p * np.float32(0.98), buckets, found)",

@@ -79,7 +79,7 @@ def _in_place(q: Tensor) -> tuple[Any, int, int]:
 
 def probabilities(logits: Tensor, filters: Filters, out: Tensor | None = None) -> Tensor:
     """The distribution of each row of logits [..., V], V > 0; NaN if a row is unsound. out: contiguous float32."""
-    out = torch.empty(logits.shape) if out is None else out
+    out = torch.empty(logits.shape, dtype=torch.float32) if out is None else out
     source, size = _flat(logits), logits.shape[-1]
     _call(distribution.distributions, 1, len(source), source, size, filters.numbers(), _flat(out))
     return out
@@ -91,7 +91,7 @@ def largest(values: Tensor) -> tuple[Tensor, Tensor]:
     NaN counts as the largest.
     """
     shape, size, source = values.shape[:-1], values.shape[-1], _flat(values)
-    places, numbers = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
+    places, numbers = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.float32)
     _call(distribution.largest, 1, len(source), source, size, places.view(-1).numpy(), numbers.view(-1).numpy())
     return places, numbers
 
@@ -101,14 +101,14 @@ def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tens
 
     out: contiguous float32 [..., size].
     """
-    out = torch.empty(*q.shape[:-1], size) if out is None else out
+    out = torch.empty(*q.shape[:-1], size, dtype=torch.float32) if out is None else out
     _call(distribution.spread, 1, out.numel(), _flat(q), q.shape[-1], ids.contiguous().numpy(), _flat(out), size)
     return out
 
 
 def placed(x: Tensor, places: Tensor, rows: int) -> Tensor:
     """x float32 [N, ...] as [rows, ...]: row i at the place places[i], int64 [N]; zeros elsewhere."""
-    out = torch.empty(rows, *x.shape[1:])
+    out = torch.empty(rows, *x.shape[1:], dtype=torch.float32)
     at, size = np.full(rows, -1, np.int64), x[0].numel()
     at[places.numpy()] = np.arange(len(places))
     _call(distribution.placed, 1, out.numel(), _flat(x), size, at, _flat(out))
@@ -180,7 +180,8 @@ def _signed(seed: int) -> int:
 
 def compile_all() -> None:
     """Compile these kernels, and what helpers wait with, or load their code from disk; each has one signature."""
-    key, rows, none = torch.zeros(1, dtype=torch.int64), torch.ones(1, 3, 1), torch.zeros(1, 0, dtype=torch.int64)
+    key, none = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.int64)
+    rows = torch.ones(1, 3, 1, dtype=torch.float32)
     first, second, _, _ = words(0, key, key, key)
     draw(rows[:, 0], first, second, None)
     largest(placed(spread(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
