@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..machine.transfer import to_device
 
@@ -39,6 +40,16 @@ def cat(parts: list[Tensor]) -> Tensor:
     if parts and all(part.is_cpu and part.dtype == torch.float32 for part in parts):
         return torch.from_numpy(np.concatenate([part.detach().numpy() for part in parts]))
     return torch.cat(parts)
+
+
+def pad(parts: list[Tensor]) -> Tensor:
+    """Parts [n, V] as [B, longest n, V], zeros after each."""
+    if not all(part.is_cpu and part.dtype == torch.float32 for part in parts):
+        return pad_sequence(parts, batch_first=True)
+    made = np.zeros((len(parts), max(map(len, parts)), parts[0].shape[1]), np.float32)
+    for row, part in zip(made, parts, strict=True):
+        row[: len(part)] = part.detach().numpy()
+    return torch.from_numpy(made)
 
 
 def residual(p: Tensor, q: Tensor, reach: Tensor) -> Tensor:
