@@ -1,6 +1,6 @@
 """Whole rows of a vocabulary: picked, stacked, subtracted and summed.
 
-On a CPU numpy does it on the calling thread. torch would share each of these among its threads, which then wait
+Contract: on a CPU numpy does it on the calling thread. torch would share each of these among its threads, which then wait
 for each other, and a row's sum would have other bits alone than among others.
 """
 

@@ -1,7 +1,7 @@
 """Distributions over whole vocabularies: softmax, top-k, top-p and min-p of one row of logits.
 
-`distribution_row` makes a row's distribution. One thread computes it, always in the same order, so its bits do not
-depend on other rows or on the number of threads. A row with NaN, +inf or nothing finite becomes NaN.
+Contract: `distribution_row` makes a row's distribution. One thread computes it, always in the same order, so its
+bits do not depend on other rows or on the number of threads. A row with NaN, +inf or nothing finite becomes NaN.
 
 Neither top-k nor top-p sorts: both look for a threshold digit by digit in the bits of the few numbers that can be
 it, whose order is that of the numbers.

@@ -1,11 +1,11 @@
 """Draws from whole vocabularies by Gumbel-max, without storing the noise.
 
-`draw_row` finds the largest of weight / exponential, the lowest index of equals; a row's NaN counts as the
+Contract: `draw_row` finds the largest of weight / exponential, the lowest index of equals; a row's NaN counts as the
 largest, so that it is found. The noise is that of bass_core/sample/noise.py; the exponential of a uniform u is
 -log(1 - u), rounded to nearest.
 
-Since -log(1 - u) >= u, a weight below u times the best score so far can't win: its logarithm is never computed.
-A weight below that for the smallest u there is needs no noise at all.
+Since -log(1 - u) >= u, a weight up to u times the best score so far can't win: its logarithm is never computed.
+A weight up to that for the smallest u there is needs no noise at all.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def draw_row(weights, start, size, tokens, given, first, second, uniforms):
         limit = best * _SLACK
         hopeful = False
         for j in range(few):
-            hopeful |= not weights[base + j] < limit * uniforms[j]
+            hopeful |= not weights[base + j] <= limit * uniforms[j]
         if hopeful:
             for j in range(few):
                 weight = weights[base + j]
-                if not weight < limit * uniforms[j]:
+                if not weight <= limit * uniforms[j]:
                     score = weight / np.float32(-math.log1p(-np.float64(uniforms[j])))
                     if score != score:
                         return block + np.int64(j)

@@ -1,8 +1,8 @@
 """Verification of chains of drafts in one call: the distributions, which drafts are accepted, and the next token.
 
-Makes the same decisions as bass_core/verify/rejection.py, the reference, which also explains the rules. Results do
-not depend on other rows or on the number of threads. Only what a decision reads is computed: no distribution after
-a row's last draft, one draw per row.
+Contract: makes the same decisions as bass_core/verify/rejection.py, the reference, which also explains the rules.
+Results do not depend on other rows or on the number of threads. Only what a decision reads is computed: no
+distribution after a row's last draft, one draw per row.
 """
 
 from __future__ import annotations
