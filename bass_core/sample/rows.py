@@ -1,7 +1,7 @@
 """Whole rows of a vocabulary: picked, stacked, subtracted and summed.
 
-Contract: on a CPU numpy does it on the calling thread. torch would share each of these among its threads, which then wait
-for each other, and a row's sum would have other bits alone than among others.
+Contract: on a CPU numpy does it on the calling thread. torch would share each of these among its threads, which
+then wait for each other, and a row's sum would have other bits alone than among others.
 """
 
 from __future__ import annotations

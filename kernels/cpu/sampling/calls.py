@@ -1,8 +1,8 @@
 """The kernels of this folder, called with tensors.
 
-Contract: rows are float32 on the CPU. Results never depend on the number of rows or of threads. A few rows are left to the
-calling thread: waking another one takes as long as they do. `compile_all` makes sure that none of the kernels is
-compiled while a clock runs.
+Contract: rows are float32 on the CPU. Results never depend on the number of rows or of threads. A few rows are
+left to the calling thread: waking another one takes as long as they do. `compile_all` makes sure that none of the
+kernels is compiled while a clock runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draws from whole vocabularies by Gumbel-max, without storing the noise.
 
-Contract: `draw_row` finds the largest of weight / exponential, the lowest index of equals; a row's NaN counts as the
-largest, so that it is found. The noise is that of bass_core/sample/noise.py; the exponential of a uniform u is
+Contract: `draw_row` finds the largest of weight / exponential, the lowest index of equals; a row's NaN counts as
+the largest, so that it is found. The noise is that of bass_core/sample/noise.py; the exponential of a uniform u is
 -log(1 - u), rounded to nearest.
 
 Since -log(1 - u) >= u, a weight up to u times the best score so far can't win: its logarithm is never computed.
