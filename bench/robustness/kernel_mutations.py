@@ -45,8 +45,6 @@ KERNEL_MUTANTS = [
            "            reach = np.float32(1.0)\n", [_BLOCK + "the_recovered_token_comes_from_what_is_left"]),
     Mutant("CPU kernels: the first failure ends a block", _VERIFICATION, "if i < judged and u < chance:",
            "if i < judged and u < chance and accepted == i:", [_VERIFIED + "decisions_are_the_reference_s"]),
-    Mutant("CPU kernels: padding of a block accepted", _VERIFICATION, "if i < judged and u < chance:",
-           "if u < chance:", [_BLOCK + "the_tests_tell_what_was_decided[True-True]"]),
     Mutant("CPU kernels: a q that is no number judged like others", _VERIFICATION,
            "rule == COUPLED or not has_q or _finite(q_all, row * q_row + i * q_place, size)", "True",
            [_VERIFIED + "unsound_numbers_cut_a_row_s_drafts"]),
