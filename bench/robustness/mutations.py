@@ -239,7 +239,7 @@ MUTANTS = [
     Mutant("sampling: top-k behind the temperature", "bass_core/sample/distribution.py",
            "threshold = scaled.topk(params.top_k, dim=-1)",
            "scaled = scaled / params.divisor\n        threshold = scaled.topk(params.top_k, dim=-1)",
-           ["tests/kernels/cpu/test_sampling.py::test_filters_are_the_reference_s"]),
+           ["tests/kernels/cpu/test_sampling.py::test_top_k_selects_among_the_logits_themselves"]),
     Mutant("block: the residual of the rejection rule", "bass_core/sample/rows.py",
            "return (reach[..., None] * p - q).clamp_(min=0)", "return (p - q).clamp_(min=0)", _WHOLE),
     Mutant("block: the recovered token without the reach", "bass_core/verify/rejection.py",

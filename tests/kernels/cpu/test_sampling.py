@@ -98,6 +98,15 @@ def test_filters_are_the_reference_s(size: int, threads: int, monkeypatch: pytes
         assert all(torch.equal(found[row], probabilities(logits[row], params)) for row in range(7))
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_top_k_selects_among_the_logits_themselves(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided by the temperature, these would be equal."""
+    if not compiled:
+        monkeypatch.setattr(cpu_kernels, "available", lambda: False)
+    logits = torch.tensor([0.1, 0.2, 0.3, -torch.inf]) * 1e-9
+    assert probabilities(logits, SamplingParams(1e300, top_k=1)).tolist() == [0, 0, 1, 0]
+
+
 @pytest.mark.parametrize("size", [1, 5, 700, 49_152])
 def test_the_largest_is_numpy_s(size: int, threads: int) -> None:
     logits = rows_of_all_kinds(size)
