@@ -24,6 +24,7 @@ from ..length.base import Offer
 from ..machine.transfer import to_host
 from ..model.prefill import PrefillSteps
 from ..sample.noise import NoiseKeys
+from ..sample.rows import copied
 from ..sequence import Sequence, WindowWork
 
 # The source of drafts that were copied from a text.
@@ -180,7 +181,7 @@ class OwnChances:
     def keep(self, logits: Tensor, drafts: Tensor) -> None:
         """Copy the logits [B, V], which the model's next forward may overwrite, with the drafts' columns [B]."""
         if self.wanted:
-            self._kept.append((logits.clone(), drafts))
+            self._kept.append((copied(logits), drafts))
 
     def own(self, width: int) -> Callable[[], list[list[float | None]]] | None:
         """The `own` of a proposal of `width` drafts a row."""

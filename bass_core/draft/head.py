@@ -24,11 +24,12 @@ from ..model.forward import ForwardBatch
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, probabilities
+from ..sample.distribution import argmax, filters, largest, probabilities, spread
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys
 from ..sample.noise import words as hashed
 from ..sample.params import SamplingParams
+from ..sample.rows import cat, stack
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal
@@ -85,8 +86,7 @@ class HeadDrafter(Drafter):
         self._texts = Texts(head, 0)
         # Whether our own kernels make the body's inputs, and draft whole chains.
         self._fuses = head.embedded is not None and runner.model.can_draft(head.fuse)
-        filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-        self._in_one_call = self._fuses and not (ahead or tree or filters)
+        self._in_one_call = self._fuses and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.begin()
@@ -163,7 +163,7 @@ class HeadDrafter(Drafter):
             logits = self._texts.raised(logits[:, None], states[:, None], last)[:, 0]
             q = self._distribution(logits)
             if q is not None and self.confidence:
-                going = going & (sure * q.amax(-1) >= self.confidence)
+                going = going & (sure * largest(q)[1] >= self.confidence)
                 if not going.any():
                     break
             column = self._draw(logits, q, keys, step)
@@ -173,16 +173,18 @@ class HeadDrafter(Drafter):
             tokens.append(self.head.vocabulary[column])
             own.keep(logits, column)
             if q is not None and not self.params.greedy:
-                probs.append(self._over_all(q))
+                probs.append(q)
         num_drafted = drafted.tolist() if self.confidence else list(max_drafts)
         self.drafted += sum(num_drafted)
         width = max(num_drafted)
         if not width:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
-        full = torch.stack(probs[:width], dim=1) if probs else None
+        full = None
+        if probs:
+            full = spread(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
         proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=own.own(width))
         if self._tells and q is not None:
-            proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
+            proposal.max_probs, proposal.token_probs = largest(q)[1][:, None], q.gather(1, column[:, None])
         return proposal
 
     def _whole_chain(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal | None:
@@ -201,7 +203,7 @@ class HeadDrafter(Drafter):
         assert self.head.embedded is not None
         chain = Chain(
             most, self.head.fuse.packed, self.head.embedded.numpy(), self.head.vocabulary.numpy(), words,
-            None if self.params.greedy else self.params.divisor, self.confidence, HEADROOM * self.confidence,
+            None if self.params.greedy else filters(self.params), self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
             keep=self.tells and self.params.greedy,
             pointing=self._pointing(rows),
@@ -222,8 +224,7 @@ class HeadDrafter(Drafter):
             own.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
-            full = torch.zeros(len(rows), width, self.size)
-            full.index_copy_(2, self.head.vocabulary, torch.from_numpy(drafted.probs[:width]).transpose(0, 1))
+            full = spread(torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=own.own(width))
 
@@ -352,7 +353,7 @@ class HeadDrafter(Drafter):
         states, size = [one for row in pieces for one in row], self.head.raw_size
         # Nothing stands before the first token of a text, whose state is there already.
         whole = [one if one.shape[-1] == size else one.new_zeros(len(one), size) for one in states]
-        made, at = self.head.inputs_of(ids, torch.cat(whole)), 0
+        made, at = self.head.inputs_of(ids, cat(whole)), 0
         for one in states:
             if one.shape[-1] != size:
                 made[at : at + len(one)] = self.head.inputs(ids[at : at + len(one)], one)
@@ -373,10 +374,6 @@ class HeadDrafter(Drafter):
             return argmax(logits)
         streams, ids = keys.stream(self.role), self.head.vocabulary
         return draw(q, keys.seed, keys.sequence_ids, keys.positions + step, streams, ids)
-
-    def _over_all(self, q: Tensor) -> Tensor:
-        """q over the target's vocabulary: [B, V]."""
-        return torch.zeros(len(q), self.size, device=q.device).index_copy_(1, self.head.vocabulary, q)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """Does nothing: drafted tokens lie after what counts in the cache, and are fed again with true states."""

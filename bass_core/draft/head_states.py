@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..machine.transfer import to_device
+from ..sample.rows import cat
 
 
 class SettledStates:
@@ -30,7 +31,7 @@ class SettledStates:
 
     def observe(self, states: list[Tensor]) -> None:
         """states[r] [k, hidden] of the next k tokens of row r; copied: the target's next step writes over them."""
-        kept = torch.cat(states).split([len(new) for new in states])
+        kept = cat(states).split([len(new) for new in states])
         for waiting, new in zip(self._waiting[: len(states)], kept, strict=True):
             waiting.append(new)
 
@@ -62,7 +63,7 @@ class SettledStates:
 
     def finished(self, pieces: list[Tensor]) -> Tensor:
         """The states [N, hidden] of such pieces."""
-        return torch.cat(self._finished(pieces))
+        return cat(self._finished(pieces))
 
     def skip(self, row: int, count: int) -> None:
         """A row's next `count` slots need no states: another row has fed them."""
@@ -82,7 +83,7 @@ class SettledStates:
         if not raw:
             return pieces
         assert self.finish is not None
-        made = iter(self.finish(torch.cat(raw)).split([len(piece) for piece in raw]))
+        made = iter(self.finish(cat(raw)).split([len(piece) for piece in raw]))
         return [piece if piece.shape[-1] == self.hidden else next(made) for piece in pieces]
 
 
@@ -127,7 +128,7 @@ class StandInStates:
             # Slot 0 reads no state, but before anything was observed it has not been fed either.
             changed[r] = first + 1 if first else 0
         if places:
-            self._store(places, columns, torch.cat(states))
+            self._store(places, columns, cat(states))
         return changed
 
     def complete(self, row: int, length: int) -> bool:

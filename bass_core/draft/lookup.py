@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..length.base import Offer
 from ..machine.transfer import to_device
 from ..model.prefill import PrefillSteps
+from ..sample.distribution import compiled
 from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
 from .base import COPY, Drafter, Proposal, point_masses
@@ -185,11 +187,23 @@ def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
         merged.max_probs = _widen(modelled.max_probs, width, 1.0).masked_fill(copies, 1.0)
         merged.token_probs = _widen(modelled.token_probs, width, 1.0).masked_fill(copies, 1.0)
     if modelled.probs is not None:
-        probs = modelled.probs.new_zeros(len(counts), width, modelled.probs.shape[2])
-        probs[:, : modelled.probs.shape[1]] = modelled.probs
-        points = torch.zeros_like(probs).scatter_(2, tokens[..., None], 1.0)
-        merged.probs = torch.where(copies[..., None], points, probs)
+        merged.probs = _with_points(modelled.probs, tokens, copies)
     return merged
+
+
+def _with_points(probs: Tensor, tokens: Tensor, copies: Tensor) -> Tensor:
+    """probs [B, N, V], widened to tokens [B, W], but 1 at its token for each draft of the rows `copies` [B, 1]."""
+    width, size = tokens.shape[1], probs.shape[2]
+    if not compiled(probs):
+        wide = probs.new_zeros(len(probs), width, size)
+        wide[:, : probs.shape[1]] = probs
+        points = torch.zeros_like(wide).scatter_(2, tokens[..., None], 1.0)
+        return torch.where(copies[..., None], points, wide)
+    made, drawn = np.zeros((len(probs), width, size), np.float32), (~copies[:, 0]).nonzero()[:, 0].numpy()
+    made[drawn, : probs.shape[1]] = probs.numpy()[drawn]
+    for row in copies[:, 0].nonzero()[:, 0].tolist():
+        made[row, np.arange(width), tokens[row].numpy()] = 1
+    return torch.from_numpy(made)
 
 
 def _own(modelled: Proposal, copied: Proposal) -> Callable[[], list[list[float | None]]] | None:

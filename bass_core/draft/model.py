@@ -13,10 +13,11 @@ from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, probabilities
+from ..sample.distribution import argmax, compiled, probabilities
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role
 from ..sample.params import SamplingParams
+from ..sample.rows import stack
 from ..sample.shaping import shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
@@ -92,19 +93,26 @@ class ModelDrafter(Drafter):
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
         own = OwnChances(self.tells and self.params.greedy)
         drawn: list[Tensor] = []
-        probs: list[Tensor | None] = []
+        probs: list[Tensor] = []
+        # Drafts before rows, so that each level is written where it stays.
+        full = None
+        if not self.params.greedy and compiled(logits):
+            full = torch.empty(length, *logits.shape, dtype=torch.float32)
         for step in range(length):
             if self.params.shapes:
                 logits = shaped_next(logits, self.params, rows, drawn)
-            token, prob = draw_draft(logits, self.params, keys, step, self.role)
+            out = None if full is None else full[step]
+            token, prob = draw_draft(logits, self.params, keys, step, self.role, out)
             own.keep(logits, token)
             drawn.append(token)
-            probs.append(prob)
+            probs += [] if prob is None else [prob]
             if step + 1 < length:
                 fed = ForwardBatch(token[:, None], [end + step for end in ends])
                 logits = runner.forward(fed).logits[:, 0]
                 self.calls += 1
-        stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
+        if full is None and probs:
+            full = stack(probs)
+        stacked = None if full is None else full.transpose(0, 1)
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))
 
     def _catch_up(self, rows: list[Sequence], drafts: list[bool]) -> tuple[Tensor, list[int]]:
@@ -162,10 +170,13 @@ class ModelDrafter(Drafter):
 
 
 def draw_draft(
-    logits: Tensor, params: SamplingParams, keys: NoiseKeys, step: int, role: Role
+    logits: Tensor, params: SamplingParams, keys: NoiseKeys, step: int, role: Role, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The draft int64 [B] for logits [B, V] at position `step` of a round, and its q float32 [B, V] if drawn."""
+    """The draft int64 [B] for logits [B, V] at position `step` of a round, and its q float32 [B, V] if drawn.
+
+    out: see `probabilities`.
+    """
     if params.greedy:
         return argmax(logits), None
-    probs = probabilities(logits, params)
+    probs = probabilities(logits, params, out)
     return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs

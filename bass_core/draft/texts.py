@@ -6,6 +6,7 @@ texts on the head's device, where `raised` raises logits by them. After a rewind
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from ..machine.transfer import to_device
 from ..model.draft_head import DraftHead
 from ..model.pointer import followers, windows
+from ..sample.distribution import compiled
+from ..sample.rows import copied
 from ..sequence import Sequence
 
 
@@ -46,7 +49,12 @@ class Texts:
         found, sizes = followers(self._text, self._ends.expand(last.shape[:2]), last)
         columns, lifts = self.head.column_of(found), self.head.pointer(states, sizes)
         lifts = lifts.masked_fill(columns < 0, 0.0).to(logits.dtype)
-        return logits.scatter_add(-1, columns.clamp(min=0)[..., None], lifts[..., None])
+        if not compiled(logits):
+            return logits.scatter_add(-1, columns.clamp(min=0)[..., None], lifts[..., None])
+        raised = copied(logits)
+        rows, places = np.indices(columns.shape)
+        raised.numpy()[rows, places, columns.clamp(min=0).numpy()] += lifts.numpy()
+        return raised
 
     def rewind(self, row: int, length: int) -> None:
         """Forget what the row wrote from `length` tokens on."""

@@ -20,6 +20,7 @@ import operator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,10 +30,11 @@ from kernels.support import is_accelerator
 from ..machine.transfer import to_device, to_host
 from ..model.forward import BatchTree, ForwardBatch
 from ..model.runner import ModelRunner
-from ..sample.distribution import probabilities
+from ..sample.distribution import compiled, probabilities, spread, top
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, exponentials, place_node
 from ..sample.params import SamplingParams
+from ..sample.rows import copied, pick, stack, sums
 from ..sequence import Sequence
 from .base import TreeProposal
 
@@ -144,12 +146,11 @@ class StaticTrees:
                 break
             if depth:
                 logits = model.level(fed, grown.tokens_of(asked))
-                places = to_device([place for row in fed for place in range(len(row))], logits.device)
-                logits = logits[to_device([r for r, _ in asked], logits.device), places]
+                logits = pick(logits, [r for r, _ in asked], [place for row in fed for place in range(len(row))])
             else:
                 wanted = {r for r, _ in asked}
                 logits = model.root(rows, [r in wanted for r in range(len(rows))])
-                logits = logits[to_device([r for r, _ in asked], logits.device)]
+                logits = pick(logits, [r for r, _ in asked])
             add = self._sampled if self.sampled else self._likely
             asked = grown.add(asked, add(asked, logits, model.vocabulary, children, depth, keys))
         return self._proposal(grown)
@@ -164,7 +165,7 @@ class StaticTrees:
             named = q.shape[-1] if ids is None else ids
             streams = keys.stream(Role.TARGET)[at]
             values = q / exponentials(keys.seed, keys.sequence_ids[at], keys.positions[at] + depth, streams, named)
-        columns = values.topk(min(children, q.shape[-1]), dim=-1).indices
+        columns = top(values, min(children, q.shape[-1]))[1]
         tokens = columns if ids is None else ids[columns]
         chances = q.gather(-1, columns)
         # Under coupling, where q decides nothing, all name theirs.
@@ -177,25 +178,20 @@ class StaticTrees:
     ) -> _Children:
         """The likeliest children but one, and one drawn from what they leave of q, if that is anything."""
         q = probabilities(logits, self.params)
-        top = q.topk(min(children - 1, q.shape[-1]), dim=-1)
-        rest = q.scatter(-1, top.indices, 0.0)
-        left = rest.sum(-1, keepdim=True)
-        # Of a child that nothing is left for, q itself is as exact: it is judged by what it was drawn from.
-        rest = torch.where(left > LEAST_MASS, rest / left, q)
+        likeliest, siblings = top(q, min(children - 1, q.shape[-1]))
+        rest, left = _rest(q, siblings)
         at = to_device([r for r, _ in asked], q.device)
         nodes = to_device([i + 1 for _, i in asked], q.device)
         positions = place_node(keys.positions[at] + depth, nodes)
         column = draw(rest, keys.seed, keys.sequence_ids[at], positions, keys.stream(Role.DRAFT)[at], ids)
-        columns = torch.cat((top.indices, column[:, None]), dim=-1)
+        columns = torch.cat((siblings, column[:, None]), dim=-1)
         tokens = columns if ids is None else ids[columns]
-        chances = torch.cat((top.values, left), dim=-1)
+        chances = torch.cat((likeliest, left), dim=-1)
         return _Children(tokens, chances, self._over_all(rest, ids), tokens.shape[1] - 1)
 
     def _over_all(self, q: Tensor, ids: Tensor | None) -> Tensor:
         """q [N, V'] over the target's vocabulary: [N, V]."""
-        if ids is None:
-            return q
-        return torch.zeros(len(q), self.size, dtype=q.dtype, device=q.device).index_copy_(1, ids, q)
+        return q if ids is None else spread(q, ids, self.size)
 
     def _proposal(self, grown: _Grown) -> TreeProposal:
         counts = [len(row.parents) for row in grown.rows]
@@ -207,8 +203,26 @@ class StaticTrees:
                 list(row[:count]) for row, count in zip(to_host(grown.chances).tolist(), counts, strict=True)
             ]
         if grown.probs:
-            proposal.drawn, proposal.probs = [row.drawn for row in grown.rows], torch.stack(grown.probs)
+            proposal.drawn, proposal.probs = [row.drawn for row in grown.rows], stack(grown.probs)
         return proposal
+
+
+def _rest(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
+    """What a child is drawn from, q [A, V] without its siblings' columns, and how much of q that is [A, 1].
+
+    If nothing is left for a child, q itself is as exact: it is judged by what it was drawn from.
+    """
+    if not compiled(q):
+        rest = q.scatter(-1, siblings, 0.0)
+        left = sums(rest)
+        return torch.where(left > LEAST_MASS, rest / left, q), left
+    numbers = copied(q).numpy()
+    np.put_along_axis(numbers, siblings.numpy(), 0.0, -1)
+    left = sums(torch.from_numpy(numbers))
+    np.divide(numbers, left.numpy(), out=numbers, where=left.numpy() > LEAST_MASS)
+    few = (left[:, 0] <= LEAST_MASS).numpy()
+    numbers[few] = q.numpy()[few]
+    return torch.from_numpy(numbers), left
 
 
 # Of one row's drafts that are fed: which of those that were fed before each follows, or -1: the newest token.

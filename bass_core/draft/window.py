@@ -14,7 +14,6 @@ import itertools
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from kernels.plan import SINKS, window_start
 
@@ -25,6 +24,7 @@ from ..model.runner import ModelRunner
 from ..sample.distribution import probabilities
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
+from ..sample.rows import cat, pad, stack
 from ..sequence import Sequence, WindowWork
 from ..verify.acceptance import refuse_unsound
 from ..verify.rejection import verify
@@ -82,7 +82,7 @@ class WindowDrafter(Drafter):
                 probs.append(q)
         self.calls += most
         self.drafted += sum(max_drafts)
-        stacked = torch.stack(probs, dim=1) if probs else None
+        stacked = stack(probs).transpose(0, 1) if probs else None
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, windowed=work)
 
     def forward(self, fed: ForwardBatch, work: WindowWork) -> ForwardOutput:
@@ -159,8 +159,7 @@ class WindowChain(Drafter):
         if self._own_noise and any(drafts):
             vocab = next(q.shape[-1] for row in probs for q in row)
             device = self.window.target.device
-            whole = [torch.cat(row) if row else torch.zeros(0, vocab, device=device) for row in probs]
-            proposal.probs = pad_sequence(whole, batch_first=True)
+            proposal.probs = pad([cat(row) if row else torch.zeros(0, vocab, device=device) for row in probs])
         return proposal
 
     def _round(

@@ -116,9 +116,7 @@ class LlamaCompiled(CausalModel):
         )
         states = None
         if batch.return_states:
-            # numpy, like `_embedded`: torch would share the copy among its threads.
-            raw = np.concatenate([*streams, last], axis=-1) if batch.raw_states else None
-            read = self.readout(streams, last) if raw is None else torch.from_numpy(raw)
+            read = _side_by_side([*streams, last]) if batch.raw_states else self.readout(streams, last)
             states = _padded(read, real, rows, width)
         return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
 
@@ -184,8 +182,15 @@ def _tree(batch: ForwardBatch, counts: Any) -> Tree:
     return Tree(bases, np.array(tree.sees, np.int64)[real], np.array(tree.depths, np.int64)[real])
 
 
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    """torch.cat along the last dimension, on this thread: torch's threads would wait for each other."""
+    return torch.from_numpy(np.concatenate([part.numpy() for part in parts], axis=-1))
+
+
 def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
     """x [N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
     if real is not None:
-        x = x.new_zeros(rows * width, *x.shape[1:]).index_copy_(0, real, x)
+        from kernels.cpu.sampling import calls  # imports numba
+
+        x = calls.placed(x, real, rows * width)
     return x.view(rows, width, *x.shape[1:])

@@ -34,8 +34,7 @@ def draw(
 
         first, second, _, _ = words(seed, sequence_ids, positions, streams)
         shape = torch.broadcast_shapes(first.shape, weights.shape[:-1])
-        rows = weights.expand(*shape, -1).contiguous()
-        return calls.draw(rows, first.expand(shape), second.expand(shape), ids)
+        return calls.draw(weights.expand(*shape, -1), first.expand(shape), second.expand(shape), ids)
     tokens = weights.shape[-1] if ids is None else ids
     noise = exponentials(seed, sequence_ids, positions, streams, tokens)
     return argmax(weights / noise)

@@ -11,13 +11,18 @@ frequency, then biases and bad words.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device
 from ..sequence import Sequence
 from .params import SamplingParams
+from .rows import copied
 
 
 def shaped(
@@ -38,14 +43,16 @@ def shaped(
     batch, positions, size = logits.shape
     count = positions - 1
     drafts = logits.new_zeros(batch, 0, dtype=torch.long) if drafts is None else drafts[:, :count]
-    made = logits.float().clone()
-    if params.counts:
+    made = copied(logits)
+    own = parents or [range(-1, count - 1)] * batch
+    if params.counts and not is_accelerator(made.device):
+        _penalise(made, params, rows, drafts.tolist(), [_paths([], list(range(count)), one) for one in own])
+    elif params.counts:
         drafted = torch.zeros(*drafts.shape, size, device=made.device).scatter_(2, drafts[..., None], 1.0)
         leads = _leads(batch, count, parents, made.device)
         made = _penalised(made, params, rows, leads.to(made.dtype) @ drafted)
     _bias(made, params)
     if tail := _tail(params):
-        own = parents or [range(-1, count - 1)] * batch
         texts = zip(rows, drafts.tolist(), own, strict=True)
         _forbid(made, params, [_paths(row.tokens[-tail:], *drafted) for row, *drafted in texts])
     return made
@@ -55,8 +62,11 @@ def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], dra
     """logits [B, V] after the rows' texts and the drafts drawn so far, int64 [B] each; see `shaped`."""
     if not params.shapes:
         return logits
-    made = logits[:, None].float().clone()
-    if params.counts:
+    made = copied(logits[:, None])
+    if params.counts and not is_accelerator(made.device):
+        drafts = torch.stack(list(drawn), dim=1).tolist() if drawn else [[]] * len(rows)
+        _penalise(made, params, rows, drafts, [[list(range(len(drawn)))]] * len(rows))
+    elif params.counts:
         ahead = torch.zeros_like(made[:, 0])
         for token in drawn:
             ahead.scatter_add_(1, token[:, None], torch.ones_like(ahead[:, :1]))
@@ -81,6 +91,38 @@ def _leads(batch: int, count: int, parents: Seq[Seq[int]] | None, device: torch.
             row[draft + 1] = list(row[parent + 1])
             row[draft + 1][draft] = True
     return torch.tensor(made, dtype=torch.bool, device=device).view(batch, count + 1, count)
+
+
+def _penalise(
+    logits: Tensor,
+    params: SamplingParams,
+    rows: Seq[Sequence],
+    drafts: list[list[int]],
+    leads: list[list[list[int]]],
+) -> None:
+    """`_penalised` in place, on the host: only tokens of the texts and of the drafts are touched.
+
+    drafts: by row. leads[r][s]: which of them lead to position s.
+    """
+    penalty, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    for r, (row, own) in enumerate(zip(rows, drafts, strict=True)):
+        tokens, places = np.unique(np.array(row.tokens + own, np.int64), return_inverse=True)
+        # Ids that the model has no logit for come last.
+        known, read = int(np.searchsorted(tokens, logits.shape[-1])), len(row.tokens)
+        tokens, found = tokens[:known], logits[r].numpy()
+
+        def times(part: Any, known: int = known) -> Any:
+            return np.bincount(part, minlength=known)[:known]
+
+        ahead = np.array([times(places[read:][path]) for path in leads[r]])
+        numbers = found[:, tokens]
+        if penalty != 1:
+            held = times(places[:read]) + ahead > 0
+            numbers = np.where(held, np.where(numbers > 0, numbers / penalty, numbers * penalty), numbers)
+        if presence or frequency:
+            written = (times(places[len(row.prompt) : read]) + ahead).astype(numbers.dtype)
+            numbers = numbers - presence * np.minimum(written, 1) - frequency * written
+        found[:, tokens] = numbers
 
 
 def _penalised(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], ahead: Tensor) -> Tensor:

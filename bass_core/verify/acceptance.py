@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..machine.transfer import to_host
+from ..sample.distribution import compiled, largest
 
 
 class DraftTest(NamedTuple):
@@ -118,7 +119,7 @@ UNSOUND = -1
 
 def sound_columns(logits: Tensor) -> Tensor:
     """bool [...]: whether logits [..., V] hold no NaN, no positive infinity, and something finite."""
-    return logits.amax(-1).isfinite()
+    return (largest(logits)[1] if compiled(logits) else logits.amax(-1)).isfinite()
 
 
 def judged_drafts(sound: Tensor, draft_probs: Tensor | None, num_drafted: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..sample.distribution import compiled, sums
+from ..sample.rows import residual, sums
 
 
 def chances(
@@ -40,25 +40,11 @@ def chances(
     if draft_probs is None:
         excess = (inner * (1 - p_drafts[:, 1:])).clamp_(min=0)
     else:
-        excess = _excess(reach, p, draft_probs, num_drafted)
+        excess = sums(residual(p[:, 1:-1], draft_probs[:, 1:], reach[:, 1:-1]))[..., 0]
     rest = excess + (1 - inner)
     behind = torch.arange(2, width + 1, device=p.device) <= num_drafted[:, None]
     h[:, :-1] = torch.where(behind, torch.where(rest == 0, 1.0, excess / rest), inner)
     return h, reach
-
-
-def _excess(reach: Tensor, p: Tensor, q: Tensor, num_drafted: Tensor) -> Tensor:
-    """excess_i for i = 1 to l - 1: [B, l - 1]. A row's sums have the same bits alone and among others."""
-    if compiled(p):
-        from kernels.cpu.sampling import calls  # imports numba
-
-        return calls.excess(reach, p, q.float(), num_drafted)
-    return sums((reach[:, 1:-1, None] * p[:, 1:-1] - q[:, 1:]).clamp_(min=0))[..., 0]
-
-
-def residual(p: Tensor, q: Tensor, reach: Tensor) -> Tensor:
-    """What a recovered token is drawn from, not normalised: [B, V], for p and q [B, V] and reach [B] before it."""
-    return (reach[:, None] * p - q).clamp_(min=0)
 
 
 def last_passed(passed: Tensor) -> Tensor:

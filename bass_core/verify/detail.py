@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..machine.transfer import to_device, to_host
-from ..sample.distribution import probabilities
+from ..sample.distribution import probabilities, top
 from ..sample.params import SamplingParams
+from ..sample.rows import pick, residual, stack, sums
 from ..sequence import Candidate, Ending, RowDetail, RowRound, depths_of
 from .acceptance import DraftTest, RowOutcome
 from .rules import Rule, Verification
@@ -110,18 +111,17 @@ def _endings(places: list[_Place], logits: Tensor, drafts: Drafts, params: Sampl
     if not places:
         return []
     device = logits.device
-    at = logits[[place.row for place in places], [place.node + 1 for place in places]]
+    at = pick(logits, [place.row for place in places], [place.node + 1 for place in places])
     p = probabilities(at, SamplingParams(1.0) if params.greedy else params)
-    nothing = torch.zeros_like(p[0])
-    q = torch.stack([nothing if place.q is None else place.q.to(device) for place in places])
-    reach = to_device([place.reach for place in places], device).float()
-    left = (reach[:, None] * p - q).clamp_(min=0)
-    mass = left.sum(-1)
+    nothing = torch.zeros((), device=device).expand(p.shape[-1])
+    q = stack([nothing if place.q is None else place.q.to(device) for place in places])
+    left = residual(p, q, to_device([place.reach for place in places], device).float())
+    mass = sums(left)[:, 0]
     asked = [
         [place.written if place.draft is None else drafts.tokens[place.row][place.draft], place.written]
         for place in places
     ]
-    tokens = torch.cat((p.topk(min(TOP, p.shape[-1]), dim=-1).indices, to_device(asked, device)), dim=1)
+    tokens = torch.cat((top(p, min(TOP, p.shape[-1]))[1], to_device(asked, device)), dim=1)
     numbers = torch.stack(
         (tokens.double(), *(values.gather(1, tokens).double() for values in (p, q, left))), dim=-1
     )

@@ -21,10 +21,11 @@ from torch import Tensor
 from kernels.support import LeftOut, available, is_accelerator
 
 from ..machine.transfer import to_host
-from ..sample.distribution import argmax, probabilities
+from ..sample.distribution import argmax, compiled, filters, largest, probabilities
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, uniform
 from ..sample.params import SamplingParams
+from ..sample.rows import pick, residual
 from .acceptance import (
     UNSOUND,
     Outcome,
@@ -35,7 +36,7 @@ from .acceptance import (
     probability_at,
     sound_columns,
 )
-from .block import chances, last_passed, residual
+from .block import chances, last_passed
 from .rules import AUTOMATIC, Rule, Verification
 
 
@@ -51,9 +52,7 @@ def plain(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> list[RowOu
     if not params.greedy:
         drawn = to_host(torch.stack([column.float() for column in _drawn(logits, keys, params)], dim=1)).tolist()
         return [RowOutcome(0, int(token), chance, []) for token, chance in drawn]
-    tokens = argmax(logits)
-    largest = logits.gather(-1, tokens[:, None])[:, 0]
-    drawn = to_host(torch.stack((tokens.float(), largest.float()), dim=1)).tolist()
+    drawn = to_host(torch.stack([column.float() for column in largest(logits)], dim=1)).tolist()
     # A NaN counts as the largest.
     sound = [math.isfinite(logit) for _, logit in drawn]
     return [
@@ -64,6 +63,11 @@ def plain(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> list[RowOu
 
 def _drawn(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """The target's own draw int64 [B], UNSOUND where there is none, and its probability."""
+    if compiled(logits):
+        none = torch.zeros(len(logits), 0, dtype=torch.long)
+        count = torch.zeros(len(logits), dtype=torch.long)
+        one = _in_one_call(Rule.REJECTION, logits[:, None], none, None, count, keys, params)
+        return one.next_token, one.next_p
     p = probabilities(logits, params)
     tokens = draw(p, keys.seed, keys.sequence_ids, keys.positions, keys.stream(Role.TARGET))
     chances = p.gather(-1, tokens[:, None])[:, 0]
@@ -87,22 +91,28 @@ def verify(
     `synthetic` replaces the test by a coin of that probability. A row's next token is UNSOUND where the logits
     after its accepted drafts are, or where it had no probability.
     """
+    accelerator = is_accelerator(logits.device)
+    if not accelerator and compiled(logits) and synthetic is None:
+        if not params.greedy:
+            return _in_one_call(verification.chains, logits, drafts, draft_probs, num_drafted, keys, params)
+        choices, values = largest(logits)
+        sound = values.isfinite()
+        judged = judged_drafts(sound, None, num_drafted)
+        return _marked(_agreed(choices, drafts, judged), sound, judged)
     sound, drawn_from = sound_columns(logits), draft_probs
     if params.greedy or synthetic is not None or verification.coupled:
         drawn_from = None  # no test reads q
     judged, outcome = judged_drafts(sound, drawn_from, num_drafted), None
     given: Any = (logits, drafts, draft_probs, judged, keys, params)
     ways: Any = {"verification": verification, "synthetic": synthetic}
-    if is_accelerator(logits.device) and available(logits.device):
+    if accelerator and available(logits.device):
         from .rejection_triton import verify_on_device  # imports triton
 
         with suppress(LeftOut):
             outcome = verify_on_device(*given, **ways)
     if outcome is None:
         outcome = verify_here(*given, **ways)
-    used = sound.gather(1, outcome.accepted[:, None])[:, 0]
-    outcome.next_token, outcome.judged = outcome.next_token.where(used, UNSOUND), judged
-    return outcome
+    return _marked(outcome, sound, judged)
 
 
 def verify_here(
@@ -128,26 +138,57 @@ def verify_here(
         unknown = torch.full_like(accepted, torch.nan, dtype=torch.float32)
         return Outcome(accepted, next_token, chance, torch.ones_like(u), u, unknown, drafts)
     if params.greedy:
-        choices = argmax(logits)
-        agrees = (choices[:, :width] == drafts).float()
-        accepted = accepted_prefix((agrees > 0) & drafted)
-        next_token = choices.gather(1, accepted[:, None])[:, 0]
-        ones, half = torch.ones_like(agrees), torch.full_like(agrees, 0.5)
-        certain = torch.ones_like(accepted, dtype=torch.float32)
-        return Outcome(accepted, next_token, agrees, ones, half, certain, drafts)
-    rule = verification.chains
-    p = _real_probabilities(logits, num_drafted, params)
-    return _verify_sampled(rule, p, drafts, draft_probs, num_drafted, keys)
+        return _agreed(argmax(logits), drafts, num_drafted)
+    return _verify_sampled(
+        verification.chains, probabilities(logits, params), drafts, draft_probs, num_drafted, keys
+    )
 
 
-def _real_probabilities(logits: Tensor, num_drafted: Tensor, params: SamplingParams) -> Tensor:
-    """p [B, l+1, V]; on a CPU 0 after a row's last draft, where a softmax would be made for nothing."""
-    real = torch.arange(logits.shape[1], device=logits.device) <= num_drafted[:, None]
-    if not logits.is_cpu or real.all():
-        return probabilities(logits, params)
-    p = torch.zeros(logits.shape)
-    p[real] = probabilities(logits[real], params)
-    return p
+def _agreed(choices: Tensor, drafts: Tensor, num_drafted: Tensor) -> Outcome:
+    """Greedy: drafts int64 [B, l] are accepted while they equal the target's choices int64 [B, l + 1]."""
+    width = drafts.shape[1]
+    drafted = torch.arange(width, device=drafts.device) < num_drafted[:, None]
+    agrees = (choices[:, :width] == drafts).float()
+    accepted = accepted_prefix((agrees > 0) & drafted)
+    next_token = choices.gather(1, accepted[:, None])[:, 0]
+    ones, half = torch.ones_like(agrees), torch.full_like(agrees, 0.5)
+    certain = torch.ones_like(accepted, dtype=torch.float32)
+    return Outcome(accepted, next_token, agrees, ones, half, certain, drafts)
+
+
+def _marked(outcome: Outcome, sound: Tensor, judged: Tensor) -> Outcome:
+    """The outcome of `judged` drafts; its next token is UNSOUND where the logits after the accepted ones are."""
+    used = sound.gather(1, outcome.accepted[:, None])[:, 0]
+    outcome.next_token, outcome.judged = outcome.next_token.where(used, UNSOUND), judged
+    return outcome
+
+
+def _in_one_call(
+    rule: Rule,
+    logits: Tensor,
+    drafts: Tensor,
+    draft_probs: Tensor | None,
+    num_drafted: Tensor,
+    keys: NoiseKeys,
+    params: SamplingParams,
+) -> Outcome:
+    """`verify` of sampled text on a CPU, by a compiled kernel."""
+    from kernels.cpu.sampling import calls, verification  # imports numba
+
+    numbers = {
+        Rule.REJECTION: verification.REJECTION,
+        Rule.BLOCK: verification.BLOCK_RULE,
+        Rule.COUPLED: verification.COUPLED,
+    }
+    streams = keys.stream(Role.ACCEPT), keys.stream(Role.RESIDUAL), keys.stream(Role.TARGET)
+    made = calls.verify(
+        logits, drafts, draft_probs, num_drafted, keys.seed, keys.sequence_ids, keys.positions, streams,
+        calls.Filters(*filters(params)), numbers[rule],
+    )  # fmt: skip
+    chance = made.chance if rule is Rule.BLOCK else None
+    return Outcome(
+        made.accepted, made.next_token, made.p, made.q, made.u, made.next_p, drafts, chance, made.judged
+    )
 
 
 def _verify_sampled(
@@ -181,9 +222,8 @@ def _verify_sampled(
 
 
 def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepted: Tensor) -> Tensor:
-    rows = torch.arange(len(accepted), device=accepted.device)
     moved = NoiseKeys(keys.seed, keys.sequence_ids, keys.positions + accepted)
-    return first_tokens(logits[rows, accepted], moved, params)
+    return first_tokens(pick(logits, torch.arange(len(accepted), device=accepted.device), accepted), moved, params)
 
 
 def _recover(

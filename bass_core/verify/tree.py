@@ -26,6 +26,7 @@ from ..sample.distribution import argmax, probabilities
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, uniform
 from ..sample.params import SamplingParams
+from ..sample.rows import pick, residual, stack, sums
 from .acceptance import UNSOUND, DraftTest, RowOutcome, chance_alone, sound_columns
 from .draft_tree import DraftTree
 from .rules import Verification
@@ -129,7 +130,7 @@ class _Walk:
         unknown = math.nan
         self.tests = [[DraftTest(unknown, unknown, unknown, token) for token in row] for row in tree.tokens]
         self.ends: list[tuple[int, float]] = [(UNSOUND, unknown) for _ in rows]
-        self.fit = [] if tree.probs is None else tree.probs.sum(-1).isfinite().tolist()
+        self.fit = [] if tree.probs is None else sums(tree.probs)[:, 0].isfinite().tolist()
 
     def outcomes(self) -> list[RowOutcome]:
         """Walk to the end."""
@@ -144,7 +145,7 @@ class _Walk:
         """One more token of these rows; those that go on."""
         device = self.logits.device
         rows = to_device(active, device)
-        p = probabilities(self.logits[rows, to_device([self.nodes[r] + 1 for r in active], device)], self.params)
+        p = probabilities(pick(self.logits, active, [self.nodes[r] + 1 for r in active]), self.params)
         ids, positions = self.keys.sequence_ids[rows], self.keys.positions[rows] + depth
         coins = uniform(self.keys.seed, ids, positions, self.keys.stream(Role.ACCEPT)[rows]).tolist()
         going, left = [], []
@@ -161,9 +162,9 @@ class _Walk:
                 self.nodes[r] = drawn
                 going.append(r)
                 continue
-            residual = (p[i] - q).clamp_(min=0)
+            rest = residual(p[i], q, torch.ones(()))
             # Where p and q agree, rounding can leave nothing of p - q; its limit is p itself.
-            left.append((i, residual if float(residual.sum()) > 0 else p[i], Role.RESIDUAL))
+            left.append((i, rest if float(sums(rest)) > 0 else p[i], Role.RESIDUAL))
         if left:
             going += self._draw([active[i] for i, _, _ in left], left, p, ids, positions)
         return sorted(going)
@@ -176,7 +177,7 @@ class _Walk:
         at = to_device(places, p.device)
         of = {role: self.keys.stream(role).tolist() for role in (Role.TARGET, Role.RESIDUAL)}
         streams = to_device([of[role][r] for r, (_, _, role) in zip(rows, left, strict=True)], p.device)
-        weights = torch.stack([weight for _, weight, _ in left])
+        weights = stack([weight for _, weight, _ in left])
         tokens = draw(weights, self.keys.seed, ids[at], positions[at], streams)
         chances = p[at, tokens].tolist()
         going = []

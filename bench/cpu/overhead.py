@@ -3,24 +3,35 @@
 Contract: 2-layer, hidden-64 models, batch 8, draft length 4, one CPU thread. A whole BASS round is compared with
 the forwards it makes (one draft forward per drafted token, one verification), which are timed on their own with
 the same shapes and lengths, round by round in the same run. Medians.
+
+Then, on two threads, the verification of 4 and of 8 rows with three drafts over 49,152 tokens: greedy, at
+temperature 0.7, and with top-p 0.95, in turns. Lowest of the repeats, since other programs can only add to them.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bass_core import ModelPair
+from bass_core import ModelPair, SamplingParams
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.model.forward import ForwardBatch
+from bass_core.sample.distribution import probabilities
+from bass_core.sample.draw import draw
+from bass_core.sample.noise import NoiseKeys, Role
+from bass_core.verify.rejection import verify
 
 from ..report.report import CPU, Row, at_most, claim, finish, median, parser
 
 BATCH, LENGTH = 8, 4
+VOCAB, DRAFTS = 49_152, 3
 
 
 def main(argv: list[str]) -> None:
@@ -37,7 +48,12 @@ def main(argv: list[str]) -> None:
         # With a draft that is always right or always wrong, rows never diverge, and the round is cheaper.
         claim("acceptance", accepted, "0.2 to 0.8", 0.2 <= accepted <= 0.8),
     ]
-    finish("overhead", arguments, CPU, [row], claims)
+    sampled = _verifications(arguments.seed, rounds)
+    for rows, most in ((4, 1.5), (8, 2.5)):
+        found = sampled[rows, "top-p"]
+        claims.append(at_most(f"verification of {rows} rows with top-p, ms", found, most, not arguments.quick))
+    table: list[Row] = [{"rows": rows, "sampling": how, "ms": ms} for (rows, how), ms in sampled.items()]
+    finish("overhead", arguments, CPU, [row, *table], claims)
 
 
 def _measure(seed: int, rounds: int) -> tuple[list[float], list[float], float]:
@@ -63,6 +79,33 @@ def _measure(seed: int, rounds: int) -> tuple[list[float], list[float], float]:
             accepted += sum(row.accepted for row in round_.rows)
             drafted += sum(len(row.drafted) for row in round_.rows)
     return whole, bare, accepted / drafted
+
+
+def _verifications(seed: int, repeats: int) -> dict[tuple[int, str], float]:
+    """The lowest milliseconds of a round's verification, by rows and kind of sampling."""
+    torch.set_num_threads(2)
+    torch.manual_seed(seed)
+    ways = {"greedy": SamplingParams(), "plain": SamplingParams(0.7), "top-p": SamplingParams(0.7, top_p=0.95)}
+    calls: dict[tuple[int, str], Callable[[], object]] = {}
+    for rows in (4, 8):
+        # Few likely tokens above a wide body, as a language model's logits are.
+        logits = torch.randn(rows, DRAFTS + 1, VOCAB) * 2.2
+        logits[..., torch.randint(0, VOCAB, (40,))] += 4 + 4 * torch.randn(40).abs()
+        keys = NoiseKeys(seed, torch.arange(rows), torch.arange(rows) + 9)
+        near, counts = logits[:, :DRAFTS] + 0.3 * torch.randn(rows, DRAFTS, VOCAB), torch.full((rows,), DRAFTS)
+        for name, params in ways.items():
+            q = None if params.greedy else probabilities(near, params)
+            drafts = near.argmax(-1)
+            if q is not None:
+                drafts = draw(q, seed, *keys.at(DRAFTS), keys.stream(Role.DRAFT)[:, None])
+            calls[rows, name] = partial(verify, logits, drafts, q, counts, keys, params)
+    found = {call: math.inf for call in calls}
+    for _ in range(repeats):
+        for which, call in calls.items():
+            start = time.perf_counter()
+            call()
+            found[which] = min(found[which], 1000 * (time.perf_counter() - start))
+    return found
 
 
 def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int], backend: str) -> float:

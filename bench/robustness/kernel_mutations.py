@@ -9,6 +9,9 @@ from .mutations import Mutant
 
 _CONFORMANCE = "tests/conformance/test_"
 _BLOCK = "tests/bass_core/verify/test_block.py::test_"
+_VERIFIED = "tests/kernels/cpu/test_verification.py::test_"
+_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
+_VERIFICATION = "kernels/cpu/sampling/verification.py"
 _KERNELS = "tests/kernels/test_"
 _CPU = "tests/kernels/cpu/test_"
 _CPU_TREES = "tests/kernels/cpu/attention/test_trees.py::test_"
@@ -29,9 +32,33 @@ KERNEL_MUTANTS = [
            [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]),
     Mutant("window ignored", "kernels/plan.py", "return positions <= last - window", "return positions < 0",
            [_CONFORMANCE + "greedy.py::test_rows_that_diverge[gemma3-bass]"]),
-    Mutant("CPU kernels: the excess behind a draft with the reach before it", "kernels/cpu/sampling/excess.py",
-           "factor = reach[row * (width + 1) + i]", "factor = reach[row * (width + 1) + i - 1]",
+    Mutant("CPU kernels: the excess behind a draft with the reach before it", _VERIFICATION,
+           "            for j in range(i):\n", "            for j in range(i - 1):\n",
            [_BLOCK + "the_tests_tell_what_was_decided[True-True]"]),
+    Mutant("CPU kernels: every draft accepted", _VERIFICATION, "u * q_draft < p_draft", "u < np.float32(2.0)",
+           _SAMPLED),
+    Mutant("CPU kernels: q ignored in the test", _VERIFICATION, "u * q_draft < p_draft", "u < p_draft",
+           [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]),
+    Mutant("CPU kernels: recovered token drawn from p", _VERIFICATION, "(weights, 0) if left else (p, at)",
+           "(p, at)", _SAMPLED),
+    Mutant("CPU kernels: a recovered token without the reach", _VERIFICATION, "            reach = kept\n",
+           "            reach = np.float32(1.0)\n", [_BLOCK + "the_recovered_token_comes_from_what_is_left"]),
+    Mutant("CPU kernels: the first failure ends a block", _VERIFICATION, "if i < judged and u < chance:",
+           "if i < judged and u < chance and accepted == i:", [_VERIFIED + "decisions_are_the_reference_s"]),
+    Mutant("CPU kernels: a q that is no number judged like others", _VERIFICATION,
+           "rule == COUPLED or not has_q or _finite(q_all, row * q_row + i * q_place, size)", "True",
+           [_VERIFIED + "unsound_numbers_cut_a_row_s_drafts"]),
+    Mutant("CPU kernels: the token that reaches top-p left out", "kernels/cpu/sampling/distribution.py",
+           "threshold, mass = _nucleus(out, to, size, top_p, buckets, found)",
+           "threshold, mass = _nucleus(out, to, size, top_p * np.float32(0.98), buckets, found)",
+           [_CPU + "sampling.py::test_filters_are_the_reference_s"]),
+    Mutant("CPU kernels: top-k among equals by their place", "kernels/cpu/sampling/distribution.py",
+           "floor = _rank(found, count, top_k, buckets) if count >= top_k else floor",
+           "floor = _rank(found, count, top_k + 1, buckets) if count > top_k else floor",
+           [_CPU + "sampling.py::test_filters_are_the_reference_s"]),
+    Mutant("CPU kernels: hopeless noise skipped too soon", "kernels/cpu/sampling/draws.py",
+           "low = limit * _LEAST", "low = limit * np.float32(2.0**-12)",
+           [_CPU + "sampling.py::test_many_draws_of_every_kind"]),
     Mutant("CPU kernels: a pointer to the oldest match", "kernels/cpu/chain.py", "            if size > best:\n",
            "            if size >= best:\n",
            ["tests/bass_core/draft/test_head.py::test_a_pointer_in_one_call_points_alike"]),

@@ -23,8 +23,9 @@ from .elements import copy, norm, pack, place
 from .kinds import PANEL, STEP
 from .packing import NO_LINE, Packed
 from .products import PLAIN, blocks_of, product, scratch
+from .sampling.calls import Filters
+from .sampling.distribution import distribution_row, room_for
 from .sampling.draws import BLOCK, draw_row
-from .sampling.softmax import softmax_row
 
 Array = np.ndarray[Any, Any]
 _NONE = np.empty(0, np.int64)
@@ -54,7 +55,8 @@ class Chain:
 
     most int64 [B], the largest above 0: how many drafts a row may have. fuse: makes inputs of [embedding, state].
     embedded float32 [V', hidden]: the embeddings of its vocabulary. ids int64 [V']: what its columns stand for,
-    which the noise goes by. words int64 [2, levels, B]: of the noise's keys. temperature: None draws greedily.
+    which the noise goes by. words int64 [2, levels, B]: of the noise's keys. filters: temperature, top_k, top_p
+    and min_p (`Filters`), or None to draft greedily.
     confidence, headroom: HeadDrafter's, 0 for none; soft: whether distributions are wanted; keep: whether all
     levels' logits are.
     """
@@ -64,7 +66,7 @@ class Chain:
     embedded: Array
     ids: Array
     words: Array
-    temperature: float | None
+    filters: tuple[float, int, float, float] | None
     confidence: float
     headroom: float
     soft: bool
@@ -107,8 +109,8 @@ def arguments(
     last. starts: the blocks of one token per row (products.py).
     """
     rows, levels, size = len(chain.most), chain.levels, len(chain.ids)
-    greedy = chain.temperature is None
-    numbers = np.array([1 / (chain.temperature or 1.0), chain.confidence, chain.headroom], np.float32)
+    greedy, how = chain.filters is None, Filters(1.0) if chain.filters is None else Filters(*chain.filters)
+    numbers = (*how.numbers(), np.float32(chain.confidence), np.float32(chain.headroom))
     out = Drafted(
         np.zeros((levels, rows), np.int64),
         np.empty((levels if chain.soft else 0, rows, size), np.float32),
@@ -128,7 +130,7 @@ def arguments(
 
 def _nothing() -> tuple[Any, ...]:
     table, flat = np.empty((0, 0), np.int64), np.empty(0, np.float32)
-    words, numbers = np.empty((2, 0, 0), np.int64), np.zeros(3, np.float32)
+    words, numbers = np.empty((2, 0, 0), np.int64), (*Filters(1.0).numbers(), np.float32(0), np.float32(0))
     return (
         _NONE, NO_LINE, flat, _NONE, words, numbers, True, False, table, flat, table, table, _NONE, _NONE, flat,
         (*NO_PLAN, _NONE), (table, _NONE, _NONE, flat, flat, 0),
@@ -147,7 +149,8 @@ def choose(state, phase, level, chain, logits, stride, states, wanted, hidden):
     """
     most, _, _, ids, words, numbers, greedy, soft, columns, probs, alive, _, _, _, sure, _, pointing = chain
     rows, size = len(most), len(ids)
-    confidence, uniforms = numbers[1], np.empty(BLOCK, np.float32)
+    (factor, top_k, top_p, min_p, confidence, headroom), uniforms = numbers, np.empty(BLOCK, np.float32)
+    memory = room_for(size)
     while True:
         row = claim(state, phase)
         if row >= rows:
@@ -156,16 +159,16 @@ def choose(state, phase, level, chain, logits, stride, states, wanted, hidden):
         goes = most[row] > level and (level == 0 or alive[level - 1, row] == 3)
         _raise(pointing, level, row, ids, columns, logits, row * stride, states, wanted[row] * hidden)
         if soft:
-            softmax_row(logits, row * stride, size, numbers[0], probs, at)
+            distribution_row(logits, row * stride, size, (factor, top_k, top_p, min_p), probs, at, memory)
         column = _largest(logits, row * stride, size)
         if confidence > 0:
             goes = goes and sure[row] * probs[at + column] >= confidence
         if not greedy:
-            column = draw_row(probs, at, size, ids, words[0, level, row], words[1, level, row], uniforms)
+            column = draw_row(probs, at, size, ids, True, words[0, level, row], words[1, level, row], uniforms)
         columns[level, row] = column
         if confidence > 0:
             sure[row] *= probs[at + column]
-        more = goes and most[row] > level + 1 and (confidence == 0 or sure[row] >= numbers[2])
+        more = goes and most[row] > level + 1 and (confidence == 0 or sure[row] >= headroom)
         alive[level, row] = (1 if goes else 0) + (2 if more else 0)
         done(state, phase)
     wait(state, phase, rows)

@@ -65,6 +65,8 @@ def test_probabilities_that_are_none_are_an_error(
         found = probabilities(logits, params)
         return torch.full_like(found, value) if (found.dim() == 3) == (where == "a verification") else found
 
+    # A compiled verification makes its own.
+    monkeypatch.setattr(verify, "compiled", lambda rows: False)
     monkeypatch.setattr(verify, "probabilities", broken)
     warm = {"max_new_tokens": 20, "sampling": SamplingParams(0.8), "verification": verification}
     methods = ("regular", "speculative", "bass") if where == "a plain step" else ("speculative", "bass")

@@ -39,6 +39,7 @@ from ...model.prefill import PrefillSteps
 from ...model.runner import ModelRunner
 from ...model.weights.placement import is_split
 from ...sample.noise import NoiseKeys
+from ...sample.rows import pick, stack
 from ...sample.shaping import shaped
 from ...sequence import Round, Sequence
 from ...verify.acceptance import RowOutcome, refuse_unsound
@@ -255,7 +256,9 @@ class AmusdDecoder(BatchDecoder):
         width = max(tested)
         if width == logits.shape[1]:
             # There are no logits after a late draft and none are read, but `verify` needs a column there.
-            logits = torch.cat((logits, logits[:, -1:]), dim=1)
+            rows, columns = len(logits), [*range(width), width - 1]
+            places = [r for r in range(rows) for _ in columns], columns * rows
+            logits = pick(logits, *places).view(rows, width + 1, -1)
         drafts = self._drafts(tested)
         self._shaped = shaped(logits[:, : width + 1], self.params.sampling, self._rows, drafts)
         verdict = verify(
@@ -272,7 +275,7 @@ class AmusdDecoder(BatchDecoder):
 
     def _q(self, width: int, like: Tensor) -> Tensor:
         """float32 [B, width, V]: what each row's first drafts were drawn from; `like`: logits [..., V]."""
-        flat = [torch.zeros(like.shape[-1], device=like.device)] * (len(self._rows) * width)
+        flat = [torch.zeros((), device=like.device).expand(like.shape[-1])] * (len(self._rows) * width)
         copies = []
         for r, row in enumerate(self._rows):
             for i, draft in enumerate(self._ahead[row.index][:width]):
@@ -280,7 +283,7 @@ class AmusdDecoder(BatchDecoder):
                     flat[r * width + i] = draft.q
                 else:
                     copies.append((r, i, draft.token))
-        q = torch.stack(flat).view(len(self._rows), width, -1)
+        q = stack(flat).view(len(self._rows), width, -1)
         if copies:
             q[to_device(copies, like.device).unbind(1)] = 1
         return q

@@ -1,13 +1,13 @@
 """The kernels of this folder, called with tensors.
 
-Contract: contiguous float32 rows on the CPU; results never depend on the number of rows or of threads. A few rows
-are left to this thread: waking another one takes as long as they do. `compile_all` makes sure that none of them is
-compiled while a clock runs.
+Contract: rows are float32 on the CPU. Results never depend on the number of rows or of threads. A few rows are
+left to the calling thread: waking another one takes as long as they do. `compile_all` makes sure that none of the
+kernels is compiled while a clock runs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +15,44 @@ from torch import Tensor
 
 from ..calls.pool import run
 from ..calls.threads import state_of, watch
-from . import draws, noise
-from . import excess as over
-from . import softmax as soft
+from . import distribution, draws, noise
+from . import verification as judging
 
-# Numbers from which on other threads are asked: ten vocabularies of 49,152, 0.3 ms of work.
-_LEAST_SHARED = 10 * 49_152
+# Numbers from which on other threads are asked: four vocabularies of 49,152, 0.2 ms of work.
+_LEAST_SHARED = 4 * 49_152
 _NONE = np.empty(0, np.int64)
+_NO_Q = np.empty(0, np.float32)
+
+
+class Filters(NamedTuple):
+    """What is done to logits before a draw (SamplingParams): the top_k and top_p of 0 and 1 filter nothing.
+
+    temperature: at most 2**126, whose reciprocal float32 still holds; above it, -inf times 0 would be NaN.
+    """
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def numbers(self) -> tuple[Any, ...]:
+        """As `distribution_row` reads them."""
+        # So small a top_p that float32 could not hold it keeps the likeliest token as well.
+        top_p = np.float32(max(self.top_p, 2.0**-126))
+        return np.float32(1 / self.temperature), min(self.top_k, 2**62), top_p, np.float32(self.min_p)
+
+
+class Verified(NamedTuple):
+    """Of B rows with w drafts each: see `verify`."""
+
+    accepted: Tensor
+    next_token: Tensor
+    judged: Tensor
+    p: Tensor
+    q: Tensor
+    u: Tensor
+    chance: Tensor
+    next_p: Tensor
 
 
 def _call(kernel: Any, phases: int, numbers: int, *arguments: Any) -> None:
@@ -31,16 +62,56 @@ def _call(kernel: Any, phases: int, numbers: int, *arguments: Any) -> None:
         run(kernel, phases, *arguments)
 
 
-def softmax(logits: Tensor, temperature: float) -> Tensor:
-    """softmax(logits / temperature) over the last dimension [..., V], V > 0; NaN where a row is unsound.
+def _flat(rows: Tensor) -> Any:
+    """The numbers of the rows; a copy if they do not lie together, which numpy makes without torch's threads."""
+    return np.ascontiguousarray(rows.detach().numpy()).reshape(-1)
 
-    temperature: at most 2**126, whose reciprocal float32 still holds; above it, -inf times 0 would be NaN.
+
+def _in_place(q: Tensor) -> tuple[Any, int, int]:
+    """The memory of q [B, w, V], and how far its rows and places lie apart; a copy if numbers of a row do."""
+    q = q.detach().float()
+    if q.numel() and q.stride(2) != 1:
+        q = torch.from_numpy(np.ascontiguousarray(q.numpy()))
+    steps = q.stride(0), q.stride(1)
+    reach = sum((count - 1) * step for count, step in zip(q.shape[:2], steps, strict=True)) + q.shape[2]
+    return q.as_strided((reach if q.numel() else 0,), (1,)).numpy(), *steps
+
+
+def probabilities(logits: Tensor, filters: Filters, out: Tensor | None = None) -> Tensor:
+    """The distribution of each row of logits [..., V], V > 0; NaN if a row is unsound. out: contiguous float32."""
+    out = torch.empty(logits.shape, dtype=torch.float32) if out is None else out
+    source, size = _flat(logits), logits.shape[-1]
+    _call(distribution.distributions, 1, len(source), source, size, filters.numbers(), _flat(out))
+    return out
+
+
+def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index of the largest number of each row of values [..., V], V > 0, int64 [...], and the number.
+
+    NaN counts as the largest.
     """
-    size, out = logits.shape[-1], torch.empty_like(logits)
-    room = logits.numel() // size * -(-size // soft.CHUNK)
-    tops, sums = np.empty(room, np.float32), np.empty(room, np.float64)
-    source, target = logits.detach().view(-1).numpy(), out.view(-1).numpy()
-    _call(soft.softmax, 3, logits.numel(), source, size, np.float32(1 / temperature), target, tops, sums)
+    shape, size, source = values.shape[:-1], values.shape[-1], _flat(values)
+    places, numbers = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.float32)
+    _call(distribution.largest, 1, len(source), source, size, places.view(-1).numpy(), numbers.view(-1).numpy())
+    return places, numbers
+
+
+def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tensor:
+    """q [..., V'] over a vocabulary of `size`, in which its columns are `ids` int64 [V']; 0 elsewhere.
+
+    out: contiguous float32 [..., size].
+    """
+    out = torch.empty(*q.shape[:-1], size, dtype=torch.float32) if out is None else out
+    _call(distribution.spread, 1, out.numel(), _flat(q), q.shape[-1], ids.contiguous().numpy(), _flat(out), size)
+    return out
+
+
+def placed(x: Tensor, places: Tensor, rows: int) -> Tensor:
+    """x float32 [N, ...] as [rows, ...]: row i at the place places[i], int64 [N]; zeros elsewhere."""
+    out = torch.empty(rows, *x.shape[1:], dtype=torch.float32)
+    at, size = np.full(rows, -1, np.int64), x[0].numel()
+    at[places.numpy()] = np.arange(len(places))
+    _call(distribution.placed, 1, out.numel(), _flat(x), size, at, _flat(out))
     return out
 
 
@@ -49,46 +120,70 @@ def draw(weights: Tensor, first: Tensor, second: Tensor, tokens: Tensor | None) 
 
     first, second int64 [...]: two words of the hash of each row's key; tokens int64 [V]: what columns stand for.
     """
-    shape, size = weights.shape[:-1], weights.shape[-1]
-    rows, chunks = shape.numel(), -(-size // draws.CHUNK)
-    scores, places = np.empty((rows, chunks), np.float32), np.empty((rows, chunks), np.int64)
-    source = weights.detach().view(-1).numpy()
+    shape, size, source = weights.shape[:-1], weights.shape[-1], _flat(weights)
+    places = torch.empty(shape, dtype=torch.int64)
     given = _NONE if tokens is None else tokens.contiguous().numpy()
     keys = (word.reshape(-1).contiguous().numpy() for word in (first, second))
-    _call(
-        draws.draw, 1, weights.numel(), source, size, given, tokens is not None, *keys,
-        scores.reshape(-1), places.reshape(-1),
-    )  # fmt: skip
-    best = scores.argmax(-1) if rows else np.empty(0, np.int64)
-    return torch.from_numpy(places[np.arange(rows), best]).view(shape)
+    _call(draws.draw, 1, len(source), source, size, given, tokens is not None, *keys, places.view(-1).numpy())
+    return places
 
 
 def words(seed: int, sequences: Tensor, positions: Tensor, streams: Tensor) -> tuple[Tensor, ...]:
     """The four hash words of each key, int64, in the shape of the int64 arguments, which is one."""
     keys = [bits.reshape(-1).contiguous().numpy() for bits in (sequences, positions, streams)]
     out = torch.empty(4, sequences.numel(), dtype=torch.int64)
-    signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    noise.words(signed, keys[0], keys[1], keys[2], out.numpy())
+    noise.words(_signed(seed), keys[0], keys[1], keys[2], out.numpy())
     return tuple(word.view(sequences.shape) for word in out)
 
 
-def excess(reach: Tensor, p: Tensor, q: Tensor, num_drafted: Tensor) -> Tensor:
-    """The sum over x of max(reach_i p_i(x) - q_i(x), 0) after each draft i but a row's last: float32 [B, l - 1].
+def verify(
+    logits: Tensor,
+    drafts: Tensor,
+    q: Tensor | None,
+    num_drafted: Tensor,
+    seed: int,
+    ids: Tensor,
+    positions: Tensor,
+    streams: tuple[Tensor, Tensor, Tensor],
+    filters: Filters,
+    rule: int,
+) -> Verified:
+    """Verify drafts int64 [B, w] by logits [B, w + 1, V] and one of the rules in verification.py; w may be 0.
 
-    reach [B, l+1], p [B, l+1, V], q [B, l, V], l >= 2; num_drafted int64 [B]; 0 from a row's last draft on.
+    Args:
+        q: [B, w, V], what each draft was drawn from; None: point masses.
+        num_drafted: int64 [B], drafts per row.
+        seed, ids, positions: of the round's noise, int64 [B].
+        streams: int64 [B] each: of coins, of a recovered token, and of the target's own.
+
+    Returns:
+        int64 [B]: accepted drafts, the next token (UNSOUND if there is none), the drafts that could be judged;
+        float32 [B, w]: each draft's p, q, u and chance; float32 [B]: the next token's p.
     """
-    (rows, width, size), chunks = q.shape, -(-q.shape[2] // over.CHUNK)
-    sums = np.empty((rows, width - 1, chunks), np.float64)
-    flat = (tensor.detach().contiguous().view(-1).numpy() for tensor in (p, q))
-    counts, factors = num_drafted.contiguous().numpy(), reach.contiguous().view(-1).numpy()
-    _call(over.excess, 1, q.numel(), *flat, size, width, counts, factors, sums.reshape(-1))
-    return torch.from_numpy(sums.sum(-1).astype(np.float32))
+    (rows, width), size = drafts.shape, logits.shape[-1]
+    tests, ends = np.zeros((4, rows, width), np.float32), np.empty((3, rows), np.int64)
+    chances, source = np.empty(rows, np.float32), _flat(logits)
+    counts, *keys = (one.contiguous().numpy() for one in (num_drafted, ids, positions))
+    drawn_from = (_NO_Q, 0, 0) if q is None else _in_place(q)
+    _call(
+        judging.verify, 3, len(source), source, size, filters.numbers(), rule, drafts.contiguous().numpy(),
+        drawn_from, counts, _signed(seed), *keys, torch.stack(streams).numpy(),
+        np.empty(len(source), np.float32), np.zeros((rows, width + 1), np.bool_),
+        np.zeros((rows, width), np.bool_), np.zeros((rows, width)), tests, ends, chances,
+    )  # fmt: skip
+    return Verified(*map(torch.from_numpy, (*ends[[0, 1, 2]], *tests, chances)))
+
+
+def _signed(seed: int) -> int:
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def compile_all() -> None:
     """Compile these kernels, and what helpers wait with, or load their code from disk; each has one signature."""
-    key, rows = torch.zeros(1, dtype=torch.int64), torch.ones(1, 3, 1)
+    key, none = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.int64)
+    rows = torch.ones(1, 3, 1, dtype=torch.float32)
     first, second, _, _ = words(0, key, key, key)
     draw(rows[:, 0], first, second, None)
-    excess(rows[..., 0], softmax(rows, 1.0), rows[:, 1:], key)
+    largest(placed(spread(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
+    verify(rows[:, :1], none, None, key, 0, key, key, (key, key, key), Filters(1.0), judging.REJECTION)
     watch(np.zeros(1, np.int64), -1)

@@ -19,18 +19,24 @@ _FACTORS = np.uint32(0xED5AD4BB), np.uint32(0xAC4C1B51), np.uint32(0x31848BAB)
 _BELOW_ONE = np.float32(1 - 2.0**-24)
 
 
+@helper
+def key_words(seed, sequence, position, stream):
+    """The four words of a key's Philox4x32-10 hash, uint64; the arguments are int64."""
+    k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _32
+    c0, c1 = np.uint64(position) & _MASK, np.uint64(stream) & _MASK
+    c2, c3 = np.uint64(sequence) & _MASK, np.uint64(sequence) >> _32
+    for _ in range(10):
+        first, second = c0 * _ROUNDS[0], c2 * _ROUNDS[1]
+        c0, c1, c2, c3 = (second >> _32) ^ c1 ^ k0, second & _MASK, (first >> _32) ^ c3 ^ k1, first & _MASK
+        k0, k1 = (k0 + _KEYS[0]) & _MASK, (k1 + _KEYS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
 @kernel
 def words(seed, sequences, positions, streams, out):
-    """out int64 [4, keys]: the four words of each key's Philox4x32-10 hash; keys and seed are int64."""
+    """out int64 [4, keys]: the four words of each key; keys and seed are int64."""
     for i in range(len(sequences)):
-        k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _32
-        c0, c1 = np.uint64(positions[i]) & _MASK, np.uint64(streams[i]) & _MASK
-        c2, c3 = np.uint64(sequences[i]) & _MASK, np.uint64(sequences[i]) >> _32
-        for _ in range(10):
-            first, second = c0 * _ROUNDS[0], c2 * _ROUNDS[1]
-            c0, c1, c2, c3 = (second >> _32) ^ c1 ^ k0, second & _MASK, (first >> _32) ^ c3 ^ k1, first & _MASK
-            k0, k1 = (k0 + _KEYS[0]) & _MASK, (k1 + _KEYS[1]) & _MASK
-        out[0, i], out[1, i], out[2, i], out[3, i] = c0, c1, c2, c3
+        out[0, i], out[1, i], out[2, i], out[3, i] = key_words(seed, sequences[i], positions[i], streams[i])
 
 
 @helper

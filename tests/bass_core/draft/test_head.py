@@ -29,6 +29,11 @@ from ...models import prompts, tiny
 from ..model.test_pointer import by_hand
 
 DRAWN = SamplingParams(temperature=0.9, top_k=20)
+CHAINS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.9),
+    SamplingParams(temperature=0.9, top_k=30, top_p=0.8, min_p=0.01),
+]
 
 
 def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, seed=5):
@@ -130,7 +135,7 @@ def test_a_pointer_goes_on_with_what_the_text_had(tree):
 
 @pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
 @pytest.mark.parametrize("confidence", [0.0, 0.1])
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9)])
+@pytest.mark.parametrize("params", CHAINS)
 def test_a_pointer_in_one_call_points_alike(params, confidence):
     target = tiny("llama").to(torch.bfloat16)
     pair = ModelPair(target, tiny_head(target, reads_layers=(0,), size=70).to(torch.bfloat16))
@@ -174,7 +179,7 @@ def expected_drafts(target, head, fuse, project, tokens, count):
 
 @pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9)])
+@pytest.mark.parametrize("params", CHAINS)
 @pytest.mark.parametrize("confidence", [0.0, 0.003])
 def test_a_chain_in_one_call_is_the_chain_level_by_level(dtype, params, confidence):
     """The same drafts, distributions and where a row stops, bit for bit, also across segments."""
@@ -208,7 +213,7 @@ def test_a_chain_in_one_call_is_the_chain_level_by_level(dtype, params, confiden
     assert sum(max(one.num_drafted) > 2 for one in made[True][0]) > 3
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9)])
+@pytest.mark.parametrize("params", CHAINS)
 def test_a_rows_drafts_depend_on_no_other_row(params):
     """Alone, or beside a row that drafts later, whose first token is then fed beside others' later ones."""
     target = tiny("llama").to(torch.bfloat16)

@@ -106,8 +106,12 @@ def test_penalties_count_the_text_and_the_drafts_that_lead_to_a_token():
     assert not logits.any()
 
 
+@pytest.mark.parametrize("accelerator", [False, True])
 @pytest.mark.parametrize("drawn", [0, 1, 4])
-def test_the_next_draft_s_logits_are_the_last_of_all_and_made_alone(drawn: int, monkeypatch: pytest.MonkeyPatch):
+def test_the_next_draft_s_logits_are_the_last_of_all_and_made_alone(
+    drawn: int, accelerator: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shaping, "is_accelerator", lambda device: accelerator)
     torch.manual_seed(3)
     rows = [Sequence(r, r, prompt, 9, frozenset()) for r, prompt in enumerate(([1, 2, 2], [4]))]
     for row in rows:
@@ -119,10 +123,25 @@ def test_the_next_draft_s_logits_are_the_last_of_all_and_made_alone(drawn: int, 
     )  # fmt: skip
     every = shaped(logits[:, None].expand(-1, drawn + 1, -1), params, rows, drafts)[:, -1]
     seen: list[int] = []
-    penalised = shaping._penalised
-    monkeypatch.setattr(shaping, "_penalised", lambda x, *rest: seen.append(x.shape[1]) or penalised(x, *rest))
+    name = "_penalised" if accelerator else "_penalise"
+    penalised = getattr(shaping, name)
+    monkeypatch.setattr(shaping, name, lambda x, *rest: seen.append(x.shape[1]) or penalised(x, *rest))
     assert torch.equal(shaped_next(logits, params, rows, list(drafts.unbind(1))), every)
     assert seen == [1] and every.isinf().any()
+
+
+@pytest.mark.parametrize("parents", [None, [[-1, -1, 1], [-1, 0, 1], [-1, 0, 0]]])
+def test_an_accelerator_s_logits_are_the_host_s(parents: Any, monkeypatch: pytest.MonkeyPatch):
+    """On the host only the tokens of the texts and of the drafts are touched: the same numbers, bit for bit."""
+    torch.manual_seed(0)
+    params = SamplingParams(repetition_penalty=0.7, presence_penalty=-1.1, frequency_penalty=0.3)
+    rows = [Sequence(r, r, torch.randint(0, 50, (5 * r + 1,)).tolist(), 99, frozenset()) for r in range(3)]
+    for row in rows:
+        row.write(torch.randint(0, 50, (7,)).tolist(), ["sampled"] * 7)
+    given: Any = (torch.randn(3, 4, 50) * 3, params, rows, torch.randint(0, 50, (3, 3)), parents)
+    ours = shaped(*given)
+    monkeypatch.setattr(shaping, "is_accelerator", lambda device: True)
+    assert torch.equal(ours, shaped(*given)) and not torch.equal(ours, given[0])
 
 
 def test_a_bias_and_a_bad_word_may_name_one_token():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sample.params import SamplingParams
-from bass_core.verify import block
+from bass_core.verify import rejection
 from bass_core.verify.acceptance import RowOutcome
 from bass_core.verify.block import chances, residual
 from bass_core.verify.rejection import verify
@@ -130,7 +130,7 @@ def judged(logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
 def test_the_tests_tell_what_was_decided(soft: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """accepted is the last draft with u below its chance, and the chances are the formula's, in both forms."""
     if not compiled:
-        monkeypatch.setattr(block, "compiled", lambda rows: False)
+        monkeypatch.setattr(rejection, "compiled", lambda rows: False)
     rows, width, vocab = 60, 4, 5000
     logits, q, drafts = random_rows(rows, width, vocab, seed=3)
     counts = torch.arange(rows) % (width + 1)

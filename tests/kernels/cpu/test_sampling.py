@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bass_core.machine import cpu_kernels
-from bass_core.sample import noise
-from bass_core.sample.distribution import argmax, probabilities
+from bass_core.sample import distribution, noise
+from bass_core.sample.distribution import argmax, probabilities, top
 from bass_core.sample.draw import draw
 from bass_core.sample.params import COLDEST, SamplingParams
 
@@ -22,6 +22,7 @@ import numba
 from kernels.cpu.sampling import calls
 
 SHAPES = [(1, 1), (3, 7), (17, 33), (3, 4097), (17, 12_288), (1, 49_152)]
+SLOW_SIZES = [pytest.param(size, marks=pytest.mark.slow) for size in (49_152, 200_000)]
 SEED = 2**62 + 12_345
 
 
@@ -57,6 +58,69 @@ def test_the_softmax_is_torch_s(rows: int, size: int, threads: int) -> None:
         torch.testing.assert_close(p.double().sum(-1), torch.ones(rows).double(), rtol=0, atol=1e-6)
         for row in range(rows):
             assert torch.equal(p[row], probabilities(logits[row], SamplingParams(temperature)))
+
+
+FILTERS = [
+    {"top_p": 0.95}, {"top_p": 1e-6}, {"top_p": 1e-300}, {"top_p": 1 - 1e-7}, {"top_p": 0.5, "min_p": 0.1},
+    {"top_k": 1}, {"top_k": 50}, {"top_k": 10**30}, {"top_k": 300, "top_p": 0.9}, {"min_p": 0.02}, {"min_p": 1.0},
+]  # fmt: skip
+
+
+def rows_of_all_kinds(size: int) -> Tensor:
+    """Flat, usual and peaked rows, rows with forbidden tokens, with ties, all alike, and unsound ones."""
+    torch.manual_seed(size)
+    logits = torch.randn(9, size) * torch.tensor([0.1, 1.0, 3.0, 9.0, 3.0, 3.0, 0.0, 1.0, 1.0])[:, None]
+    logits[4, ::3] = -torch.inf
+    logits[5] = (logits[5] * 2).round() / 2
+    logits[7, size // 2], logits[8, size // 3] = torch.nan, torch.inf
+    logits[4, 0] = 1.0
+    return logits
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 700, 4097, *SLOW_SIZES])
+def test_filters_are_the_reference_s(size: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens are kept, with the same probabilities up to the rounding of their sum."""
+    logits = rows_of_all_kinds(size)
+    for params in (SamplingParams(warmth, **some) for some in FILTERS for warmth in (0.7, 1e300)):
+        found = probabilities(logits, params)
+        kept = logits
+        if 0 < params.top_k < size:
+            kept = logits.masked_fill(logits < logits.topk(params.top_k).values[:, -1:], -torch.inf)
+        expected = probabilities(kept, SamplingParams(params.temperature))
+        with monkeypatch.context() as patch:
+            patch.setattr(cpu_kernels, "available", lambda: False)
+            if params.temperature > 1:  # torch's own softmax has the same bits here
+                assert torch.equal(probabilities(logits[:7], params) > 0, found[:7] > 0)
+        expected = expected if params.top_p == 1 else distribution._nucleus(expected, params.top_p)
+        expected = expected if params.min_p == 0 else distribution._likely(expected, params.min_p)
+        assert torch.equal(found[:7] > 0, expected[:7] > 0) and found[7:].isnan().all()
+        torch.testing.assert_close(found[:7], expected[:7], rtol=2e-6, atol=0)
+        assert all(torch.equal(found[row], probabilities(logits[row], params)) for row in range(7))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_top_k_selects_among_the_logits_themselves(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided by the temperature, these would be equal."""
+    if not compiled:
+        monkeypatch.setattr(cpu_kernels, "available", lambda: False)
+    logits = torch.tensor([0.1, 0.2, 0.3, -torch.inf]) * 1e-9
+    assert probabilities(logits, SamplingParams(1e300, top_k=1)).tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("size", [1, 5, 700, 49_152])
+def test_the_largest_is_numpy_s(size: int, threads: int) -> None:
+    logits = rows_of_all_kinds(size)
+    logits[3, size // 4] = torch.nan
+    places, values = calls.largest(logits)
+    assert np.array_equal(places.numpy(), logits.numpy().argmax(-1))
+    assert np.array_equal(values, logits.numpy().max(-1), equal_nan=True)
+    found = top(logits[:3].exp(), min(size, 4))
+    assert torch.equal(found[0], logits[:3].exp().topk(min(size, 4)).values)
+
+
+def test_rows_are_placed_among_rows_of_zeros(threads: int) -> None:
+    rows, places = torch.randn(3, 2, 5), torch.tensor([1, 2, 5])
+    assert torch.equal(calls.placed(rows, places, 7), torch.zeros(7, 2, 5).index_copy_(0, places, rows))
 
 
 @pytest.mark.parametrize(("rows", "size"), SHAPES)

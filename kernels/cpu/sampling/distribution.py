@@ -1,0 +1,286 @@
+"""Distributions over whole vocabularies: softmax, top-k, top-p and min-p of one row of logits.
+
+Contract: `distribution_row` makes a row's distribution. One thread computes it, always in the same order, so its
+bits do not depend on other rows or on the number of threads. A row with NaN, +inf or nothing finite becomes NaN.
+
+Neither top-k nor top-p sorts: both look for a threshold digit by digit in the bits of the few numbers that can be
+it, whose order is that of the numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..calls.jit import helper, kernel
+from ..calls.threads import claim, done, wait
+from ..elements import bits, exp, number
+
+# Numbers in a chunk, and partial sums or maxima of it.
+CHUNK, LANES = 4096, 64
+# Buckets of a digit: 11 bits.
+_BUCKETS = 2048
+# Where the search for top-p's threshold starts: below it lies hardly any mass of a language model's distribution.
+_LIKELY = np.float32(2.0**-13)
+# How far the sum of a softmax may be from 1, generously.
+_SLACK = 1e-4
+
+
+@helper
+def room_for(size):
+    """Scratch memory for rows of `size` numbers: lanes, buckets, and numbers that were selected."""
+    return np.empty(LANES, np.float32), np.empty(_BUCKETS, np.float64), np.empty(size + LANES, np.float32)
+
+
+@helper
+def _largest(x, start, size, lanes):
+    """The largest of x[start : start + size]; skips NaN. `lanes` then holds maxima of disjoint parts."""
+    one, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
+    for j in range(one):
+        lanes[j] = np.float32(-np.inf)
+    for i in range(whole):
+        at = np.uintp(start) + i * one
+        for j in range(one):
+            lanes[j] = x[at + j] if x[at + j] > lanes[j] else lanes[j]
+    at = np.uintp(start) + whole * one
+    for j in range(np.uintp(size) - whole * one):
+        lanes[j] = x[at + j] if x[at + j] > lanes[j] else lanes[j]
+    found = lanes[0]
+    for j in range(one):
+        found = lanes[j] if lanes[j] > found else found
+    return found
+
+
+@helper
+def _exponentials(x, start, size, top, factor, floor, out, to, lanes):
+    """out[to : to + size] = exp((x - top) * factor), or 0 if x < floor; returns their sum."""
+    one, whole, zero = np.uintp(LANES), np.uintp(size) // np.uintp(LANES), np.float32(0.0)
+    for j in range(one):
+        lanes[j] = zero
+    for i in range(whole):
+        at, into = np.uintp(start) + i * one, np.uintp(to) + i * one
+        for j in range(one):
+            value = exp((x[at + j] - top) * factor)
+            out[into + j] = zero if x[at + j] < floor else value
+        for j in range(one):
+            lanes[j] += out[into + j]
+    at, into = np.uintp(start) + whole * one, np.uintp(to) + whole * one
+    for j in range(np.uintp(size) - whole * one):
+        value = exp((x[at + j] - top) * factor)
+        out[into + j] = zero if x[at + j] < floor else value
+        lanes[j] += out[into + j]
+    total = 0.0
+    for j in range(one):
+        total += lanes[j]
+    return total
+
+
+@helper
+def _select(x, start, size, bar, found):
+    """Write the numbers of x[start : start + size] from `bar` up to `found`, in order; returns how many."""
+    count, one = np.uintp(0), np.uintp(LANES)
+    for first in range(np.uintp(0), np.uintp(size), one):
+        at, few = np.uintp(start) + first, min(one, np.uintp(size) - first)
+        any_above = False
+        for j in range(few):
+            any_above |= x[at + j] >= bar
+        if any_above:
+            for j in range(few):
+                found[count] = x[at + j]
+                count += np.uintp(x[at + j] >= bar)
+    return count
+
+
+@helper
+def _rank(values, count, place, buckets):
+    """The number at `place` (1: the largest) among the first `count` values, none of them NaN."""
+    prefix, above = np.uint32(0), 0.0
+    for shift in (21, 10, 0):
+        digit = np.uint32(_BUCKETS - 1 if shift else 1023)
+        buckets[:] = 0.0
+        for i in range(count):
+            key = _ordered(values[np.uintp(i)])
+            if shift == 21 or key >> np.uint32(21 if shift == 10 else 10) == prefix:
+                buckets[np.uintp((key >> np.uint32(shift)) & digit)] += 1.0
+        bucket = int(digit)
+        while bucket > 0 and above + buckets[bucket] < place:
+            above += buckets[bucket]
+            bucket -= 1
+        prefix = np.uint32((prefix << np.uint32(11 if shift else 10)) | np.uint32(bucket))
+    sign = np.uint32(0x80000000)
+    return number(np.int32(prefix ^ sign if prefix & sign else ~prefix))
+
+
+@helper
+def _ordered(value):
+    """The bits of a number as a word whose order is that of the numbers."""
+    word, sign = np.uint32(bits(value)), np.uint32(0x80000000)
+    return np.uint32(~word) if word & sign else np.uint32(word | sign)
+
+
+@helper
+def _nucleus(p, start, size, top_p, buckets, found):
+    """(threshold, mass): top-p keeps the tokens from `threshold` up, which have that mass.
+
+    The threshold is the largest probability for which the mass of the tokens at least that likely, rounded to
+    float32, reaches top_p; 0 if none does. Masses are sums in float64, which are exact for all that matters here:
+    probabilities above 2**-29 are multiples of 2**-52.
+    """
+    # A threshold is at least the mean of what may be left out.
+    least = np.float32(max(0.0, 1 - _SLACK - top_p) / size)
+    bar, count, mass = max(_LIKELY, least), np.uintp(0), 0.0
+    while True:
+        count, mass = _select(p, start, size, bar, found), 0.0
+        for i in range(count):
+            mass += np.float64(found[i])
+        if np.float32(mass) >= top_p:
+            break
+        if bar <= np.float32(0.0):
+            return np.float32(0.0), mass
+        bar = least if bar > least else np.float32(0.0)
+    prefix, above, reached = np.uint32(0), 0.0, 0.0
+    for shift in (20, 10, 0):
+        buckets[:1024] = 0.0
+        for i in range(count):
+            word = np.uint32(bits(found[i]))
+            if shift == 20 or word >> np.uint32(shift + 10) == prefix:
+                buckets[np.uintp((word >> np.uint32(shift)) & np.uint32(1023))] += np.float64(found[i])
+        bucket = 1023
+        while bucket > 0 and np.float32(above + buckets[bucket]) < top_p:
+            above += buckets[bucket]
+            bucket -= 1
+        prefix, reached = np.uint32((prefix << np.uint32(10)) | np.uint32(bucket)), above + buckets[bucket]
+    return number(np.int32(prefix)), reached
+
+
+@helper
+def _keep(p, start, size, bar, total):
+    """In place, divide the numbers of p[start : start + size] from `bar` up by `total`; the others become 0."""
+    one, zero = np.uintp(LANES), np.float32(0.0)
+    for first in range(np.uintp(0), np.uintp(size), one):
+        at, few = np.uintp(start) + first, min(one, np.uintp(size) - first)
+        any_above = False
+        for j in range(few):
+            any_above |= p[at + j] >= bar
+        if any_above:
+            for j in range(few):
+                p[at + j] = p[at + j] / total if p[at + j] >= bar else zero
+        else:
+            for j in range(few):
+                p[at + j] = zero
+
+
+@helper
+def distribution_row(x, start, size, how, out, to, room):
+    """out[to : to + size] = the distribution of the logits x[start : start + size]; returns if it is sound.
+
+    how: (1 / temperature, top_k or 0, top_p, min_p), as SamplingParams has them. room: see `room_for`.
+    """
+    factor, top_k, top_p, min_p = how
+    lanes, buckets, found = room
+    floor = top = np.float32(-np.inf)
+    parts = 0
+    for first in range(0, size, CHUNK):
+        top = max(top, _largest(x, start + first, min(CHUNK, size - first), lanes))
+        if 0 < top_k < size:
+            for j in range(min(LANES, size - parts)):
+                found[parts + j] = lanes[j]
+            parts += LANES
+    if 0 < top_k < size:
+        # At least top_k numbers are as large as the top_k-th of the parts' maxima.
+        bar = _rank(found, min(parts, size), top_k, buckets) if top_k <= min(parts, size) else floor
+        count = _select(x, start, size, bar, found)
+        # Fewer only if some logits are NaN, and then all of the row will be.
+        floor = _rank(found, count, top_k, buckets) if count >= top_k else floor
+    total = 0.0
+    for first in range(0, size, CHUNK):
+        few = min(CHUNK, size - first)
+        total += _exponentials(x, start + first, few, top, factor, floor, out, to + first, lanes)
+    share, into = np.float32(1.0 / total), np.uintp(to)
+    for i in range(np.uintp(size)):
+        out[into + i] *= share
+    if share != share:
+        return False
+    if top_p < np.float32(1.0):
+        threshold, mass = _nucleus(out, to, size, top_p, buckets, found)
+        _keep(out, to, size, threshold, np.float32(mass))
+        share /= np.float32(mass)
+    if min_p > np.float32(0.0):
+        count, mass = _select(out, to, size, min_p * share, found), 0.0
+        for i in range(count):
+            mass += np.float64(found[i])
+        _keep(out, to, size, min_p * share, np.float32(mass))
+    return True
+
+
+@kernel
+def distributions(state, threads, x, size, how, out):
+    """out = the distribution of each row of `size` logits; x, out float32 [rows * size]."""
+    rows, room = len(x) // size, room_for(size)
+    row = claim(state, 0)
+    while row < rows:
+        distribution_row(x, row * size, size, how, out, row * size, room)
+        done(state, 0)
+        row = claim(state, 0)
+    wait(state, 0, rows)
+
+
+@kernel
+def largest(state, threads, x, size, places, values):
+    """The first index of the largest number of each row, places int64 [rows], and the number, values float32.
+
+    NaN counts as the largest. x float32 [rows * size].
+    """
+    rows, lanes, one = len(places), np.empty(LANES, np.float32), np.uintp(LANES)
+    row = claim(state, 0)
+    while row < rows:
+        top, start, unsound = _largest(x, row * size, size, lanes), np.uintp(row * size), False
+        for i in range(np.uintp(size)):
+            unsound |= x[start + i] != x[start + i]
+        place, found = 0, False
+        for first in range(np.uintp(0), np.uintp(size), one):
+            at, few = start + first, min(one, np.uintp(size) - first)
+            for j in range(few):
+                found |= x[at + j] != x[at + j] or (x[at + j] >= top and not unsound)
+            if found:
+                place = np.int64(first)
+                while x[row * size + place] < top or (unsound and x[row * size + place] >= np.float32(-np.inf)):
+                    place += 1
+                break
+        places[row], values[row] = place, x[row * size + place]
+        done(state, 0)
+        row = claim(state, 0)
+    wait(state, 0, rows)
+
+
+@kernel
+def spread(state, threads, q, width, ids, out, size):
+    """out float32 [rows * size]: q float32 [rows * width] at the columns ids int64 [width], and 0 elsewhere."""
+    rows, few = len(q) // max(width, 1), np.uintp(width)
+    row = claim(state, 0)
+    while row < rows:
+        at, to = np.uintp(row * width), np.uintp(row * size)
+        for i in range(np.uintp(size)):
+            out[to + i] = np.float32(0.0)
+        for i in range(few):
+            out[to + np.uintp(ids[i])] = q[at + i]
+        done(state, 0)
+        row = claim(state, 0)
+    wait(state, 0, rows)
+
+
+@kernel
+def placed(state, threads, x, size, at, out):
+    """out float32 [rows * size]: its row r is row at[r] of x, at int64 [rows], or 0 if that is -1."""
+    rows = len(at)
+    row = claim(state, 0)
+    while row < rows:
+        to, source = np.uintp(row * size), np.uintp(max(at[row], 0) * size)
+        if at[row] < 0:
+            for i in range(np.uintp(size)):
+                out[to + i] = np.float32(0.0)
+        else:
+            for i in range(np.uintp(size)):
+                out[to + i] = x[source + i]
+        done(state, 0)
+        row = claim(state, 0)
+    wait(state, 0, rows)
