@@ -109,7 +109,7 @@ def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tens
 def placed(x: Tensor, places: Tensor, rows: int) -> Tensor:
     """x float32 [N, ...] as [rows, ...]: row i at the place places[i], int64 [N]; zeros elsewhere."""
     out = torch.empty(rows, *x.shape[1:], dtype=torch.float32)
-    at, size = np.full(rows, -1, np.int64), x[0].numel()
+    at, size = np.full(rows, -1, np.int64), x.shape[1:].numel()
     at[places.numpy()] = np.arange(len(places))
     _call(distribution.placed, 1, out.numel(), _flat(x), size, at, _flat(out))
     return out
