@@ -21,14 +21,16 @@ from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
 from .elements import copy, norm, pack, place
 from .kinds import PANEL, STEP
-from .packing import NO_LINE, Packed
+from .packing import NO_LINE, Line, Packed
 from .products import PLAIN, blocks_of, product, scratch
 from .sampling.calls import Filters
-from .sampling.distribution import distribution_row, room_for
+from .sampling.distribution import distribution_row, first_largest, room_for
 from .sampling.draws import BLOCK, draw_row
 
 Array = np.ndarray[Any, Any]
 _NONE = np.empty(0, np.int64)
+# Bits of `alive`: whether a row has its draft of a level, and whether it goes on after it.
+HAS_DRAFT, GOES_ON = 1, 2
 # Items, tokens and their order.
 NO_PLAN = np.empty((0, 6), np.int64), np.empty((0, 5), np.int64), _NONE
 
@@ -81,8 +83,13 @@ class Chain:
 
 @dataclass(frozen=True)
 class Drafted:
-    """columns int64 [levels, B] of the vocabulary; probs float32 [levels, B, V'] where they are wanted; alive
-    int64 [levels, B]: whether a row has its draft of a level (1), and goes on after it (2 more)."""
+    """What a chain drafted.
+
+    Attributes:
+        columns: int64 [levels, B], the drafts as columns of the head's vocabulary.
+        probs: float32 [levels, B, V'], what each was drawn from; [0, B, V'] if nobody wants to know.
+        alive: int64 [levels, B], the bits HAS_DRAFT and GOES_ON.
+    """
 
     columns: Array
     probs: Array
@@ -91,54 +98,146 @@ class Drafted:
     @property
     def counts(self) -> list[int]:
         """How many drafts each row has."""
-        counts: list[int] = (self.alive & 1).sum(0).tolist()
+        counts: list[int] = (self.alive & HAS_DRAFT).sum(0).tolist()
         return counts
 
     @property
     def forwards(self) -> int:
         """How many forwards were made."""
-        return 1 + int((self.alive[:-1].max(1) == 3).sum())
+        return 1 + int((self.alive[:-1] & GOES_ON).any(1).sum())
+
+
+class Draws(NamedTuple):
+    """How a token is chosen: the numbers of `Filters`, and the confidence that a draft needs (HeadDrafter's)."""
+
+    factor: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
+    confidence: Any
+    headroom: Any
+
+
+class Plans(NamedTuple):
+    """The attention plans of all levels after the first, one after the other (attention/plan.py).
+
+    Attributes:
+        items, tokens, orders: as `planned` makes them.
+        ends: int64 [levels], where each level's items begin, and the end of the last one's.
+    """
+
+    items: Array
+    tokens: Array
+    orders: Array
+    ends: Array
+
+
+class Levels(NamedTuple):
+    """A chain as the kernels read it: what a Chain says, where its results go, and scratch.
+
+    Attributes:
+        most, embedded, ids, words, soft, pointing: the Chain's.
+        fuse: the Line of the fusing layer.
+        draws: how tokens are chosen.
+        greedy: whether the likeliest token is taken.
+        columns, probs, alive: where what is Drafted goes.
+        lengths: int64 [levels, B], the rows' lengths before each level.
+        firsts: int64 [B + 1], the first token of each row where each has one.
+        starts: int64 [blocks + 1], the blocks of these tokens (products.py).
+        sure: float32 [B], how likely a row's drafts so far are, 1 at first.
+        inputs: float32 [B x 2 hidden], scratch for [embedding, state].
+        plans: the attention of later levels.
+    """
+
+    most: Array
+    fuse: Line
+    embedded: Array
+    ids: Array
+    words: Array
+    draws: Draws
+    greedy: bool
+    soft: bool
+    columns: Array
+    probs: Array
+    alive: Array
+    lengths: Array
+    firsts: Array
+    starts: Array
+    sure: Array
+    inputs: Array
+    plans: Plans
+    pointing: Pointing
 
 
 def arguments(
     chain: Chain, lengths: Array, hidden: int, plans: list[tuple[Array, ...]], starts: Array
-) -> tuple[tuple[Any, ...], Drafted]:
+) -> tuple[Levels, Drafted]:
     """The kernel's argument, and what it writes.
 
-    lengths int64 [B]: of the rows, their newest tokens included. plans: attention/plan.py's of all levels but the
-    last. starts: the blocks of one token per row (products.py).
+    Args:
+        chain: what to draft.
+        lengths: int64 [B], of the rows, their newest tokens included.
+        hidden: numbers of a state.
+        plans: attention/plan.py's of all levels but the last.
+        starts: the blocks of one token per row (products.py).
     """
     rows, levels, size = len(chain.most), chain.levels, len(chain.ids)
-    greedy, how = chain.filters is None, Filters(1.0) if chain.filters is None else Filters(*chain.filters)
-    numbers = (*how.numbers(), np.float32(chain.confidence), np.float32(chain.headroom))
-    out = Drafted(
-        np.zeros((levels, rows), np.int64),
-        np.empty((levels if chain.soft else 0, rows, size), np.float32),
-        np.zeros((levels, rows), np.int64),
+    filters = Filters(1.0) if chain.filters is None else Filters(*chain.filters)
+    drafted = Drafted(
+        columns=np.zeros((levels, rows), np.int64),
+        probs=np.empty((levels if chain.soft else 0, rows, size), np.float32),
+        alive=np.zeros((levels, rows), np.int64),
     )
-    after = lengths + np.arange(levels, dtype=np.int64)[:, None]
-    items, places, orders = (np.concatenate(parts) for parts in zip(NO_PLAN, *plans, strict=True))
+    items, tokens, orders = (np.concatenate(parts) for parts in zip(NO_PLAN, *plans, strict=True))
     ends = np.cumsum([0, *(len(plan[0]) for plan in plans)])
-    room = np.empty(rows * (2 * hidden + 1), np.float32)
-    room[:rows] = 1.0
-    return (
-        chain.most, chain.fuse.line(), chain.embedded.ravel(), chain.ids, chain.words, numbers, greedy,
-        chain.soft, out.columns, out.probs.ravel(), out.alive, after, np.arange(rows + 1), starts, room,
-        (items, places, orders, ends), tuple(chain.pointing),
-    ), out  # fmt: skip
+    return Levels(
+        most=chain.most,
+        fuse=chain.fuse.line(),
+        embedded=chain.embedded.ravel(),
+        ids=chain.ids,
+        words=chain.words,
+        draws=Draws(*filters.numbers(), np.float32(chain.confidence), np.float32(chain.headroom)),
+        greedy=chain.filters is None,
+        soft=chain.soft,
+        columns=drafted.columns,
+        probs=drafted.probs.ravel(),
+        alive=drafted.alive,
+        lengths=lengths + np.arange(levels, dtype=np.int64)[:, None],
+        firsts=np.arange(rows + 1),
+        starts=starts,
+        sure=np.ones(rows, np.float32),
+        inputs=np.empty(rows * 2 * hidden, np.float32),
+        plans=Plans(items, tokens, orders, ends),
+        pointing=chain.pointing,
+    ), drafted
 
 
-def _nothing() -> tuple[Any, ...]:
+def _no_levels() -> Levels:
     table, flat = np.empty((0, 0), np.int64), np.empty(0, np.float32)
-    words, numbers = np.empty((2, 0, 0), np.int64), (*Filters(1.0).numbers(), np.float32(0), np.float32(0))
-    return (
-        _NONE, NO_LINE, flat, _NONE, words, numbers, True, False, table, flat, table, table, _NONE, _NONE, flat,
-        (*NO_PLAN, _NONE), (table, _NONE, _NONE, flat, flat, 0),
-    )  # fmt: skip
+    return Levels(
+        most=_NONE,
+        fuse=NO_LINE,
+        embedded=flat,
+        ids=_NONE,
+        words=np.empty((2, 0, 0), np.int64),
+        draws=Draws(*Filters(1.0).numbers(), np.float32(0), np.float32(0)),
+        greedy=True,
+        soft=False,
+        columns=table,
+        probs=flat,
+        alive=table,
+        lengths=table,
+        firsts=_NONE,
+        starts=_NONE,
+        sure=flat,
+        inputs=flat,
+        plans=Plans(*NO_PLAN, _NONE),
+        pointing=Pointing(table, _NONE, _NONE, flat, flat, 0),
+    )
 
 
 # The argument of a call without a chain.
-NO_CHAIN = _nothing()
+NO_CHAIN = _no_levels()
 
 
 @helper
@@ -147,45 +246,45 @@ def choose(state, phase, level, chain, logits, stride, states, wanted, hidden):
 
     The pointer raises the logits first. states, wanted: as for `feed`.
     """
-    most, _, _, ids, words, numbers, greedy, soft, columns, probs, alive, _, _, _, sure, _, pointing = chain
-    rows, size = len(most), len(ids)
-    (factor, top_k, top_p, min_p, confidence, headroom), uniforms = numbers, np.empty(BLOCK, np.float32)
-    memory = room_for(size)
+    rows, size, draws = len(chain.most), len(chain.ids), chain.draws
+    probs, sure, uniforms, memory = chain.probs, chain.sure, np.empty(BLOCK, np.float32), room_for(size)
     while True:
         row = claim(state, phase)
         if row >= rows:
             break
         at = (level * rows + row) * size
-        goes = most[row] > level and (level == 0 or alive[level - 1, row] == 3)
-        _raise(pointing, level, row, ids, columns, logits, row * stride, states, wanted[row] * hidden)
-        if soft:
-            distribution_row(logits, row * stride, size, (factor, top_k, top_p, min_p), probs, at, memory)
-        column = _largest(logits, row * stride, size)
-        if confidence > 0:
-            goes = goes and sure[row] * probs[at + column] >= confidence
-        if not greedy:
-            column = draw_row(probs, at, size, ids, True, words[0, level, row], words[1, level, row], uniforms)
-        columns[level, row] = column
-        if confidence > 0:
+        goes = chain.most[row] > level and (level == 0 or chain.alive[level - 1, row] & GOES_ON != 0)
+        _raise(chain, level, row, logits, row * stride, states, wanted[row] * hidden)
+        if chain.soft:
+            filters = draws.factor, draws.top_k, draws.top_p, draws.min_p
+            distribution_row(logits, row * stride, size, filters, probs, at, memory)
+        column = first_largest(logits, row * stride, size, memory[0])
+        if draws.confidence > 0:
+            goes = goes and sure[row] * probs[at + column] >= draws.confidence
+        if not chain.greedy:
+            first, second = chain.words[0, level, row], chain.words[1, level, row]
+            column = draw_row(probs, at, size, chain.ids, True, first, second, uniforms)
+        chain.columns[level, row] = column
+        if draws.confidence > 0:
             sure[row] *= probs[at + column]
-        more = goes and most[row] > level + 1 and (confidence == 0 or sure[row] >= headroom)
-        alive[level, row] = (1 if goes else 0) + (2 if more else 0)
+        more = goes and chain.most[row] > level + 1 and (draws.confidence == 0 or sure[row] >= draws.headroom)
+        chain.alive[level, row] = (HAS_DRAFT if goes else 0) + (GOES_ON if more else 0)
         done(state, phase)
     wait(state, phase, rows)
-    return alive[level].max() == 3
+    return chain.alive[level].max() >= GOES_ON
 
 
 @helper
-def _raise(pointing, level, row, ids, columns, logits, start, states, at):
+def _raise(chain, level, row, logits, start, states, at):
     """Raise what followed the longest earlier match of the row's last tokens, of several the newest."""
-    text, lengths, column_of, weight, by_size, shortest = pointing
+    text, lengths, column_of, weight, by_size, shortest = chain.pointing
     end, longest = lengths[row], shortest + len(by_size) - 1
-    newest, best, behind = _token(text, end, ids, columns, level, row, 0), 0, 0
+    newest, best, behind = _token(chain, end, level, row, 0), 0, 0
     for stop in range(end - 2, -1, -1):
         if text[row, stop] == newest:
             size = 1
             while size < min(longest, stop + 1, end + level) and text[row, stop - size] == _token(
-                text, end, ids, columns, level, row, size
+                chain, end, level, row, size
             ):
                 size += 1
             if size > best:
@@ -201,21 +300,11 @@ def _raise(pointing, level, row, ids, columns, logits, start, states, at):
 
 
 @helper
-def _token(text, end, ids, columns, level, row, back):
+def _token(chain, end, level, row, back):
     """The row's last token but `back`, after `level` drafts."""
     if back < level:
-        return ids[columns[level - 1 - back, row]]
-    return text[row, end - 1 - (back - level)]
-
-
-@helper
-def _largest(x, start, size):
-    """The first index of the largest of x[start : start + size]; NaN is passed over."""
-    best, place, at = np.float32(-np.inf), 0, np.uintp(start)
-    for i in range(size):
-        if x[at + np.uintp(i)] > best:
-            best, place = x[at + np.uintp(i)], i
-    return place
+        return chain.ids[chain.columns[level - 1 - back, row]]
+    return chain.pointing.text[row, end - 1 - (back - level)]
 
 
 @helper
@@ -224,17 +313,16 @@ def feed(state, phase, threads, level, chain, states, wanted, hidden, short, wid
 
     states [N, hidden]: the body's, of which row b's newest is wanted[b].
     """
-    most, line, embedded, _, _, _, _, _, columns, _, _, _, _, starts, room, _, _ = chain
-    rows = len(most)
+    rows, line, starts, inputs = len(chain.most), chain.fuse, chain.starts, chain.inputs
     while True:
         row = claim(state, phase)
         if row >= rows:
             break
-        at = rows + 2 * hidden * row
-        copy(embedded, columns[level, row] * hidden, room, at, hidden)
-        copy(states, wanted[row] * hidden, room, at + hidden, hidden)
+        at = 2 * hidden * row
+        copy(chain.embedded, chain.columns[level, row] * hidden, inputs, at, hidden)
+        copy(states, wanted[row] * hidden, inputs, at + hidden, hidden)
         to, width = place(row, starts, line.steps)
-        pack(room, at, 2 * hidden, short, wide, line.form, to, width)
+        pack(inputs, at, 2 * hidden, short, wide, line.form, to, width)
         done(state, phase)
     wait(state, phase, rows)
     product(state, phase + 1, threads, line, starts, short, wide, x, PLAIN, x, other, another, 0)
@@ -243,9 +331,10 @@ def feed(state, phase, threads, level, chain, states, wanted, hidden, short, wid
 @helper
 def further(chain, level, plan):
     """The plan of the attention after level `level`; plan: of the step before, for its types."""
-    rows, (items, places, orders, ends), none = len(chain[0]), chain[15], plan[4][:0]
+    rows, plans, none = len(chain.most), chain.plans, plan[4][:0]
     at, end = level * rows, (level + 1) * rows
-    return items[ends[level] : ends[level + 1]], places[at:end], orders[at:end], none, none
+    items = plans.items[plans.ends[level] : plans.ends[level + 1]]
+    return items, plans.tokens[at:end], plans.orders[at:end], none, none
 
 
 @kernel

@@ -89,10 +89,10 @@ def forward(
     # Two products' vectors: those of the down product are written while gates and ups read theirs.
     half = len(wide) // 2
     short, other, wide, another = short[: 2 * half], short[2 * half :], wide[:half], wide[half:]
-    _, _, _, _, _, _, _, _, columns, _, _, after, ends, blocks, _, _, _ = chain
+    levels = len(chain.columns)
     each, first, chosen = PANEL * last.panels, 0, logits
     # One loop for the forward and those of its drafts: what stands here twice is compiled twice.
-    for level in range(max(1, len(columns))):
+    for level in range(max(1, levels)):
         _, _, starts, wanted, wanted_starts = step
         tokens = starts[-1]
         mixed, y = room[: tokens * heads * dim], room[(tokens * heads * dim + 15) // 16 * 16 :]
@@ -116,19 +116,19 @@ def forward(
         _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, short, wide, form, out, kept)
         _pick(state, p + 1, out, hidden, wanted, y)
         pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last.form)
-        if len(columns):
+        if levels:
             at = level * len(wanted) * each % len(logits)
             chosen = logits[at : at + len(wanted) * each]
         product(state, p + 3, threads, last, wanted_starts, short, wide, chosen, PLAIN, x, other, another, form)
         first = p + _LAST_PHASES
-        if len(columns) == 0:
+        if levels == 0:
             return
         more = choose(state, first, level, chain, chosen, each, out, wanted, hidden)
-        if not more or level == len(columns) - 1:
+        if not more or level == levels - 1:
             return
         feed(state, first + 1, threads, level, chain, out, wanted, hidden, short, wide, x, other, another)
         first += _DRAFT_PHASES
-        step = ends, after[level], blocks, ends[: len(wanted)], blocks
+        step = chain.firsts, chain.lengths[level], chain.starts, chain.firsts[: len(wanted)], chain.starts
         plan = further(chain, level, plan)
 
 

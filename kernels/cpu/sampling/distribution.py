@@ -224,28 +224,37 @@ def distributions(state, threads, x, size, how, out):
     wait(state, 0, rows)
 
 
+@helper
+def first_largest(x, start, size, lanes):
+    """The first index of the largest of x[start : start + size]; NaN is passed over, and 0 if there is nothing else."""
+    top, one = _largest(x, start, size, lanes), np.uintp(LANES)
+    for first in range(np.uintp(0), np.uintp(size), one):
+        at, few, found = np.uintp(start) + first, min(one, np.uintp(size) - first), False
+        for j in range(few):
+            found |= x[at + j] == top
+        if found:
+            place = np.int64(first)
+            while x[start + place] != top:
+                place += 1
+            return place
+    return 0
+
+
 @kernel
 def largest(state, threads, x, size, places, values):
     """The first index of the largest number of each row, places int64 [rows], and the number, values float32.
 
     NaN counts as the largest. x float32 [rows * size].
     """
-    rows, lanes, one = len(places), np.empty(LANES, np.float32), np.uintp(LANES)
+    rows, lanes = len(places), np.empty(LANES, np.float32)
     row = claim(state, 0)
     while row < rows:
-        top, start, unsound = _largest(x, row * size, size, lanes), np.uintp(row * size), False
+        start, unsound = np.uintp(row * size), False
         for i in range(np.uintp(size)):
             unsound |= x[start + i] != x[start + i]
-        place, found = 0, False
-        for first in range(np.uintp(0), np.uintp(size), one):
-            at, few = start + first, min(one, np.uintp(size) - first)
-            for j in range(few):
-                found |= x[at + j] != x[at + j] or (x[at + j] >= top and not unsound)
-            if found:
-                place = np.int64(first)
-                while x[row * size + place] < top or (unsound and x[row * size + place] >= np.float32(-np.inf)):
-                    place += 1
-                break
+        place = 0 if unsound else first_largest(x, row * size, size, lanes)
+        while unsound and x[row * size + place] == x[row * size + place]:
+            place += 1
         places[row], values[row] = place, x[row * size + place]
         done(state, 0)
         row = claim(state, 0)

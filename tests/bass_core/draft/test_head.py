@@ -230,10 +230,12 @@ def test_a_rows_drafts_depend_on_no_other_row(params):
         drafter.propose = lambda *given, said=said, propose=propose: said.append(propose(*given)) or said[-1]
         while not rows[0].finish_reason:
             decoder.step()
-        made.append(said)
+        # The other row may go on drafting when there is no room left for the first one's drafts.
+        made.append([proposal for proposal in said if proposal.num_drafted[0]])
     assert len(made[0]) > 8
     for alone, beside in zip(*made, strict=True):
         count = alone.num_drafted[0]
+        assert count == beside.num_drafted[0]
         assert torch.equal(alone.tokens[0, :count], beside.tokens[0, :count])
         assert alone.probs is None or torch.equal(alone.probs[0, :count], beside.probs[0, :count])
 
