@@ -134,6 +134,7 @@ def make_request(
     """
     given = gathered(make_request, options, keywords)
     check_options(given)
+    pair.refresh()
     sampling = spelled(pair, SamplingParams() if given.sampling is None else given.sampling)
     rule = find_verification(given.verification)
     chat = Chat(given.system, given.chat_template_kwargs, given.raw)
