@@ -35,7 +35,7 @@ from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
 from .weights.modified import hooks_of
 from .weights.placement import has_waiting, home_device, is_split, waiting_weights
-from .weights.quantized import QuantizedModule, held
+from .weights.quantized import QuantizedModule, outputs_of
 from .weights.shape import context_of, head_dim, is_llama, said, turns_with_length
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class CausalModel:
         self.capturable = not (self._split or turns_with_length(config))
         self.layers: int = config.num_hidden_layers
         self.context = context_of(config)
-        self.vocab: int = held(model.get_output_embeddings()).shape[0]
+        self.vocab = outputs_of(model)
         self.hidden: int = config.hidden_size
         self.kv_heads = said(config, "num_key_value_heads") or said(config, "num_attention_heads") or 0
         self.head_dim = head_dim(config)

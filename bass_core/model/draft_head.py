@@ -30,7 +30,7 @@ from ..machine import cpu_kernels
 from ..machine.digest import sha256
 from .base import HiddenStateTap
 from .pointer import Pointer
-from .weights.quantized import held, look_up
+from .weights.quantized import held, held_or_none, look_up
 from .weights.shape import HALVES
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -104,7 +104,13 @@ class DraftHead(nn.Module):
 
     def share_embedding(self, target: PreTrainedModel) -> None:
         """Share the target's embedding table, on its current device and in its current form."""
-        table = held(target.get_input_embeddings())
+        ends = target.get_input_embeddings(), target.get_output_embeddings()
+        if any(held_or_none(one) is None for one in ends):
+            raise PairError(
+                f"this draft head reads the embedding and the output layer of its target, and "
+                f"{type(target).__name__} has other modules in their place: choose another draft."
+            )
+        table = held(ends[0])
         self.quantized = table if isinstance(table, QuantizedWeight) else None
         self.embedding = table.detach() if isinstance(table, Tensor) else None
 

@@ -26,7 +26,7 @@ from .fitting import fitting
 from .select import select_model, shape_of
 from .weights.modified import Watch
 from .weights.placement import has_waiting, home_device, is_split, places
-from .weights.quantized import held, weight_dtype
+from .weights.quantized import outputs_of, weight_dtype
 from .weights.shape import head_dim
 
 HEAD_ON_SPLIT = (
@@ -182,16 +182,12 @@ def _refuse_device(device: torch.device) -> None:
         raise PairError("Models on the device mps are not supported: move them to the CPU or to a CUDA device.")
 
 
-def _outputs(model: PreTrainedModel) -> int:
-    return held(model.get_output_embeddings()).shape[0]
-
-
 def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> int:
     """How many logits to keep. Raises PairError if the two models' ids can't be the same."""
-    size = _outputs(target)
+    size = outputs_of(target)
     if draft is None:
         return size
-    other = _outputs(draft)
+    other = outputs_of(draft)
     known = None if tokenizer is None else len(tokenizer)
     if size != other and (known is None or min(size, other) < known):
         raise PairError(

@@ -22,7 +22,7 @@ from .capturable import mark_capturable
 from .draft_head import DraftHead
 from .weights.modified import why_modified
 from .weights.placement import is_split
-from .weights.quantized import held, quantise_model
+from .weights.quantized import outputs_of, quantise_model
 from .weights.shape import context_of, head_dim
 
 # Our own forward and the model's own code compute different logits, though its modules are those of its class.
@@ -103,7 +103,7 @@ def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = F
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=head_dim(config),
-        outputs=held(model.get_output_embeddings()).shape[0],
+        outputs=outputs_of(model),
         vocab=vocab,
         hidden=config.hidden_size if own else 0,
         mlp=config.intermediate_size if own else 0,

@@ -82,7 +82,7 @@ def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
     """How calling a module differs from calling a fresh one, as the rest of a clause."""
     if is_hooked(module):
         return "has a forward of its own" if "forward" in vars(module) else "has a hook"
-    kind = type(module)
+    kind: Any = type(module)
     if kind is not type(fresh):
         return None if _QUANTIZED.get(kind) is type(fresh) else f"is a {kind.__name__}"
     code = getattr(kind.forward, "__code__", None)
@@ -114,7 +114,7 @@ class Watch:
     def __init__(self, model: nn.Module, numbers: bool) -> None:
         self._modules = list(model.modules())
         self._types = list(map(type, self._modules))
-        self._classes = list(set(self._types))
+        self._classes: list[Any] = list(set(self._types))
         self._forwards = [kind.forward for kind in self._classes]
         # Each has as many entries as before: children, parameters, buffers, hooks.
         self._dicts = [vars(module)[name] for module in self._modules for name in (*_CONTENTS, *_HOOKS)]

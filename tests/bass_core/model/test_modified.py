@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial, wraps
 from types import MethodType
@@ -205,6 +206,24 @@ def test_an_unchanged_model_runs_by_our_kernels(architecture: str, quantised: bo
     assert type(ModelPair(model).target_step) is LlamaCompiled
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ends_without_a_weight(dtype: torch.dtype) -> None:
+    for change in ("embedding", "head"):
+        model: Any = tiny("llama").to(dtype)
+        before = texts(ModelPair(model))
+        if change == "embedding":
+            model.model.embed_tokens = Doubled(model.model.embed_tokens)
+            model.model.layers[0].input_layernorm = nn.Identity()
+        else:
+            model.lm_head = nn.Sequential(model.lm_head, nn.ReLU(), nn.Linear(96, 96, dtype=dtype))
+        assert (ours(model) - of(model)).norm() < 0.05 * of(model).norm()
+        if dtype == torch.float32:
+            pair = ModelPair(model)
+            assert texts(pair) == texts(pair, method="transformers") != before
+        with pytest.raises(PairError, match="has other modules in their place"):
+            tiny_head(model)
+
+
 @compiled
 def test_a_qwen3_with_a_hook_on_a_head_norm() -> None:
     model = half("qwen3")
@@ -393,6 +412,15 @@ def test_calls_change_nothing(architecture: str, dtype: torch.dtype) -> None:
     model.train().eval()
     pair.refresh()
     assert (pair.target_step, pair.draft_step) == steps
+
+
+def test_a_pair_can_be_copied_and_its_copy_follows_its_own_model() -> None:
+    pair = ModelPair(tiny("llama"))
+    other = pickle.loads(pickle.dumps(pair))
+    before = texts(pair)
+    assert texts(other) == before
+    late_hook(other.target)
+    assert texts(pair) == before != texts(other)
 
 
 def test_models_that_no_longer_fit_are_refused() -> None:
