@@ -1,8 +1,8 @@
 """Whether a model's modules still are what its class makes of its config, and whether a model has changed since.
 
-Our own forwards (llama_cpu.py, llama_cuda.py) read weights and a config and never call the modules: ask
-`why_modified` before one of them runs a model. `Watch` tells at the start of a call whether the user has changed
-the model since it was packed.
+Contract: reads modules and weights, and changes nothing. Our own forwards (llama_cpu.py, llama_cuda.py) read
+weights and a config and never call the modules: ask `why_modified` before one of them runs a model. `Watch` tells
+at the start of a call whether the user has changed the model since it was packed.
 """
 
 from __future__ import annotations
