@@ -31,6 +31,7 @@ from bass_core.model.weights.quantized import (
 )
 from kernels.reference.quantized import QuantizedWeight, dequantise, quantise_q8_0
 from tests.models import prompts, reference, tiny
+from tests.schedule import draft_in_step
 
 ROWS = prompts(3)
 

@@ -2,8 +2,8 @@
 
 Contract: a schedule lets the draft take a step before each look at it, so that nothing asserted depends on the
 machine's load; the slow test of many runs leaves that to chance. A draft that fails, hangs back or is no longer
-wanted costs speed alone, the lane says so, and nothing is left. tests/conformance checks that the text is exact for
-every draft, architecture, batch and sampling.
+wanted costs speed alone, the lane says so, and nothing is left. tests/conformance checks that the text is exact
+for every draft, architecture, batch and sampling.
 """
 
 from __future__ import annotations
