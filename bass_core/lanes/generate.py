@@ -1,7 +1,8 @@
 """`generate` and `stream`: one method answers one request.
 
 Contract: arguments are checked before anything runs. The same arguments give the same tokens; only text that is
-sampled, and not coupled, with draft_length="auto" or "cost-aware" depends on this machine's measured costs too.
+sampled, and not coupled, with draft_length="auto" or "cost-aware" depends on this machine's measured costs too,
+and with method="amusd" on when drafts arrive.
 `stream` yields one Round per step; `generate` returns the finished sequences and their metrics.
 """
 

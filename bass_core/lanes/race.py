@@ -7,8 +7,9 @@ round costs that are not measured yet, they are measured first: meanwhile snapsh
 no lanes, and no lane's clock runs.
 Scheduling: "fair" always steps the lane whose own clock is furthest behind, so a snapshot shows what identical
 machines, one per lane, would show at the same instant; "overlap" gives each lane a thread and, on a GPU, a stream;
-"in_turn" runs one lane after another. With greedy or coupled decoding, or a fixed draft length, all three give the
-same texts. With `clock` all times of the lanes are predictions for another machine; what they write is not.
+"in_turn" runs one lane after another. With greedy or coupled decoding, or a fixed draft length (AMUSD excepted),
+all three give the same texts. With `clock` all times of the lanes are predictions for another machine; what they
+write is not.
 """
 
 from __future__ import annotations
