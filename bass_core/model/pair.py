@@ -19,6 +19,7 @@ from kernels.support import is_accelerator, on_zero_gpu
 
 from ..errors import PairError
 from ..machine import cpu_kernels, gpu_kernels
+from ..machine.torch_state import ours
 from .attention import attention_words, choose_backend, measure_flash
 from .base import refuse_unsupported
 from .draft_head import DraftHead
@@ -61,6 +62,7 @@ class ModelPair:
         self._watches: list[Watch] = []
         self._prepare()
 
+    @ours()
     def _prepare(self) -> None:
         """Choose what runs the models, and pack their weights."""
         target, draft = self.target, self.draft
@@ -173,7 +175,13 @@ class ModelPair:
         ids = config.eos_token_id if config is not None else self.target.config.eos_token_id
         if ids is None:
             return frozenset()
-        return frozenset([ids] if isinstance(ids, int) else ids)
+        several = list(ids) if isinstance(ids, list | tuple | set) else [ids]
+        if not all(type(one) is int for one in several):
+            raise PairError(
+                f"The model's generation config has eos_token_id {ids!r}, which is no token id or list of them: "
+                "correct it, or give eos_token_id."
+            )
+        return frozenset(several)
 
 
 def _refuse_device(device: torch.device) -> None:
