@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, PairError, RequestError, __version__, generate, load_pair, race, stream
+from bass_core.__main__ import main
 from bass_core.decode.prompts import Chat, encode_prompts
 from bass_core.lanes import schedule
 from bass_core.model.loading.sources import locate
@@ -137,8 +138,10 @@ def bass(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_version() -> None:
-    assert bass("$BASS --version", ROOT).stdout == f"bass {__version__}\n"
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"bass {__version__}\n"
 
 
 GENERATE = "$BASS generate --pair $PAIR --dtype float32 --max-new-tokens 4"
