@@ -136,8 +136,8 @@ def make_request(
     given = gathered(make_request, options, keywords)
     check_options(given)
     if not hasattr(pair, "target_step"):
-        kind = f'load_pair("{pair}")' if isinstance(pair, str | os.PathLike) else "ModelPair(target=...)"
-        raise RequestError(f"The first argument must be a pair; got {pair!r:.80}: make one with {kind}.")
+        call = f'load_pair("{pair}")' if isinstance(pair, str | os.PathLike) else "ModelPair(target=...)"
+        raise RequestError(f"The first argument must be a pair; got {pair!r:.80}: make one with {call}.")
     pair.refresh()
     sampling = spelled(pair, SamplingParams() if given.sampling is None else given.sampling)
     rule = find_verification(given.verification)
