@@ -116,8 +116,10 @@ class Watch:
         self._types = list(map(type, self._modules))
         self._classes: list[Any] = list(set(self._types))
         self._forwards = [kind.forward for kind in self._classes]
-        # Each has as many entries as before: children, parameters, buffers, hooks.
-        self._dicts = [vars(module)[name] for module in self._modules for name in (*_CONTENTS, *_HOOKS)]
+        # Each has as many entries as before: children, hooks, and attributes, of which a forward may be one.
+        self._dicts = [vars(module) for module in self._modules]
+        self._dicts += [children for module in self._modules if (children := vars(module)["_modules"])]
+        self._dicts += [hooks for module in self._modules for hooks in hooks_of(module)]
         self._sizes = list(map(len, self._dicts))
         slots = [slot for module in self._modules for slot in _slots(module)]
         self._owners, self._names, self._values = (list(column) for column in zip(*slots, strict=True))
@@ -155,11 +157,10 @@ class Watch:
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """(dictionary, key, value) of all that a module is made of; a forward of its own is None if it has none."""
+    """(dictionary, key, value) of all that a module is made of."""
     own = vars(module)
     for name in _CONTENTS:
         yield from ((own[name], key, value) for key, value in own[name].items())
-    yield own, "forward", own.get("forward")
     for name, value in own.items():
         if name not in _BOOKKEEPING and name not in _WITHOUT_EFFECT:
             yield own, name, value
@@ -167,7 +168,7 @@ def _slots(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
 
 # What every module has, what transformers notes about a model without reading it in a forward pass, and what a
 # draft head packs.
-_BOOKKEEPING = {*vars(nn.Module()), "forward", "training", "warnings_issued", "generation_config", "_packed"}
+_BOOKKEEPING = {*vars(nn.Module()), "_is_hf_initialized", "warnings_issued", "generation_config", "_packed"}
 
 
 def _is_plain_list(value: Any) -> bool:
@@ -184,9 +185,9 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _sample(tensor: Tensor) -> np.ndarray[Any, Any] | None:
-    """Up to eight words of eight bytes, spread over a tensor in the host's memory: a view of them."""
+    """Up to four words of eight bytes, spread over a tensor in the host's memory: a view of them."""
     if type(tensor.data) is not Tensor or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return None
     raw = tensor.detach().view(-1).view(torch.uint8).numpy()
     words: np.ndarray[Any, Any] = raw[: len(raw) // 8 * 8].view(np.int64) if len(raw) >= 8 else raw
-    return words[:: max(1, len(words) // 8)][:8]
+    return words[:: max(1, len(words) // 4)][:4]
