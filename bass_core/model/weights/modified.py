@@ -127,11 +127,11 @@ class Watch:
         configs = {id(value): value for _, _, value in slots if isinstance(value, PreTrainedConfig)}
         self._configs = [(vars(config), dict(vars(config))) for config in configs.values()]
         tensors = {id(one): one for module in self._modules for one in _tensors(module)}
-        self._tensors = list(tensors.values())
-        self._places = self._pointers()
-        counted = [one for one in self._tensors if numbers or not isinstance(one, nn.Parameter)]
+        counted = [one for one in tensors.values() if numbers or not isinstance(one, nn.Parameter)]
         self._counted = [one for one in counted if not one.is_inference()]
-        self._versions = [one._version for one in self._counted]
+        known = set(map(id, self._counted))
+        self._others = [one for key, one in tensors.items() if key not in known]
+        self._seen = self._look()
         self._samples = [sample for one in counted if (sample := _sample(one)) is not None]
         self._sampled = self._read()
 
@@ -144,13 +144,13 @@ class Watch:
             and all(kind.forward is forward for kind, forward in zip(self._classes, self._forwards, strict=True))
             and all(owner.get(name) == value for owner, name, value in self._lists)
             and all(now == before for now, before in self._configs)
-            and self._pointers() == self._places
-            and [one._version for one in self._counted] == self._versions
+            and self._look() == self._seen
             and self._read() == self._sampled
         )
 
-    def _pointers(self) -> list[int]:
-        return [one.data_ptr() for one in self._tensors]
+    def _look(self) -> tuple[list[tuple[int, int]], list[int]]:
+        """Where tensors lie, and how often torch has counted a change of those whose numbers matter."""
+        return [(one.data_ptr(), one._version) for one in self._counted], [one.data_ptr() for one in self._others]
 
     def _read(self) -> bytes:
         return np.concatenate(self._samples).tobytes() if self._samples else b""
