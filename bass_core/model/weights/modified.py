@@ -117,7 +117,7 @@ class Watch:
         self._classes: list[Any] = list(set(self._types))
         self._forwards = [kind.forward for kind in self._classes]
         # Each has as many entries as before: children, hooks, and attributes, of which a forward may be one.
-        self._dicts = [vars(module) for module in self._modules]
+        self._dicts: list[dict[Any, Any]] = [vars(module) for module in self._modules]
         self._dicts += [children for module in self._modules if (children := vars(module)["_modules"])]
         self._dicts += [hooks for module in self._modules for hooks in hooks_of(module)]
         self._sizes = list(map(len, self._dicts))
