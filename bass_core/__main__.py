@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from . import __version__
+
 if TYPE_CHECKING:
     from .options import Options
 
 COMMANDS = "generate, race or serve"
 DEFAULT_BATCH = 4
-# The exit status of a program that Ctrl-C ends.
-INTERRUPTED = 130
+# The exit statuses of a program that Ctrl-C ends, and of one whose reader has gone away.
+INTERRUPTED, UNREAD = 130, 141
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,6 +37,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     made = Parser(prog="bass", description="Batched speculative decoding (arXiv 2404.15778).")
+    made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar=COMMANDS)
     shape = argparse.ArgumentDefaultsHelpFormatter
     generate = commands.add_parser("generate", help="answer a prompt with one method", formatter_class=shape)
@@ -81,7 +85,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return UNREAD
     return 0
+
+
+def _write(text: str) -> None:
+    """Print, at once: what stdout can't take is refused here, and not when the program ends."""
+    from .errors import BassError
+
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        raise BassError(
+            f"The answer can't be written ({error.strerror}): make room, or choose another file."
+        ) from error
+
+
+def _discard_output() -> None:
+    """Let nothing be written when the program ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -91,10 +118,8 @@ def _generate(options: argparse.Namespace) -> None:
     find_method(options.method)
     prompt, chosen = asked(options)
     out = generate(_pair(options), prompt, method=options.method, options=chosen)
-    for row, sequence in enumerate(out.sequences):
-        if row:
-            print("---")
-        print(sequence.text if sequence.text is not None else sequence.token_ids)
+    answers = [str(one.token_ids) if one.text is None else one.text for one in out.sequences]
+    _write("\n---\n".join(answers))
     ms, rate = out.metrics.ms_per_token, out.metrics.acceptance_rate
     print(f"{_number(ms, '.1f')} ms per token, acceptance rate {_number(rate, '.2f')}", file=sys.stderr)
 
@@ -108,12 +133,13 @@ def _race(options: argparse.Namespace) -> None:
     prompt, chosen = asked(options)
     snapshots = race(_pair(options), prompt, lanes=lanes, options=chosen)
     last: Any = deque(snapshots, maxlen=1).pop()
-    print(f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}")
+    lines = [f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}"]
     for name, lane in last["lanes"].items():
         shown = lane["metrics"]
         numbers = (("ms_per_token", ".1f"), ("speedup", ".2f"), ("acceptance_rate", ".2f"))
         rest = "".join(f"{_number(shown[key], form):>10}" for key, form in numbers)
-        print(f"{name:14}{shown['new_tokens']:8}{rest}" + (f"  {lane['error']}" if lane["error"] else ""))
+        lines.append(f"{name:14}{shown['new_tokens']:8}{rest}" + (f"  {lane['error']}" if lane["error"] else ""))
+    _write("\n".join(lines))
 
 
 def _pair(options: argparse.Namespace) -> Any:
@@ -147,11 +173,15 @@ def asked(options: argparse.Namespace) -> tuple[str, Options]:
 def _stdin() -> str:
     from .errors import RequestError
 
+    if sys.stdin is None:
+        raise RequestError("There is no stdin to read the prompt from: give the prompt itself in place of -.")
     try:
         # Windows would read a pipe in the encoding of its region.
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError("The prompt on stdin is not UTF-8: save it as such.") from error
+    except OSError as error:
+        raise RequestError(f"The prompt on stdin can't be read ({error.strerror}): give another.") from error
 
 
 def _number(value: float | None, form: str) -> str:

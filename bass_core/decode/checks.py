@@ -176,4 +176,5 @@ def check_whole(name: str, value: object, low: int, high: int | None) -> None:
 
 def _is_number(value: object) -> TypeGuard[float]:
     """Whether the value is a finite number."""
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole or (isinstance(value, float) and math.isfinite(value))

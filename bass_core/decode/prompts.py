@@ -159,10 +159,15 @@ def _check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
 def _in_parts(
     messages: list[dict[str, Any]], rendered: Callable[[list[dict[str, Any]]], str], newest: str
 ) -> list[dict[str, Any]] | None:
-    """The messages with their contents as parts, if the template then shows the newest text; None if not."""
+    """The messages with their contents as parts, if the template then shows the newest text; None if not.
+
+    A template that knows no parts may print them as Python's or JSON's list, which is not the text.
+    """
     parts = [one | {"content": _parts(one["content"])} if "content" in one else one for one in messages]
     try:
-        return parts if newest in rendered(parts) else None
+        text = rendered(parts)
+        printed = any(form in text and form not in newest for form in ("'type': 'text'", '"type": "text"'))
+        return parts if newest in text and not printed else None
     except Exception:
         return None
 

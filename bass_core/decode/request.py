@@ -6,6 +6,7 @@ is plain data that every lane of a race shares.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,6 +135,10 @@ def make_request(
     """
     given = gathered(make_request, options, keywords)
     check_options(given)
+    if not hasattr(pair, "target_step"):
+        call = f'load_pair("{pair}")' if isinstance(pair, str | os.PathLike) else "ModelPair(target=...)"
+        raise RequestError(f"The first argument must be a pair; got {pair!r:.80}: make one with {call}.")
+    pair.refresh()
     sampling = spelled(pair, SamplingParams() if given.sampling is None else given.sampling)
     rule = find_verification(given.verification)
     chat = Chat(given.system, given.chat_template_kwargs, given.raw)

@@ -28,6 +28,8 @@ class TextStream:
         self.ids: list[int] = []
         self.pieces: list[str] = []
         self._shown, self._context = 0, 0
+        # Whether the text ends in a run of byte tokens, which what follows may still change.
+        self._in_bytes = False
         # Text that has come and may begin a stop string.
         self._held = ""
 
@@ -39,10 +41,14 @@ class TextStream:
         """Add a token and return the text that it adds; "" while that may still change."""
         self.ids.append(token)
         self.pieces.append("")
+        # A token without text, such as a special one, ends no run.
+        self._in_bytes = self._is_byte(token) or (self._in_bytes and not self._decode([token]))
+        if self._surely_waits():
+            return ""
         new = self._new_text()
         if self.stop and self._cut(self._held + new):
             return self.pieces[-1]
-        if not new or new.endswith(_INCOMPLETE) or self._is_byte(token):
+        if not new or new.endswith(_INCOMPLETE) or self._in_bytes:
             return ""
         self._context, self._shown = self._shown, len(self.ids)
         self._show(self._held + new, self._begun(self._held + new))
@@ -74,6 +80,19 @@ class TextStream:
         end = len(text) - held
         self.pieces[-1] += text[:end]
         self._held = text[end:]
+
+    def _surely_waits(self) -> bool:
+        """Whether a long tail must wait for more, by its last tokens alone; all of it is not decoded each time.
+
+        A character has at most four bytes, and so at most four tokens.
+        """
+        few = 4 * max(map(len, self.stop), default=1) + 4
+        if len(self.ids) - self._shown <= 2 * few:
+            return False
+        if self._in_bytes:
+            return not self.stop
+        last = self._decode(self.ids[-few:])
+        return (not last or last.endswith(_INCOMPLETE)) and not any(one in last for one in self.stop)
 
     def _is_byte(self, token: int) -> bool:
         spelled = getattr(self.tokenizer, "convert_ids_to_tokens", lambda ids: None)(token)

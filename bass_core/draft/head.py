@@ -85,7 +85,7 @@ class HeadDrafter(Drafter):
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
         self._texts = Texts(head, 0)
         # Whether our own kernels make the body's inputs, and draft whole chains.
-        self._fuses = head.embedded is not None and runner.model.can_draft(head.fuse)
+        self._fuses = head.embedded is not None and runner.model.can_draft(head.layer("fuse"))
         self._in_one_call = self._fuses and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
@@ -202,7 +202,7 @@ class HeadDrafter(Drafter):
             words = torch.stack(hashed(keys.seed, keys.sequence_ids, at, keys.stream(self.role))[:2]).numpy()
         assert self.head.embedded is not None
         chain = Chain(
-            most, self.head.fuse.packed, self.head.embedded.numpy(), self.head.vocabulary.numpy(), words,
+            most, self.head.layer("fuse").packed, self.head.embedded.numpy(), self.head.vocabulary.numpy(), words,
             None if self.params.greedy else filters(self.params), self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
             keep=self.tells and self.params.greedy,

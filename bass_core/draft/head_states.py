@@ -27,7 +27,7 @@ class SettledStates:
     ) -> None:
         self.hidden, self.device, self.finish = hidden, device, finish
         # Nothing stands before the first token.
-        self._waiting = [[torch.zeros(1, hidden, device=device)] for _ in range(rows)]
+        self._waiting = [[torch.zeros(1, hidden, dtype=torch.float32, device=device)] for _ in range(rows)]
 
     def observe(self, states: list[Tensor]) -> None:
         """states[r] [k, hidden] of the next k tokens of row r; copied: the target's next step writes over them."""
@@ -49,7 +49,7 @@ class SettledStates:
 
     def _padded(self, pieces: list[list[Tensor]], counts: list[int]) -> Tensor:
         found = iter(self._finished([piece for row in pieces for piece in row]))
-        read = torch.zeros(len(counts), max(counts), self.hidden, device=self.device)
+        read = torch.zeros(len(counts), max(counts), self.hidden, dtype=torch.float32, device=self.device)
         for r, row in enumerate(pieces):
             at = 0
             for piece in row:
@@ -103,7 +103,7 @@ class StandInStates:
     """States [length, hidden] of each row's text: the target's of its first tokens, after them the head's own."""
 
     def __init__(self, rows: int, length: int, hidden: int, device: torch.device) -> None:
-        self.values = torch.zeros(rows, length, hidden, device=device)
+        self.values = torch.zeros(rows, length, hidden, dtype=torch.float32, device=device)
         # By row: where its states lie, of how many leading tokens the target's are here, and of how many any are.
         self._places = list(range(rows))
         self._observed = [0] * rows

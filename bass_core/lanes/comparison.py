@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.support import is_accelerator
 
 from ..decode.request import Request
+from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
@@ -42,6 +43,7 @@ def reference_lane(lanes: Seq[Lane]) -> Lane | None:
     return next((lane for lane in lanes if lane.reference), None)
 
 
+@ours()
 def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str, list[Difference | None]] | None:
     """Compare the other lanes' rows with the reference lane's, by method; None if no lane owes the same text.
 

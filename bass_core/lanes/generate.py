@@ -1,7 +1,8 @@
 """`generate` and `stream`: one method answers one request.
 
 Contract: arguments are checked before anything runs. The same arguments give the same tokens; only text that is
-sampled, and not coupled, with draft_length="auto" or "cost-aware" depends on this machine's measured costs too.
+sampled, and not coupled, with draft_length="auto" or "cost-aware" depends on this machine's measured costs too,
+and with method="amusd" on when drafts arrive.
 `stream` yields one Round per step; `generate` returns the finished sequences and their metrics.
 """
 
@@ -17,6 +18,7 @@ from typing_extensions import Unpack
 from ..decode.admission import admit
 from ..decode.measuring import with_costs
 from ..decode.request import make_request
+from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from ..options import Keywords, Options, Prompt, gathered, lists_options
 from ..sequence import Round
@@ -143,6 +145,7 @@ def finished(lane: Lane) -> Generation:
     return Generation(lane.method, sequences, lane.metrics(), timeline, record)
 
 
+@ours()
 def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options) -> Lane:
     """Check the arguments of a call, and build the lane for them."""
     found = find_method(method)

@@ -15,6 +15,7 @@ from ..decode.request import Request
 from ..decode.text import TextStream
 from ..machine.hardware import Peaks
 from ..machine.memory import shortage_explained
+from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from ..model.weights.placement import is_split
 from ..sequence import Reading, Round
@@ -74,6 +75,7 @@ class Lane:
         """Lane time in milliseconds, without the prefills."""
         return self.clock.ms - self.counts.prefill_ms
 
+    @ours()
     def step(self) -> Round:
         """Run and time one step, and record its tokens' times. The lane ends once its time budget is spent."""
         assert self._decoder is not None, "a finished lane is not stepped"
@@ -109,6 +111,7 @@ class Lane:
                 if text is not None:
                     text.end()
 
+    @ours()
     def prepare(self) -> None:
         """Capture, off the clock, the graphs that the first round will replay."""
         if self._decoder is not None:

@@ -7,8 +7,9 @@ round costs that are not measured yet, they are measured first: meanwhile snapsh
 no lanes, and no lane's clock runs.
 Scheduling: "fair" always steps the lane whose own clock is furthest behind, so a snapshot shows what identical
 machines, one per lane, would show at the same instant; "overlap" gives each lane a thread and, on a GPU, a stream;
-"in_turn" runs one lane after another. With greedy or coupled decoding, or a fixed draft length, all three give the
-same texts. With `clock` all times of the lanes are predictions for another machine; what they write is not.
+"in_turn" runs one lane after another. With greedy or coupled decoding, or a fixed draft length (AMUSD excepted),
+all three give the same texts. With `clock` all times of the lanes are predictions for another machine; what they
+write is not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..decode.request import Request, make_request
 from ..errors import RequestError
 from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
+from ..machine.torch_state import ours, stepped
 from ..model.pair import ModelPair
 from ..options import Keywords, Options, Prompt, gathered, lists_options
 from ..sequence import record_of
@@ -94,7 +96,8 @@ def _run(
         # Warming up and measuring leave caches idle; admission frees them where the lanes need their memory.
         _admit(pair, request, methods, scheduling)
         request, start = measuring.request, time.perf_counter()
-        lanes += [Lane(pair, request, method.name) for method in methods]
+        with ours():
+            lanes += [Lane(pair, request, method.name) for method in methods]
         for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS, stopped):
             if stopped():
                 return
@@ -118,7 +121,7 @@ def _run(
 def _measure(measuring: Measuring, stopped: Callable[[], bool]) -> Iterator[None]:
     """Measure the round costs that the lanes need; yield at the first step, when a snapshot is due or to stop."""
     due = 0.0
-    for _ in measuring:
+    for _ in stepped(measuring):
         if stopped() or time.perf_counter() >= due:
             yield
             due = time.perf_counter() + SNAPSHOT_SECONDS

@@ -89,7 +89,8 @@ def overlap(
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:  # Ctrl-C may come before all of them have been started
+                thread.join()
     if short:
         raise short[0]
 

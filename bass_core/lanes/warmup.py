@@ -16,6 +16,7 @@ import weakref
 from kernels.support import is_accelerator, runtime
 
 from ..decode.request import Request, make_request
+from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from .build import build_bass
 
@@ -26,6 +27,7 @@ _warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 
 
+@ours()
 def warm_up(pair: ModelPair, request: Request) -> None:
     """Run one prefill and one round of drafting and verification, unless this pair has been warmed up before."""
     if pair in _warm:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import GenerationMixin, PreTrainedModel
 
 from kernels.plan import AttentionPlan
@@ -32,8 +33,9 @@ from . import attention, probe
 from .cache import RaggedCache
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
+from .weights.modified import hooks_of
 from .weights.placement import has_waiting, home_device, is_split, waiting_weights
-from .weights.quantized import held
+from .weights.quantized import QuantizedModule, outputs_of
 from .weights.shape import context_of, head_dim, is_llama, said, turns_with_length
 
 if TYPE_CHECKING:
@@ -84,6 +86,10 @@ class CausalModel:
     """
 
     cost: ModelCost
+    # Why this is transformers' own model and not a forward of ours, as a clause; None if there is nothing to say.
+    reason: str | None = None
+    # Whether weights were copied, so that changing the model's own would no longer change what is computed.
+    copies_weights = False
 
     # Whether the padding of shorter rows is left out of the matrix products.
     skips_padding = False
@@ -109,7 +115,7 @@ class CausalModel:
         self.capturable = not (self._split or turns_with_length(config))
         self.layers: int = config.num_hidden_layers
         self.context = context_of(config)
-        self.vocab: int = held(model.get_output_embeddings()).shape[0]
+        self.vocab = outputs_of(model)
         self.hidden: int = config.hidden_size
         self.kv_heads = said(config, "num_key_value_heads") or said(config, "num_attention_heads") or 0
         self.head_dim = head_dim(config)
@@ -123,15 +129,15 @@ class CausalModel:
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow, self._dtype = shadow_of(model), model.dtype
+        # On ZeroGPU there is no device yet, and weights that wait on disk are slow to fetch.
+        config = model.config.get_text_config()
+        known, untried = is_llama(model), has_waiting(model) or on_zero_gpu()
+        probed = None if untried else probe.expect(self._shadow, self.name, self.context)
         # accelerate fetches the weights of the modules that it knows.
         if not is_accelerator(self.device) and not self._split and cpu_kernels.available():
             from .weights.compiled import compile_linears  # imports numba
 
-            compile_linears(self._shadow)
-        # On ZeroGPU there is no device yet, and weights that wait on disk are slow to fetch.
-        config = model.config.get_text_config()
-        known, untried = is_llama(model), has_waiting(model) or on_zero_gpu()
-        probed = None if known or untried else probe.expect(self._shadow, self.name, self.context)
+            self.copies_weights = compile_linears(self._shadow)
         masked = config.model_type in _MASKED
         self.trees = config.model_type not in _BY_COLUMN
         # Falcon's ALiBi is among what only a trial shows.
@@ -249,10 +255,20 @@ def cache_keyword(model: nn.Module) -> str:
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
     """The model's modules and config copied, its parameters and buffers shared.
 
-    But for the angles of rotary embeddings, which some models write while they run.
+    But for the angles of rotary embeddings, which some models write while they run. Hooks are shared as well: a
+    copy of an object that hooks a model would not be the one that the user goes on to change.
     """
-    shared = {id(one): one for one in chain(model.parameters(), model.buffers(), waiting_weights(model))}
+    shared: dict[int, Any] = {
+        id(one): one for one in chain(model.parameters(), model.buffers(), waiting_weights(model))
+    }
     shared |= {id(one): one.clone() for name, one in model.named_buffers() if "inv_freq" in name}
+    for module in model.modules():
+        shared |= {id(hooks): copy.copy(hooks) for hooks in hooks_of(module)}
+        # What removes a hook can't be copied; some modules keep it, alone or in lists.
+        lists = (value if isinstance(value, list) else [value] for value in vars(module).values())
+        shared |= {id(one): one for one in chain(*lists) if isinstance(one, RemovableHandle)}
+        if isinstance(module, QuantizedModule):
+            shared[id(module.quantized)] = module.quantized
     copied: PreTrainedModel = copy.deepcopy(model, shared)
     copied.eval()
     return copied

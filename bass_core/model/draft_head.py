@@ -30,7 +30,7 @@ from ..machine import cpu_kernels
 from ..machine.digest import sha256
 from .base import HiddenStateTap
 from .pointer import Pointer
-from .weights.quantized import held, look_up
+from .weights.quantized import held, held_or_none, look_up
 from .weights.shape import HALVES
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -62,7 +62,6 @@ class DraftHead(nn.Module):
     quantized: QuantizedWeight | None
     fuse: Any
     project: Any
-    embedded: Tensor | None
     # Of each of the target's ids: its place in the vocabulary, or -1.
     columns: Tensor
 
@@ -81,7 +80,8 @@ class DraftHead(nn.Module):
                 f"{own.num_hidden_layers}: choose another draft."
             )
         self.config = config
-        self._unpacked: dict[str, nn.Module] = {}
+        # Made by `pack`: `fuse` and `project` as our own kernels multiply them, and the vocabulary's embeddings.
+        self._packed: dict[str, Any] = {}
         self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
         inputs = (len(config.reads_layers) + 1) * config.hidden
         self.project = nn.Linear(inputs, config.hidden) if config.reads_layers else nn.Identity()
@@ -99,27 +99,43 @@ class DraftHead(nn.Module):
         self.register_buffer("columns", columns, persistent=False)
         self.register_buffer("embedding", None, persistent=False)
         self.share_embedding(target)
-        head: Any = target.get_output_embeddings()
-        rows = head.weight.detach()[vocabulary].to(self.body.dtype)
-        self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
+        self.body.lm_head.weight = nn.Parameter(self._rows(target), requires_grad=False)
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
-        # Made by `pack`: the vocabulary's embeddings, float32 [V', hidden].
-        self.register_buffer("embedded", None, persistent=False)
 
     def share_embedding(self, target: PreTrainedModel) -> None:
         """Share the target's embedding table, on its current device and in its current form."""
-        table = held(target.get_input_embeddings())
+        ends = target.get_input_embeddings(), target.get_output_embeddings()
+        if any(held_or_none(one) is None for one in ends):
+            raise PairError(
+                f"this draft head reads the embedding and the output layer of its target, and "
+                f"{type(target).__name__} has other modules in their place: choose another draft."
+            )
+        table = held(ends[0])
         self.quantized = table if isinstance(table, QuantizedWeight) else None
         self.embedding = table.detach() if isinstance(table, Tensor) else None
+
+    def _rows(self, target: PreTrainedModel) -> Tensor:
+        """Rows [V', hidden] of the target's output layer."""
+        head: Any = target.get_output_embeddings()
+        rows: Tensor = head.weight.detach()[self.vocabulary].to(self.body.dtype)
+        return rows
+
+    def follow(self, target: PreTrainedModel) -> None:
+        """Read again what is the target's, whose weights have changed."""
+        self.share_embedding(target)
+        if isinstance(held(target.get_output_embeddings()), Tensor):
+            with torch.inference_mode(False), torch.no_grad():
+                self.body.lm_head.weight.copy_(self._rows(target))
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         """The body's inputs [B, S, hidden], from ids int64 [B, S] and the states [B, S, hidden] before them."""
         x = self._embed(ids).to(states.dtype)
         if self.config.reads_states:
             x = torch.cat((x, states), dim=-1)
-        if isinstance(self.fuse, nn.Linear):
-            x = x.to(self.fuse.weight.dtype)
-        out: Tensor = self.fuse(x)
+        fuse = self.layer("fuse")
+        if isinstance(fuse, nn.Linear):
+            x = x.to(fuse.weight.dtype)
+        out: Tensor = fuse(x)
         return out
 
     def inputs_of(self, ids: Tensor, raw: Tensor) -> Tensor:
@@ -129,8 +145,8 @@ class DraftHead(nn.Module):
         """
         from kernels.cpu.chain import inputs  # imports numba
 
-        project = self.project.packed if self.config.reads_layers else None
-        return inputs(raw.float().contiguous(), self._embed(ids).float(), project, self.fuse.packed)
+        project = self.layer("project").packed if self.config.reads_layers else None
+        return inputs(raw.float().contiguous(), self._embed(ids).float(), project, self.layer("fuse").packed)
 
     def _embed(self, ids: Tensor) -> Tensor:
         table = self.quantized if self.embedding is None else self.embedding
@@ -142,9 +158,10 @@ class DraftHead(nn.Module):
         return HiddenStateTap(tuple(self.config.reads_layers), self._read)
 
     def _read(self, states: Tensor) -> Tensor:
-        if isinstance(self.project, nn.Linear):
-            states = states.to(self.project.weight.dtype)
-        out: Tensor = self.project(states)
+        project = self.layer("project")
+        if isinstance(project, nn.Linear):
+            states = states.to(project.weight.dtype)
+        out: Tensor = project(states)
         return out
 
     def column_of(self, ids: Tensor) -> Tensor:
@@ -156,32 +173,34 @@ class DraftHead(nn.Module):
         """Numbers of a token's states that are not finished."""
         return (len(self.config.reads_layers) + 1) * self.config.hidden
 
+    def layer(self, name: str) -> Any:
+        """`fuse` or `project`, in the form that our own kernels multiply if `pack` has packed it."""
+        return self._packed.get(name, getattr(self, name))
+
+    @property
+    def embedded(self) -> Tensor | None:
+        """The vocabulary's embeddings, float32 [V', hidden], if our own kernels make the body's inputs."""
+        return self._packed.get("embedded")
+
     def pack(self) -> None:
-        """Pack the layers outside the body where our own kernels multiply; packed ones can't be trained."""
+        """Pack the layers outside the body where our own kernels multiply; a layer with hooks stays as it is."""
+        self._packed = {}
         here = not is_accelerator(self.vocabulary.device) and self.body.dtype in HALVES
         if not here or not cpu_kernels.available():
             return
-        for name in ("fuse", "project"):
-            layer = getattr(self, name)
-            if isinstance(layer, nn.Linear):
-                self._pack(name, layer)
-        if self.config.reads_states:
-            self.embedded = self._embed(self.vocabulary).float()
+        from .weights.compiled import compiled, is_plain  # imports numba
+
+        layers = {name: getattr(self, name) for name in ("fuse", "project")}
+        self._packed = {name: compiled(layer) for name, layer in layers.items() if is_plain(layer)}
+        wanted = {"fuse", "project"} if self.config.reads_layers else {"fuse"}
+        if self.config.reads_states and wanted <= self._packed.keys():
+            self._packed["embedded"] = self._embed(self.vocabulary).float()
             # Compiles it, or loads its code from disk, before a clock runs.
             self.inputs_of(self.vocabulary[:1], torch.zeros(1, self.raw_size))
 
-    def _pack(self, name: str, layer: nn.Linear) -> None:
-        from .weights.compiled import compiled  # imports numba
-
-        self._unpacked.setdefault(name, getattr(self, name))
-        setattr(self, name, compiled(layer))
-
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
-        state = dict(self.__dict__)
-        state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
-        state["_buffers"] = {**state["_buffers"], "embedded": None}
-        return {**state, "_unpacked": {}}
+        """For pickling: without what `pack` made, which can't be pickled."""
+        return {**self.__dict__, "_packed": {}}
 
     def own_weights(self) -> dict[str, Tensor]:
         """The weights that are stored: all but the target's embedding and head."""

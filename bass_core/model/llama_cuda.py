@@ -86,6 +86,7 @@ class LlamaCuda(CausalModel):
 
     def _prepare(self, model: PreTrainedModel) -> None:
         config, body = model.config, model.model
+        self.copies_weights = not is_accelerator(self.device)
         # Where Triton can't use tensor cores, torch can, and its products are several times faster.
         self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
         self.has_kernels = available(self.device)

@@ -1,35 +1,41 @@
 """A target model, its draft and their tokenizer.
 
 Contract: both models use the same token-to-id map. This, and whether each model is supported, is checked when
-the pair is made. The user's models are not changed. If the two vocabularies differ only in padding rows, logits
+the pair is made. The user's models are not changed, and what the user changes in them later counts from the next
+call on (`refresh`). If the two vocabularies differ only in padding rows, logits
 are cut to the ids that both have.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from kernels.shapes import Shape
-from kernels.support import is_accelerator
+from kernels.support import is_accelerator, on_zero_gpu
 
 from ..errors import PairError
 from ..machine import cpu_kernels, gpu_kernels
+from ..machine.torch_state import ours
 from .attention import attention_words, choose_backend, measure_flash
 from .base import refuse_unsupported
 from .draft_head import DraftHead
 from .fitting import fitting
-from .llama_cpu import why_not
 from .select import select_model, shape_of
-from .weights.placement import home_device, is_split, places
-from .weights.quantized import held, weight_dtype
+from .weights.modified import Watch
+from .weights.placement import has_waiting, home_device, is_split, places
+from .weights.quantized import outputs_of, weight_dtype
 from .weights.shape import head_dim
 
 HEAD_ON_SPLIT = (
     "A draft head can't follow a target that is split over several devices: give a draft model, or none."
 )
+
+# One at a time, of all pairs: two calls at once must not both pack a model.
+_refreshing = threading.Lock()
 
 
 class ModelPair:
@@ -49,17 +55,24 @@ class ModelPair:
         name: str | None = None,
         default_drafter: str = "auto",
     ) -> None:
+        if isinstance(draft, DraftHead) and is_split(target):
+            raise PairError(HEAD_ON_SPLIT)
+        self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
+        self.default_drafter = default_drafter
+        self._watches: list[Watch] = []
+        self._prepare()
+
+    @ours()
+    def _prepare(self) -> None:
+        """Choose what runs the models, and pack their weights."""
+        target, draft = self.target, self.draft
         own_model = draft.body if isinstance(draft, DraftHead) else draft
         for model in (target, own_model):
             if model is not None:
                 refuse_unsupported(model)
                 _refuse_device(home_device(model))
-        if isinstance(draft, DraftHead) and is_split(target):
-            raise PairError(HEAD_ON_SPLIT)
-        self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
-        self.default_drafter = default_drafter
         whole = None if isinstance(draft, DraftHead) else draft
-        self.vocab = _common_vocabulary(target, whole, tokenizer)
+        self.vocab = _common_vocabulary(target, whole, self.tokenizer)
         gpu_kernels.prepare(self.device, self._shapes)
         # Its heads, as shape_key tells them apart.
         config = target.config.get_text_config()
@@ -67,11 +80,31 @@ class ModelPair:
         self._heads = (config.num_attention_heads, kv_heads, head_dim(config))
         measure_flash(self.device, self.dtype, *self._heads)
         with cpu_kernels.compiling(self.device):
-            self.target_step = select_model(target)
+            target_step = select_model(target)
             if isinstance(draft, DraftHead):
                 draft.pack()
-                self.target_step.readout = draft.readout()
-            self.draft_step = None if draft is None else select_model(draft)
+                target_step.readout = draft.readout()
+            draft_step = None if draft is None else select_model(draft)
+        self.target_step, self.draft_step = target_step, draft_step
+        # Weights that wait on the host or on disk come and go, as a ZeroGPU's do with its device.
+        if not (has_waiting(target) or on_zero_gpu()):
+            head = isinstance(draft, DraftHead)  # which copies rows of the target's output layer
+            self._watches = [Watch(target, head or target_step.copies_weights)]
+            if draft is not None and draft_step is not None:
+                self._watches.append(Watch(draft, head or draft_step.copies_weights))
+
+    def refresh(self) -> None:
+        """Prepare the models again if one of them has changed since: its weights, modules or hooks.
+
+        Every call asks this before it runs. Raises PairError if the models no longer fit or are not supported.
+        """
+        with _refreshing:
+            changed = [watch.changed() for watch in self._watches]
+            if not any(changed):
+                return
+            if changed[0] and isinstance(self.draft, DraftHead):
+                self.draft.follow(self.target)
+            self._prepare()
 
     def _shapes(self) -> list[Shape]:
         """What the launches of target and draft depend on."""
@@ -110,11 +143,18 @@ class ModelPair:
 
     @property
     def computed_by(self) -> str | None:
-        """What runs the target on a CPU: "own kernels", or "transformers' own model" and why; None elsewhere."""
-        if is_accelerator(self.device) or is_split(self.target):
-            return None
-        reason = why_not(self.target)
-        return "own kernels" if reason is None else f"transformers' own model ({reason})"
+        """What runs the target: "own kernels" on a CPU, or "transformers' own model" and why.
+
+        None on an accelerator, and for a target that is split, unless its modules were changed. What runs the
+        draft is added if it is transformers' own model for another reason.
+        """
+        reason = self.target_step.reason
+        here = not (is_accelerator(self.device) or is_split(self.target))
+        parts = [f"transformers' own model ({reason})"] if reason else ["own kernels"] if here else []
+        drafts = None if self.draft_step is None else self.draft_step.reason
+        if drafts and drafts != reason:
+            parts.append(f"for the draft transformers' own model ({drafts})")
+        return ", ".join(parts) or None
 
     @property
     def attention(self) -> str | None:
@@ -135,7 +175,13 @@ class ModelPair:
         ids = config.eos_token_id if config is not None else self.target.config.eos_token_id
         if ids is None:
             return frozenset()
-        return frozenset([ids] if isinstance(ids, int) else ids)
+        several = list(ids) if isinstance(ids, list | tuple | set) else [ids]
+        if not all(type(one) is int for one in several):
+            raise PairError(
+                f"The model's generation config has eos_token_id {ids!r}, which is no token id or list of them: "
+                "correct it, or give eos_token_id."
+            )
+        return frozenset(several)
 
 
 def _refuse_device(device: torch.device) -> None:
@@ -144,16 +190,12 @@ def _refuse_device(device: torch.device) -> None:
         raise PairError("Models on the device mps are not supported: move them to the CPU or to a CUDA device.")
 
 
-def _outputs(model: PreTrainedModel) -> int:
-    return held(model.get_output_embeddings()).shape[0]
-
-
 def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> int:
     """How many logits to keep. Raises PairError if the two models' ids can't be the same."""
-    size = _outputs(target)
+    size = outputs_of(target)
     if draft is None:
         return size
-    other = _outputs(draft)
+    other = outputs_of(draft)
     known = None if tokenizer is None else len(tokenizer)
     if size != other and (known is None or min(size, other) < known):
         raise PairError(

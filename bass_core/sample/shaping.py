@@ -4,8 +4,8 @@ Contract: `shaped` changes the logits of each position by the text before it: th
 drafts that lead there, whether they will be accepted or not. It is applied once, to the target's logits and to a
 draft model's, before temperature, top-k, top-p and min-p. So p is the same function of a text whether it was
 drafted or not, and what is proved of p and q holds. Drafts that are made otherwise, as a head's, have a q without
-it: as exact, but fewer are accepted. The order is transformers': the repetition penalty, then presence and
-frequency, then biases and bad words.
+it: as exact, but fewer are accepted. The order is transformers': biases, then the repetition penalty, then
+presence and frequency penalties, which transformers lacks, then bad words.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ def shaped(
     drafts = logits.new_zeros(batch, 0, dtype=torch.long) if drafts is None else drafts[:, :count]
     made = copied(logits)
     own = parents or [range(-1, count - 1)] * batch
+    _bias(made, params)
     if params.counts and not is_accelerator(made.device):
         _penalise(made, params, rows, drafts.tolist(), [_paths([], list(range(count)), one) for one in own])
     elif params.counts:
         drafted = torch.zeros(*drafts.shape, size, device=made.device).scatter_(2, drafts[..., None], 1.0)
         leads = _leads(batch, count, parents, made.device)
         made = _penalised(made, params, rows, leads.to(made.dtype) @ drafted)
-    _bias(made, params)
+    _bar(made, params)
     if tail := _tail(params):
         texts = zip(rows, drafts.tolist(), own, strict=True)
         _forbid(made, params, [_paths(row.tokens[-tail:], *drafted) for row, *drafted in texts])
@@ -63,6 +64,7 @@ def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], dra
     if not params.shapes:
         return logits
     made = copied(logits[:, None])
+    _bias(made, params)
     if params.counts and not is_accelerator(made.device):
         drafts = torch.stack(list(drawn), dim=1).tolist() if drawn else [[]] * len(rows)
         _penalise(made, params, rows, drafts, [[list(range(len(drawn)))]] * len(rows))
@@ -71,7 +73,7 @@ def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], dra
         for token in drawn:
             ahead.scatter_add_(1, token[:, None], torch.ones_like(ahead[:, :1]))
         made = _penalised(made, params, rows, ahead[:, None])
-    _bias(made, params)
+    _bar(made, params)
     if tail := _tail(params):
         # Only what a bad word can hold is read on the host.
         last = list(drawn)[-tail:]
@@ -149,14 +151,16 @@ def _counts(texts: list[list[int]], like: Tensor) -> Tensor:
 
 
 def _bias(logits: Tensor, params: SamplingParams) -> None:
-    """Add the biases, and -inf for bad words of one token, in place."""
-    barred = [
-        (word[0], float("-inf")) for word in params.bad_words if not isinstance(word, str) and len(word) == 1
-    ]
-    # An id may be in both, and an indexed sum takes each once.
-    if added := dict(params.biases) | dict(barred):
+    """Add the biases, in place."""
+    if added := dict(params.biases):
         ids = to_device(list(added), logits.device)
         logits[..., ids] += to_device(list(added.values()), logits.device)
+
+
+def _bar(logits: Tensor, params: SamplingParams) -> None:
+    """-inf, in place, for bad words of one token."""
+    if barred := [word[0] for word in params.bad_words if not isinstance(word, str) and len(word) == 1]:
+        logits[..., to_device(barred, logits.device)] = float("-inf")
 
 
 def _longer(params: SamplingParams) -> list[tuple[int, ...]]:

@@ -1,9 +1,11 @@
 """`python -m bench start`: seconds until the model is ready, from the second start on.
 
-Contract: times a fresh process that imports bass_core and calls `load_pair`, and `python app.py` until it serves
-the page: once with --draft-length bass, and once with its defaults in a cache folder that holds the weights but no
-measured costs. The first start of each kind is not counted: it may convert the model, and it reads the files from
-disk. Medians in seconds. To show that the model was ready, every start must write the same text afterwards.
+Contract: times a fresh process that imports bass_core and calls `load_pair`, in it the trial of the models against
+their own code (model/select.py), and the look at them with which a call begins. Then times `python app.py` until
+it serves the page: once with --draft-length bass, and once with its defaults in a cache folder that holds the
+weights but no measured costs. The first start of each kind is not counted: it may convert the model, and it reads
+the files from disk. Medians in seconds. To show that the model was ready, every start must write the same text
+afterwards.
 """
 
 from __future__ import annotations
@@ -23,12 +25,28 @@ START = """
 import json, sys, time
 begun = time.perf_counter()
 from bass_core import generate, load_pair
+from bass_core.model import select
 imported = time.perf_counter()
+trials = []
+def timed(function):
+    def call(*arguments):
+        begun = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            trials.append(time.perf_counter() - begun)
+    return call
+select.trial, select.why_modified = timed(select.trial), timed(select.why_modified)
 pair = load_pair(sys.argv[1])
 ready = time.perf_counter()
+tried = sum(trials)
 written = generate(pair, sys.argv[2], max_new_tokens=8, draft_length="bass").sequences[0].token_ids
-print(json.dumps([imported - begun, ready - imported, written]))
+checked = time.perf_counter()
+pair.refresh()
+times = [imported - begun, ready - imported, tried, time.perf_counter() - checked]
+print(json.dumps([times, written]))
 """
+LIBRARY = ("import torch and transformers", "load_pair", "of it, trying the models", "a call's look at the models")
 
 
 def main(argv: list[str]) -> None:
@@ -36,33 +54,36 @@ def main(argv: list[str]) -> None:
     made = parser("start", __doc__ or "", "pair")
     made.set_defaults(draft=None)
     arguments = made.parse_args(argv)
-    names = ("import torch and transformers", "load_pair", "python app.py, all of it", "the same, no costs known")
+    names = (*LIBRARY, "python app.py, all of it", "the same, no costs known")
     times: dict[str, list[float]] = {name: [] for name in names}
     texts = set()
     # The quick form starts everything once, and counts it.
     for start in range(1 if arguments.quick else 1 + STARTS):
-        imported, loaded, text = _library(arguments.pair)
+        library, text = _library(arguments.pair)
         texts.add(text)
-        for name, seconds in zip(names, (imported, loaded, _page(arguments), _first_page(arguments)), strict=True):
+        for name, seconds in zip(names, (*library, _page(arguments), _first_page(arguments)), strict=True):
             times[name] += [seconds] if start or arguments.quick else []
     results: list[Row] = [
         {"phase": name, "starts": len(taken), "median s": median(taken), "fastest s": min(taken),
          "slowest s": max(taken)}
         for name, taken in times.items()
     ]  # fmt: skip
-    ready = median(times["load_pair"])
+    ready, tried, looked = (median(times[name]) for name in LIBRARY[1:])
     claims = [
+        claim("trying the models, s", tried, "at most 0.3", None if arguments.quick else tried <= 0.3),
+        claim("a call's look, s", looked, "under 0.001", None if arguments.quick else looked < 0.001),
         claim("model ready, s", ready, "under 5", None if arguments.quick else ready < 5),
         claim("different texts", len(texts), "1", len(texts) == 1),
     ]
     finish("start", arguments, CPU, results, claims)
 
 
-def _library(pair: str) -> tuple[float, float, tuple[int, ...]]:
+def _library(pair: str) -> tuple[list[float], tuple[int, ...]]:
+    """Seconds as LIBRARY names them, and the text."""
     command = [sys.executable, "-c", START, pair, PROMPT]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    importing, loading, written = json.loads(done.stdout.splitlines()[-1])
-    return importing, loading, tuple(written)
+    times, written = json.loads(done.stdout.splitlines()[-1])
+    return times, tuple(written)
 
 
 def _page(arguments: argparse.Namespace, draft_length: str = "bass") -> float:

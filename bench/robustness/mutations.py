@@ -291,4 +291,37 @@ MUTANTS = [
     Mutant("what a mask says is dropped", "bass_core/model/attention.py",
            "window = sliding_window if stated is None else stated", "window = sliding_window",
            ["tests/zoo/test_zoo.py::test_an_architecture_runs_or_is_refused_as_documented[phimoe]"]),
+    Mutant("AMUSD: an unlikely draft is not verified", "bass_core/draft/registry.py",
+           "if not chance * top >= AHEAD_CONFIDENCE:", "if not chance * own >= AHEAD_CONFIDENCE:",
+           [_OVERLAPPED + "session.py::test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there"]),
+    Mutant("AMUSD: an unlikely late draft is not verified", "bass_core/decode/overlapped/decoder.py",
+           "count + (len(self._ahead[row.index]) > count and row.remaining > count)",
+           "count + (len(own := self._ahead[row.index]) > count and row.remaining > count "
+           "and own[count].own > 0.3)",
+           [_CONFORMANCE + "overlapped.py::test_amusd[by the text-a head that is unsure-block]"]),
+    Mutant("a pointer that is missing in the recorded q", "bass_core/draft/head.py",
+           "logits = self._texts.raised(logits[:, None], states[:, None], last)[:, 0]\n            q = ",
+           "bare, logits = logits, self._texts.raised(logits[:, None], states[:, None], last)[:, 0]\n"
+           "            q = self._distribution(bare)  # ",
+           [_ENUMERATED + "drafters[a head that points-rejection]"]),
+    Mutant("a window's drafts with the q of the drafter in front", "bass_core/draft/window.py",
+           "probs = probabilities(output.logits, params) if self._own_noise else None",
+           "probs = probabilities(output.logits.flip(-1), params) if self._own_noise else None",
+           [_ENUMERATED + "drafters[a window behind a model-rejection]"]),
+    Mutant("hooks and replaced modules are left out", "bass_core/model/select.py",
+           "llama_compiled.why_not(model) or why_modified(model)", "llama_compiled.why_not(model)",
+           [_CORE + "model/test_modified.py::test_a_changed_model_runs_by_its_own_code"
+            "[its module model.norm has another variance_epsilon]"]),
+    Mutant("a forward of our own is not tried", "bass_core/model/select.py",
+           "return expected is None or probe.agrees(selected, expected)", "return True",
+           [_CORE + "model/test_modified.py::test_a_changed_model_runs_by_its_own_code"
+            "[our kernels compute other logits than its own code]"]),
+    Mutant("weights of yesterday", "bass_core/model/pair.py",
+           "if not any(changed):", "if True:",
+           [_CORE + "model/test_modified.py::test_a_model_that_changes_after_it_was_paired"
+            "[load_state_dict-dtype1]"]),
+    Mutant("weights that were written past torch's count", "bass_core/model/weights/modified.py",
+           "and self._read() == self._sampled", "",
+           [_CORE + "model/test_modified.py::test_a_model_that_changes_after_it_was_paired"
+            "[through_data-dtype1]"]),
 ]  # fmt: skip

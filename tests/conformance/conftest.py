@@ -1,4 +1,4 @@
-"""How the suite runs: its tiny models on one thread, and AMUSD's target slowed, so that the draft gets ahead.
+"""How the suite runs: its tiny models on one thread, and AMUSD's draft in step with its target.
 
 Contract: a lost draft fails its test, because its lane would go on as regular decoding; when the suite ends, no
 thread of a draft is left. Prompts share whatever they can, however short, and windows are small.
@@ -13,20 +13,20 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bass_core.decode.overlapped import decoder as amusd
 from bass_core.model.base import CausalModel
 from kernels.plan import SHARE
 
 from ..models import small_window
+from ..schedule import draft_in_step
 
 
 @pytest.fixture(scope="package", autouse=True)
-def small_and_slow() -> Iterator[None]:
+def small_and_in_step() -> Iterator[None]:
     threads, interval = torch.get_num_threads(), sys.getswitchinterval()
     # More threads would only wait for each other.
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(amusd, "DELAYS", (0.004, 0.0))
+        draft_in_step(patch)
         # Draft and target make many short calls, and one waits for the other after each.
         sys.setswitchinterval(interval / 10)
         # Tiny models' prompts are shorter than those for which sharing pays, and than the sinks and a window.

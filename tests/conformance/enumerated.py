@@ -298,10 +298,10 @@ class Scene:
         how, whole = self.sampling, (*prompt, *text)
         logits = [math.log(chance) if chance else -math.inf for chance in self.p[whole[-1]]]
         for token, logit in enumerate(logits):
+            logits[token] = logit = logit + dict(how.logit_bias).get(token, 0.0)
             if token in whole:
                 logits[token] = logit / how.repetition_penalty if logit > 0 else logit * how.repetition_penalty
             logits[token] -= how.presence_penalty * (token in text) + how.frequency_penalty * text.count(token)
-            logits[token] += dict(how.logit_bias).get(token, 0.0)
             words = [word for word in how.bad_words if word[-1] == token]
             if any((*whole, token)[-len(word) :] == word for word in words):
                 logits[token] = -math.inf

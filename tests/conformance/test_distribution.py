@@ -23,7 +23,6 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate
-from bass_core.decode.overlapped import decoder as amusd
 from bass_core.draft import registry as drafting
 from bass_core.draft.window import WindowDrafter
 from bass_core.model.forward import ForwardBatch, ForwardOutput
@@ -242,9 +241,3 @@ def check(case: Case) -> None:
 def tiny_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first round on, windowed drafts see the first token and the last two alone."""
     small_window(monkeypatch, sinks=1, unit=1, window=1)
-
-
-@pytest.fixture(autouse=True)
-def slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slows the target, because AMUSD's draft has hundreds of rows to draft for."""
-    monkeypatch.setattr(amusd, "DELAYS", (0.06, 0.0))

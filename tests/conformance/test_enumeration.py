@@ -21,6 +21,7 @@ from bass_core.draft.base import Proposal, TreeProposal, own_drafter, point_mass
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
+from bass_core.draft.window import WindowChain, WindowDrafter
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable
 from bass_core.length.policies import Algorithm1, FixedLength, RecordedLengths
@@ -28,7 +29,7 @@ from bass_core.model.pointer import Pointer
 from bass_core.sample import draw as draws
 from bass_core.sample.noise import Role, place_node
 
-from ..models import slow_but
+from ..models import slow_but, small_window
 from .enumerated import BigramHead, Scene, Table, Text, Written, distance, written
 
 EXACT = 1e-9
@@ -40,6 +41,8 @@ Q: Table = ((0.66, 0.34), (0.2, 0.8), (0.5, 0.5), (0.5, 0.5))
 # Three tokens, some of which are never written or never drafted, and one that ends prompts.
 P3: Table = ((0.2, 0.3, 0.5), (0.0, 0.45, 0.55), (0.6, 0.4, 0.0), (1.0, 0.0, 0.0))
 Q3: Table = ((0.5, 0.25, 0.25), (0.3, 0.7, 0.0), (0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
+# What drafts for a windowed target, whose law is Q3.
+R3: Table = ((0.1, 0.5, 0.4), (0.6, 0.1, 0.3), (0.5, 0.3, 0.2), (0.3, 0.3, 0.4))
 RULES = ("rejection", "block", "coupled")
 # Milliseconds with which what was accepted so far decides how many drafts pay, if any; and with which many do.
 COSTS = CostTable({rows: [(rows, 6), (9 * rows, 10)] for rows in (1, 2)}, {1: 0.3, 2: 0.3}, padded=False)
@@ -203,6 +206,11 @@ def _head(
     )
 
 
+def _window(scene: Scene) -> WindowDrafter:
+    """The windowed target is another model here, as it is where a window hides what matters."""
+    return WindowDrafter(scene.runner(Q3), scene.sampling, scene.verification, 1)
+
+
 def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
     return lambda scene: own_drafter(Trees(Q3 if len(scene.p[0]) == 3 else Q, scene.rule, children))
 
@@ -215,6 +223,9 @@ DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "a head that stops": _head,
     "a head that points": lambda scene: _head(scene, ids=(1, 2), lift=2.0),
     "a user's that stops": lambda scene: own_drafter(Unsure(Q3, scene.rule)),
+    "a window": _window,
+    "a window behind a model": lambda scene: WindowChain(_model(R3)(scene), _window(scene)),
+    "a window behind copies": lambda scene: WindowChain(_lookup(scene), _window(scene)),
 }
 TREES: dict[str, Callable[[Scene], Any]] = {
     "(2, 1)": lambda scene: ModelDrafter(scene.runner(Q3), scene.sampling, scene.verification, (2, 1)),
@@ -224,6 +235,12 @@ TREES: dict[str, Callable[[Scene], Any]] = {
     "a user's, wider behind 0": _trees(lambda path: 1 + (path == (0,))),
     "a user's, a chain unless 0": _trees(lambda path: 1 + (path[-1:] == (0,)) * (len(path) == 2)),
 }
+
+
+@pytest.fixture(autouse=True)
+def tiny_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windowed drafts see the first token and the last two alone."""
+    small_window(monkeypatch, sinks=1, unit=1, window=1)
 
 
 @pytest.fixture(autouse=True)
@@ -275,8 +292,8 @@ def test_policies_that_have_learnt(policy: str, rule: str, monkeypatch: pytest.M
     holds(scene.after(60), monkeypatch)
 
 
-BY_DRAFTER = [("model", "block"), *each(DRAFTERS, ["rejection", "coupled", "block"])]
-BY_DRAFTER += [("a head that stops", "block")]
+BY_DRAFTER = [("model", "block"), ("copies", "coupled"), *each(DRAFTERS, ["rejection", "block"])]
+BY_DRAFTER += [("a head that stops", "block"), ("a window behind a model", "rejection")]
 
 
 @pytest.mark.parametrize(("drafter", "rule"), slow_but(BY_DRAFTER, product(DRAFTERS, RULES)))
@@ -285,7 +302,14 @@ def test_drafters(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> N
     found = holds(scene, monkeypatch)
     assert found.origins >= {"sampled", "accepted", "recovered"}
     some = {"copies": {0, 2}, "a head that points": {1, 2}}.get(drafter, {0, 1, 2})
-    assert found.drafted == ({2} if "model" in drafter else some)
+    assert found.drafted == ({2} if "model" in drafter or "window" in drafter else some)
+
+
+def test_no_drafter_is_quick_under_coupled_alone() -> None:
+    """Coupled verification reads no q, so it can't see one that was not drawn from."""
+    for table, cases in ((DRAFTERS, BY_DRAFTER), (dict(BY_TREE), BY_TREE)):
+        for drafter in table:
+            assert {rule for name, rule in cases if name == drafter} - {"coupled"}, drafter
 
 
 @pytest.mark.slow

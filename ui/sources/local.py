@@ -104,7 +104,7 @@ class Local:
         about = f"{shown_name(pair.name or ask.pair)} on {where}, {pair.weight_dtype}"
         if pair.device.type == "cpu":
             about += f", {threads} thread{'s' * (threads > 1)}"
-            about += f", {pair.computed_by}" if pair.computed_by else ""
+        about += f", {pair.computed_by}" if pair.computed_by else ""
         about += f", attention by {pair.attention}" if pair.attention else ""
         names = {
             "pair": shown_name(ask.pair),

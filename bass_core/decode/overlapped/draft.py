@@ -25,6 +25,7 @@ from torch import Tensor
 from kernels.support import is_accelerator, own_stream, runtime
 
 from ...machine.cpu import cores
+from ...machine.torch_state import ours
 from ...sequence import Sequence
 from .session import NEWS, Draft, DraftSession, shared_rows
 from .timeline import Timeline
@@ -150,12 +151,14 @@ class DraftThread:
             # A copy between two devices waits for the current streams of both: never for the target's.
             with own_stream(home) if home != device else nullcontext(), own_stream(device):
                 try:
-                    session = self.session = make()
+                    with ours():
+                        session = self.session = make()
                     while self._wait(session):
                         begin = time.perf_counter()
                         if delay_s:
                             time.sleep(random.random() * delay_s)
-                        modelled = session.step()
+                        with ours():
+                            modelled = session.step()
                         with self.lock:
                             self._news.append((begin, time.perf_counter(), modelled))
                             self.lock.notify_all()

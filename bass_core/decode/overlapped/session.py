@@ -30,11 +30,13 @@ from ...draft.base import Proposal
 from ...draft.pending import CHUNK
 from ...draft.registry import DrafterKind, DraftSource, Parts, confident_prefix
 from ...machine.transfer import to_device
+from ...model.base import CausalModel
 from ...model.draft_head import DraftHead
 from ...model.pair import ModelPair
 from ...model.prefill import PrefillSteps
 from ...model.prefix import CachedTexts
 from ...model.select import select_model
+from ...model.weights.modified import Watch
 from ...sample.noise import NoiseKeys
 from ...sequence import Sequence
 from ..base import DecodingParams
@@ -258,7 +260,8 @@ def second_device(device: torch.device) -> torch.device | None:
 
 _log = logging.getLogger(__name__)
 _moving = threading.Lock()
-_moved: weakref.WeakKeyDictionary[ModelPair, DraftSource] = weakref.WeakKeyDictionary()
+# By the draft's step, which a pair replaces when its models have changed; the copy also follows changed numbers.
+_moved: weakref.WeakKeyDictionary[CausalModel, tuple[DraftSource, Watch]] = weakref.WeakKeyDictionary()
 
 
 def draft_source(pair: ModelPair) -> DraftSource:
@@ -266,14 +269,17 @@ def draft_source(pair: ModelPair) -> DraftSource:
     device = second_device(pair.device)
     if device is None:
         return pair
+    assert pair.draft is not None and pair.draft_step is not None
     with _moving:
-        if pair not in _moved:
+        copied = _moved.get(pair.draft_step)
+        if copied is None or copied[1].changed():
             try:
-                _moved[pair] = _copied(pair, device)
+                copied = _copied(pair, device), Watch(pair.draft, True)
             except Exception:
                 _log.exception("the draft could not be copied to %s and stays on the target's device", device)
                 return pair
-        return _moved[pair]
+            _moved[pair.draft_step] = copied
+        return copied[0]
 
 
 def _copied(pair: ModelPair, device: torch.device) -> DraftSource:

@@ -10,6 +10,7 @@ Non-goals: fetching and reading files (model/loading/weights.py, model/loading/s
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from kernels.support import on_zero_gpu
 from ...errors import PairError, RequestError, WeightsError
 from ...machine import cpu_kernels
 from ...machine.cpu import native_bfloat16
+from ...machine.torch_state import ours
 from ..draft_head import DraftHead, is_draft_head, load_draft_head
 from ..pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
 from ..weights.placement import home_device, is_split
@@ -96,10 +98,11 @@ _ENTRIES = (
 CATALOGUE = {entry.name: entry for entry in _ENTRIES}
 
 
+@ours()
 def load_pair(
-    name_or_path: str,
+    name_or_path: str | os.PathLike[str],
     *,
-    draft: str | None = None,
+    draft: str | os.PathLike[str] | None = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     device_map: str | dict[str, Any] | None = None,
@@ -116,6 +119,7 @@ def load_pair(
     weights that can't be reached or read. If the entry's own draft can't be loaded, prompt lookup replaces it,
     with a warning.
     """
+    name_or_path, draft = _as_text(name_or_path, "pair"), None if draft is None else _as_text(draft, "draft")
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
     where = pick_device(device)
     check_quantised(dtype, where)
@@ -149,6 +153,14 @@ def load_pair(
     if home != where:
         _move(model, made, where)
     return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter)
+
+
+def _as_text(name: object, what: str) -> str:
+    """A name, or a path as text. Raises RequestError for anything else."""
+    path = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(path, str):
+        raise RequestError(f"The {what} must be a name, a Hub id or a folder, as text or a Path; got {name!r}.")
+    return path
 
 
 def _check_map(device_map: object, device: object, dtype: object) -> None:

@@ -51,7 +51,13 @@ def locate(name: str, known: Sequence[str] = ()) -> Source:
     folder = local_folder(name)
     if folder is not None:
         return Source(str(folder), _names(folder))
-    if not re.fullmatch(r"[\w.-]*\w[\w.-]*/[\w.-]+", name):
+    owner, _, repo = name.partition("/")
+    if not (re.search(r"\w", owner) and re.fullmatch(r"[\w.-]+", owner) and re.fullmatch(r"[\w.-]+", repo)):
+        if _is_file(name):
+            raise PairError(
+                f"{name} is a file, and models are read from folders: give a folder with a transformers model and "
+                "its weights as safetensors."
+            )
         others = f"one of {', '.join(known)}, " if known else ""
         raise PairError(
             f"There is no pair and no folder called {name!r}: choose {others}a folder with a transformers "
@@ -65,8 +71,15 @@ def local_folder(name: str) -> Path | None:
     try:
         folder = Path(name).expanduser()
         return folder if name.strip() and folder.is_dir() else None
-    except (OSError, RuntimeError):  # too long for a name, or the home of nobody
+    except (OSError, RuntimeError, ValueError):  # too long for a name, the home of nobody, or with a zero byte
         return None
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _names(folder: Path) -> frozenset[str]:
@@ -184,12 +197,18 @@ def _explained(where: str) -> Iterator[None]:
         raise WeightsError(
             f"The files of {where} can't be read ({_first_line(error)}): fetch or save the model again."
         ) from error
-    except (ValueError, TypeError, KeyError, RuntimeError, AssertionError, ImportError) as error:
+    except Exception as error:  # libraries raise what they like, strict configs a class of their own
         raise PairError(
-            f"{where} can't be loaded as a causal language model ({_first_line(error)}): choose another."
+            f"{where} can't be loaded as a causal language model ({_quoted(error)}): correct it or choose another."
         ) from error
 
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200].rstrip(".: ")
+
+
+def _quoted(error: BaseException) -> str:
+    """An error's whole message in one line; of a long one, its first line."""
+    text = " ".join(str(error).split()).rstrip(".: ")
+    return text if 0 < len(text) <= 300 else _first_line(error)

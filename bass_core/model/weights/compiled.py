@@ -23,6 +23,7 @@ from kernels.cpu.packing import Packed, pack, pack_quantized
 from kernels.cpu.products import linear
 from kernels.reference.quantized import QuantizedWeight
 
+from .modified import is_hooked
 from .quantized import held
 from .shape import HALVES, head_dim
 
@@ -52,22 +53,25 @@ def compiled(layer: nn.Linear) -> CompiledLinear:
     return CompiledLinear(_packed((layer,)))
 
 
-def compile_linears(module: nn.Module) -> None:
-    """Put a CompiledLinear in the place of each 16-bit linear layer, but for an adapter's."""
+def compile_linears(module: nn.Module) -> bool:
+    """Put a CompiledLinear in the place of each 16-bit linear layer, but for an adapter's; returns if any was."""
     # An adapter (PEFT's wrap a `base_layer`) reads its layers' weights.
     adapters = {part for one in module.modules() if hasattr(one, "base_layer") for part in one.modules()}
     found = [
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if _is_plain(child) and parent not in adapters
+        if is_plain(child) and parent not in adapters
     ]
     for (parent, name, child), packed in zip(found, _pack_all([(child,) for _, _, child in found]), strict=True):
         setattr(parent, name, CompiledLinear(packed, child))
+    return bool(found)
 
 
-def _is_plain(layer: Any) -> bool:
-    return type(layer) is nn.Linear and type(layer.weight.data) is Tensor and layer.weight.dtype in HALVES
+def is_plain(layer: Any) -> bool:
+    """Whether calling a module is nothing but a product with a 16-bit weight."""
+    plain = type(layer) is nn.Linear and type(layer.weight.data) is Tensor and not is_hooked(layer)
+    return plain and layer.weight.dtype in HALVES
 
 
 def pack_llama(model: Any) -> PackedLlama:

@@ -13,7 +13,7 @@ import torch
 
 from kernels.reference.quantized import QuantizedWeight
 
-from .quantized import QuantizedModule, held
+from .quantized import QuantizedModule, held, held_or_none
 from .shape import head_dim, said
 
 
@@ -35,9 +35,9 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
     weights |= {
         id(held(module)): held(module) for module in model.modules() if isinstance(module, QuantizedModule)
     }
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None and held(head) is not held(embedding):
-        weights.pop(id(held(embedding)), None)
+    head, table = (held_or_none(one()) for one in (model.get_output_embeddings, model.get_input_embeddings))
+    if table is not None and head is not table:
+        weights.pop(id(table), None)
     return ModelCost(
         parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         weight_bytes=sum(_nbytes(weight) for weight in weights.values()),

@@ -162,6 +162,20 @@ def held(module: Any) -> Tensor | QuantizedWeight:
     return weight
 
 
+def held_or_none(module: Any) -> Tensor | QuantizedWeight | None:
+    """The same; None if the module has no weight itself, as one that a user put in the place of a layer."""
+    try:
+        return held(module)
+    except AttributeError:
+        return None
+
+
+def outputs_of(model: Any) -> int:
+    """How many logits a transformers causal LM has for a token."""
+    head = held_or_none(model.get_output_embeddings())
+    return int(model.config.get_text_config().vocab_size) if head is None else head.shape[0]
+
+
 def look_up(ids: Tensor, table: Tensor | QuantizedWeight) -> Tensor:
     """Rows [..., hidden] of a table [rows, hidden] held in either way; of a quantised one in float32."""
     return F.embedding(ids, table) if isinstance(table, Tensor) else reference.embedding(ids, table)

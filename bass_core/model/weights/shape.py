@@ -16,7 +16,11 @@ from .quantized import QuantizedLinear
 
 # What holds a weight in 16 bits.
 HALVES = (torch.bfloat16, torch.float16)
-_CLASSES = {"LlamaForCausalLM", "Qwen3ForCausalLM"}
+# transformers' own classes: another package's class of the same name may compute anything.
+_CLASSES = {
+    f"transformers.models.{family.lower()}.modeling_{family.lower()}.{family}ForCausalLM"
+    for family in ("Llama", "Qwen3")
+}
 
 
 def is_llama(model: PreTrainedModel) -> bool:
@@ -26,7 +30,7 @@ def is_llama(model: PreTrainedModel) -> bool:
     # No others, such as an adapter's, of which our forwards know nothing.
     linears = sum(isinstance(module, (nn.Linear, QuantizedLinear)) for module in model.modules())
     return (
-        type(model).__name__ in _CLASSES
+        f"{type(model).__module__}.{type(model).__qualname__}" in _CLASSES
         and linears == 7 * config.num_hidden_layers + 1
         and config.hidden_act == "silu"
         and set(_rope_types(config)) <= {"", "default", "linear", "llama3"}

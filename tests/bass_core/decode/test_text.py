@@ -123,18 +123,55 @@ def test_a_stop_string_ends_the_text_before_it(text: str, stop: list[str], merge
     assert whole.text == wanted
 
 
-def test_bytes_that_form_no_character_in_the_end_were_not_shown_as_one() -> None:
-    # Byte tokens are decoded in runs: a run that is not UTF-8 is a replacement character for each byte.
+def fallback() -> Any:
+    """A tokenizer that spells a byte as Llama 2's does."""
     words = {"<0x47>": 0, "<0xB7>": 1, "a": 2, "<unk>": 3}
-    fallback = Tokenizer(tokenizing.BPE(words, [], unk_token="<unk>", byte_fallback=True))
-    fallback.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    spelled: Any = PreTrainedTokenizerFast(tokenizer_object=fallback, unk_token="<unk>")
-    for ids, pieces in (([0, 1, 2], ["", "", "\ufffd\ufffda"]), ([0, 2], ["", "Ga"]), ([2, 0], ["a", "G"])):
+    model = Tokenizer(tokenizing.BPE(words, [], unk_token="<unk>", byte_fallback=True))
+    model.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("stop", [(), ("ab",)], ids=["", "a stop string"])
+@pytest.mark.parametrize("run", ["lone bytes", "no text", "bytes spelled"])
+def test_a_long_tail_that_waits_is_not_decoded_again_and_again(
+    run: str, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = fallback() if run == "bytes spelled" else tokenizer(0)
+    bytes_ = ids_of("👍", 0)
+    ids = {"lone bytes": bytes_[1:2], "no text": [some.all_special_ids[0]], "bytes spelled": [1]}[run] * 500
+    if stop and run == "bytes spelled":
+        pytest.skip("a stop string may be spelled in it, so all of the run is looked at")
+    text, read, decode = TextStream(some, stop), 0, type(some).decode
+
+    def counted(self: Any, tokens: list[int], **options: Any) -> Any:
+        nonlocal read
+        read += len(tokens)
+        return decode(self, tokens, **options)
+
+    wanted = some.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    monkeypatch.setattr(type(some), "decode", counted)
+    for token in ids:
+        text.push(token)
+    text.end()
+    assert text.text == wanted and read < 50 * len(ids)
+
+
+def test_bytes_that_form_no_character_in_the_end_were_not_shown_as_one() -> None:
+    # Byte tokens are decoded in runs: a run that is not UTF-8 is a replacement character for each byte. A special
+    # token has no text and stands in the way of no run.
+    spelled = fallback()
+    for ids, pieces in (
+        ([0, 1, 2], ["", "", "\ufffd\ufffda"]),
+        ([0, 2], ["", "Ga"]),
+        ([2, 0], ["a", "G"]),
+        ([0, 3, 1], ["", "", "\ufffd\ufffd"]),
+        ([0, 3, 3, 2, 3, 1], ["", "", "", "Ga", "", "\ufffd"]),
+    ):
         text = TextStream(spelled)
         for token in ids:
             text.push(token)
         text.end()
-        assert text.pieces == pieces and text.text == spelled.decode(ids)
+        assert text.pieces == pieces and text.text == spelled.decode(ids, skip_special_tokens=True)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from bass_core import ModelPair, PairError, SamplingParams, generate
 from bass_core.decode.cost_store import costs_path
-from bass_core.decode.overlapped import decoder as amusd
 from bass_core.draft.registry import DRAFTERS
 from bass_core.model import select
 from bass_core.model.base import CausalModel
@@ -32,6 +31,7 @@ from bass_core.model.weights.quantized import (
 )
 from kernels.reference.quantized import QuantizedWeight, dequantise, quantise_q8_0
 from tests.models import prompts, reference, tiny
+from tests.schedule import draft_in_step
 
 ROWS = prompts(3)
 
@@ -62,7 +62,7 @@ def test_every_method_writes_what_the_models_own_forward_says(architecture: str,
 
 
 def test_amusd_drafts_with_a_quantised_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amusd, "DELAYS", (0.004, 0.0))  # slows the target, so that the draft gets ahead
+    draft_in_step(monkeypatch)
     model = quantised("llama", "int4")
     pair = ModelPair(model, quantised("llama", "int8"))
     out = generate(pair, ROWS, method="amusd", max_new_tokens=12, eos_token_id=None)

@@ -1,9 +1,9 @@
 """AMUSD, draft and target running at the same time: each draft equals the draft model's output, and counts add up.
 
-Contract: how far the draft gets depends on timing, so the tests assert only what holds at any pace; slowing the
-target lets the draft get ahead. A draft that fails, hangs back or is no longer wanted costs speed alone, the lane
-says so, and nothing is left. tests/conformance checks that the text is exact for every draft, architecture, batch
-and sampling.
+Contract: a schedule lets the draft take a step before each look at it, so that nothing asserted depends on the
+machine's load; the slow test of many runs leaves that to chance. A draft that fails, hangs back or is no longer
+wanted costs speed alone, the lane says so, and nothing is left. tests/conformance checks that the text is exact
+for every draft, architecture, batch and sampling.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from bass_core.sample.distribution import probabilities
 
 from ...conformance import test_distribution as distribution
 from ...models import NEAR, perturbed, prompts, tiny
+from ...schedule import draft_in_step
 
 TOKENS = 24
 TARGET, DRAFT = tiny("llama"), perturbed(tiny("llama"), NEAR["llama"])
@@ -45,9 +46,9 @@ SMALL = ModelPair(distribution.TARGET, distribution.model(1))
 
 
 @pytest.fixture(autouse=True)
-def slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slows the target, so that a draft on the same core is ahead of most verifications."""
-    monkeypatch.setattr(amusd, "DELAYS", (0.004, 0.0))
+def in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are there in every round."""
+    draft_in_step(monkeypatch)
 
 
 def run(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> Any:
@@ -200,7 +201,6 @@ def broken_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("way", "step"), [("greedy", 0), ("coupled", 1), ("coupled", 6)])
 def test_a_draft_that_fails_leaves_regular_decoding(way: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it reads the prompts, at its first draft, and later."""
-    monkeypatch.setattr(amusd, "DELAYS", (0.004, 0.0))
     broken_from(step, monkeypatch)
     lane = _lane(PAIR, ROWS, "amusd", Options(**{"max_new_tokens": 40} | WAYS[way]))
     while not lane.finished:
@@ -237,6 +237,7 @@ def test_a_pause_waits_for_the_step_that_is_under_way(monkeypatch: pytest.Monkey
         return whole(self)
 
     lane = _lane(PAIR, ROWS, "amusd", Options(max_new_tokens=400))
+    monkeypatch.undo()
     monkeypatch.setattr(DraftSession, "step", slow)
     lane.step()
     assert began.wait(60)
@@ -254,6 +255,7 @@ def test_a_pause_waits_for_the_step_that_is_under_way(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("way", WAYS)
 def test_many_short_runs_with_delays_on_either_side(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of them is stopped early, some are paused between steps, and some lose their draft."""
+    monkeypatch.undo()  # of the schedule: here the delays decide
     chance = random.Random(5)
     whole = DraftSession.step
     expected = texts(generate(PAIR, ROWS, method="regular", max_new_tokens=40, eos_token_id=None, **WAYS[way]))

@@ -12,7 +12,7 @@ from bass_core import ModelPair, SamplingParams
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.overlapped.session import DraftSession, shared_rows
 from bass_core.draft import model as drafting
-from bass_core.draft.registry import DRAFTERS
+from bass_core.draft.registry import AHEAD_CONFIDENCE, DRAFTERS, confident_prefix
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import Role, stream
@@ -218,3 +218,12 @@ def test_drafts_that_agree_are_kept(same):
     row.agree(ahead[:1], same)
     assert tokens_of(row) == ahead[1:] and row.begin == (0 if same else len(ROWS[0]) + 1)
     assert drafted(one, row) == reference(DRAFT, ROWS[0], 5)[1:] and rolled_back(one) == 0
+
+
+def test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there():
+    """Only on q's largest value there, and on the drafts before it."""
+    for own in (1e-6, 0.5, 1.0):
+        assert confident_prefix([0.9], [own]) == 1
+        assert confident_prefix([AHEAD_CONFIDENCE / 2], [own]) == 0
+        assert confident_prefix([0.9, 0.9], [0.8, own]) == 2
+    assert confident_prefix([0.9, 0.9, 0.9], [0.8, AHEAD_CONFIDENCE / 2, 0.9]) == 2

@@ -8,10 +8,16 @@ tests/conformance/test_enumeration.py.
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, race
 from bass_core.sample import shaping
@@ -36,7 +42,25 @@ def by_transformers(row: list[int], **options: Any) -> list[int]:
 OURS_AND_THEIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "repetition": ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.4}),
     "bias": ({"logit_bias": {9: 3.0, 40: -2.5}}, {"sequence_bias": {(9,): 3.0, (40,): -2.5}}),
+    "bad words": ({"bad_words": ((2,), (8, 1))}, {"bad_words_ids": [[2], [8, 1]]}),
 }
+for first, second in combinations(list(OURS_AND_THEIRS), 2):
+    pairs = zip(OURS_AND_THEIRS[first], OURS_AND_THEIRS[second], strict=True)
+    OURS_AND_THEIRS[f"{first} and {second}"] = tuple(one | other for one, other in pairs)  # type: ignore[assignment]
+
+
+def test_biases_come_before_the_repetition_penalty():
+    """The logits, to the last bit, as transformers' processors make them of a text that holds token 0."""
+    text, logits = [0], torch.tensor([[1.0, 3.0, 0.0, -1.0]])
+    processors = LogitsProcessorList(
+        [SequenceBiasLogitsProcessor({(0,): 3.0, (1,): -4.0}), RepetitionPenaltyLogitsProcessor(2.0)]
+    )
+    wanted = processors(torch.tensor([text]), logits.clone())
+    assert wanted.tolist() == [[2.0, -1.0, 0.0, -1.0]]
+    params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 3.0, 1: -4.0})
+    rows = [Sequence(0, 0, text, 8, frozenset())]
+    assert torch.equal(shaped(logits[:, None], params, rows)[:, 0], wanted)
+    assert torch.equal(shaped_next(logits, params, rows, []), wanted)
 
 
 @pytest.mark.parametrize("method", ["regular", "speculative", "bass", "amusd", "tree"])

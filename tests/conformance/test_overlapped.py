@@ -1,0 +1,117 @@
+"""AMUSD's texts have the target's law: a schedule replaces the draft's thread, and all paths are enumerated."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core.decode.base import DecodingParams
+from bass_core.decode.overlapped.decoder import AmusdDecoder
+from bass_core.decode.overlapped.draft import DraftThread
+from bass_core.decode.overlapped.session import Draft, DraftSession
+from bass_core.draft.head import HeadDrafter
+from bass_core.draft.lookup import Cascade
+from bass_core.length.policies import FixedLength
+from bass_core.model.pointer import Pointer
+from bass_core.sequence import Sequence
+
+from ..models import slow_but
+from .enumerated import Bigram, BigramHead, Scene
+from .test_enumeration import P3, Q3, RULES, _lookup, _model, holds
+
+# How many steps the draft takes before a look at it, from the number of the look, the text and the drafts so far.
+Schedule = Callable[[int, list[int], list[int]], int]
+SCHEDULES: dict[str, Schedule] = {
+    "a draft a look": lambda look, text, drafts: 1,
+    "late drafts alone": lambda look, text, drafts: look % 2,
+    "by the text": lambda look, text, drafts: 2 * (text[-1] == 1) + (look % 3 == 1),
+    "by the drafts before": lambda look, text, drafts: 1 + (drafts[-1:] == [2]),
+}
+LEAD = 2
+
+
+class ScheduledDraft(DraftThread):
+    """No thread: a look first lets the session take as many steps as the schedule says."""
+
+    def __init__(self, sequences: list[Sequence], schedule: Schedule) -> None:
+        super().__init__(sequences)
+        self._schedule, self._looks = schedule, 0
+
+    def resume(self) -> None:
+        pass
+
+    def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
+        session, look = self.session, self._looks
+        assert session is not None
+        self._looks += 1
+        for row in list(self.rows.values())[:1]:
+            for _ in range(self._schedule(look, row.text, [draft.token for draft in row.drafts])):
+                if session.busy:
+                    session.step()
+        return super().look()
+
+
+@dataclass(frozen=True)
+class Overlapped(Scene):
+    """A scene of AMUSD's.
+
+    unsure: whether the drafter says how likely its drafts are, so that those after an unsure one are left out.
+    """
+
+    schedule: Schedule = SCHEDULES["a draft a look"]
+    unsure: bool = False
+
+    def decoder(self) -> AmusdDecoder:
+        rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
+        params = DecodingParams(self.sampling, verification=self.verification)
+        draft = ScheduledDraft(rows, self.schedule)
+        step: Any = Bigram(Q3, self.exact)
+        source: Any = SimpleNamespace(draft=None, draft_step=step, device=step.device, vocab=len(self.p[0]))
+        kind: Any = SimpleNamespace(copies=False, stops_when_unsure=self.unsure, make=lambda _: self.drafter(self))
+        shared, lock = list(draft.rows.values()), threading.Condition()
+        draft.session = DraftSession(source, shared, params, 2 * LEAD + 1, kind, "sdpa", step.device, lock)
+        while draft.session._prefill is not None:
+            draft.session.step()
+        return AmusdDecoder(rows, self.runner(self.p), params, draft, LEAD, self.unsure, True)
+
+
+def _head(scene: Scene) -> HeadDrafter:
+    """A head that says how likely its drafts are, and whose pointer raises what followed before."""
+    pointer = Pointer(1).requires_grad_(False)
+    pointer.by_size.fill_(1.0)
+    head: Any = BigramHead(torch.tensor((2, 0)), pointer)
+    table = ((0.85, 0.15), (0.4, 0.6), (0.7, 0.3), (0.5, 0.5))
+    runner = scene.runner(table)
+    return HeadDrafter(head, runner, len(scene.p[0]), scene.sampling, scene.verification, 0.6, ahead=True)
+
+
+DRAFTERS: dict[str, Callable[[Scene], Any]] = {
+    "model": _model(Q3),
+    "a head that is unsure": _head,
+    "copies, else a model": lambda scene: Cascade(_lookup(scene), _model(Q3)(scene), 1),
+}
+QUICK = [
+    ("late drafts alone", "a head that is unsure", "rejection"),
+    ("by the text", "a head that is unsure", "block"),
+    ("late drafts alone", "copies, else a model", "rejection"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "drafter", "rule"), slow_but(QUICK, product(SCHEDULES, DRAFTERS, RULES)))
+def test_amusd(schedule: str, drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft may come before the target's step, during it, or not at all."""
+    monkeypatch.setattr("bass_core.draft.registry.AHEAD_CONFIDENCE", 0.5)
+    unsure = drafter == "a head that is unsure"
+    prompts = ((2, 1, 2, 1, 2),)
+    scene = Overlapped(
+        P3, DRAFTERS[drafter], FixedLength(1), rule, prompts, 4, 2, schedule=SCHEDULES[schedule], unsure=unsure
+    )
+    found = holds(scene, monkeypatch)
+    assert found.origins >= {"sampled", "accepted", "recovered"}

@@ -1,0 +1,163 @@
+"""Common slips of a caller's: each works, or is answered by one sentence, as a Unix command's are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bass_core import ModelPair, PairError, RequestError, __version__, generate, load_pair, race, stream
+from bass_core.__main__ import main
+from bass_core.decode.prompts import Chat, encode_prompts
+from bass_core.lanes import schedule
+from bass_core.model.loading.sources import locate
+
+from ..models import byte_tokenizer, prompts, tiny
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("model")
+    tiny("llama").save_pretrained(where)
+    byte_tokenizer().save_pretrained(where)
+    return where
+
+
+def edited(folder: Path, to: Path, name: str, **fields: Any) -> Path:
+    """A copy of the model whose config says something else."""
+    to.mkdir()
+    for file in folder.iterdir():
+        (to / file.name).symlink_to(file)
+    path = to / name
+    given = json.loads(path.read_text()) if path.exists() else {}
+    path.unlink(missing_ok=True)
+    path.write_text(json.dumps(given | fields))
+    return to
+
+
+@pytest.mark.parametrize("field", [{"rms_norm_eps": 0}, {"use_cache": None}, {"hidden_size": 33}], ids=str)
+def test_a_config_that_transformers_refuses(field: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    wrong = edited(folder, tmp_path / "wrong", "config.json", **field)
+    with pytest.raises(PairError, match="can't be loaded as a causal language model") as refusal:
+        load_pair(str(wrong), dtype="float32")
+    said = str(refusal.value)
+    assert "\n" not in said and next(iter(field)).replace("_", " ") in said.replace("_", " ")
+
+
+def test_paths_are_names(folder: Path) -> None:
+    pair = load_pair(folder, draft=folder, dtype="float32")
+    assert pair.draft is not None
+    with pytest.raises(RequestError, match="as text or a Path; got 3"):
+        load_pair(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", [generate, stream, race])
+def test_what_is_no_pair(call: Any) -> None:
+    for given, instead in (("smollm2", 'load_pair("smollm2")'), (tiny("llama"), "ModelPair(target=...)")):
+        with pytest.raises(RequestError, match="The first argument must be a pair") as refusal:
+            call(given, "hi")
+        assert instead in str(refusal.value)
+
+
+@pytest.mark.parametrize("ids", [2.0, [[2]], "2", [True]])
+def test_an_end_that_is_no_token_id(ids: Any) -> None:
+    model: Any = tiny("llama")
+    # As a file's contents, which transformers does not check.
+    vars(model.generation_config)["eos_token_id"] = ids
+    with pytest.raises(PairError, match="which is no token id or list of them"):
+        generate(ModelPair(model), prompts(1)[0])
+
+
+@pytest.mark.parametrize("name", ["time_budget_ms", "synthetic_acceptance"])
+def test_a_switch_is_no_number(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} must be"):
+        generate(ModelPair(tiny("llama")), prompts(1)[0], **{name: True})
+
+
+def test_names_that_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(PairError, match="is a file, and models are read from folders"):
+        locate(str(file))
+    for name in ("a" * 100_000, "-" * 100_000 + "/!", "a\0b"):
+        with pytest.raises(PairError, match="no pair and no folder"):
+            locate(name)
+
+
+TEMPLATE = "{% for m in messages %}[{{ CONTENT }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("m['content'][:20]", "[Write a haiku about ]"),
+        ("m['content'] | upper", "[WRITE A HAIKU ABOUT THE SEA.]"),
+        ("m['content'][0]['text']", "[Write a haiku about the sea.]"),
+    ],
+)
+def test_a_template_that_changes_the_text_gets_the_text(content: str, shown: str) -> None:
+    some = byte_tokenizer()
+    some.chat_template = TEMPLATE.replace("CONTENT", content)
+    pair = ModelPair(tiny("llama"), None, some)
+    vars(pair)["vocab"] = len(some)
+    assert some.decode(encode_prompts(pair, "Write a haiku about the sea.", 1, Chat())[0]) == shown
+
+
+def test_ctrl_c_while_overlapped_lanes_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def interrupted(self: threading.Thread) -> None:
+        if self._target.__name__ == "work":  # type: ignore[attr-defined]
+            if started:
+                raise KeyboardInterrupt
+            started.append(self)
+        start(self)
+
+    snapshots = race(ModelPair(tiny("llama")), prompts(1)[0], lanes=("regular", "bass"), scheduling="overlap")
+    monkeypatch.setattr(schedule.threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(snapshots)
+    assert len(started) == 1 and not started[0].is_alive()
+
+
+def bass(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command of the shell's, in which $BASS is the program and $PAIR a model."""
+    program = f"{sys.executable} -m bass_core"
+    names = {"PAIR": str(folder), "BASS": program, "BASS_MEASURE": "0", "BASS_CPU_KERNELS": "0"}
+    command = f"set -o pipefail; {command}"
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **names}
+    )
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"bass {__version__}\n"
+
+
+GENERATE = "$BASS generate --pair $PAIR --dtype float32 --max-new-tokens 4"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (f"{GENERATE} hello | true", 141, ""),
+        (f"{GENERATE} hello > /dev/full", 2, "The answer can't be written (No space left on device)"),
+        (f"{GENERATE} - <&-", 2, "There is no stdin to read the prompt from"),
+    ],
+    ids=["| true", "> /dev/full", "<&-"],
+)
+def test_streams_that_are_closed_or_full(command: str, status: int, said: str, folder: Path) -> None:
+    done = bass(command, folder)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr and "Exception" not in done.stderr

@@ -1,0 +1,112 @@
+"""What a caller has set for all of torch changes no text, in any lane, and is as it was afterwards.
+
+Contract: each setting is tried in this process, on a target with a draft model and on one with a draft head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair, SamplingParams, generate, race
+from bass_core.machine.torch_state import ours
+
+from ..bass_core.draft.test_head import tiny_head
+from ..models import perturbed, prompts, tiny
+
+ROWS = prompts(2)
+METHODS = ("regular", "speculative", "bass", "amusd", "transformers")
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "another device": lambda: torch.device("meta"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "deterministic": deterministic,
+    "three threads": lambda: threads(3),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+@cache
+def models(dtype: torch.dtype) -> tuple[Any, Any]:
+    target = tiny("llama").to(dtype)
+    return target, perturbed(target, 0.03)
+
+
+def written(dtype: torch.dtype, draft: str, new: Callable[[], AbstractContextManager[Any]]) -> list[Any]:
+    """Of all methods, greedy and coupled; `new` is entered for whatever a caller does."""
+    target, model = models(dtype)
+    head = tiny_head(target).to(dtype)
+    found = []
+    for sampling in (SamplingParams(), SamplingParams(0.8, repetition_penalty=1.2, logit_bias={3: 0.5})):
+        with new():
+            pair = ModelPair(target, head if draft == "head" else model)
+            for method in METHODS[: None if sampling.greedy else -1]:
+                coupled = {} if sampling.greedy else {"verification": "coupled"}
+                options: Any = {"max_new_tokens": 8, "eos_token_id": None, "draft_length": 3, **coupled}
+                out = generate(pair, ROWS, method=method, sampling=sampling, **options)
+                found.append([one.token_ids for one in out.sequences])
+    with new():
+        *_, last = race(pair, ROWS, lanes=("regular", "bass"), max_new_tokens=6, scheduling="overlap")
+        found += [[row["token_ids"] for row in lane["sequences"]] for lane in last["lanes"].values()]
+    return found
+
+
+@pytest.mark.parametrize("draft", ["model", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("state", STATES)
+def test_a_callers_setting_changes_no_text(state: str, dtype: torch.dtype, draft: str) -> None:
+    wanted = expected(dtype, draft)
+    assert written(dtype, draft, STATES[state]) == wanted
+
+
+@cache
+def expected(dtype: torch.dtype, draft: str) -> list[Any]:
+    return written(dtype, draft, nullcontext)
+
+
+def test_the_callers_default_dtype_is_there_again_when_the_last_block_ends() -> None:
+    with default_dtype(torch.float64):
+        first, second = ours(), ours()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.get_default_dtype() == torch.float32
+        second.__exit__(None, None, None)
+        assert torch.get_default_dtype() == torch.float64

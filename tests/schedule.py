@@ -1,0 +1,26 @@
+"""AMUSD by a schedule: how far its draft gets does not depend on the machine's load."""
+
+from __future__ import annotations
+
+from threading import TIMEOUT_MAX
+
+import pytest
+
+from bass_core.decode.overlapped.draft import DraftThread
+from bass_core.decode.overlapped.session import Draft
+
+
+def draft_in_step(patch: pytest.MonkeyPatch) -> None:
+    """Let each look of the target's at the drafts wait for a step of the draft's, if that can take one.
+
+    The draft still works in its own thread, on its own stream, while the target verifies.
+    """
+    look = DraftThread.look
+
+    def waits(self: DraftThread, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
+        with self.lock:
+            # The thread then either takes a step or fails, and both end the wait.
+            steps = self._running and self.session is not None and self.session.busy
+        return look(self, TIMEOUT_MAX if steps else timeout_s)
+
+    patch.setattr(DraftThread, "look", waits)
