@@ -140,9 +140,12 @@ class Lane:
         """The lane's metrics at its current lane time."""
         metrics = summarise(self.counts, self.sequences, self.clock.ms, self._forwards)
         pace = self.pace
-        steps = pace.plain_steps or None
-        speed = {"plain_steps": steps, "ms_per_token": pace.ms_per_token}
-        return replace(metrics, **speed, **self.work.utilization(self.decode_ms))
+        return replace(
+            metrics,
+            plain_steps=pace.plain_steps or None,
+            ms_per_token=pace.ms_per_token,
+            **self.work.utilization(self.decode_ms),
+        )
 
     @property
     def pace(self) -> Pace:

@@ -25,8 +25,8 @@ from .snapshot import LaneSnapshot
 
 # Rounds that a running lane needs before anything is said of its speed.
 LEAST_ROUNDS = 8
-# While lanes run, a round longer than this many times the lane's median counts as that long: one stalled step is no
-# speed. Once the lanes have finished, every round counts in full.
+# While lanes run, a round longer than this many times the lane's median counts as that long: one stalled step is
+# no speed. Once the lanes have finished, every round counts in full.
 STALL = 4.0
 # A text that ended for another reason ("budget", "stopped", "error") was cut, and its row counts as unfinished.
 ENDS = frozenset({"eos", "stop", "length"})
@@ -64,16 +64,17 @@ class Pace:
 
     @staticmethod
     def together(paces: Iterable[Pace]) -> Pace:
-        """Several races of one lane as one."""
-        return reduce(Pace._joined, paces)
+        """Several races of one lane as one; without any, a lane that has done nothing."""
+        return reduce(Pace._joined, paces, Tally(0).pace(over=True))
 
     def _joined(self, other: Pace) -> Pace:
-        columns = [np.concatenate(both) for both in zip(self._columns, other._columns, strict=True)]
-        return Pace(self.shared + other.shared, *columns, self.over and other.over)
-
-    @property
-    def _columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        return self.rows, self.written, self.ms
+        return Pace(
+            shared=self.shared + other.shared,
+            rows=np.concatenate([self.rows, other.rows]),
+            written=np.concatenate([self.written, other.written]),
+            ms=np.concatenate([self.ms, other.ms]),
+            over=self.over and other.over,
+        )
 
     @property
     def plain_steps(self) -> float:
@@ -114,14 +115,12 @@ class Pace:
         ours, step_ms = _times(self, reference)
         return float(ours.sum()) / sum(count * step_ms(m) for m, count in Counter(self.rows.tolist()).items())
 
-    def against(self, reference: Pace) -> dict[str, float | None]:
-        """Speedup, round_cost and scatter, under their names in Metrics."""
-        if self.early or reference.early:
-            return dict.fromkeys(("speedup", "round_cost", "scatter"))
-        scatter = self.scatter(reference)
+    def against(self, reference: Pace | None) -> dict[str, float | None]:
+        """Speedup, round_cost and scatter under their names in Metrics; reference: None in a race without one."""
+        scatter = math.inf if self.early or (reference and reference.early) else self.scatter(reference)
         return {
-            "speedup": self.speedup(reference),
-            "round_cost": self.round_cost(reference),
+            "speedup": None if reference is None else self.speedup(reference),
+            "round_cost": None if reference is None else self.round_cost(reference),
             "scatter": scatter if math.isfinite(scatter) else None,
         }
 
@@ -170,7 +169,7 @@ class Tally:
         self._rows, self._written, self._ms = array("q"), array("q"), array("d")
 
     def add(self, kind: str, ms: float, rows: Iterable[tuple[int, int, bool]]) -> None:
-        """Count a round that took `ms`; rows: for each row its index, the new tokens, and whether its text ended."""
+        """Count a round that took `ms`; rows: for each row (index, new tokens, whether its text ended)."""
         unfinished, written = self._ended.count(False), 0
         for index, tokens, ended in rows:
             written += tokens

@@ -138,9 +138,9 @@ def _snapshot(
     for lane in lanes:
         with lane.lock:
             views[lane.method], paces[lane.method] = lane_view(lane), lane.pace
-    if (reference := reference_lane(lanes)) is not None:
-        for name, view in views.items():
-            view["metrics"] |= paces[name].against(paces[reference.method])
+    reference = reference_lane(lanes)
+    for name, view in views.items():
+        view["metrics"] |= paces[name].against(None if reference is None else paces[reference.method])
     made: Snapshot = {
         "phase": "measuring" if measuring else "running",
         "done": not measuring and all(view["finished"] for view in views.values()),

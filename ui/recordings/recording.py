@@ -30,7 +30,7 @@ from ui.page.request import keywords
 from ui.race.feed import PageFeed
 from ui.race.looks import looks, reference
 
-FORMAT = 5
+FORMAT = 6
 UNNAMED = "recorded on an unnamed machine"
 ENDS = ("done", "stopped", "error")
 ORIGINS = ("s", "a", "r", "b", "+")

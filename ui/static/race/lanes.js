@@ -14,25 +14,6 @@
   };
   // Words of a verdict that explain themselves where they first stand.
   const WORDS = /\b(rows?|rounds?|drafts?|plain steps?)\b/;
-  // Rounds after which a running lane has a speed.
-  const EARLY = 8;
-
-  /** ms per token of a running lane, by the median of its rounds: one stalled step is no speed. Null: too early. */
-  function pace({ rounds }) {
-    const spent = rounds.map(({ time_ms: ms }, i) => ms - (rounds[i - 1]?.time_ms ?? 0));
-    const counted = rounds.map((round, i) => [round, spent[i]]).filter(([{ kind }]) => kind !== "prefill");
-    if (counted.length < EARLY) return null;
-    const middle = counted.map(([, ms]) => ms).sort((a, b) => a - b)[counted.length >> 1];
-    return (middle * counted.length) / sum(counted.map(([round]) => writtenIn(round)));
-  }
-
-  /** A lane's speed over the reference's; while one of them runs, by their rounds so far. */
-  function speed(name, lanes) {
-    const { head: { reference }, lanes: all } = run(), both = [reference, name];
-    if (both.every((one) => lanes[one]?.finished || lanes[one]?.error)) return lanes[name].metrics.speedup ?? null;
-    const [theirs, ours] = both.map((one) => all.has(one) && pace(all.get(one)));
-    return theirs && ours ? theirs / ours : null;
-  }
 
   /** One sequence's card; `append` takes a token's span into the text. */
   class Card {
@@ -140,11 +121,10 @@
       setText(this.state, one ? `Reading prompt ${first + 1} of ${length}` : "Reading the prompt");
     }
 
-    showNumbers(lane, lanes) {
-      const { metrics } = lane, values = { ...metrics, speedup: speed(this.name, lanes) };
-      if (!lane.finished && values.speedup === null) values.ms_per_token = null;
+    showNumbers(lane) {
+      const { metrics } = lane, early = !lane.finished && metrics.speedup === null;
       for (const figure of this.figures) {
-        const key = figure.dataset.figure, value = values[key] ?? null;
+        const key = figure.dataset.figure, value = early && key === "ms_per_token" ? null : metrics[key] ?? null;
         setText(figure, value === null ? "–" : FIGURES[key](value));
       }
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
@@ -252,7 +232,7 @@
       const lanes = this.view?.lanes ?? {};
       this.view = null;
       for (const [name, value] of Object.entries(lanes)) {
-        this.lane(name).showNumbers(value, lanes);
+        this.lane(name).showNumbers(value);
       }
       for (const [name, rows] of Object.entries(window.Bass.compared())) this.lane(name).compare(rows);
     }
@@ -314,13 +294,15 @@
       this.list = element.querySelector("ul");
       this.more = element.querySelector(".verdict-more");
       this.question = this.head.textContent;
-      on("start", () => this.clear());
+      on("start", () => {
+        this.last = -Infinity;
+        this.clear();
+      });
       on("view", (view) => this.take(view));
       on("phase", (phase) => ["stopped", "error"].includes(phase) && this.show(run()?.view));
     }
 
     clear() {
-      this.last = -Infinity;
       this.more.hidden = true;
       this.head.setAttribute("aria-live", "off");
       setText(this.head, this.question);
@@ -334,8 +316,9 @@
     }
 
     show(view) {
-      if (!view?.verdict?.head) return;
+      if (!view) return;
       this.last = performance.now();
+      if (!view.verdict.head) return void (view.done || this.clear());
       this.more.hidden = false;
       setText(this.head, view.verdict.head);
       const lines = Object.values(view.verdict.lanes), said = new Set();

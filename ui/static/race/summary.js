@@ -27,6 +27,7 @@
   const ROWS = [
     ["ms_per_token", () => wear("ms per token of one sequence"), (m) => number(m.ms_per_token, 2)],
     ["speedup", () => wear(`speed-up over ${laneName(run().head.reference).toLowerCase()}`), (m) => number(m.speedup, 2, "×")],
+    ["round_cost", () => wear("cost of a round, plain steps"), (m) => number(m.round_cost, 2)],
     ["throughput_tps", () => wear("throughput, tokens/s"), (m) => number(m.throughput_tps, 1)],
     ["ptl", () => wear("per-token latency, First, ms"), (m, lane, name) => unlessTogether(m.ptl_first_ms, name), apart],
     ["ptl", () => wear("per-token latency, Last, ms"), (m, lane, name) => unlessTogether(m.ptl_last_ms, name), apart],
