@@ -36,7 +36,8 @@ ROWS = prompts(3)
 
 SEQUENCE = {"text", "token_ids", "pieces", "origins", "times_ms", "finish_reason"}
 METRICS = {
-    "plain_steps", "round_cost", "scatter", "ms_per_token", "speedup", "throughput_tps", "acceptance_rate", "token_acceptance", "mean_acceptance_length",
+    "ms_per_token", "plain_steps", "speedup", "round_cost", "scatter", "throughput_tps",
+    "acceptance_rate", "token_acceptance", "mean_acceptance_length",
     "per_position_acceptance", "ptl_first_ms", "ptl_last_ms", "ptl_all_ms", "ttft_ms", "rounds", "target_forwards",
     "draft_length", "new_tokens",
 }  # fmt: skip
