@@ -18,7 +18,7 @@ from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
 from ui.page.request import describe_parameters
-from ui.race import formulas, how, parts
+from ui.race import feed, formulas, how, parts
 from ui.recordings.shelf import SHIPPED, Offer, panel
 from ui.sources.source import Count, Source, Together
 from ui.sweep import panel as sweep
@@ -173,7 +173,16 @@ def _early(told: Callable[[], str]) -> None:
 
 def _feed(kind: str) -> gr.HTML:
     """An invisible component that hands its value, a text, to the scripts that draw it."""
-    return assets.part('<div class="feed" hidden></div>', f"Bass.mountFeed({json.dumps(kind)}, props, watch)")
+    script = f"Bass.mountFeed({json.dumps(kind)}, props, watch, server)"
+    if kind != "log":
+        return assets.part('<div class="feed" hidden></div>', script)
+
+    # Gradio marks the function that it is given.
+    def missed(asked: Any) -> str:
+        run, first = asked if isinstance(asked, list) and len(asked) == 2 else (None, None)
+        return feed.missed(run, first)
+
+    return assets.part('<div class="feed" hidden></div>', script, server_functions=[missed])
 
 
 def _header(recording: bool) -> str:

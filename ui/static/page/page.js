@@ -199,33 +199,69 @@
     },
   };
 
-  /** The log only grows: its first line is the run's head, each further line comes from one snapshot. */
-  const log = { run: null, offset: 0, views: {} };
+  /** The log, see ui/race/feed.py. head: of the run, as text; first: the number of the text's first line; next: of the
+      next line to read; offset: where it begins in the text; asked: whether missed lines are on their way; newest: the
+      text; views: those that wait for their run or for these lines. */
+  const log = { head: null, run: null, first: 0, next: 0, offset: 0, asked: false, newest: "", views: {} };
 
-  function readLog(text) {
-    const end = text.indexOf("\n");
-    const head = end < 0 ? text : text.slice(0, end);
-    if (head !== log.run) {
-      Object.assign(log, { run: head, offset: head.length });
-      player.push("start", JSON.parse(head));
+  /** A copy. A part of a text, which slice and split give, would keep the whole text in memory. */
+  const copied = (text) => JSON.parse(JSON.stringify(text));
+
+  function readLines(text) {
+    for (const line of text.split("\n")) {
+      if (!line) continue;
+      log.next += 1;
+      player.push("text", copied(line));
     }
-    for (const line of text.slice(log.offset).split("\n")) if (line) player.push("text", line);
-    log.offset = text.length;
-    const id = JSON.parse(head).run;
-    for (const kind of Object.keys(log.views)) if (log.views[kind].run === id) showView(kind, log.views[kind]);
   }
 
-  /** A view or charts may arrive before the log that starts their run; they are kept until then. */
+  function readLog(text, server) {
+    const end = text.indexOf("\n"), start = text.indexOf("\n", end + 1), first = Number(text.slice(end + 1, start));
+    if (log.head === null || !text.startsWith(`${log.head}\n`)) {
+      const head = JSON.parse(text.slice(0, end));
+      Object.assign(log, { head: copied(text.slice(0, end)), run: head.run, first: 0, next: 0, offset: start, asked: false });
+      player.push("start", head);
+    }
+    log.newest = text;
+    if (log.asked) return;
+    if (first > log.next) return fetchMissed(server);
+    // After the log has begun anew, the lines that were read already are passed over.
+    if (first !== log.first) {
+      log.offset = start;
+      for (let number = first; number < log.next && log.offset >= 0; number += 1) log.offset = text.indexOf("\n", log.offset + 1);
+      if (log.offset < 0) log.offset = text.length;
+    }
+    readLines(text.slice(log.offset));
+    Object.assign(log, { first, offset: text.length });
+    for (const [kind, value] of Object.entries(log.views)) showView(kind, value);
+  }
+
+  /** Ask for the lines between those that were read and the log's first one, as after a while in a hidden tab. */
+  async function fetchMissed(server) {
+    const { run } = log;
+    log.asked = true;
+    const lines = await server.missed([run, log.next]).catch(() => "");
+    if (log.run !== run) return;
+    log.asked = false;
+    readLines(lines);
+    // Without an answer, go on with what is there.
+    if (!lines) log.next = Number(log.newest.split("\n", 2)[1]);
+    log.first = -1;
+    readLog(log.newest, server);
+    if (over(last.phase)) tell("phase", last.phase);
+  }
+
+  /** A view or charts may arrive before the log of their run; they are kept until then. */
   function showView(kind, value) {
     delete log.views[kind];
-    if (log.run === null || JSON.parse(log.run).run !== value.run) log.views[kind] = value;
+    if (log.run !== value.run || log.asked) log.views[kind] = value;
     else player.push(kind, value);
   }
 
-  function mountFeed(kind, props, watch) {
+  function mountFeed(kind, props, watch, server) {
     watch("value", () => {
       if (!props.value) return;
-      if (kind === "log") readLog(props.value);
+      if (kind === "log") readLog(props.value, server);
       else showView(kind, JSON.parse(props.value));
     });
   }
