@@ -40,7 +40,7 @@ CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percen
 CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
 CHART_POINTS = 120
 # Once the log has WINDOW characters, it starts again with its newest lines, of up to KEPT characters.
-WINDOW, KEPT = 400_000, 40_000
+WINDOW, KEPT = 150_000, 15_000
 # The newest runs whose lines can be asked for again.
 RUNS = 4
 _runs: OrderedDict[str, PageFeed] = OrderedDict()

@@ -15,7 +15,11 @@
   // Words of a verdict that explain themselves where they first stand.
   const WORDS = /\b(rows?|rounds?|drafts?|plain steps?)\b/;
 
-  /** One sequence's card; `append` takes a token's span into the text. */
+  // A text's tokens in view: once it has LIVE of them while the race runs, all but the newest are folded away, which
+  // spares the browser their layout in each frame. UNFOLDED: how many texts are unfolded in a frame at the end.
+  const LIVE = 400, NEWEST = 200, UNFOLDED = 4;
+
+  /** One sequence's card; `append` takes tokens' spans into the text. */
   class Card {
     constructor(list, lane, index) {
       const item = make("li", "card");
@@ -40,7 +44,18 @@
       item.append(gutter, scroll, this.compared);
       list.append(item);
       this.item = item;
-      this.count = 0;
+      this.count = this.live = 0;
+    }
+
+    append(spans) {
+      this.text.append(...spans);
+      this.live += spans.length;
+      if (this.live < LIVE) return;
+      const older = make("span", "older"), all = [...this.text.children];
+      older.append(...all.slice(all.length - this.live, all.length - NEWEST));
+      this.text.insertBefore(older, this.text.children[this.text.children.length - NEWEST]);
+      this.live = NEWEST;
+      this.item.classList.add("folded");
     }
 
     /** The log's tokens of this sequence as {card, span, ms}. */
@@ -274,10 +289,18 @@
         if (!byCard.has(card)) byCard.set(card, []);
         byCard.get(card).push(span);
       }
-      for (const [card, spans] of byCard) card.text.append(...spans);
+      for (const [card, spans] of byCard) card.append(spans);
+    }
+
+    /** Show the folded tokens of all texts, a few texts in each frame. */
+    unfold() {
+      const folded = [...this.grid.querySelectorAll(".folded")];
+      for (const card of folded.slice(0, UNFOLDED)) card.classList.remove("folded");
+      if (folded.length > UNFOLDED) requestAnimationFrame(() => this.unfold());
     }
 
     phase(phase) {
+      if (over(phase)) soon(() => this.unfold());
       // After Stop, values that the server sent before may still arrive.
       this.stopped = phase === "stopped";
       if (phase === "stopped" || phase === "error") {

@@ -279,7 +279,7 @@
       const { lane, sequence } = Object.fromEntries(Object.entries(this.pick).map(([name, { value }]) => [name, value]));
       const text = this.root.querySelector(`[id="lane-${lane}"] .sequence[data-sequence="${sequence}"]`);
       const end = step.start + step.written;
-      const spans = [...(text?.children ?? [])];
+      const spans = [...(text?.querySelectorAll(".token") ?? [])];
       for (const span of spans) {
         span.classList.toggle("stepped", span.token >= step.start && span.token < end);
         span.classList.toggle("later", span.token >= end);

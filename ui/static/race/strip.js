@@ -107,7 +107,11 @@
         this.seen = entries.at(-1).isIntersecting;
         this.draw();
       }).observe(this.figure);
-      new ResizeObserver(() => this.draw()).observe(this.canvas);
+      // Asking the canvas for its width would lay out all texts before each drawing.
+      new ResizeObserver(([{ contentRect }]) => {
+        this.wide = contentRect.width;
+        this.draw();
+      }).observe(this.canvas);
     }
 
     get lane() {
@@ -123,7 +127,7 @@
 
     /** Draw the newest state, if it is in view; `anyway`, even if it is not. */
     draw(anyway = false) {
-      const size = plots.type(), width = this.canvas.clientWidth / size;
+      const size = plots.type(), width = (anyway ? this.canvas.clientWidth : this.wide ?? 0) / size;
       if (!this.lane || !(this.seen || anyway) || !width || this.figure.hidden) return;
       const context = this.canvas.getContext("2d"), fine = document.body.classList.contains("printing") ? 3 : 1;
       const ratio = size * Math.max(window.devicePixelRatio || 1, fine);
