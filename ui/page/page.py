@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from ui.page import assets, presenter
 from ui.page.choices import Choices
@@ -106,12 +107,12 @@ def build(
                     panel(offers)
                     assets.part(parts.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)")
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
-                    assets.part(parts.summary(), f"Bass.mountSummary(element, {plotly})")
+                    assets.part(parts.summary(), "Bass.mountSummary(element)")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):
-                sweep.panel(plotly, sweeps, settings, device)
+                sweep.panel(sweeps, settings, device)
             with gr.Tab("How it works", id="how", render_children=True):
-                assets.part(how.template(), f"Bass.mountHow(element, {plotly})")
+                assets.part(how.template(), "Bass.mountHow(element)")
         if events is not None and sweeps is not None:
             gr.api(sweeps.api, api_name="sweep", **device)
             endpoint = _bind(page, events, settings, feeds, status, device)
@@ -140,6 +141,7 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
     )
     return {
         "theme": theme,
+        "app_kwargs": {"middleware": [Middleware(assets.Compressed, minimum_size=1000, compresslevel=6)]},
         "css": assets.style(),
         "footer_links": ["api"],
         "show_error": False,

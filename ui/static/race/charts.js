@@ -257,6 +257,7 @@
     on("charts", (charts) => painter.take(charts));
     on("phase", (phase) => painter.race(["waiting", "running", "playing"].includes(phase)));
     plots.onTheme(() => painter.soon(), () => painter.drawAll());
-    plots.load(plotly).then(() => painter.soon());
+    plots.address = plotly;
+    plots.whenSeen(Object.values(figures).map((plot) => plot.closest("[data-chart]")), () => painter.soon());
   };
 })();

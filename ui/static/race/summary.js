@@ -69,14 +69,14 @@
   }
 
   class Summary {
-    constructor(element, plotly) {
+    constructor(element) {
       this.element = element;
-      this.plotly = plotly;
       this.took = element.querySelector(".took");
       on("start", () => (element.hidden = true));
       on("phase", (phase) => over(phase) && this.show());
       plots.onTheme(() => this.draw());
       new ResizeObserver(() => this.drawn !== element.clientWidth && this.draw()).observe(element);
+      plots.whenSeen([element.querySelector(".summary-figure")], () => this.draw());
       element.addEventListener("click", (event) => this.take(event.target.closest("[data-take]")?.dataset.take));
     }
 
@@ -91,7 +91,7 @@
       details.hidden = !repeatable;
       this.element.querySelector("[data-take=link]").hidden = !repeatable;
       if (repeatable) setText(details.querySelector("code"), window.Bass.snippet());
-      plots.load(this.plotly).then(() => this.draw());
+      this.draw();
     }
 
     budget(lanes, { time_budget_ms: budget }) {
@@ -162,5 +162,5 @@
     }
   }
 
-  window.Bass.mountSummary = (element, plotly) => new Summary(element.querySelector(".bass-summary"), plotly);
+  window.Bass.mountSummary = (element) => new Summary(element.querySelector(".bass-summary"));
 })();
