@@ -33,8 +33,8 @@ from ui.race.looks import looks, reference
 from ui.race.verdict import LaneRounds, judge
 
 SHOWN_DEVICE = (
-    "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w",
-    "cpu_percent", "cpu_count", "rss_mb",
+    "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w", "gpu_energy_mj",
+    "gpu_sm_percent", "gpu_tensor_percent", "gpu_dram_percent", "cpu_percent", "cpu_count", "rss_mb",
 )  # fmt: skip
 CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
 CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
@@ -122,6 +122,7 @@ class PageFeed:
         self.lines: list[str] = []
         # The number of the log's first line, and the characters of its lines.
         self._first, self._size = 0, 0
+        self._energy: float | None = None
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
         self.counted: dict[str, LaneRounds] = {}
@@ -135,6 +136,10 @@ class PageFeed:
         """(log, view, charts) for this snapshot."""
         readings: Mapping[str, Any] = snapshot["device"]
         device = {key: readings.get(key) for key in SHOWN_DEVICE}
+        if (energy := device["gpu_energy_mj"]) is not None:
+            # The board counts from the start of its driver.
+            self._energy = energy if self._energy is None else self._energy
+            device["gpu_energy_mj"] = energy - self._energy
         if not self.head:
             self.head = self._head(snapshot)
             if self.run:

@@ -76,6 +76,13 @@ FORMULAS = {
         "The share of the last sample's time in which a kernel ran (NVML)."),
     "gpu_memory_mb": Formula("GPU memory", "Memory in use on the whole board, in units of 2^20 bytes (NVML)."),
     "gpu_power_w": Formula("GPU power", "Power of the whole board in watts (NVML)."),
+    "gpu_energy_mj": Formula("GPU energy",
+        "Energy of the whole board since the race began, all lanes together (NVML's counter)."),
+    "gpu_sm_percent": Formula("SMs busy", "The share of the last sample's time in which SMs had work (NVML GPM)."),
+    "gpu_tensor_percent": Formula("tensor cores busy",
+        "The share of the last sample's time in which tensor cores had work (NVML GPM)."),
+    "gpu_dram_percent": Formula("GPU memory busy",
+        "The share of the memory's bandwidth that was used in the last sample (NVML GPM)."),
     "cpu_percent": Formula("CPU share of this process",
         "The process's CPU time / elapsed time. 100 % is one core in full."),
     "rss_mb": Formula("memory of this process", "Its resident memory, in units of 2^20 bytes."),
@@ -150,7 +157,8 @@ def what(key: str) -> str:
     Its question mark comes from the style sheet, so that it is no part of a label's text.
     """
     return (
-        f'<button type="button" class="what" popovertarget="what-{key}" aria-label="Formula" '
+        f'<button type="button" class="what" popovertarget="what-{key}" '
+        f'aria-label="Formula: {escape(FORMULAS[key].name)}" '
         f'aria-describedby="what-{key}"></button>'
     )
 

@@ -62,7 +62,8 @@
   /** The button of a figure that opens its formula, as ui/race/formulas.py makes it; the style sheet places that. */
   function what(key) {
     const button = make("button", "what");
-    const attributes = { type: "button", popovertarget: `what-${key}`, "aria-label": "Formula", "aria-describedby": `what-${key}` };
+    const name = document.querySelector(`#what-${key} strong`)?.textContent ?? "";
+    const attributes = { type: "button", popovertarget: `what-${key}`, "aria-label": `Formula: ${name}`, "aria-describedby": `what-${key}` };
     for (const [name, value] of Object.entries(attributes)) button.setAttribute(name, value);
     return button;
   }

@@ -246,7 +246,7 @@
     watch("value", () => props.value && figure.receive(JSON.parse(props.value)));
     document.addEventListener("click", (event) => {
       const start = event.target.closest(kind === "measured" ? "#sweep-measure" : "#sweep-predict");
-      if (start && !start.disabled && !busy(figure.phase)) figure.show("waiting");
+      if (start && !start.disabled && !busy(figure.phase)) figure.show("waiting", kind === "measured" ? "" : "Predicting…");
       else if (kind === "measured" && busy(figure.phase) && event.target.closest("#sweep-stop")) figure.show("stopped");
     });
   };
