@@ -184,3 +184,12 @@ def test_the_head_names_the_predicted_machine() -> None:
 @pytest.mark.parametrize("settings", [{}, {"clock": "tpu"}, {"clock": "own", "clock_tflops": "x"}])
 def test_a_recording_whose_settings_do_not_say_has_no_code(settings: dict[str, Any]) -> None:
     assert told(H100, settings)["code"] is None
+
+
+def test_the_counters_of_a_gpu_reach_the_page_and_energy_counts_from_the_race_on() -> None:
+    feed, shot = PageFeed("r", SETTINGS), snapshot(["a"], 40)
+    counters = {"gpu_sm_percent": 51.0, "gpu_tensor_percent": 12.5, "gpu_dram_percent": 70.0}
+    for energy in (9000.0, 9500.0):
+        shot["device"] |= counters | {"gpu_energy_mj": energy}
+        shown = json.loads(feed.update(shot)[1])["device"]
+    assert shown["gpu_energy_mj"] == 500 and counters.items() <= shown.items()

@@ -72,10 +72,10 @@ class Run:
     def __init__(self, page: Page) -> None:
         self.lanes = {name: f.Lane(data, name) for name, data in exported(page)["lanes"].items()}
         self.regular = self.lanes["regular"]
-        page.click("[data-switch=whole-race]")  # draws the timelines, whether they are in view or not
-        page.wait_for_timeout(300)
+        # The timelines show the whole race at its end.
+        expect(page.locator(".bass-lanes")).to_contain_class("whole-race")
+        expect(page.locator("#lane-bass .strip figcaption")).to_contain_text("The whole race")
         self.seen = page.evaluate(SEEN_LANES)
-        page.click("[data-switch=whole-race]")
         self.head, self.lines = page.evaluate(SEEN_VERDICT)
         self.why = page.locator(".why li").all_text_contents()
         columns, *rows = page.evaluate(SEEN_TABLE)

@@ -51,17 +51,17 @@ def text(value: object) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _short(value: Any, digits: int = 6) -> Any:
+def _short(value: Any) -> Any:
     """A record with fewer digits: six, enough to repeat an acceptance test by hand, or of large numbers three
-    after the point. The likeliest tokens of a place, which no test needs, get four.
+    after the point.
     """
     if isinstance(value, dict):
-        return {name: _short(one, 4 if name == "top" else digits) for name, one in value.items()}
+        return {name: _short(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_short(one, digits) for one in value]
+        return [_short(one) for one in value]
     if not isinstance(value, float):
         return value
-    return float(f"{value:.{digits}g}") if abs(value) < 1000 else round(value, 3)
+    return float(f"{value:.6g}") if abs(value) < 1000 else round(value, 3)
 
 
 def missed(run: object, first: object) -> str:
