@@ -109,8 +109,8 @@
       }).observe(this.figure);
       // Asking the canvas for its width would lay out all texts before each drawing.
       new ResizeObserver(([{ contentRect }]) => {
-        this.wide = contentRect.width;
-        this.draw();
+        this.wide = Math.round(contentRect.width);
+        this.draw(true);
       }).observe(this.canvas);
     }
 
