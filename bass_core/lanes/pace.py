@@ -1,7 +1,7 @@
 """The speed of a lane: its texts counted in plain steps, and the time that regular decoding needs for them.
 
-`Tally.add` takes each round of a lane, and `Tally.pace` returns its Pace so far. All figures of speed come from
-there: `ms_per_token`, and with the reference lane's Pace `speedup`, `round_cost` and `scatter`.
+Contract: `Tally.add` takes each round of a lane, and `Tally.pace` returns its Pace so far. All figures of speed
+come from there: `ms_per_token`, and with the reference lane's Pace `speedup`, `round_cost` and `scatter`.
 
 The j-th token of a text is worth 1 / m plain steps, where m counts the rows of the lane whose text has at least j
 tokens or has not ended yet, begun or not. Regular decoding writes one plain step in each step, and a lane that

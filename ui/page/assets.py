@@ -1,6 +1,7 @@
 """The page's files: which of them the browser may fetch, and what fetches them.
 
-Everything comes from the page's own host. The scripts are served as one file, and all that is text is compressed.
+Contract: everything comes from the page's own host. The scripts are served as one file, and all that is text is
+compressed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Turns a race's snapshots into what the page's scripts draw: three texts, called log, view and charts.
 
-The scripts work from these alone, and nothing here estimates or smooths a number. They are texts because gr.HTML
-copies and watches every number of a nested value, which at ten updates a second can take all of the browser's
-time. View (the current figures) and charts (whole series) are small and are replaced.
+Contract: the scripts work from these alone, and nothing here estimates or smooths a number. They are texts because
+gr.HTML copies and watches every number of a nested value, which at ten updates a second can take all of the
+browser's time. View (the current figures) and charts (whole series) are small and are replaced.
 
 The log is the newest part of a list of lines, one for each snapshot: {lane: {"clock_ms", "new": {index: tokens},
 "rounds": records}}; see SequenceFeed.fresh, and Round.record in bass_core/sequence.py. Its first line is the run's

@@ -1,7 +1,7 @@
 """The verdict above the lanes: who is ahead, by how much, and why, in the race's own numbers.
 
-`judge` makes the sentences from snapshots. All figures are those of Metrics (bass_core/lanes/pace.py). A lane's
-speed-up over the reference is taken apart as
+Contract: `judge` makes the sentences from snapshots. All figures are those of Metrics (bass_core/lanes/pace.py). A
+lane's speed-up over the reference is taken apart as
 
     speed-up = (plain steps that a round writes) / (plain steps that a round costs)
 

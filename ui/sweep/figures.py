@@ -1,9 +1,9 @@
 """The figures of a sweep's races, what a sweep yields, and the sentences that it says.
 
-Plain data, and sentences made of it. A point's speed-up is the page's (bass_core/lanes/pace.py), over the races of
-one arm, in which regular decoding and BASS took turns. `error` is its relative standard error, from the scatter of
-both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the speed-up is above, below or,
-within two standard errors, level with 1. A figure that is not known is None.
+Contract: plain data, and sentences made of it. A point's speed-up is the page's (bass_core/lanes/pace.py), over
+the races of one arm, in which regular decoding and BASS took turns. `error` is its relative standard error, from
+the scatter of both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the speed-up is
+above, below or, within two standard errors, level with 1. A figure that is not known is None.
 """
 
 from __future__ import annotations
