@@ -201,39 +201,41 @@
   };
 
   /** The log, see ui/race/feed.py. head: of the run, as text; first: the number of the text's first line; next: of the
-      next line to read; offset: where it begins in the text; asked: whether missed lines are on their way; newest: the
-      text; views: those that wait for their run or for these lines. */
-  const log = { head: null, run: null, first: 0, next: 0, offset: 0, asked: false, newest: "", views: {} };
+      next line to read; number, offset: of the first line of the text that was not looked at, and where it begins;
+      asked: whether missed lines are on their way; newest: the text; views: those that wait for their run or for these
+      lines. */
+  const log = { head: null, run: null, first: -1, number: 0, next: 0, offset: 0, asked: false, newest: "", views: {} };
 
   /** A copy. A part of a text, which slice and split give, would keep the whole text in memory. */
   const copied = (text) => JSON.parse(JSON.stringify(text));
 
-  function readLines(text) {
+  /** Pass on the lines, which are numbered from `number` on, without those that were read; the number after them. */
+  function readLines(text, number) {
     for (const line of text.split("\n")) {
       if (!line) continue;
-      log.next += 1;
-      player.push("text", copied(line));
+      if (number >= log.next) {
+        log.next = number + 1;
+        player.push("text", copied(line));
+      }
+      number += 1;
     }
+    return number;
   }
 
   function readLog(text, server) {
     const end = text.indexOf("\n"), start = text.indexOf("\n", end + 1), first = Number(text.slice(end + 1, start));
     if (log.head === null || !text.startsWith(`${log.head}\n`)) {
       const head = JSON.parse(text.slice(0, end));
-      Object.assign(log, { head: copied(text.slice(0, end)), run: head.run, first: 0, next: 0, offset: start, asked: false });
+      Object.assign(log, { head: copied(text.slice(0, end)), run: head.run, first: -1, next: 0, asked: false });
       player.push("start", head);
     }
     log.newest = text;
     if (log.asked) return;
     if (first > log.next) return fetchMissed(server);
-    // After the log has begun anew, the lines that were read already are passed over.
-    if (first !== log.first) {
-      log.offset = start;
-      for (let number = first; number < log.next && log.offset >= 0; number += 1) log.offset = text.indexOf("\n", log.offset + 1);
-      if (log.offset < 0) log.offset = text.length;
-    }
-    readLines(text.slice(log.offset));
-    Object.assign(log, { first, offset: text.length });
+    // The log has begun anew.
+    if (first !== log.first) Object.assign(log, { first, number: first, offset: start });
+    log.number = readLines(text.slice(log.offset), log.number);
+    log.offset = text.length;
     for (const [kind, value] of Object.entries(log.views)) showView(kind, value);
   }
 
@@ -244,7 +246,7 @@
     const lines = await server.missed([run, log.next]).catch(() => "");
     if (log.run !== run) return;
     log.asked = false;
-    readLines(lines);
+    readLines(lines, log.next);
     // Without an answer, go on with what is there.
     if (!lines) log.next = Number(log.newest.split("\n", 2)[1]);
     log.first = -1;
