@@ -18,6 +18,7 @@ from .errors import BassError, MemoryShortage, ModelError, PairError, RequestErr
 from .lanes.generate import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
 from .lanes.metrics import Metrics
+from .lanes.pace import LEAST_ROUNDS, Pace
 from .lanes.race import race
 from .lanes.schedule import SCHEDULINGS
 from .lanes.snapshot import (
@@ -50,6 +51,7 @@ __all__ = [
     "DEFAULT_METHOD",
     "DRAFTERS",
     "HARDWARE",
+    "LEAST_ROUNDS",
     "METHODS",
     "PAIRS",
     "SCHEDULINGS",
@@ -72,6 +74,7 @@ __all__ = [
     "ModelSize",
     "Monitor",
     "Options",
+    "Pace",
     "PairError",
     "Record",
     "RecordedLengths",

@@ -53,8 +53,6 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         return
     try:
         bandwidth = read_bandwidth()
-        if bandwidth is None:
-            return
         yield
         peaks = Peaks(bandwidth, product_flops(dtype))
     except (MemoryError, RuntimeError) as error:
@@ -86,7 +84,8 @@ def _read(path: Path | None) -> Peaks | None:
         values = asdict(peaks).values()
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    return peaks if all(type(value) is float and 0 < value < math.inf for value in values) else None
+    known = [value for value in values if value is not None]
+    return peaks if peaks.flops and all(type(value) is float and 0 < value < math.inf for value in known) else None
 
 
 def _write(path: Path, peaks: Peaks) -> None:

@@ -22,6 +22,7 @@ from ..sequence import Reading, Round
 from .clock import FairLock, LaneClock, PredictedClock
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
+from .pace import ENDS, Pace, Tally
 from .trace import Trace
 from .utilization import Work
 
@@ -46,6 +47,7 @@ class Lane:
             LaneClock(pair.device) if simulated is None else PredictedClock(simulated, request.kind.runs_model)
         )
         self.counts = Counts()
+        self.tally = Tally(len(self.sequences))
         self.log = Trace(pair.tokenizer)
         self.work = _work(pair, request)
         self.error: str | None = None
@@ -65,6 +67,8 @@ class Lane:
         self.timeline: Timeline | None = self._decoder.timeline
         self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
         self._forwards = 0
+        # Lane time of the last step's end.
+        self._ended_ms = 0.0
 
     @property
     def finished(self) -> bool:
@@ -94,6 +98,7 @@ class Lane:
         self.log.add(round_)
         for row in round_.rows:
             self._record(row.sequence, row.tokens, round_.kind == "prefill")
+        self._count(round_)
         self.work.add(round_, self.sequences)
         budget = self.request.time_budget_ms
         if self._decoder.finished:
@@ -137,7 +142,26 @@ class Lane:
     def metrics(self) -> Metrics:
         """The lane's metrics at its current lane time."""
         metrics = summarise(self.counts, self.sequences, self.clock.ms, self._forwards)
-        return replace(metrics, **self.work.utilization(self.decode_ms))
+        pace = self.pace
+        return replace(
+            metrics,
+            plain_steps=pace.plain_steps or None,
+            ms_per_token=pace.ms_per_token,
+            **self.work.utilization(self.decode_ms),
+        )
+
+    @property
+    def pace(self) -> Pace:
+        """The lane's rounds so far, for the figures of its speed."""
+        return self.tally.pace(self.finished)
+
+    def _count(self, round_: Round) -> None:
+        rows = [
+            (row.sequence, len(row.tokens), self.sequences[row.sequence].finish_reason in ENDS)
+            for row in round_.rows
+        ]
+        self.tally.add(round_.kind, self.clock.ms - self._ended_ms, rows)
+        self._ended_ms = self.clock.ms
 
     def _record(self, index: int, tokens: list[int], prefill: bool) -> None:
         sequence, text = self.sequences[index], self.texts[index]

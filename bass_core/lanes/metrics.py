@@ -16,9 +16,9 @@ from ..sequence import Round, Sequence
 class Metrics:
     """The metrics of a lane of n rows, so far or at its end.
 
-    ms_per_token: n x lane time without prefills / (new tokens - rows that have a token). A row's first token comes
-    with its prefill, so both are left out; None before any row's second token. throughput_tps: new tokens per
-    second of lane time until the last row finished, prefills included.
+    plain_steps, ms_per_token: the texts in plain steps, and the lane's time per plain step, prefills left out
+    (lanes/pace.py); None before any row's second token. throughput_tps: new tokens per second of lane time until
+    the last row finished, prefills included.
     ptl_*: per-token latency of the first and the last sequence to finish, and the mean over all; see `latency`.
     ttft_ms: lane time of the lane's first token.
     acceptance_rate: accepted / drafted; of a tree, its accepted path / its drafts. token_acceptance: accepted /
@@ -27,12 +27,17 @@ class Metrics:
     per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i; a tree has drafted the
     depths that were tested. rounds: verifications
     and plain steps. target_forwards: prefills + rounds. draft_length: the length the policy last asked for.
-    speedup: the reference lane's ms_per_token / this lane's; filled in by `race`. *_utilization: see
-    lanes/utilization.py.
+    speedup: the time that the reference lane needs for this lane's texts / the time that this lane took.
+    round_cost: of a round on average, in plain steps of the reference lane. scatter: the relative standard error
+    of the speed. `race` fills in these three (lanes/pace.py), the first two only if it has a reference lane; None
+    while there are few rounds. *_utilization: see lanes/utilization.py.
     """
 
     ms_per_token: float | None = None
+    plain_steps: float | None = None
     speedup: float | None = None
+    round_cost: float | None = None
+    scatter: float | None = None
     throughput_tps: float | None = None
     acceptance_rate: float | None = None
     token_acceptance: float | None = None
@@ -105,9 +110,8 @@ def latency(sequence: Sequence, since_ms: float | None) -> float | None:
 
 
 def summarise(counts: Counts, sequences: list[Sequence], clock_ms: float, target_forwards: int) -> Metrics:
-    """The metrics of a lane at lane time `clock_ms`."""
+    """The metrics of a lane at lane time `clock_ms`, without those of its pace and its utilisation."""
     tokens = sum(len(sequence.token_ids) for sequence in sequences)
-    decoded = tokens - sum(bool(sequence.token_ids) for sequence in sequences)
     since = counts.first_prefill_ms
     ended = [(s.times_ms[-1], latency(s, since)) for s in sequences if s.finish_reason and s.times_ms]
     timed = [latency_ms for _, latency_ms in sorted(ended, key=lambda e: e[0]) if latency_ms is not None]
@@ -115,7 +119,6 @@ def summarise(counts: Counts, sequences: list[Sequence], clock_ms: float, target
     end_ms = clock_ms if running or not ended else max(at for at, _ in ended)
     drafts = counts.drafted > 0
     return Metrics(
-        ms_per_token=len(sequences) * (clock_ms - counts.prefill_ms) / decoded if decoded else None,
         throughput_tps=1000 * tokens / end_ms if tokens and end_ms > 0 else None,
         acceptance_rate=counts.accepted / counts.drafted if drafts else None,
         token_acceptance=counts.accepted / counts.tested if drafts else None,

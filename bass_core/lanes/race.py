@@ -34,6 +34,7 @@ from ..sequence import record_of
 from .comparison import comparison, reference_lane
 from .lane import Lane
 from .methods import DEFAULT_LANES, Method, check_method, find_methods, policy_rows
+from .pace import Pace
 from .schedule import SCHEDULINGS
 from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, Snapshot
 from .view import lane_view
@@ -136,14 +137,13 @@ def _snapshot(
     measuring: bool = False,
 ) -> Snapshot:
     views: dict[str, LaneSnapshot] = {}
+    paces: dict[str, Pace] = {}
     for lane in lanes:
         with lane.lock:
-            views[lane.method] = lane_view(lane)
+            views[lane.method], paces[lane.method] = lane_view(lane), lane.pace
     reference = reference_lane(lanes)
-    base = None if reference is None else views[reference.method]["metrics"]["ms_per_token"]
-    for view in views.values():
-        own = view["metrics"]["ms_per_token"]
-        view["metrics"]["speedup"] = base / own if base and own else None
+    for name, view in views.items():
+        view["metrics"] |= paces[name].against(None if reference is None else paces[reference.method])
     made: Snapshot = {
         "phase": "measuring" if measuring else "running",
         "done": not measuring and all(view["finished"] for view in views.values()),

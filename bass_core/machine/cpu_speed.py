@@ -21,8 +21,8 @@ from .memory import available_bytes
 CPUS = Path("/sys/devices/system/cpu")
 # Assumed size of the last cache where the system does not say it.
 LAST_CACHE = 32 << 20
-# Bytes of the array that is read: CACHES last caches, but at most MOST_BYTES and half of the free memory. Below
-# LEAST_CACHES of them a pass would find in the cache what the one before left there.
+# Bytes of the array that is read: CACHES last caches, but at most MOST_BYTES, or LEAST_CACHES last caches if that
+# is more, and half of the free memory. In a smaller array a pass would find in the cache what the one before left.
 CACHES, LEAST_CACHES, MOST_BYTES = 10, 2, 256 << 20
 # Reading stops after so many passes or seconds.
 PASSES, SECONDS = 16, 0.2
@@ -54,6 +54,7 @@ def last_cache() -> int:
 def room(most: int = MOST_BYTES) -> int:
     """Bytes of the array to read; 0 where memory for LEAST_CACHES last caches is not to be had."""
     cache = last_cache()
+    most = max(most, LEAST_CACHES * cache)
     size = min(CACHES * cache, most, available_bytes(torch.device("cpu")) // 2)
     return size if size >= LEAST_CACHES * cache else 0
 

@@ -3,8 +3,8 @@
 Contract: for each kind of text, temperature, batch and number of threads all arms answer the same prompts with the
 same number of new tokens (no early end). Arms take turns step by step, and medians of the lanes' own ms per token
 count. What rounds cost is measured before a lane's clock runs, as `race` does it. An arm's column is its speed
-over regular decoding; `spread` is the largest of the arms' (highest - lowest) / median: a smaller difference is
-noise.
+over regular decoding, the ratio of ms per token, since all texts are equally long (bass_core/lanes/pace.py);
+`spread` is the largest of the arms' (highest - lowest) / median: a smaller difference is noise.
 
 Prompts come from prompts.py, or with --questions from a file in the form of Spec-Bench, of which the first
 turns are asked. Its texts are chat and code (KINDS), or any category.

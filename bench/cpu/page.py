@@ -194,6 +194,7 @@ def browser(address: str) -> Iterator[Any]:
         page = chromium.new_page(viewport={"width": 1400, "height": 1000})
         page.set_default_timeout(PATIENCE_MS)
         page.goto(f"{address}?play=off#race?draft_length=bass")
+        page.locator("[data-chart=latency]").scroll_into_view_if_needed()  # then Plotly is loaded
         page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
         yield page
         chromium.close()

@@ -4,8 +4,9 @@ Contract: FILE has the form of Spec-Bench (prompts.py); `--per-category` of its 
 category by the seed. All their turns are asked, after regular decoding's answers to the turns before; a text ends
 where the model ends it. Arms take turns step by step. "tokens a round" is 1 + accepted drafts a row-round that
 drafted, `a` accepted / tested drafts, `at i` how often a row that drafted i of them had them all accepted; all of
-BASS's rounds. "ms/token" is the calls' median. A speed is regular decoding's time over the arm's, the geometric
-mean of the calls; +- is 1.96 standard errors of its logarithm, in per cent. "all" joins the categories.
+BASS's rounds. "ms/token" is the calls' median. A speed is the time that regular decoding would need for the arm's
+texts over the arm's time (bass_core/lanes/pace.py), the geometric mean of the calls; +- is 1.96 standard errors of
+its logarithm, in per cent. "all" joins the categories.
 """
 
 from __future__ import annotations
@@ -148,8 +149,9 @@ def _row(category: str, batch: int, temperature: float, calls: Calls) -> Row:
     known = [ms for ms in zip(*times.values(), strict=True) if None not in ms]
     for place, arm in enumerate(ARMS):
         row[f"{arm} ms/token"] = median([ms[place] for ms in known]) if known else None
-    for place, arm in enumerate(ARMS[1:], 1):
-        speed, spread = mean_ratio([ms[0] / ms[place] for ms in known])
+    for arm in ARMS[1:]:
+        speeds = [call[arm].pace.speedup(call[REGULAR].pace) for call in calls]
+        speed, spread = mean_ratio([one for one in speeds if one is not None])
         row |= {arm: speed, f"{arm} +-%": spread}
     return row
 

@@ -31,7 +31,11 @@ def open_page(page: Page, server: str) -> None:
 
 
 def loaded(page: Page) -> None:
-    """Wait until the first charts are drawn: the page's fields have the values that its link gives."""
+    """Load Plotly, as charts in view would, and wait until the charts are drawn: the page's fields have the values
+    that its link gives by then.
+    """
+    page.wait_for_function("() => window.Bass?.plots?.address")
+    page.evaluate("() => Bass.plots.load().then(() => Bass.plots.drawAll())")
     page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
 
 

@@ -12,6 +12,9 @@ from math import hypot, inf, sqrt
 from typing import Any
 
 TWO_ERRORS = 2
+# How far rounding puts the times of one moment apart.
+ROUNDED_MS = 2e-3
+NATURAL = ("eos", "stop", "length")
 
 
 @dataclass
@@ -41,15 +44,33 @@ class Lane:
         self.ends = sorted(((one["times_ms"][-1], one) for one in self.sequences), key=lambda end: end[0])
 
 
+def sharing(lane: Lane) -> list[int]:
+    """For each token after its row's first: how many rows are at least as long at its place, or were cut."""
+    rows = [(len(one["token_ids"]), one["finish_reason"] in NATURAL) for one in lane.sequences]
+    return [
+        sum(n >= place or not ended for n, ended in rows) for length, _ in rows for place in range(2, length + 1)
+    ]
+
+
 def ms_per_token(lane: Lane) -> float:
-    """n x lane time without prefills / (new tokens - sequences that have begun)."""
-    n = len(lane.sequences)
-    return n * lane.decode_ms / (new_tokens(lane) - n)
+    """Lane time without prefills / plain steps."""
+    return lane.decode_ms / sum(1 / m for m in sharing(lane))
+
+
+def step_ms(regular: Lane, m: int) -> float:
+    """Regular's mean time of a step with m rows, between and beyond the counts that it has seen."""
+    taken: dict[int, list[float]] = {}
+    for one in regular.rounds:
+        taken.setdefault(len(one["rows"]), []).append(one["spent"])
+    below = max((count for count in taken if count <= m), default=min(taken))
+    above = min((count for count in taken if count >= m), default=max(taken))
+    low, high = (sum(taken[count]) / len(taken[count]) for count in (below, above))
+    return low + (high - low) * (m - below) / (above - below) if above > below else low
 
 
 def speedup(lane: Lane, regular: Lane) -> float:
-    """Regular's ms per token / the lane's."""
-    return ms_per_token(regular) / ms_per_token(lane)
+    """Regular's time for this lane's texts / the lane's time."""
+    return sum(step_ms(regular, m) / m for m in sharing(lane)) / lane.decode_ms
 
 
 def throughput(lane: Lane) -> float:
@@ -137,28 +158,32 @@ def lane_seconds(lane: Lane) -> float:
     return float(lane.data["rounds"][-1]["time_ms"]) / 1000
 
 
-def tokens_a_row_round(lane: Lane) -> float:
-    """Tokens that rounds wrote / row-rounds."""
-    return sum(step["written"] for step in lane.steps) / len(lane.steps)
+def unfinished(lane: Lane) -> list[int]:
+    """For each round, the rows that had not ended when it began."""
+    ends = [one["times_ms"][-1] if one["finish_reason"] in NATURAL else inf for one in lane.sequences]
+    return [sum(end > one["begin"] + ROUNDED_MS for end in ends) for one in lane.rounds]
 
 
 def cost(lane: Lane, regular: Lane) -> float:
-    """(Decoding time / row-rounds), over regular decoding's."""
-    return (lane.decode_ms / len(lane.steps)) / (regular.decode_ms / len(regular.steps))
+    """The lane's decoding time / that of regular decoding's steps with as many rows."""
+    return lane.decode_ms / sum(step_ms(regular, m) for m in unfinished(lane))
 
 
-def scatter(lane: Lane) -> float:
-    """The relative standard error of tokens a ms, a ratio of sums (Cochran, section 6.4)."""
-    each = [(sum(row["written"] for row in one["rows"]), one["spent"]) for one in lane.rounds]
-    tokens, count = sum(written for written, _ in each), len(each)
-    rate = tokens / sum(ms for _, ms in each)
-    return sqrt(count / (count - 1) * sum((t - rate * s) ** 2 for t, s in each)) / tokens if count > 1 else inf
+def scatter(lane: Lane, regular: Lane) -> float:
+    """The relative standard error of what rounds write a ms, in regular decoding's time (Cochran, section 6.4)."""
+    each = [
+        (sum(row["written"] for row in one["rows"]) * step_ms(regular, m) / m, one["spent"])
+        for one, m in zip(lane.rounds, unfinished(lane), strict=True)
+    ]
+    worth, count = sum(t for t, _ in each), len(each)
+    rate = worth / sum(ms for _, ms in each)
+    return sqrt(count / (count - 1) * sum((t - rate * s) ** 2 for t, s in each)) / worth if count > 1 else inf
 
 
-def level(faster: Lane, slower: Lane) -> bool:
-    """Whether two lanes' times per token differ by less than two standard errors of their ratio."""
-    ratio = ms_per_token(slower) / ms_per_token(faster)
-    return ratio - 1 <= TWO_ERRORS * hypot(scatter(faster), scatter(slower)) * ratio
+def level(faster: Lane, slower: Lane, regular: Lane) -> bool:
+    """Whether two lanes' speeds differ by less than two standard errors of their ratio."""
+    ratio = speedup(faster, regular) / speedup(slower, regular)
+    return ratio - 1 <= TWO_ERRORS * hypot(scatter(faster, regular), scatter(slower, regular)) * ratio
 
 
 def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:

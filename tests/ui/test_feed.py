@@ -10,7 +10,8 @@ import pytest
 from ui.page import clock as words
 from ui.page.limits import Limits
 from ui.page.request import keywords, make_request
-from ui.race.feed import CHART_POINTS, PageFeed
+from ui.race import feed as feed_module
+from ui.race.feed import CHART_POINTS, RUNS, PageFeed, missed
 
 SETTINGS = make_request({"prompt": "Hello", "batch_size": 1}, Limits()).settings()
 
@@ -34,7 +35,7 @@ def snapshot(pieces: list[str], at: float, *, done: bool = False) -> dict[str, A
 
 def tokens(log: str) -> list[list[Any]]:
     """Every token of the one sequence, in order."""
-    lines = [json.loads(line) for line in log.split("\n")[1:]]
+    lines = [json.loads(line) for line in log.split("\n")[2:]]
     return [token for line in lines for token in line["regular"]["new"].get("0", [])]
 
 
@@ -46,7 +47,7 @@ def test_the_log_grows_by_each_token_with_its_origin_text_and_time() -> None:
     assert (head["settings"], head["keywords"]) == (SETTINGS, keywords())
     # Text that the last token held back is added to it, and no text can hold a tag or end a line.
     log, view, charts = feed.update(snapshot(["a", "\ufffd", "<script>\n"], 80))
-    assert log.startswith(first) and "<" not in log + view + charts and log.count("\n") == 2
+    assert log.startswith(first) and "<" not in log + view + charts and log.count("\n") == 3
     assert tokens(log) == [
         ["s", "a", 0.0, 1], ["a", "", 10.0, 1], ["+", "\ufffd", 10.0, -1], ["r", "<script>\n", 20.0, 1],
     ]  # fmt: skip
@@ -86,8 +87,8 @@ def test_lanes_that_miss_samples_do_not_slow_the_charts_down() -> None:
         charts = feed.update(shot)[2]
         changed += i >= 600 and charts != before
         before = charts
-    # 30 s at one sample each 400 ms, which is twice the 200 ms of the first 48 s.
-    assert changed == 75
+    # 30 s at one sample each 800 ms, which is four times the 200 ms of the first 24 s.
+    assert changed == 38
 
 
 def test_a_lane_whose_clock_stands_adds_no_points() -> None:
@@ -119,11 +120,37 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
         shot["lanes"]["regular"]["rounds"] = rounds[:count]
         shot["elapsed_ms"] *= 20
         log, _, charts = feed.update(shot)
-    sent = [line for text in log.split("\n")[1:] for line in json.loads(text)["regular"]["rounds"]]
+    sent = [line for text in log.split("\n")[2:] for line in json.loads(text)["regular"]["rounds"]]
     # As it was recorded, with six digits.
     assert [one["rows"][0].pop("p") for one in sent] == [[0.123457] * 2, []]
     assert [one["rows"][0].pop("p") for one in rounds] and sent == rounds
     assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
+
+
+def test_the_log_stays_small_and_what_a_page_missed_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "WINDOW", 3000)
+    monkeypatch.setattr(feed_module, "KEPT", 500)
+    feed, sizes, sent, before = PageFeed("long", SETTINGS), [], 0, ""
+    for count in range(400):
+        log, _, _ = feed.update(snapshot(["word"] * count, 10.0 * count))
+        head, first, *lines = log.split("\n")
+        assert json.loads(head)["run"] == "long" and int(first) + len(lines) == count + 1
+        assert lines == feed.lines[int(first) :]
+        sizes.append(len(log) - len(head))
+        sent += len(log) - len(before if log.startswith(before) else head)
+        before = log
+    assert max(sizes) < 3200
+    # Little is sent twice.
+    assert sent < 1.6 * sum(map(len, feed.lines))
+    assert missed("long", 0).split("\n") == feed.lines and missed("long", 398).split("\n") == feed.lines[398:]
+    for run, number in (("other", 0), ("long", 400), (None, 0), ("long", "0")):
+        assert missed(run, number) == ""
+
+
+def test_the_lines_of_few_runs_are_kept() -> None:
+    for number in range(RUNS + 1):
+        PageFeed(f"run {number}", SETTINGS).update(snapshot(["a"], 10.0))
+    assert missed("run 0", 0) == "" and missed(f"run {RUNS}", 0) != ""
 
 
 def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:
@@ -157,3 +184,12 @@ def test_the_head_names_the_predicted_machine() -> None:
 @pytest.mark.parametrize("settings", [{}, {"clock": "tpu"}, {"clock": "own", "clock_tflops": "x"}])
 def test_a_recording_whose_settings_do_not_say_has_no_code(settings: dict[str, Any]) -> None:
     assert told(H100, settings)["code"] is None
+
+
+def test_the_counters_of_a_gpu_reach_the_page_and_energy_counts_from_the_race_on() -> None:
+    feed, shot = PageFeed("r", SETTINGS), snapshot(["a"], 40)
+    counters = {"gpu_sm_percent": 51.0, "gpu_tensor_percent": 12.5, "gpu_dram_percent": 70.0}
+    for energy in (9000.0, 9500.0):
+        shot["device"] |= counters | {"gpu_energy_mj": energy}
+        shown = json.loads(feed.update(shot)[1])["device"]
+    assert shown["gpu_energy_mj"] == 500 and counters.items() <= shown.items()

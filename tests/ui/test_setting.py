@@ -26,7 +26,7 @@ from bass_core import (
     unregister,
 )
 from ui.page import presets
-from ui.page.assets import MODES, SCRIPTS, STATIC, STYLES, head, style, url
+from ui.page.assets import MODES, SCRIPTS, STATIC, STYLES, bundle, head, style, url
 from ui.page.choices import COUPLED, NEAR_TIES, Choices, choices
 from ui.page.events import Events, Snapshot
 from ui.page.limits import Limits, whole
@@ -136,7 +136,9 @@ def test_equal_words_are_promised_only_where_sums_are_not_rounded_to_16_bits() -
 def test_every_script_and_sheet_is_fetched_once_and_an_idle_queue_is_calm() -> None:
     files = [path.relative_to(STATIC).as_posix() for kind in ("js", "css") for path in STATIC.rglob(f"*.{kind}")]
     assert sorted([*SCRIPTS, *STYLES, *MODES]) == sorted(files)
-    assert all(head().count(url(STATIC / name)) == 1 for name in (*SCRIPTS, *MODES))
+    assert all(head().count(url(STATIC / name)) == 1 for name in MODES)
+    together = bundle().read_text(encoding="utf-8")
+    assert all(together.count((STATIC / name).read_text(encoding="utf-8")) == 1 for name in SCRIPTS)
     assert style().count("--type") > 10, "lengths of type follow presenter mode"
     queue = build(nothing, limits=Limits(), about="nothing")._queue
     assert queue.sleep_when_free >= 0.05 and queue.progress_update_sleep_when_free >= 0.05

@@ -19,7 +19,6 @@ from ui.page.events import UNEXPECTED, Events
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.page.setting import shown
-from ui.race.verdict import LaneRounds
 from ui.sources.local import race_source
 from ui.sources.source import Source, waiting
 from ui.sweep.answer import T, answer, overall
@@ -109,16 +108,21 @@ class Toy:
 
 def _lane(rows: int, count: int, ms: float, each: int) -> dict[str, Any]:
     kind = "plain" if each == 1 else "verify"
-    rounds: list[dict[str, Any]] = [{"kind": "prefill", "time_ms": 5.0, "rows": []}]
+    rounds = [{"kind": "prefill", "time_ms": 5.0, "rows": _rows(rows, 0, 1)}]
     rounds += [
-        {"kind": kind, "time_ms": 5 + ms * (i + 1), "rows": [{"written": each}] * rows} for i in range(count)
+        {"kind": kind, "time_ms": 5 + ms * (i + 1), "rows": _rows(rows, 1 + i * each, each)} for i in range(count)
     ]
     metrics = {
         "drafted": 0 if each == 1 else 4 * count, "token_acceptance": 0.5,
         # A step reads for 80 ms at the peak, and multiplies a token in 2.5 ms.
         "bandwidth_utilization": 80 / ms, "flops_utilization": 2.5 * rows / ms,
     }  # fmt: skip
-    return {"rounds": rounds, "metrics": metrics, "error": None, "finished": False}
+    sequences = [{"token_ids": [0] * (1 + count * each), "finish_reason": None}] * rows
+    return {"rounds": rounds, "sequences": sequences, "metrics": metrics, "error": None, "finished": False}
+
+
+def _rows(count: int, start: int, written: int) -> list[dict[str, int]]:
+    return [{"sequence": i, "start": start, "written": written} for i in range(count)]
 
 
 def asked(**given: Any) -> Any:
@@ -204,7 +208,7 @@ class Changed(Toy):
     def snapshot(self, request: RaceRequest, count: int, done: bool) -> Any:
         shot = super().snapshot(request, count, done)
         for record in shot["lanes"]["bass"]["rounds"][1::2]:
-            record["rows"] = [{"written": 1}] * request.batch_size
+            record["rows"] = [{**row, "written": 1} for row in record["rows"]]
         shot["lanes"]["bass"]["error"] = self.error
         return shot
 
@@ -213,12 +217,12 @@ def test_scatter_makes_a_difference_level_and_an_error_of_a_lane_is_told() -> No
     toy = Changed(rounds=12, each=3)
     *_, last = measured(asked(seconds=5, batches=[2], draft_lengths=[4]), toy, Limits(), toy.clock)
     (one,) = last["points"]
-    sums = LaneRounds()
-    for i in range(one["rounds"]):
-        rows = [{"written": 1 if i % 12 % 2 == 0 else 3}] * 2
-        sums.add({"kind": "verify", "time_ms": DRAFTING_MS * (i + 1), "rows": rows})  # type: ignore[typeddict-item]
+    written, ms = [1.0 if i % 12 % 2 == 0 else 3.0 for i in range(one["rounds"])], DRAFTING_MS
+    rate = sum(written) / (ms * len(written))
+    squares = sum((tokens - rate * ms) ** 2 for tokens in written)
+    error = math.sqrt(squares * len(written) / (len(written) - 1)) / sum(written)
     assert one["speedup"] == pytest.approx(2 / 1.6, rel=0.1)
-    assert one["error"] == pytest.approx(sums.error, rel=1e-6) and math.isfinite(sums.error)
+    assert one["error"] == pytest.approx(error, rel=1e-6)
     assert one["against"] == ("level" if 2 * one["error"] * one["speedup"] >= one["speedup"] - 1 else "ahead")
     toy.error = "out of luck"
     with pytest.raises(BassError, match="out of luck"):

@@ -7,35 +7,50 @@ from typing import Any
 
 import pytest
 
-from ui.race.verdict import EARLY, LaneRounds, judge
+from bass_core import LEAST_ROUNDS, Pace
+from ui.race.verdict import LaneRounds, judge
 
 from .test_feed import H100
 
 Rounds = list[tuple[float, int, int]]
 
 
-def lane(rounds: Rounds, finished: bool = True, speedup: float | None = None) -> tuple[dict[str, Any], LaneRounds]:
-    """A lane of rounds (ms, rows, tokens of all rows) behind a prefill of 50 ms; one drafted if it wrote more."""
-    counted, at, rows = LaneRounds(), 50.0, max(rows for _, rows, _ in rounds)
-    counted.add({"kind": "prefill", "time_ms": at, "rows": []})  # type: ignore[typeddict-item]
-    for ms, live, tokens in rounds:
+def lane(rounds: Rounds, finished: bool = True, count: int = 2) -> tuple[dict[str, Any], LaneRounds]:
+    """A lane of `count` rows, of rounds (ms, rows, tokens of all rows) after a prefill of 50 ms; one drafted if it
+    wrote more than a token for each of its rows. With one row in a round, the rows take turns.
+    """
+    counted, at, texts = LaneRounds(), 50.0, [1] * count
+    records: list[dict[str, Any]] = [
+        {
+            "kind": "prefill",
+            "time_ms": at,
+            "rows": [{"sequence": i, "start": 0, "written": 1} for i in range(count)],
+        }
+    ]
+    for turn, (ms, live, tokens) in enumerate(rounds):
         at += ms
-        written = [{"written": tokens // live + (i < tokens % live)} for i in range(live)]
-        kind = "verify" if tokens > live else "plain"
-        counted.add({"kind": kind, "time_ms": at, "rows": written})  # type: ignore[arg-type, typeddict-item]
-    each = rows * sum(ms for ms, _, _ in rounds) / sum(tokens for _, _, tokens in rounds)
-    return {"metrics": {"ms_per_token": each, "speedup": speedup}, "finished": finished}, counted
+        rows = []
+        for i in range(live):
+            row, written = (i if live > 1 else turn % count), tokens // live + ((i + turn) % live < tokens % live)
+            rows.append({"sequence": row, "start": texts[row], "written": written})
+            texts[row] += written
+        records.append({"kind": "verify" if tokens > live else "plain", "time_ms": at, "rows": rows})
+    for record in records:
+        counted.add(record)
+    ended = "length" if finished else None
+    sequences = [{"token_ids": [0] * length, "finish_reason": ended} for length in texts]
+    made = {"metrics": {"rounds": len(rounds)}, "finished": finished, "sequences": sequences, "rounds": records}
+    return made, counted
 
 
 def said(
     settings: dict[str, Any] | None = None, clock: Any = None, **lanes: tuple[dict[str, Any], LaneRounds]
 ) -> dict[str, Any]:
-    """The verdict on these lanes, with the speed-ups that a race gives them."""
-    base = lanes.get("regular")
-    for made, _ in lanes.values():
-        if base is not None:
-            made["metrics"]["speedup"] = base[0]["metrics"]["ms_per_token"] / made["metrics"]["ms_per_token"]
+    """The verdict on these lanes, with the figures that a race gives them."""
     shots: Any = {name: made for name, (made, _) in lanes.items()}
+    paces = {name: Pace.of(shot) for name, shot in shots.items()}
+    for name, made in shots.items():
+        made["metrics"] |= {"ms_per_token": paces[name].ms_per_token} | paces[name].against(paces.get("regular"))
     return dict(judge(shots, {name: counted for name, (_, counted) in lanes.items()}, settings or {}, clock))
 
 
@@ -47,22 +62,20 @@ def test_a_lane_is_taken_apart() -> None:
     ahead = said(regular=lane(PLAIN), bass=lane([(10.0, 2, 3)] * 14))
     assert ahead["head"] == "BASS is ahead: 1.50× the speed of Regular."
     assert ahead["lanes"] == {
-        "bass": "BASS 1.50×: 1.50 tokens a round for each of 2 rows, and a round cost 1.00 plain steps."
+        "bass": "BASS 1.50×: a round writes as much as 1.50 plain steps, and costs as much as 1.00."
     }
     behind = said({"draft_length": "auto"}, regular=lane(PLAIN), bass=lane([(20.0, 2, 3)] * 14))
     assert behind["head"] == "Regular is ahead: 1.33× the speed of BASS, which comes next."
     assert behind["lanes"]["bass"] == (
-        "BASS 0.75×: 1.50 tokens a round for each of 2 rows, but a round cost 2.00 plain steps."
+        "BASS 0.75×: a round writes as much as 1.50 plain steps, but costs as much as 2.00."
     )
-    alone, counted = lane([(10.0, 1, 2)] * 20)
-    alone["metrics"]["ms_per_token"] *= 2
-    in_turn = said(regular=lane(PLAIN), speculative=(alone, counted))
+    in_turn = said(regular=lane(PLAIN), speculative=lane([(10.0, 1, 3)] * 20))
     assert in_turn["lanes"]["speculative"] == (
-        "Speculative 1.00×: 2.00 tokens a round, and a round of each of 2 rows, one after another, cost 2.00 "
-        "plain steps."
+        "Speculative 1.50×: a round, of one of 2 rows, writes as much as 1.50 plain steps, and costs as much as "
+        "1.00."
     )
     other = said({"draft_length": "auto"}, regular=lane(PLAIN), transformers=lane([(20.0, 2, 2)] * 20))
-    line = "transformers 0.50×: 1.00 tokens a round for each of 2 rows, and a round cost 2.00 plain steps."
+    line = "transformers 0.50×: a round writes as much as 1.00 plain steps, and costs as much as 2.00."
     assert other["lanes"] == {"transformers": line}, "it never drafts, so it is not said to draft seldom"
     # Overlapping rounds have no cost, and without the reference there is no speed-up.
     beside = said(regular=lane(PLAIN), amusd=lane([(8.0, 2, 3)] * 14))
@@ -71,15 +84,14 @@ def test_a_lane_is_taken_apart() -> None:
     assert two == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
 
 
-@pytest.mark.parametrize(("drafted", "words"), [(0, "none"), (4, "4")])
+@pytest.mark.parametrize(("drafted", "words"), [(0, "0"), (4, "4")])
 @pytest.mark.parametrize("policy", ["auto", "bass"])
 def test_few_drafts_are_explained_where_a_policy_chose(drafted: int, words: str, policy: str) -> None:
     rounds = [(12.0, 2, 3)] * drafted + [(10.0, 2, 2)] * (20 - drafted)
     line = said({"draft_length": policy}, regular=lane(PLAIN), bass=lane(rounds))["lanes"]["bass"]
     assert f"It drafted in {words} of 20 rounds" in line
-    assert ("costs more than it brings here" in line or "cost more than it brings here" in line) == (
-        policy == "auto"
-    )
+    why = "elsewhere a draft would cost" if drafted else "on this machine a draft costs"
+    assert (f": {why} more than it saves" in line) == (policy == "auto")
 
 
 def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
@@ -92,16 +104,23 @@ def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
     assert "is ahead" in said(regular=lane(even[0]), bass=lane(even[1]))["head"]
     fast: Rounds = [(10.0, 2, 3), (10.0, 2, 5)] * 8
     found = said(regular=lane(PLAIN), speculative=lane(fast), bass=lane(fast))
-    assert found["head"].startswith(
-        "Speculative and BASS are level, ahead of Regular: the 0 % between them may be chance"
-    )
+    assert found["head"] == "Speculative and BASS are level, ahead of Regular: the 0 % between them may be chance."
+
+
+def test_while_a_race_runs_a_tie_is_no_news() -> None:
+    fast: Rounds = [(10.0, 2, 3), (10.0, 2, 5)] * 8
+    level = said(speculative=lane(fast, finished=False), bass=lane(fast))
+    assert level == {"head": None, "lanes": {}}
+    ahead = said(regular=lane(PLAIN), speculative=lane(fast, finished=False), bass=lane(fast))
+    assert ahead["head"] == "Speculative and BASS are ahead of Regular so far."
+    assert ahead["lanes"].keys() == {"speculative", "bass"}
 
 
 def test_nothing_is_said_too_early_or_of_one_lane() -> None:
     assert said(regular=lane(PLAIN))["head"] is None
-    early = lane([(10.0, 2, 3)] * (EARLY - 1), finished=False)
+    early = lane([(10.0, 2, 3)] * (LEAST_ROUNDS - 1), finished=False)
     assert said(regular=lane(PLAIN, finished=False), bass=early) == {"head": None, "lanes": {}}
-    later = lane([(10.0, 2, 3)] * EARLY, finished=False)
+    later = lane([(10.0, 2, 3)] * LEAST_ROUNDS, finished=False)
     assert said(regular=lane(PLAIN), bass=later)["head"] == "BASS is ahead so far: 1.50× the speed of Regular."
 
 
@@ -110,7 +129,8 @@ def test_it_names_the_predicted_machine() -> None:
     found = said({"draft_length": "auto"}, H100, **lanes)
     assert found["head"].endswith(", on a predicted H100 with 7.8B and 310M.")
     line = found["lanes"]["bass"]
-    assert line.startswith("BASS 1.10×, predicted: 1.10 tokens a round for each of 2 rows")
-    assert line.endswith("elsewhere a draft would cost more than it brings there.")
-    measured = said({"draft_length": "auto"}, **lanes)
-    assert "predicted" not in f"{measured}" and "there" not in measured["lanes"]["bass"]
+    assert line.startswith("BASS 1.10×, predicted: a round writes as much as 1.10 plain steps")
+    assert line.endswith("It drafted in 4 of 20 rounds: elsewhere a draft would cost more than it saves.")
+    never = {"regular": lane(PLAIN), "bass": lane(PLAIN)}
+    assert "on that machine a draft costs" in said({"draft_length": "auto"}, H100, **never)["lanes"]["bass"]
+    assert "predicted" not in f"{said({'draft_length': 'auto'}, **lanes)}"

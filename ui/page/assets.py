@@ -1,19 +1,25 @@
-"""The page's files: which of them the browser may fetch, and the tags that fetch them.
+"""The page's files: which of them the browser may fetch, and what fetches them.
 
-Contract: everything comes from the page's own host.
+Contract: everything comes from the page's own host. The scripts are served as one file, and all that is text is
+compressed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import mimetypes
 import re
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import gradio as gr
 import plotly
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import Receive, Scope, Send
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
@@ -22,6 +28,32 @@ STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "l
 # class on the body are in sheets that Gradio does not see.
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
+# Addresses whose answers come bit by bit: compressed, they could be held back.
+STREAMS = ("/queue/", "/call/", "/heartbeat/")
+# What a part does before its own script: load the scripts, once for all parts. After a failure it tries again, and
+# after the last one it says so.
+LOADER = """
+const fetchScript = (address) => new Promise((resolve, reject) => {
+  const script = document.createElement("script");
+  document.head.append(Object.assign(script, { src: address, onload: resolve, onerror: reject }));
+});
+const fetchPatiently = async (address, pauses) => {
+  try {
+    await fetchScript(address);
+  } catch (error) {
+    if (!pauses.length) throw error;
+    await new Promise((resolve) => setTimeout(resolve, pauses[0]));
+    await fetchPatiently(address, pauses.slice(1));
+  }
+};
+window.bassScripts ??= fetchPatiently(ADDRESS, [500, 1500, 4000]).catch(() => {
+  const line = Object.assign(document.createElement("p"), { className: "no-scripts", role: "alert" });
+  line.textContent = "The page's scripts could not be loaded: check the connection, then reload the page.";
+  document.body.prepend(line);
+  return new Promise(() => {});
+});
+window.bassScripts.then(() => { PART });
+"""
 # In the order of their use: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/status.js", "page/prompt.js", "page/early.js", "race/run.js", "race/predicted.js",
@@ -39,7 +71,7 @@ def serve() -> None:
     """
     mimetypes.add_type("text/javascript", ".js")
     mimetypes.add_type("text/css", ".css")
-    gr.set_static_paths([STATIC, PLOTLY])
+    gr.set_static_paths([STATIC, PLOTLY, bundle()])
 
 
 def url(file: Path) -> str:
@@ -48,18 +80,50 @@ def url(file: Path) -> str:
     return f"gradio_api/file={quote(file.as_posix(), safe='/:')}?{digest}"
 
 
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Holds the bundle until the process ends."""
+    return tempfile.TemporaryDirectory(prefix="bass-page-")
+
+
+@cache
+def bundle() -> Path:
+    """All scripts as one file."""
+    path = Path(_folder().name).resolve() / "bass.js"
+    path.write_text("\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS), encoding="utf-8")
+    return path
+
+
 def head() -> str:
-    """Tags for gr.HTML(head=), which loads each once: the sheets of modes, and the scripts, in this order and
-    before any js_on_load runs.
-    """
-    sheets = (f'<link rel="stylesheet" href="{url(STATIC / name)}">' for name in MODES)
-    return "".join([*sheets, *(f'<script src="{url(STATIC / name)}"></script>' for name in SCRIPTS)])
+    """Tags for gr.HTML(head=), which loads each once: the sheets of modes."""
+    return "".join(f'<link rel="stylesheet" href="{url(STATIC / name)}">' for name in MODES)
+
+
+def loading(script: str) -> str:
+    """The script, which runs once the page's scripts are there."""
+    return LOADER.replace("ADDRESS", json.dumps(url(bundle()))).replace("PART", script)
+
+
+class Compressed(GZipMiddleware):
+    """Compresses what is no stream."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if any(part in scope.get("path", "") for part in STREAMS):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def part(template: str, script: str, elem_id: str | None = None, **more: Any) -> gr.HTML:
     """A component with a fixed template; only its script handles values from outside."""
     return gr.HTML(
-        html_template=template, js_on_load=script, head=head(), apply_default_css=False, elem_id=elem_id, **more
+        html_template=template,
+        js_on_load=loading(script),
+        head=head(),
+        apply_default_css=False,
+        elem_id=elem_id,
+        **more,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from ui.page import assets, presenter
 from ui.page.choices import Choices
@@ -18,7 +19,7 @@ from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
 from ui.page.request import describe_parameters
-from ui.race import formulas, how, parts
+from ui.race import feed, formulas, how, parts
 from ui.recordings.shelf import SHIPPED, Offer, panel
 from ui.sources.source import Count, Source, Together
 from ui.sweep import panel as sweep
@@ -106,12 +107,12 @@ def build(
                     panel(offers)
                     assets.part(parts.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)")
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
-                    assets.part(parts.summary(), f"Bass.mountSummary(element, {plotly})")
+                    assets.part(parts.summary(), "Bass.mountSummary(element)")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):
-                sweep.panel(plotly, sweeps, settings, device)
+                sweep.panel(sweeps, settings, device)
             with gr.Tab("How it works", id="how", render_children=True):
-                assets.part(how.template(), f"Bass.mountHow(element, {plotly})")
+                assets.part(how.template(), "Bass.mountHow(element)")
         if events is not None and sweeps is not None:
             gr.api(sweeps.api, api_name="sweep", **device)
             endpoint = _bind(page, events, settings, feeds, status, device)
@@ -140,6 +141,7 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
     )
     return {
         "theme": theme,
+        "app_kwargs": {"middleware": [Middleware(assets.Compressed, minimum_size=1000, compresslevel=6)]},
         "css": assets.style(),
         "footer_links": ["api"],
         "show_error": False,
@@ -173,7 +175,16 @@ def _early(told: Callable[[], str]) -> None:
 
 def _feed(kind: str) -> gr.HTML:
     """An invisible component that hands its value, a text, to the scripts that draw it."""
-    return assets.part('<div class="feed" hidden></div>', f"Bass.mountFeed({json.dumps(kind)}, props, watch)")
+    script = f"Bass.mountFeed({json.dumps(kind)}, props, watch, server)"
+    if kind != "log":
+        return assets.part('<div class="feed" hidden></div>', script)
+
+    # Gradio marks the function that it is given.
+    def missed(asked: Any) -> str:
+        run, first = asked if isinstance(asked, list) and len(asked) == 2 else (None, None)
+        return feed.missed(run, first)
+
+    return assets.part('<div class="feed" hidden></div>', script, server_functions=[missed])
 
 
 def _header(recording: bool) -> str:

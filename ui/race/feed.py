@@ -2,16 +2,20 @@
 
 Contract: the scripts work from these alone, and nothing here estimates or smooths a number. They are texts because
 gr.HTML copies and watches every number of a nested value, which at ten updates a second can take all of the
-browser's time. The log holds every token and round once and only grows, so that Gradio sends only its new end;
-view (the current figures) and charts (whole series) are small and are replaced.
+browser's time. View (the current figures) and charts (whole series) are small and are replaced.
 
-The log's first line is the run's head, see PageFeed._head. Each further line is one snapshot: {lane: {"clock_ms",
-"new": {index: tokens}, "rounds": records}}; see SequenceFeed.fresh, and Round.record in bass_core/sequence.py.
+The log is the newest part of a list of lines, one for each snapshot: {lane: {"clock_ms", "new": {index: tokens},
+"rounds": records}}; see SequenceFeed.fresh, and Round.record in bass_core/sequence.py. Its first line is the run's
+head, see PageFeed._head, and its second the number of lines before the third. Gradio sends only what is appended
+to a text. Once the log has WINDOW characters, it starts again with its last lines: a browser copies the whole text
+with each update, so a log of the whole race would cost time and memory with the square of its tokens. A page that
+missed lines asks for them: see `missed`.
 """
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -29,12 +33,17 @@ from ui.race.looks import looks, reference
 from ui.race.verdict import LaneRounds, judge
 
 SHOWN_DEVICE = (
-    "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w",
-    "cpu_percent", "cpu_count", "rss_mb",
+    "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w", "gpu_energy_mj",
+    "gpu_sm_percent", "gpu_tensor_percent", "gpu_dram_percent", "cpu_percent", "cpu_count", "rss_mb",
 )  # fmt: skip
 CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
 CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
-CHART_POINTS = 240
+CHART_POINTS = 120
+# Once the log has WINDOW characters, it starts again with its newest lines, of up to KEPT characters.
+WINDOW, KEPT = 150_000, 15_000
+# The newest runs whose lines can be asked for again.
+RUNS = 4
+_runs: OrderedDict[str, PageFeed] = OrderedDict()
 
 
 def text(value: object) -> str:
@@ -53,6 +62,12 @@ def _short(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if abs(value) < 1000 else round(value, 3)
+
+
+def missed(run: object, first: object) -> str:
+    """The lines of a run from number `first` on; none of a run that is not known any more."""
+    feed = _runs.get(run) if isinstance(run, str) else None
+    return "" if feed is None or not isinstance(first, int) else "\n".join(feed.lines[max(first, 0) :])
 
 
 class SequenceFeed:
@@ -86,7 +101,7 @@ class Series:
         """Append one row; a missing value is None."""
         for name, column in self.rows.items():
             value = at if name == self.x else values.get(name)
-            column.append(None if value is None else round(value, 6))
+            column.append(None if value is None else round(value, 6 if abs(value) < 1 else 3))
 
     def full(self) -> bool:
         """Whether there are more rows than a chart needs."""
@@ -103,7 +118,11 @@ class PageFeed:
 
     def __init__(self, run: str, settings: Mapping[str, Any], pair: Mapping[str, Any] | None = None) -> None:
         self.run, self.settings, self.pair = run, settings, dict(pair or {})
-        self.log = ""
+        self.head: dict[str, Any] = {}
+        self.lines: list[str] = []
+        # The number of the log's first line, and the characters of its lines.
+        self._first, self._size = 0, 0
+        self._energy: float | None = None
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
         self.counted: dict[str, LaneRounds] = {}
@@ -117,8 +136,16 @@ class PageFeed:
         """(log, view, charts) for this snapshot."""
         readings: Mapping[str, Any] = snapshot["device"]
         device = {key: readings.get(key) for key in SHOWN_DEVICE}
-        if not self.log:
-            self.log = text(self._head(snapshot))
+        if (energy := device["gpu_energy_mj"]) is not None:
+            # The board counts from the start of its driver.
+            self._energy = energy if self._energy is None else self._energy
+            device["gpu_energy_mj"] = energy - self._energy
+        if not self.head:
+            self.head = self._head(snapshot)
+            if self.run:
+                _runs[self.run] = self
+            while len(_runs) > RUNS:
+                _runs.popitem(last=False)
         self._write(snapshot["lanes"])
         self._sample(snapshot, device)
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
@@ -127,7 +154,16 @@ class PageFeed:
         view["verdict"] = judge(snapshot["lanes"], self.counted, self.settings, clock.clock_of(snapshot))
         if "comparison" in snapshot:
             view["comparison"] = snapshot["comparison"]
-        return self.log, text(view), self.charts
+        return self._log(), text(view), self.charts
+
+    def _log(self) -> str:
+        """The newest lines, after the head and the number of the first of them."""
+        if self._size >= WINDOW:
+            self._first, self._size = len(self.lines), 0
+            while self._first and (not self._size or self._size + len(self.lines[self._first - 1]) < KEPT):
+                self._first -= 1
+                self._size += len(self.lines[self._first])
+        return "\n".join([text(self.head), str(self._first), *self.lines[self._first :]])
 
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
         """What stays the same in a run. Lanes and rows are the snapshot's: a recording may lack settings."""
@@ -166,12 +202,13 @@ class PageFeed:
                 if record["kind"] == "verify":
                     lengths.add(record["time_ms"], record)
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_short(r) for r in records]}
-        self.log += "\n" + text(line)
+        self.lines.append(text(line))
+        self._size += len(self.lines[-1])
 
     def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:
         metrics: Mapping[str, Any] = lane["metrics"]
         return {
-            "metrics": {key: metrics.get(key) for key in {*(f.name for f in fields(Metrics)), *metrics}},
+            "metrics": {key: _short(metrics.get(key)) for key in {*(f.name for f in fields(Metrics)), *metrics}},
             "finish_reasons": [sequence["finish_reason"] for sequence in lane["sequences"]],
             "clock_ms": lane["clock_ms"],
             "finished": lane["finished"],

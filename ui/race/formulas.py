@@ -23,12 +23,17 @@ class Formula:
 # Keys that are names of bass_core's Metrics are those figures.
 FORMULAS = {
     "ms_per_token": Formula("ms per token of one sequence",
-        "n × (lane time − prefills) / (new tokens − sequences that have begun), for n sequences. That is how "
-        "long a reader of one sequence waits for its next token. A sequence's first token comes with its "
-        "prefill, so neither counts."),
+        "(lane time − prefills) / plain steps that the lane's texts are worth. A token is worth 1 / m plain "
+        "steps, where m counts the rows whose text is at least as long at that place or has not ended yet. "
+        "Regular decoding writes one plain step in each step. A sequence's first token comes with its prefill, so "
+        "neither counts."),
     "speedup": Formula("speed-up",
-        "ms per token of regular decoding, the reference lane / ms per token of this lane. Above 1 this lane "
-        "is the faster one."),
+        "The time that regular decoding, the reference lane, would need for this lane's texts / the time that "
+        "this lane took for them, both without prefills. For a token that is worth 1 / m plain steps regular "
+        "decoding needs 1 / m of its own mean step with m unfinished rows. For equal texts this is the ratio of "
+        "the lanes' times. While a lane runs, a round longer than four times the median counts as that long."),
+    "round_cost": Formula("cost of a round",
+        "The mean time of the lane's rounds / that of regular decoding's steps with as many unfinished rows."),
     "throughput_tps": Formula("tokens/s",
         "new tokens of all sequences / seconds of lane time until the last of them finished, prefills "
         "included."),
@@ -37,10 +42,8 @@ FORMULAS = {
     "new_tokens": Formula("new tokens",
         "The tokens that all sequences of the lane have so far, without the prompt."),
     "verdict": Formula("the verdict",
-        "speed-up = (tokens a row and round) / (cost of a round of each row). The cost is in plain steps: the "
-        "lane's time without the prompt, divided by the rounds of all its rows, / the same of regular decoding. "
-        "Lanes are level if their times per token differ by less than two standard errors, from the scatter of "
-        "their rounds."),
+        "speed-up = (plain steps that a round writes) / (plain steps that a round costs). Lanes are level if "
+        "their speeds differ by less than two standard errors, from the scatter of their rounds."),
     "timeline": Formula("timeline",
         "A block's width is its time on the lane's clock. A round = drafts + verification or plain step + the "
         "host's rest. The shares are of all rounds so far, without prefills. The numbers above are tokens "
@@ -49,8 +52,8 @@ FORMULAS = {
         "Left: the row's new tokens. Right: with one common stop it gains in each round 1 + the fewest drafts "
         "that any row accepted, and no more than it wrote."),
     "chart_latency": Formula("ms per token of one sequence, over time",
-        "n × (lane time − prefills) / (new tokens − sequences that have begun), from the lane's start up to "
-        "each point: a mean so far, not the pace at that moment."),
+        "(lane time − prefills) / plain steps written, from the lane's start up to each point: a mean so far, "
+        "not the pace at that moment."),
     "chart_race": Formula("the race", "New tokens of all sequences, against the lane's own clock."),
     "chart_acceptance": Formula("draft acceptance rate, over time",
         "accepted / drafted tokens from the lane's start up to each point. Of trees: path / nodes."),
@@ -73,6 +76,13 @@ FORMULAS = {
         "The share of the last sample's time in which a kernel ran (NVML)."),
     "gpu_memory_mb": Formula("GPU memory", "Memory in use on the whole board, in units of 2^20 bytes (NVML)."),
     "gpu_power_w": Formula("GPU power", "Power of the whole board in watts (NVML)."),
+    "gpu_energy_mj": Formula("GPU energy",
+        "Energy of the whole board since the race began, all lanes together (NVML's counter)."),
+    "gpu_sm_percent": Formula("SMs busy", "The share of the last sample's time in which SMs had work (NVML GPM)."),
+    "gpu_tensor_percent": Formula("tensor cores busy",
+        "The share of the last sample's time in which tensor cores had work (NVML GPM)."),
+    "gpu_dram_percent": Formula("GPU memory busy",
+        "The share of the memory's bandwidth that was used in the last sample (NVML GPM)."),
     "cpu_percent": Formula("CPU share of this process",
         "The process's CPU time / elapsed time. 100 % is one core in full."),
     "rss_mb": Formula("memory of this process", "Its resident memory, in units of 2^20 bytes."),
@@ -147,7 +157,8 @@ def what(key: str) -> str:
     Its question mark comes from the style sheet, so that it is no part of a label's text.
     """
     return (
-        f'<button type="button" class="what" popovertarget="what-{key}" aria-label="Formula" '
+        f'<button type="button" class="what" popovertarget="what-{key}" '
+        f'aria-label="Formula: {escape(FORMULAS[key].name)}" '
         f'aria-describedby="what-{key}"></button>'
     )
 

@@ -6,6 +6,8 @@ figures of GPUs are those of the vendors' datasheets.
 
 from __future__ import annotations
 
+from html import escape
+
 from bass_core import DEFAULT_LANES, HARDWARE, METHODS, Algorithm1
 from ui.race.parts import ORIGINS
 
@@ -65,7 +67,8 @@ def _slider(key: str, label: str, low: float, high: float, step: float, value: f
     soft = f'<span class="soft">{about}</span>' if about else ""
     return (
         f'<label class="slider {kind}"><span class="slider-name">{label} <output data-output="{key}">{value:g}'
-        f'</output></span><input type="range" data-slider="{key}" min="{low:g}" max="{high:g}" step="{step:g}" '
+        f'</output></span><input type="range" aria-label="{escape(label)}" data-slider="{key}" '
+        f'min="{low:g}" max="{high:g}" step="{step:g}" '
         f'value="{value:g}">{soft}</label>'
     )
 

@@ -1,16 +1,13 @@
 """The verdict above the lanes: who is ahead, by how much, and why, in the race's own numbers.
 
-Contract: sentences from snapshots alone. A lane's speed-up over the reference (m = ms per token, the page's
-figure) is taken apart as
+Contract: `judge` makes the sentences from snapshots. All figures are those of Metrics (bass_core/lanes/pace.py). A
+lane's speed-up over the reference is taken apart as
 
-    speed-up = m_reference / m = (tokens a row and round) / (cost of a round of each row, in plain steps)
+    speed-up = (plain steps that a round writes) / (plain steps that a round costs)
 
-The cost is the lane's time, divided by the rounds of all its rows, over that of the reference, whose rounds write
-one token a row. Two lanes are level if their times per token differ
-by less than TWICE the standard error of that ratio. Of R rounds that wrote t_i tokens in s_i ms a lane's relative
-error is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), where r = sum(t_i) / sum(s_i) (Cochran, Sampling
-Techniques, section 6.4); the errors of two lanes add as squares. Nothing is said of a lane before it has EARLY
-rounds or has finished.
+Two lanes are level if their speeds differ by less than TWICE the standard error of their ratio, from the scatter
+of their rounds; the errors of two lanes add as squares. While the race runs, nothing is said of lanes that are
+level.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from bass_core import METHODS, LaneSnapshot, Record
 from ui.page.clock import where
 from ui.race.looks import look, reference
 
-EARLY, TWICE = 8, 2.0
+TWICE = 2.0
 # Below this share of its rounds, a lane is said to have drafted in few.
 FEW = 0.8
 # Policies that draft only where that should pay.
@@ -42,47 +39,16 @@ class Verdict(TypedDict):
 
 @dataclass
 class LaneRounds:
-    """Sums over a lane's rounds.
+    """How many of a lane's rounds drafted, and the most rows in a round."""
 
-    drafting: rounds that drafted; rows: the most in a round; row_rounds: rounds, each counted once for each of its
-    rows; tokens, ms: written and spent in all.
-    """
-
-    rounds: int = 0
     drafting: int = 0
     rows: int = 0
-    row_rounds: int = 0
-    tokens: int = 0
-    ms: float = 0.0
-    _at: float = 0.0
-    _squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, record: Record) -> None:
-        """Count a round; a prefill moves the clock alone."""
-        spent, self._at = record["time_ms"] - self._at, record["time_ms"]
-        if record["kind"] == "prefill":
-            return
-        tokens = sum(row["written"] for row in record["rows"])
-        self.rounds, self.drafting = self.rounds + 1, self.drafting + (record["kind"] == "verify")
-        self.rows = max(self.rows, len(record["rows"]))
-        self.row_rounds, self.tokens = self.row_rounds + len(record["rows"]), self.tokens + tokens
-        self.ms += spent
-        of_tokens, of_both, of_ms = self._squares
-        self._squares = (of_tokens + tokens**2, of_both + tokens * spent, of_ms + spent**2)
-
-    def next_race(self) -> None:
-        """The records that follow are of another race, whose clock begins at 0."""
-        self._at = 0.0
-
-    @property
-    def error(self) -> float:
-        """The relative standard error of tokens a ms; infinite before two rounds."""
-        if self.rounds < 2 or not self.tokens or not self.ms:
-            return math.inf
-        rate = self.tokens / self.ms
-        of_tokens, of_both, of_ms = self._squares
-        left = max(of_tokens - 2 * rate * of_both + rate**2 * of_ms, 0.0)
-        return math.sqrt(left * self.rounds / (self.rounds - 1)) / self.tokens
+        """Count a round."""
+        if record["kind"] != "prefill":
+            self.drafting += record["kind"] == "verify"
+            self.rows = max(self.rows, len(record["rows"]))
 
 
 def judge(
@@ -92,90 +58,100 @@ def judge(
     clock: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """The verdict on these lanes, whose rounds were counted; settings: the race's; clock: a predicted one."""
-    known = [
-        name
-        for name, lane in lanes.items()
-        if lane["metrics"].get("ms_per_token") and (lane["finished"] or rounds[name].rounds >= EARLY)
-    ]
-    if len(known) < 2:
+    speeds = _speeds(lanes)
+    if len(speeds) < 2:
         return Verdict(head=None, lanes={})
     done = all(lane["finished"] for lane in lanes.values())
-    fastest_first = sorted(known, key=lambda name: lanes[name]["metrics"]["ms_per_token"] or math.inf)
-    said = {
-        name: _equation(lanes[name], rounds[name], name, rounds[reference()].rows, settings, clock)
-        for name in fastest_first
-        if name != reference() and reference() in known
-    }
-    head = _head(lanes, rounds, known, done)
+    fastest_first = sorted(speeds, key=lambda name: -speeds[name])
+    head = _head(lanes, speeds, fastest_first, done)
+    if head is None:
+        return Verdict(head=None, lanes={})
     if clock:
         head = f"{head.removesuffix('.')}, {where(clock)}."
+    said = {
+        name: _equation(lanes[name], rounds[name], name, settings, clock)
+        for name in fastest_first
+        if name != reference()
+    }
     return Verdict(head=head, lanes={name: one for name, one in said.items() if one})
 
 
+def _speeds(lanes: Mapping[str, LaneSnapshot]) -> dict[str, float]:
+    """Of each lane that has one, its speed: over the reference's, or without a reference plain steps a ms."""
+    if reference() in lanes:
+        speeds = {name: lane["metrics"].get("speedup") for name, lane in lanes.items()}
+    else:
+        known = {
+            name: lane["metrics"] for name, lane in lanes.items() if lane["metrics"].get("scatter") is not None
+        }
+        speeds = {name: 1 / metrics["ms_per_token"] for name, metrics in known.items()}
+    return {name: speed for name, speed in speeds.items() if speed}
+
+
 def _head(
-    lanes: Mapping[str, LaneSnapshot], rounds: Mapping[str, LaneRounds], known: list[str], done: bool
-) -> str:
-    """Who is ahead."""
-    times = {name: lanes[name]["metrics"]["ms_per_token"] or math.inf for name in known}
-    first, second = sorted(times, key=lambda name: times[name])[:2]
-    ratio, so_far = times[second] / times[first], "" if done else " so far"
-    if _level(ratio, rounds[first], rounds[second]):
-        other = reference()
-        beaten = other in known and not _level(times[other] / times[first], rounds[first], rounds[other])
-        before = f", ahead of {_name(other)}" if beaten and other not in (first, second) else ""
-        apart = f"the {100 * (ratio - 1):.0f} % between them may be chance, so few were the rounds"
-        return f"{_name(first)} and {_name(second)} are level{so_far}{before}: {apart}."
-    if first != reference() and reference() in known:
-        other = reference()
-        speed = times[other] / times[first]
+    lanes: Mapping[str, LaneSnapshot], speeds: Mapping[str, float], fastest_first: list[str], done: bool
+) -> str | None:
+    """Who is ahead; None while the race runs and nobody is."""
+    first, second = fastest_first[:2]
+    ratio, so_far, other = speeds[first] / speeds[second], "" if done else " so far", reference()
+    if level(ratio, lanes[first], lanes[second]):
+        both = f"{_name(first)} and {_name(second)} are"
+        rest = [
+            name
+            for name in fastest_first[2:]
+            if not level(speeds[first] / speeds[name], lanes[first], lanes[name])
+        ]
+        beaten = other if other in rest else rest[0] if rest else None
+        if not done:
+            return None if beaten is None else f"{both} ahead of {_name(beaten)} so far."
+        before = "" if beaten is None else f", ahead of {_name(beaten)}"
+        return f"{both} level{before}: the {100 * (ratio - 1):.0f} % between them may be chance."
+    if first != other and other in speeds:
+        speed = speeds[first] / speeds[other]
         next_one = "" if second == other else f", and {ratio:.2f}× {_name(second)}"
         return f"{_name(first)} is ahead{so_far}: {speed:.2f}× the speed of {_name(other)}{next_one}."
     return f"{_name(first)} is ahead{so_far}: {ratio:.2f}× the speed of {_name(second)}, which comes next."
 
 
-def _level(ratio: float, faster: LaneRounds, slower: LaneRounds) -> bool:
-    """Whether times per token of this ratio may be equal but for the scatter of their rounds."""
-    return ratio - 1 <= TWICE * math.hypot(faster.error, slower.error) * ratio
+def level(ratio: float, faster: LaneSnapshot, slower: LaneSnapshot) -> bool:
+    """Whether speeds of this ratio may be equal but for the scatter of their rounds."""
+    errors = [lane["metrics"].get("scatter") for lane in (faster, slower)]
+    known = math.hypot(*(math.inf if one is None else one for one in errors))
+    return ratio - 1 <= TWICE * known * ratio
 
 
 def _equation(
     lane: LaneSnapshot,
     own: LaneRounds,
     name: str,
-    rows: int,
     settings: Mapping[str, object],
     clock: Mapping[str, Any] | None,
 ) -> str:
-    """One lane's speed-up, taken apart; rows: of the reference."""
-    speed = lane["metrics"].get("speedup")
-    if speed is None or not own.row_rounds:
+    """One lane's speed-up, taken apart."""
+    speed, cost = (lane["metrics"].get(key) for key in ("speedup", "round_cost"))
+    if speed is None or cost is None:
         return ""
     head = f"{_name(name)} {speed:.2f}×{', predicted' if clock else ''}"
     if name in METHODS and METHODS[name].overlaps:
         return f"{head}: draft and target work at the same time, so a round has no cost of its own."
-    tokens = own.tokens / own.row_rounds
-    cost = tokens / speed
-    joined = "but" if tokens > 1.005 and speed < 1 else "and"
-    each, what = "", "a round"
-    if rows > 1 and own.rows > 1:
-        each = f" for each of {rows} rows"
-    elif rows > 1:
-        what = f"a round of each of {rows} rows, one after another,"
-    said = f"{head}: {tokens:.2f} tokens a round{each}, {joined} {what} cost {cost:.2f} plain steps."
-    drafts = name not in METHODS or METHODS[name].drafts
-    return said + (_drafted(own, settings, "there" if clock else "here") if drafts else "")
-
-
-def _drafted(own: LaneRounds, settings: Mapping[str, object], here: str) -> str:
-    """In how many rounds a lane drafted, where they were few, and why; here: "here" or "there"."""
-    if own.drafting >= FEW * own.rounds:
-        return ""
-    count = str(own.drafting) if own.drafting else "none"
-    chose = settings.get("draft_length") in CHOOSING
-    why = "elsewhere a draft would cost" if own.drafting else "a draft costs"
-    return (
-        f" It drafted in {count} of {own.rounds} rounds{f': {why} more than it brings {here}' if chose else ''}."
+    written, rows = speed * cost, len(lane["sequences"])
+    joined = "but" if written > 1.005 and speed < 1 else "and"
+    of = f", of one of {rows} rows," if own.rows < rows and own.rows == 1 else ""
+    said = (
+        f"{head}: a round{of} writes as much as {written:.2f} plain steps, {joined} costs as much as {cost:.2f}."
     )
+    drafts = name not in METHODS or METHODS[name].drafts
+    return said + (_drafted(lane, own, settings, "that" if clock else "this") if drafts else "")
+
+
+def _drafted(lane: LaneSnapshot, own: LaneRounds, settings: Mapping[str, object], machine: str) -> str:
+    """In how many rounds a lane drafted, where they were few, and why; machine: "this" or "that"."""
+    rounds = lane["metrics"]["rounds"]
+    if own.drafting >= FEW * rounds:
+        return ""
+    chose = settings.get("draft_length") in CHOOSING
+    why = "elsewhere a draft would cost" if own.drafting else f"on {machine} machine a draft costs"
+    return f" It drafted in {own.drafting} of {rounds} rounds{f': {why} more than it saves' if chose else ''}."
 
 
 def _name(lane: str) -> str:

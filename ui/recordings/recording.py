@@ -30,7 +30,7 @@ from ui.page.request import keywords
 from ui.race.feed import PageFeed
 from ui.race.looks import looks, reference
 
-FORMAT = 5
+FORMAT = 6
 UNNAMED = "recorded on an unnamed machine"
 ENDS = ("done", "stopped", "error")
 ORIGINS = ("s", "a", "r", "b", "+")
@@ -57,24 +57,21 @@ def record(
     """
     feed = PageFeed("", settings or {}, pair)
     shown: list[dict[str, Any]] = []
-    head: Any = None
     cache: Any = None
     charts: dict[str, Any] = {}
-    length = 0
     for snapshot in snapshots:
         if not snapshot["lanes"]:  # costs are being measured
             continue
-        log, view, drawn = feed.update(snapshot)
-        lines = [json.loads(line) for line in log[length:].split("\n") if line]
-        head, length = head or lines.pop(0), len(log)
+        _, view, drawn = feed.update(snapshot)
         charts = json.loads(drawn)
-        shown.append({"lines": lines, "view": json.loads(view)})
+        shown.append({"lines": [json.loads(feed.lines[-1])], "view": json.loads(view)})
         del shown[-1]["view"]["run"]
         if charts["cache"] != cache:
             shown[-1]["cache"] = cache = charts["cache"]
     if not shown:
         raise ValueError("no snapshot has lanes")
     del charts["run"], charts["cache"]
+    head = json.loads(json.dumps(feed.head))
     return {
         "recording": FORMAT, "about": about, "made": dict(made or {}), "head": head, "snapshots": shown,
         "charts": charts, "ended": "done",
@@ -83,9 +80,9 @@ def record(
 
 def save(recording: Recording, path: Path) -> int:
     """Write a file, packed by xz; its bytes."""
-    text = json.dumps(recording, separators=(",", ":"))
+    packed = json.dumps(recording, separators=(",", ":")).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.write_bytes(lzma.compress(text.encode(), preset=lzma.PRESET_DEFAULT | lzma.PRESET_EXTREME))
+    return path.write_bytes(lzma.compress(packed, preset=lzma.PRESET_DEFAULT | lzma.PRESET_EXTREME))
 
 
 def load(path: Path) -> Recording:

@@ -1,9 +1,9 @@
 """The figures of a sweep's races, what a sweep yields, and the sentences that it says.
 
-Contract: plain data, and words made of it alone. A point's speed-up is the page's: ms per token of regular
-decoding / that of BASS, over the races of one arm, in which the two took turns. `error` is its relative standard
-error, from the scatter of both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the
-speed-up is above, below or, within two standard errors, level with 1. A figure that is not known is None.
+Contract: plain data, and sentences made of it. A point's speed-up is the page's (bass_core/lanes/pace.py), over
+the races of one arm, in which regular decoding and BASS took turns. `error` is its relative standard error, from
+the scatter of both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the speed-up is
+above, below or, within two standard errors, level with 1. A figure that is not known is None.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, TypedDict
 
-from bass_core import DEFAULT_METHOD, LaneSnapshot
+from bass_core import DEFAULT_METHOD, LEAST_ROUNDS, LaneSnapshot, Pace
 from ui.race.looks import reference
-from ui.race.verdict import EARLY, TWICE, LaneRounds
+from ui.race.verdict import TWICE
 
 from .request import Arm
 
@@ -102,8 +102,8 @@ def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[L
 class Sums:
     """Sums over the races of one arm. accepted: the accepted share of the tested drafts, times `drafted`."""
 
-    plain: LaneRounds = field(default_factory=LaneRounds)
-    racing: LaneRounds = field(default_factory=LaneRounds)
+    plain: Pace = field(default_factory=lambda: Pace.together(()))
+    racing: Pace = field(default_factory=lambda: Pace.together(()))
     drafted: int = 0
     accepted: float = 0.0
     races: int = 0
@@ -111,30 +111,28 @@ class Sums:
     def add(self, lanes: Mapping[str, LaneSnapshot]) -> None:
         """Count a race, which may have been left before its end."""
         self.races += 1
-        for rounds, lane in ((self.plain, lanes[reference()]), (self.racing, lanes[DEFAULT_METHOD])):
-            rounds.next_race()
-            for record in lane["rounds"]:
-                rounds.add(record)
+        self.plain = Pace.together([self.plain, Pace.of(lanes[reference()])])
+        self.racing = Pace.together([self.racing, Pace.of(lanes[DEFAULT_METHOD])])
         metrics = lanes[DEFAULT_METHOD]["metrics"]
         self.drafted += metrics["drafted"]
         self.accepted += metrics["drafted"] * (metrics["token_acceptance"] or 0.0)
 
     def joined(self, lanes: Mapping[str, LaneSnapshot]) -> Sums:
         """These sums with those of a race that still runs."""
-        sums = replace(self, plain=replace(self.plain), racing=replace(self.racing))
+        sums = replace(self)
         sums.add(lanes)
         return sums
 
     def enough(self, least_ms: float) -> bool:
-        """Whether both lanes have decoded for this long together, each in as many rounds as a verdict needs."""
-        return self.plain.ms + self.racing.ms >= least_ms and min(self.plain.rounds, self.racing.rounds) >= EARLY
+        """Whether both lanes have decoded for this long together, each in as many rounds as a speed needs."""
+        rounds = min(len(self.plain.ms), len(self.racing.ms))
+        return rounds >= LEAST_ROUNDS and float(self.plain.ms.sum() + self.racing.ms.sum()) >= least_ms
 
     def point(self, arm: Arm) -> Point:
         """The figures of the races so far."""
         regular, bass = self.plain, self.racing
-        known = regular.tokens and bass.tokens and bass.ms
-        speedup = (bass.tokens / bass.ms) / (regular.tokens / regular.ms) if known else None
-        error = math.hypot(bass.error, regular.error)
+        speedup, row_rounds = bass.speedup(regular), int(bass.rows.sum())
+        error = math.hypot(bass.scatter(regular), regular.scatter(regular))
         finite = error if math.isfinite(error) else None
         return Point(
             prompt=arm.prompt,
@@ -143,11 +141,11 @@ class Sums:
             speedup=speedup,
             error=finite,
             against=None if speedup is None or finite is None else against(speedup, finite),
-            ms_per_token=arm.batch * bass.ms / bass.tokens if bass.tokens else None,
-            regular_ms_per_token=arm.batch * regular.ms / regular.tokens if regular.tokens else None,
-            tokens=bass.tokens / bass.row_rounds if bass.row_rounds else None,
+            ms_per_token=bass.ms_per_token,
+            regular_ms_per_token=regular.ms_per_token,
+            tokens=int(bass.written.sum()) / row_rounds if row_rounds else None,
             acceptance=self.accepted / self.drafted if self.drafted else None,
-            rounds=bass.rounds,
+            rounds=len(bass.ms),
         )
 
 
@@ -164,13 +162,11 @@ def ridge_of(lane: LaneSnapshot) -> Ridge:
     that reading takes at the peak over the time that multiplying one token takes: Williams et al., "Roofline",
     CACM 2009.
     """
-    metrics, sums = lane["metrics"], LaneRounds()
-    for record in lane["rounds"]:
-        sums.add(record)
+    metrics, rows = lane["metrics"], Pace.of(lane).rows
     reading, multiplying = metrics["bandwidth_utilization"], metrics["flops_utilization"]
-    if not reading or not multiplying or not sums.rounds:
+    if not reading or not multiplying or not len(rows):
         return Ridge(tokens=None)
-    return Ridge(tokens=sums.row_rounds / sums.rounds * reading / multiplying)
+    return Ridge(tokens=float(rows.mean()) * reading / multiplying)
 
 
 AGAINST = {"ahead": "ahead of regular decoding", "level": "level with it", "behind": "behind it"}

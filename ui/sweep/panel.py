@@ -42,10 +42,10 @@ TITLE = "Speed-up over regular decoding"
 WITH_ACCEPTANCE = "(...values) => Bass.withAcceptance(values)"
 
 
-def panel(plotly: str, events: SweepEvents | None, form: Form, device: dict[str, Any]) -> None:
+def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> None:
     """Build and bind the tab's content in the current layout.
 
-    plotly: its address. events: None for a recording, which has nothing to measure. form: the race's settings.
+    events: None for a recording, which has nothing to measure. form: the race's settings.
     device: the part of the queue that has the device.
     """
     head = RECORDED if events is None else HEAD
@@ -70,7 +70,7 @@ def panel(plotly: str, events: SweepEvents | None, form: Form, device: dict[str,
                         "Measure", variant="primary", elem_id="sweep-measure", min_width=110, scale=2
                     )
                     stop = gr.Button("Stop", elem_id="sweep-stop", min_width=80)
-                measured = _figure("measured", plotly)
+                measured = _figure("measured")
                 running = measure.click(
                     events.measure,
                     inputs=[fixed, own, *form.fields.values()],
@@ -98,7 +98,7 @@ def panel(plotly: str, events: SweepEvents | None, form: Form, device: dict[str,
                 [predict.click, machine.input, models.input],
                 SweepEvents.predict,
                 inputs=[fixed, machine, models, acceptance, origin],
-                outputs=_figure("predicted", plotly),
+                outputs=_figure("predicted"),
                 js=WITH_ACCEPTANCE,
                 show_progress="hidden",
                 api_visibility="private",
@@ -113,8 +113,8 @@ def _list(label: str, choices: tuple[tuple[str, str], ...], scale: int) -> gr.Dr
     )
 
 
-def _figure(kind: str, plotly: str) -> gr.HTML:
-    return assets.part(template(kind), f"Bass.mountSweep(element, props, watch, {plotly})", f"sweep-{kind}")
+def _figure(kind: str) -> gr.HTML:
+    return assets.part(template(kind), "Bass.mountSweep(element, props, watch)", f"sweep-{kind}")
 
 
 def template(kind: str) -> str:

@@ -56,7 +56,8 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
         (32, 4096, 512, 320),  # ten caches
         (100, 4096, 512, 512),  # as many as the most bytes hold
         (32, 300, 512, 150),  # half of what is free
-        (300, 4096, 512, 0),
+        (480, 4096, 256, 960),  # two caches of a virtual machine, which may report its host's
+        (480, 1900, 256, 0),
         (32, 100, 512, 0),  # less than two caches: the second pass would read the cache
     ):
         monkeypatch.setattr(cpu_speed, "last_cache", lambda cache=cache: cache * MB)

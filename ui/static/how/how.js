@@ -269,7 +269,7 @@
   const POINTS = 101;
 
   class WhatIf {
-    constructor(element, plotly) {
+    constructor(element) {
       this.element = element;
       this.plot = element.querySelector(".what-if .plot");
       this.sliders = [...element.querySelectorAll(".what-if [data-slider]")];
@@ -282,7 +282,7 @@
       this.visible = false;
       new IntersectionObserver((entries) => {
         this.visible = entries.some((entry) => entry.isIntersecting);
-        if (this.visible) plots.load(plotly).then(() => this.draw());
+        if (this.visible) plots.load().then(() => this.draw());
       }).observe(this.plot);
     }
 
@@ -330,7 +330,7 @@
 
   const STEPS = { memory, drafting, rule, ragged, policies, roofline };
 
-  window.Bass.mountHow = (element, plotly) => {
+  window.Bass.mountHow = (element) => {
     const root = element.querySelector(".bass-how");
     for (const [name, draw] of Object.entries(STEPS)) {
       const step = new Step(root, name, draw);
@@ -346,6 +346,6 @@
       event.preventDefault();
       location.hash = link.hash;
     });
-    return new WhatIf(root, plotly);
+    return new WhatIf(root);
   };
 })();

@@ -184,6 +184,6 @@
     const list = element.querySelector(".print-settings");
     window.addEventListener("beforeprint", () => prepare(list));
     window.addEventListener("afterprint", () => restore(list));
-    document.addEventListener("click", (event) => event.target.closest("[data-print]") && window.print());
+    document.addEventListener("click", (event) => event.target.closest("[data-print]") && plots.load().catch(() => {}).then(() => window.print()));
   };
 })();

@@ -62,7 +62,8 @@
   /** The button of a figure that opens its formula, as ui/race/formulas.py makes it; the style sheet places that. */
   function what(key) {
     const button = make("button", "what");
-    const attributes = { type: "button", popovertarget: `what-${key}`, "aria-label": "Formula", "aria-describedby": `what-${key}` };
+    const name = document.querySelector(`#what-${key} strong`)?.textContent ?? "";
+    const attributes = { type: "button", popovertarget: `what-${key}`, "aria-label": `Formula: ${name}`, "aria-describedby": `what-${key}` };
     for (const [name, value] of Object.entries(attributes)) button.setAttribute(name, value);
     return button;
   }
@@ -199,33 +200,71 @@
     },
   };
 
-  /** The log only grows: its first line is the run's head, each further line comes from one snapshot. */
-  const log = { run: null, offset: 0, views: {} };
+  /** The log, see ui/race/feed.py. head: of the run, as text; first: the number of the text's first line; next: of the
+      next line to read; number, offset: of the first line of the text that was not looked at, and where it begins;
+      asked: whether missed lines are on their way; newest: the text; views: those that wait for their run or for these
+      lines. */
+  const log = { head: null, run: null, first: -1, number: 0, next: 0, offset: 0, asked: false, newest: "", views: {} };
 
-  function readLog(text) {
-    const end = text.indexOf("\n");
-    const head = end < 0 ? text : text.slice(0, end);
-    if (head !== log.run) {
-      Object.assign(log, { run: head, offset: head.length });
-      player.push("start", JSON.parse(head));
+  /** A copy. A part of a text, which slice and split give, would keep the whole text in memory. */
+  const copied = (text) => JSON.parse(JSON.stringify(text));
+
+  /** Pass on the lines, which are numbered from `number` on, without those that were read; the number after them. */
+  function readLines(text, number) {
+    for (const line of text.split("\n")) {
+      if (!line) continue;
+      if (number >= log.next) {
+        log.next = number + 1;
+        player.push("text", copied(line));
+      }
+      number += 1;
     }
-    for (const line of text.slice(log.offset).split("\n")) if (line) player.push("text", line);
-    log.offset = text.length;
-    const id = JSON.parse(head).run;
-    for (const kind of Object.keys(log.views)) if (log.views[kind].run === id) showView(kind, log.views[kind]);
+    return number;
   }
 
-  /** A view or charts may arrive before the log that starts their run; they are kept until then. */
+  function readLog(text, server) {
+    const end = text.indexOf("\n"), start = text.indexOf("\n", end + 1), first = Number(text.slice(end + 1, start));
+    if (log.head === null || !text.startsWith(`${log.head}\n`)) {
+      const head = JSON.parse(text.slice(0, end));
+      Object.assign(log, { head: copied(text.slice(0, end)), run: head.run, first: -1, next: 0, asked: false });
+      player.push("start", head);
+    }
+    log.newest = text;
+    if (log.asked) return;
+    if (first > log.next) return fetchMissed(server);
+    // The log has begun anew.
+    if (first !== log.first) Object.assign(log, { first, number: first, offset: start });
+    log.number = readLines(text.slice(log.offset), log.number);
+    log.offset = text.length;
+    for (const [kind, value] of Object.entries(log.views)) showView(kind, value);
+  }
+
+  /** Ask for the lines between those that were read and the log's first one, as after a while in a hidden tab. */
+  async function fetchMissed(server) {
+    const { run } = log;
+    log.asked = true;
+    const lines = await server.missed([run, log.next]).catch(() => "");
+    if (log.run !== run) return;
+    log.asked = false;
+    readLines(lines, log.next);
+    // Without an answer, go on with what is there.
+    if (!lines) log.next = Number(log.newest.split("\n", 2)[1]);
+    log.first = -1;
+    readLog(log.newest, server);
+    if (over(last.phase)) tell("phase", last.phase);
+  }
+
+  /** A view or charts may arrive before the log of their run; they are kept until then. */
   function showView(kind, value) {
     delete log.views[kind];
-    if (log.run === null || JSON.parse(log.run).run !== value.run) log.views[kind] = value;
+    if (log.run !== value.run || log.asked) log.views[kind] = value;
     else player.push(kind, value);
   }
 
-  function mountFeed(kind, props, watch) {
+  function mountFeed(kind, props, watch, server) {
     watch("value", () => {
       if (!props.value) return;
-      if (kind === "log") readLog(props.value);
+      if (kind === "log") readLog(props.value, server);
       else showView(kind, JSON.parse(props.value));
     });
   }

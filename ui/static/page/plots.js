@@ -1,24 +1,47 @@
 /* What every plot of the page shares. Contract: colours and the size of type from the stylesheet, axes, and `react`,
    which keeps zoom, hidden lines and the hover box over a redraw, and says "n/a" where there is nothing to draw; all
-   plots, in view or not, are drawn by `drawAll`. Plotly is loaded once, from the page's own host. */
+   plots, in view or not, are drawn by `drawAll`. Plotly is loaded once, from the page's own host, when a
+   chart comes into view, and never while the opening plays. */
 (() => {
   "use strict";
   const CONFIG = {
     responsive: true, displaylogo: false, plotlyServerURL: "", locale: "en-US",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage", "sendChartToCloud"],
   };
   const drawings = [];
   let loading = null;
 
-  /** Resolves when Plotly is there. */
-  function load(address) {
-    loading ??= new Promise((resolve) => {
+  /** Resolves when Plotly is there; a failure is tried again at the next call. */
+  function load() {
+    loading ??= new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      script.src = address;
-      script.onload = resolve;
+      Object.assign(script, { src: plots.address, onload: resolve, onerror: reject });
       document.head.append(script);
+    }).catch((error) => {
+      loading = null;
+      throw error;
     });
     return loading;
+  }
+
+  /** Resolves once no opening plays. */
+  const quiet = () => new Promise((resolve) => window.Bass.on("opening", (plays) => plays || resolve()));
+
+  /** Call `draw` with Plotly there, once one of the elements has come into view. */
+  function whenSeen(elements, draw) {
+    const watch = new IntersectionObserver(async (entries) => {
+      if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
+      watch.disconnect();
+      await quiet();
+      try {
+        await load();
+        draw();
+      } catch {
+        for (const element of elements) element.querySelector(".plot").textContent = "The chart could not be loaded: scroll away and back to try again.";
+        setTimeout(() => elements.forEach((element) => watch.observe(element)), 3000);
+      }
+    });
+    for (const element of elements) watch.observe(element);
   }
 
   /** Colours come from the stylesheet, which alone knows light and dark. */
@@ -98,5 +121,6 @@
 
   const drawAll = () => drawings.forEach((draw) => draw());
 
-  window.Bass.plots = { load, palette, type, lineOf, axis, layout, react, onTheme, drawAll };
+  const plots = { address: "", load, whenSeen, palette, type, lineOf, axis, layout, react, onTheme, drawAll };
+  window.Bass.plots = plots;
 })();

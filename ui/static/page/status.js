@@ -47,7 +47,7 @@
 
   // A copied tab copies the storage too: only a page that was loaded again ended a race.
   const again = performance.getEntriesByType("navigation")[0]?.type !== "navigate";
-  const ended = again ? stored() : null;
+  const ended = again ? stored() : null, told = WORDS[ended?.why] ?? WORDS.reload;
   store(null);
   let asked = [];
   // Until a stopped race's event has ended, Gradio drops clicks on Run: open says so, wanted that there was one.
@@ -162,13 +162,14 @@
     }
     if (!line) return;
     line.dataset.phase = phase;
-    if (phase === "playing") setText(line, "");
+    // That a reload ended a race is said until the next one, whatever plays meanwhile.
+    if (phase === "playing" && !(ended && line.textContent === told)) setText(line, "");
   });
 
   window.Bass.mountStatus = (element, props, watch) => {
     line = element.querySelector(".message");
     line.dataset.phase = now;
-    if (ended) line.textContent = WORDS[ended.why] ?? WORDS.reload;
+    if (ended) line.textContent = told;
     watch("value", () => {
       if (!props.value) return;
       const { phase, message, measuring } = JSON.parse(props.value);

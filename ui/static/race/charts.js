@@ -15,6 +15,10 @@
     gpu_memory_mb: (d) => number(d.gpu_memory_mb, 0, " MB") +
       (d.gpu_memory_total_mb ? ` of ${number(d.gpu_memory_total_mb, 0, " MB")}` : ""),
     gpu_power_w: (d) => number(d.gpu_power_w, 0, " W"),
+    gpu_energy_mj: (d) => number(d.gpu_energy_mj === null || d.gpu_energy_mj === undefined ? null : d.gpu_energy_mj / 1000, 0, " J"),
+    gpu_sm_percent: (d) => number(d.gpu_sm_percent, 0, " %"),
+    gpu_tensor_percent: (d) => number(d.gpu_tensor_percent, 0, " %"),
+    gpu_dram_percent: (d) => number(d.gpu_dram_percent, 0, " %"),
     flops_utilization: (d, lanes) => flops(lanes),
     cpu_percent: (d) => number(d.cpu_percent, 0, " %") + (d.cpu_count ? ` of ${d.cpu_count * 100} %` : ""),
     rss_mb: (d) => number(d.rss_mb, 0, " MB"),
@@ -30,9 +34,11 @@
   const some = (column) => (column ?? []).some((value) => value !== null);
   const scaled = (column, factor) => column.map((value) => (value === null ? null : value * factor));
 
+  const HOVER = "%{y:.4~g}<extra>%{fullData.name}</extra>";
+
   function laneTraces(group, x, colour, column, factor, shape) {
     return Object.entries(group ?? {}).filter(([, lane]) => some(lane[column])).map(([name, lane]) => ({
-      type: "scatter", mode: "lines", name: laneName(name),
+      type: "scatter", mode: "lines", name: laneName(name), hovertemplate: HOVER,
       x: scaled(lane[x], 1e-3), y: scaled(lane[column], factor),
       line: { ...plots.lineOf(colour, name), ...(shape && { shape, width: 1.5 }) },
     }));
@@ -41,7 +47,7 @@
   function deviceTrace(charts, name, label, factor, look) {
     const series = charts?.series ?? {};
     return some(series[name]) ? [{
-      type: "scatter", mode: "lines", name: label, x: scaled(series.elapsed_ms, 1e-3),
+      type: "scatter", mode: "lines", name: label, hovertemplate: HOVER, x: scaled(series.elapsed_ms, 1e-3),
       y: scaled(series[name], factor), ...look,
     }] : [];
   }
@@ -115,7 +121,7 @@
     const [traces, x, y, y2] = CHARTS[name](charts, colour);
     const right = traces.some((trace) => trace.yaxis === "y2"), bars = traces.some((trace) => trace.type === "bar");
     plots.react(plot, traces, plots.layout(colour, charts?.run, {
-      xaxis: { ...axis, title: { text: x, standoff: 4, font: { size: 11.5 } } },
+      xaxis: { ...axis, hoverformat: ".2f", title: { text: x, standoff: 4, font: { size: 11.5 } } },
       yaxis: { ...axis, ...y },
       // The lanes' lines are named once, above the charts.
       showlegend: right || bars,
@@ -248,7 +254,12 @@
     });
     let view = null;
     const read = () => {
-      for (const shown of readings) setText(shown, READINGS[shown.dataset.reading](view.device, view.lanes));
+      for (const shown of readings) {
+        const words = READINGS[shown.dataset.reading](view.device, view.lanes);
+        setText(shown, words);
+        // Only some GPUs have these counters.
+        if (/energy|_percent$/.test(shown.dataset.reading) && shown.dataset.reading.startsWith("gpu_")) shown.parentElement.hidden = words === "n/a";
+      }
     };
     on("view", (newest) => {
       view = newest;
@@ -257,6 +268,7 @@
     on("charts", (charts) => painter.take(charts));
     on("phase", (phase) => painter.race(["waiting", "running", "playing"].includes(phase)));
     plots.onTheme(() => painter.soon(), () => painter.drawAll());
-    plots.load(plotly).then(() => painter.soon());
+    plots.address = plotly;
+    plots.whenSeen(Object.values(figures).map((plot) => plot.closest("[data-chart]")), () => painter.soon());
   };
 })();

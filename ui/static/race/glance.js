@@ -19,6 +19,14 @@
         for (const { target, isIntersecting } of entries) this.seen.set(target, isIntersecting);
         this.draw();
       });
+      // The bar never covers Run.
+      const start = document.querySelector("#run");
+      if (start) {
+        new IntersectionObserver((entries) => {
+          this.overRun = entries.at(-1).isIntersecting;
+          this.draw();
+        }, { rootMargin: "-65% 0px 0px 0px" }).observe(start);
+      }
       this.bar.querySelector(".glance-stop").addEventListener("click", () => document.querySelector("#stop").click());
       on("start", (head) => this.start(head));
       on("view", () => soon(this.draw));
@@ -59,7 +67,7 @@
 
     draw() {
       const known = [...this.seen.values()];
-      this.bar.hidden = !run() || !PHONE.matches || known.every((seen) => seen);
+      this.bar.hidden = !run() || !PHONE.matches || Boolean(this.overRun) || known.every((seen) => seen);
       if (this.bar.hidden) return;
       for (const button of this.list.querySelectorAll("[data-glance]")) {
         const figures = this.lane(button.dataset.glance);

@@ -14,27 +14,12 @@
   };
   // Words of a verdict that explain themselves where they first stand.
   const WORDS = /\b(rows?|rounds?|drafts?|plain steps?)\b/;
-  // Rounds after which a running lane has a speed.
-  const EARLY = 8;
 
-  /** ms per token of a running lane, by the median of its rounds: one stalled step is no speed. Null: too early. */
-  function pace({ rounds }) {
-    const spent = rounds.map(({ time_ms: ms }, i) => ms - (rounds[i - 1]?.time_ms ?? 0));
-    const counted = rounds.map((round, i) => [round, spent[i]]).filter(([{ kind }]) => kind !== "prefill");
-    if (counted.length < EARLY) return null;
-    const middle = counted.map(([, ms]) => ms).sort((a, b) => a - b)[counted.length >> 1];
-    return (middle * counted.length) / sum(counted.map(([round]) => writtenIn(round)));
-  }
+  // A text's tokens in view: once it has LIVE of them while the race runs, all but the newest are folded away, which
+  // spares the browser their layout in each frame. UNFOLDED: how many texts are unfolded in a frame at the end.
+  const LIVE = 400, NEWEST = 200, UNFOLDED = 4;
 
-  /** A lane's speed over the reference's; while one of them runs, by their rounds so far. */
-  function speed(name, lanes) {
-    const { head: { reference }, lanes: all } = run(), both = [reference, name];
-    if (both.every((one) => lanes[one]?.finished || lanes[one]?.error)) return lanes[name].metrics.speedup ?? null;
-    const [theirs, ours] = both.map((one) => all.has(one) && pace(all.get(one)));
-    return theirs && ours ? theirs / ours : null;
-  }
-
-  /** One sequence's card; `append` takes a token's span into the text. */
+  /** One sequence's card; `append` takes tokens' spans into the text. */
   class Card {
     constructor(list, lane, index) {
       const item = make("li", "card");
@@ -59,7 +44,18 @@
       item.append(gutter, scroll, this.compared);
       list.append(item);
       this.item = item;
-      this.count = 0;
+      this.count = this.live = 0;
+    }
+
+    append(spans) {
+      this.text.append(...spans);
+      this.live += spans.length;
+      if (this.live < LIVE) return;
+      const older = make("span", "older"), all = [...this.text.children];
+      older.append(...all.slice(all.length - this.live, all.length - NEWEST));
+      this.text.insertBefore(older, this.text.children[this.text.children.length - NEWEST]);
+      this.live = NEWEST;
+      this.item.classList.add("folded");
     }
 
     /** The log's tokens of this sequence as {card, span, ms}. */
@@ -140,11 +136,10 @@
       setText(this.state, one ? `Reading prompt ${first + 1} of ${length}` : "Reading the prompt");
     }
 
-    showNumbers(lane, lanes) {
-      const { metrics } = lane, values = { ...metrics, speedup: speed(this.name, lanes) };
-      if (!lane.finished && values.speedup === null) values.ms_per_token = null;
+    showNumbers(lane) {
+      const { metrics } = lane, early = !lane.finished && metrics.speedup === null;
       for (const figure of this.figures) {
-        const key = figure.dataset.figure, value = values[key] ?? null;
+        const key = figure.dataset.figure, value = early && key === "ms_per_token" ? null : metrics[key] ?? null;
         setText(figure, value === null ? "–" : FIGURES[key](value));
       }
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
@@ -252,7 +247,7 @@
       const lanes = this.view?.lanes ?? {};
       this.view = null;
       for (const [name, value] of Object.entries(lanes)) {
-        this.lane(name).showNumbers(value, lanes);
+        this.lane(name).showNumbers(value);
       }
       for (const [name, rows] of Object.entries(window.Bass.compared())) this.lane(name).compare(rows);
     }
@@ -294,10 +289,18 @@
         if (!byCard.has(card)) byCard.set(card, []);
         byCard.get(card).push(span);
       }
-      for (const [card, spans] of byCard) card.text.append(...spans);
+      for (const [card, spans] of byCard) card.append(spans);
+    }
+
+    /** Show the folded tokens of all texts, a few texts in each frame. */
+    unfold() {
+      const folded = [...this.grid.querySelectorAll(".folded")];
+      for (const card of folded.slice(0, UNFOLDED)) card.classList.remove("folded");
+      if (folded.length > UNFOLDED) requestAnimationFrame(() => this.unfold());
     }
 
     phase(phase) {
+      if (over(phase)) soon(() => this.unfold());
       // After Stop, values that the server sent before may still arrive.
       this.stopped = phase === "stopped";
       if (phase === "stopped" || phase === "error") {
@@ -314,13 +317,15 @@
       this.list = element.querySelector("ul");
       this.more = element.querySelector(".verdict-more");
       this.question = this.head.textContent;
-      on("start", () => this.clear());
+      on("start", () => {
+        this.last = -Infinity;
+        this.clear();
+      });
       on("view", (view) => this.take(view));
       on("phase", (phase) => ["stopped", "error"].includes(phase) && this.show(run()?.view));
     }
 
     clear() {
-      this.last = -Infinity;
       this.more.hidden = true;
       this.head.setAttribute("aria-live", "off");
       setText(this.head, this.question);
@@ -334,8 +339,9 @@
     }
 
     show(view) {
-      if (!view?.verdict?.head) return;
+      if (!view) return;
       this.last = performance.now();
+      if (!view.verdict.head) return void (view.done || this.clear());
       this.more.hidden = false;
       setText(this.head, view.verdict.head);
       const lines = Object.values(view.verdict.lanes), said = new Set();

@@ -6,7 +6,7 @@
    the stepper holds the page. */
 (() => {
   "use strict";
-  const { on, soon, setText, make, run, tape, number, bisect, busy } = window.Bass;
+  const { on, tell, soon, setText, make, run, tape, number, bisect, busy } = window.Bass;
   const PAGE_MS = 1000;
   const seconds = (ms) => number(ms / 1000, 1, " s");
   const FAILED = "The recording could not be fetched: try again in a moment.";
@@ -33,12 +33,16 @@
       // Gradio's own handler, if there is one, does nothing on such a page.
       if (this.alone) document.addEventListener("click", (event) => event.target.closest("#run") && this.watch(this.chosen));
       if (offers.length && new URLSearchParams(location.search).get("play") !== "off") this.greet();
+      else tell("opening", false);
     }
 
     /** Until a race is asked for, the page plays the first recording; where motion is not wanted, it shows its end.
         play=off in the address leaves it out. */
     async greet() {
+      tell("opening", true);
       await this.watch(this.offers[0], () => !run());
+      this.greeted = true;
+      this.draw();
       if (window.matchMedia("(prefers-reduced-motion: reduce)").matches) tape.live();
     }
 
@@ -73,6 +77,11 @@
     }
 
     draw() {
+      // The opening is over once it does not play.
+      if (this.greeted && !tape.state.playing) {
+        this.greeted = false;
+        tell("opening", false);
+      }
       this.phase = document.querySelector("#status-line .message")?.dataset.phase;
       const { recorded, own } = tape.state;
       if (this.busy) this.asked = null;

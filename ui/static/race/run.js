@@ -1,7 +1,7 @@
 /* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or {head, view, done,
    lanes: Map name -> {name, clock, sequences, rounds, trees}}; a sequence is {tokens, steps}, a token {origin,
    text, ms, id}. A round is Round.record() of bass_core/sequence.py. A step is a sequence's part of one: a row of its rows
-   with the round's {round, kind, time_ms}, the length that the row was given, and {drafts: [{text, p, q, u, chance}]}.
+   with the round's {round, kind, time_ms}, the length that the row was given, and drafts: [{text, p, q, u, chance}].
    trees: whether any row drafted one. head.together: whether the drafts of a round are judged together.
    Bass.comparison() compares each row's text with the reference lane's, where both must be equal (greedy or coupled): the
    last snapshot's {lane: [row, ...]}; a row is null if both texts are equal as far as both go, else {at, ours, theirs,
@@ -24,18 +24,31 @@
     }
   }
 
-  function draftsOf({ drafted, drafted_text: texts, p, q, u, chance }) {
-    return drafted.map((token, i) => ({ text: texts?.[i] ?? `${token}`, p: p[i], q: q[i], u: u[i], chance: chance[i] }));
+  /** A sequence's part of a round: what it adds to the row is read from the round, so that nothing is kept twice. */
+  class Step {
+    constructor(row, record, length) {
+      Object.assign(this, { row, record, length });
+    }
+
+    get drafts() {
+      const { drafted, drafted_text: texts, p, q, u, chance } = this.row;
+      return drafted.map((token, i) => ({ text: texts?.[i] ?? `${token}`, p: p[i], q: q[i], u: u[i], chance: chance[i] }));
+    }
+  }
+  const PARTS = {
+    row: ["sequence", "drafted", "accepted", "next_p", "parents", "path", "detail", "start", "written", "one_by_one"],
+    record: ["round", "kind", "time_ms"],
+  };
+  for (const [part, names] of Object.entries(PARTS)) {
+    for (const name of names) Object.defineProperty(Step.prototype, name, { get() { return this[part][name]; } });
   }
 
   function addRound(lane, record) {
-    const { round, kind, time_ms, lengths } = record;
+    const { lengths } = record;
     lane.trees ||= record.rows.some((row) => row.parents);
     lane.rounds.push(record);
     for (const [at, row] of record.rows.entries()) {
-      lane.sequences[row.sequence].steps.push({
-        ...row, round, kind, time_ms, length: lengths[at] ?? record.draft_length, drafts: draftsOf(row),
-      });
+      lane.sequences[row.sequence].steps.push(new Step(row, record, lengths[at] ?? record.draft_length));
     }
   }
 

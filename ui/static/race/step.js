@@ -66,7 +66,7 @@
   function cardOf(step, i, rule, verdict, per) {
     const card = make("li", `step-draft is-${verdict}`);
     card.style.setProperty("--appear", `${i * APPEAR}ms`);
-    card.style.setProperty("--test", `${step.drafts.length * APPEAR + i * per}ms`);
+    card.style.setProperty("--test", `${step.drafted.length * APPEAR + i * per}ms`);
     const { share, u, words } = testOf(step, i, rule, verdict), parent = parentsOf(step)[i];
     const token = make("p", "step-token", bare(step.drafts[i].text));
     const source = step.detail?.sources[i];
@@ -135,7 +135,7 @@
 
   /** Draw a step of a sequence into the panel; returns how long the animation takes, in ms. */
   function drawStep(panel, step, sequence) {
-    const rule = ruleOf(step), found = judged(step, rule), count = step.drafts.length;
+    const rule = ruleOf(step), found = judged(step, rule), count = step.drafted.length;
     const per = Math.min(TEST, TESTS / Math.max(1, count)), tests = count * (APPEAR + per);
     const own = sequence.tokens[step.start + step.written - 1], { detail } = step;
     const before = sequence.tokens.slice(0, step.start).map((token) => token.text).join("");
@@ -207,7 +207,7 @@
     /** Offer the run's lanes and sequences. */
     fill() {
       const lanes = [...(run()?.lanes.values() ?? [])];
-      const drafting = lanes.filter((lane) => lane.sequences.some(({ steps }) => steps.some((step) => step.drafts.length)));
+      const drafting = lanes.filter((lane) => lane.sequences.some(({ steps }) => steps.some((step) => step.drafted.length)));
       const chosen = (lanes.find(({ name }) => name === this.pick.lane.value) ?? drafting.at(-1) ?? lanes.at(-1))?.name;
       offerLanes(this.pick.lane, lanes.map(({ name }) => name));
       this.pick.lane.value = chosen ?? "";
@@ -225,12 +225,12 @@
 
     /** The first round with a draft. */
     first() {
-      return Math.max(0, this.steps().findIndex((step) => step.drafts.length));
+      return Math.max(0, this.steps().findIndex((step) => step.drafted.length));
     }
 
     /** The nearest round before or after this one that is to be shown; -1 if there is none. */
     near(by) {
-      const steps = this.steps(), any = !this.drafted.checked || !steps.some((step) => step.drafts.length);
+      const steps = this.steps(), any = !this.drafted.checked || !steps.some((step) => step.drafted.length);
       let at = this.at + by;
       while (steps[at] && !any && !steps[at].drafts.length) at += by;
       return steps[at] ? at : -1;
@@ -266,7 +266,7 @@
       this.until = 0;
       this.mark(step);
       if (!step) return setText(this.panel.querySelector(".step-line"), "No round yet: press Run.");
-      const ms = drawStep(this.panel, step, this.sequence), count = step.drafts.length;
+      const ms = drawStep(this.panel, step, this.sequence), count = step.drafted.length;
       this.until = this.still.matches ? 0 : performance.now() + ms;
       const drafts = `${count} ${count === 1 ? "draft" : "drafts"}, ${step.accepted} accepted`;
       setText(this.panel.querySelector(".step-line"), `${this.progress()}: ${count ? drafts : "nothing drafted"}.`);
@@ -279,7 +279,7 @@
       const { lane, sequence } = Object.fromEntries(Object.entries(this.pick).map(([name, { value }]) => [name, value]));
       const text = this.root.querySelector(`[id="lane-${lane}"] .sequence[data-sequence="${sequence}"]`);
       const end = step.start + step.written;
-      const spans = [...(text?.children ?? [])];
+      const spans = [...(text?.querySelectorAll(".token") ?? [])];
       for (const span of spans) {
         span.classList.toggle("stepped", span.token >= step.start && span.token < end);
         span.classList.toggle("later", span.token >= end);

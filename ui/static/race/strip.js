@@ -7,7 +7,7 @@
    many times as large, and figure.blocks are in pixels of that size. */
 (() => {
   "use strict";
-  const { on, soon, number, bisect, setText, run, plots, laneName, clock, sum, wear, writtenIn } = window.Bass;
+  const { on, soon, over, number, bisect, setText, run, plots, laneName, clock, sum, wear, writtenIn } = window.Bass;
   // ms; of the lane with the shortest rounds, at most ROUNDS are shown, so that their numbers can be read.
   const SPANS = [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000], ROUNDS = 26;
   const GUTTER = 42, HEIGHT = 60;
@@ -107,7 +107,11 @@
         this.seen = entries.at(-1).isIntersecting;
         this.draw();
       }).observe(this.figure);
-      new ResizeObserver(() => this.draw()).observe(this.canvas);
+      // Asking the canvas for its width would lay out all texts before each drawing.
+      new ResizeObserver(([{ contentRect }]) => {
+        this.wide = Math.round(contentRect.width);
+        this.draw(true);
+      }).observe(this.canvas);
     }
 
     get lane() {
@@ -123,7 +127,7 @@
 
     /** Draw the newest state, if it is in view; `anyway`, even if it is not. */
     draw(anyway = false) {
-      const size = plots.type(), width = this.canvas.clientWidth / size;
+      const size = plots.type(), width = (anyway ? this.canvas.clientWidth : this.wide ?? 0) / size;
       if (!this.lane || !(this.seen || anyway) || !width || this.figure.hidden) return;
       const context = this.canvas.getContext("2d"), fine = document.body.classList.contains("printing") ? 3 : 1;
       const ratio = size * Math.max(window.devicePixelRatio || 1, fine);
@@ -289,6 +293,7 @@
       root.querySelector("[data-switch='whole-race']").addEventListener("click", () => this.draw(true));
       on("start", (head) => this.start(head));
       on("view", (view) => this.show(view));
+      on("phase", (phase) => over(phase) && this.wholeAtLast());
       window.Bass.whole(() => this.draw(true));
       plots.onTheme(() => {
         for (const strip of this.strips.values()) strip.look = null;
@@ -300,8 +305,23 @@
       return this.root.classList.contains("whole-race");
     }
 
+    /** After a race show all of it, until another one starts. */
+    wholeAtLast() {
+      this.opened ||= !this.whole;
+      this.setWhole(true);
+    }
+
+    setWhole(whole) {
+      this.root.classList.toggle("whole-race", whole);
+      this.root.querySelector("[data-switch='whole-race']").setAttribute("aria-pressed", String(whole));
+    }
+
     start(head) {
       const { lanes } = head;
+      if (head !== this.head && this.opened) {
+        this.opened = false;
+        this.setWhole(false);
+      }
       setText(this.spoken, "");
       // The scale stays in a jump back.
       if (head !== this.head) Object.assign(this, { head, span: 2000, longest: 0 });

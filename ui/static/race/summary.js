@@ -27,6 +27,7 @@
   const ROWS = [
     ["ms_per_token", () => wear("ms per token of one sequence"), (m) => number(m.ms_per_token, 2)],
     ["speedup", () => wear(`speed-up over ${laneName(run().head.reference).toLowerCase()}`), (m) => number(m.speedup, 2, "×")],
+    ["round_cost", () => wear("cost of a round, plain steps"), (m) => number(m.round_cost, 2)],
     ["throughput_tps", () => wear("throughput, tokens/s"), (m) => number(m.throughput_tps, 1)],
     ["ptl", () => wear("per-token latency, First, ms"), (m, lane, name) => unlessTogether(m.ptl_first_ms, name), apart],
     ["ptl", () => wear("per-token latency, Last, ms"), (m, lane, name) => unlessTogether(m.ptl_last_ms, name), apart],
@@ -68,14 +69,14 @@
   }
 
   class Summary {
-    constructor(element, plotly) {
+    constructor(element) {
       this.element = element;
-      this.plotly = plotly;
       this.took = element.querySelector(".took");
       on("start", () => (element.hidden = true));
       on("phase", (phase) => over(phase) && this.show());
       plots.onTheme(() => this.draw());
       new ResizeObserver(() => this.drawn !== element.clientWidth && this.draw()).observe(element);
+      plots.whenSeen([element.querySelector(".summary-figure")], () => this.draw());
       element.addEventListener("click", (event) => this.take(event.target.closest("[data-take]")?.dataset.take));
     }
 
@@ -90,7 +91,7 @@
       details.hidden = !repeatable;
       this.element.querySelector("[data-take=link]").hidden = !repeatable;
       if (repeatable) setText(details.querySelector("code"), window.Bass.snippet());
-      plots.load(this.plotly).then(() => this.draw());
+      this.draw();
     }
 
     budget(lanes, { time_budget_ms: budget }) {
@@ -161,5 +162,5 @@
     }
   }
 
-  window.Bass.mountSummary = (element, plotly) => new Summary(element.querySelector(".bass-summary"), plotly);
+  window.Bass.mountSummary = (element) => new Summary(element.querySelector(".bass-summary"));
 })();

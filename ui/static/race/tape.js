@@ -6,7 +6,7 @@
 (() => {
   "use strict";
   const { on, tell, over, player: server } = window.Bass;
-  const FORMAT = 5, TICK_MS = 33;
+  const FORMAT = 6, TICK_MS = 33;
   // More instants than this are thinned: every second one goes.
   const MOST = 600;
   // A longer pause of the recorded machine is cut to this, in ms.

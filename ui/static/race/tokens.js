@@ -113,7 +113,7 @@
     key(event) {
       const text = event.target.closest?.(".window")?.querySelector(".sequence");
       if (!text) return;
-      const spans = [...text.children].filter((span) => span.textContent !== "");
+      const spans = [...text.querySelectorAll(".token")].filter((span) => span.textContent !== "");
       const now = spans.indexOf(this.chosen), end = spans.length - 1;
       const next = {
         ArrowRight: Math.min(now + 1, end), ArrowLeft: now < 0 ? end : Math.max(now - 1, 0), Home: 0, End: end,

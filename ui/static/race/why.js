@@ -19,13 +19,14 @@
 
   const some = (value) => number(value, value < 10 ? 1 : 0);
 
-  function sentence(name, plain) {
-    const { lanes, head: { reference, batch_size: rows } } = run(), found = means(lanes.get(name));
+  function sentence(name) {
+    const { lanes, view, head: { reference, batch_size: rows } } = run(), found = means(lanes.get(name));
     if (!found) return "";
     const { ms, tokens, drafted, accepted } = found, all = rows > 1 ? ` for all ${rows} rows` : "";
     if (name === reference) return `${laneName(name)}: a step reads the whole model to write ${some(tokens)} tokens${all}, and takes ${some(ms)} ms.`;
     const checks = `checks ${some(drafted)} drafts, of which ${some(accepted)} are accepted, and writes ${some(tokens)} tokens`;
-    const steps = plain ? `, ${number(ms / plain.ms, 2)} plain steps` : "";
+    // The verdict's number.
+    const cost = view.lanes[name].metrics.round_cost, steps = cost === null ? "" : `, ${number(cost, 2)} plain steps`;
     if (lookOf(name).lengths !== "row" || rows < 2) return `${laneName(name)}: a round reads it once too, ${checks}${all}: ${some(ms)} ms${steps}.`;
     return `${laneName(name)}: a round reads it for one row alone, ${checks}: ${some(ms)} ms${steps}. ${rows} rows need ${rows} such rounds.`;
   }
@@ -33,8 +34,7 @@
   window.Bass.mountWhy = (element) => {
     const part = element.querySelector(".why"), list = part.querySelector("ul");
     const draw = () => {
-      const now = run(), plain = now.lanes.has(now.head.reference) && means(now.lanes.get(now.head.reference));
-      const lines = [...now.lanes.keys()].map((name) => sentence(name, plain)).filter(Boolean);
+      const lines = [...run().lanes.keys()].map(sentence).filter(Boolean);
       list.replaceChildren(...lines.map((line) => make("li", "", wear(line.slice(0, -1)) + ".")));
       part.hidden = !lines.length;
     };

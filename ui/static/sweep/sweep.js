@@ -160,9 +160,8 @@
   }
 
   class Figure {
-    constructor(root, plotly) {
+    constructor(root) {
       this.root = root;
-      this.plotly = plotly;
       this.plot = root.querySelector(".plot");
       this.line = root.querySelector(".sweep-line");
       this.bar = root.querySelector(".sweep-bar");
@@ -221,7 +220,7 @@
 
     draw() {
       if (!this.visible) return;
-      plots.load(this.plotly).then(() => {
+      plots.load().then(() => {
         // Plotly would leave the legend at its place in the figure of another width.
         if (this.width && this.width !== this.plot.clientWidth) {
           window.Plotly.purge(this.plot);
@@ -241,13 +240,13 @@
   }
 
   window.Bass.withAcceptance = withAcceptance;
-  window.Bass.mountSweep = (element, props, watch, plotly) => {
-    const root = element.querySelector(".bass-sweep"), figure = new Figure(root, plotly), { kind } = root.dataset;
+  window.Bass.mountSweep = (element, props, watch) => {
+    const root = element.querySelector(".bass-sweep"), figure = new Figure(root), { kind } = root.dataset;
     figures[kind] = figure;
     watch("value", () => props.value && figure.receive(JSON.parse(props.value)));
     document.addEventListener("click", (event) => {
       const start = event.target.closest(kind === "measured" ? "#sweep-measure" : "#sweep-predict");
-      if (start && !start.disabled && !busy(figure.phase)) figure.show("waiting");
+      if (start && !start.disabled && !busy(figure.phase)) figure.show("waiting", kind === "measured" ? "" : "Predicting…");
       else if (kind === "measured" && busy(figure.phase) && event.target.closest("#sweep-stop")) figure.show("stopped");
     });
   };

@@ -1,0 +1,293 @@
+"""The figures of speed, on random ragged races: what they are, and what must not change them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from bass_core import LEAST_ROUNDS, ModelPair, SamplingParams, SimulatedClock, predict_speedups, race
+from bass_core.lanes.pace import STALL, Pace, Tally
+from bass_core.length.options import make_policy
+from bass_core.predict.rounds import Acceptance, play
+
+from ...models import prompts, tiny
+
+SEEDS = range(40)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A round: its ms, and for each row in it how many tokens it writes."""
+
+    ms: float
+    written: dict[int, int]
+    kind: str = "verify"
+
+
+def regular(rng: random.Random, lengths: list[int], cost: float = 50.0) -> list[Step]:
+    """A prefill, then a token for every unfinished row in each step."""
+    rows = range(len(lengths))
+    steps = [Step(rng.uniform(5, 500), dict.fromkeys(rows, 1), "prefill")]
+    for at in range(1, max(lengths)):
+        live = [row for row in rows if lengths[row] > at]
+        steps.append(Step((cost + 3 * len(live)) * rng.uniform(0.5, 2), dict.fromkeys(live, 1), "plain"))
+    return steps
+
+
+def drafting(rng: random.Random, lengths: list[int], alone: bool = False) -> list[Step]:
+    """Rounds of 1 to 5 tokens for each unfinished row; alone: one row after another, each with a prefill."""
+    groups = [[row] for row in range(len(lengths))] if alone else [list(range(len(lengths)))]
+    steps = []
+    for rows in groups:
+        steps.append(Step(rng.uniform(5, 500), dict.fromkeys(rows, 1), "prefill"))
+        left = {row: lengths[row] - 1 for row in rows}
+        while live := [row for row in rows if left[row]]:
+            written = {row: min(left[row], rng.randint(1, 5)) for row in live}
+            left = {row: left[row] - written.get(row, 0) for row in rows}
+            steps.append(Step(rng.uniform(20, 200), written))
+    return steps
+
+
+def pace(steps: list[Step], lengths: list[int], over: bool = True) -> Pace:
+    tally, at = Tally(len(lengths)), Counter()
+    for step in steps:
+        at.update(step.written)
+        tally.add(step.kind, step.ms, [(row, n, at[row] == lengths[row]) for row, n in step.written.items()])
+    return tally.pace(over)
+
+
+def decode_ms(steps: list[Step]) -> float:
+    return sum(step.ms for step in steps if step.kind != "prefill")
+
+
+def some_lengths(rng: random.Random) -> list[int]:
+    return [rng.randint(2, 40) for _ in range(rng.randint(1, 9))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equal_texts_give_the_ratio_of_the_finishing_times(seed: int) -> None:
+    rng = random.Random(seed)
+    lengths = some_lengths(rng)
+    plain = regular(rng, lengths)
+    reference = pace(plain, lengths)
+    assert reference.speedup(reference) == pytest.approx(1)
+    assert reference.round_cost(reference) == pytest.approx(1)
+    assert reference.plain_steps == pytest.approx(max(lengths) - 1)
+    for steps in (drafting(rng, lengths), drafting(rng, lengths, alone=True), regular(rng, lengths)):
+        lane = pace(steps, lengths)
+        speedup = lane.speedup(reference)
+        assert speedup == pytest.approx(decode_ms(plain) / decode_ms(steps))
+        # The main figure never names the loser.
+        assert speedup is not None and (speedup > 1) == (decode_ms(steps) < decode_ms(plain))
+        assert lane.plain_steps == pytest.approx(max(lengths) - 1)
+        assert lane.ms_per_token == pytest.approx(decode_ms(steps) / (max(lengths) - 1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_must_not_change_the_figures(seed: int) -> None:
+    rng = random.Random(seed)
+    lengths, theirs = some_lengths(rng), some_lengths(rng)
+    plain, steps = regular(rng, theirs), drafting(rng, lengths, alone=seed % 2 == 0)
+    reference, lane = pace(plain, theirs), pace(steps, lengths)
+    speedup, cost = lane.speedup(reference), lane.round_cost(reference)
+    assert speedup and cost
+
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    moved = [replace(step, written={order[row]: n for row, n in step.written.items()}) for step in steps]
+    permuted = pace(moved, [lengths[order.index(row)] for row in range(len(lengths))])
+    assert permuted.speedup(reference) == pytest.approx(speedup)
+
+    slower = [replace(step, ms=7 * step.ms) for step in steps]
+    assert pace(slower, lengths).speedup(reference) == pytest.approx(speedup / 7)
+    both = pace(slower, lengths), pace([replace(step, ms=7 * step.ms) for step in plain], theirs)
+    assert both[0].speedup(both[1]) == pytest.approx(speedup)
+    assert both[0].round_cost(both[1]) == pytest.approx(cost)
+
+    # The first rows of each round are served in a round of their own, of half the time.
+    halves = []
+    for step in steps:
+        rows = list(step.written.items())
+        parts = [dict(rows[: len(rows) // 2]), dict(rows[len(rows) // 2 :])]
+        halves += [replace(step, ms=step.ms / 2, written=part) for part in parts]
+    assert pace(halves, lengths).speedup(reference) == pytest.approx(speedup)
+    assert pace(halves, lengths).ms_per_token == pytest.approx(lane.ms_per_token)
+
+    # Where the cost of a step does not depend on its rows, the speed-up is the ratio of the times per token.
+    level = pace([replace(step, ms=50.0) for step in plain], theirs)
+    assert lane.ms_per_token and lane.speedup(level) == pytest.approx(50 / lane.ms_per_token)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_token_is_worth_one_over_the_rows_that_share_its_place(seed: int) -> None:
+    """Against the definition token by token, at every moment of a race."""
+    rng = random.Random(seed)
+    lengths = some_lengths(rng)
+    theirs = some_lengths(rng)
+    plain = regular(rng, theirs)
+    steps = drafting(rng, lengths, alone=seed % 2 == 0)
+    for end in range(1, len(steps) + 1):
+        so_far, written = steps[:end], Counter()
+        for step in so_far:
+            written.update(step.written)
+        texts = [written[row] for row in range(len(lengths))]
+        sharing = {
+            (row, place): sum(n >= place or n < whole for n, whole in zip(texts, lengths, strict=True))
+            for row, length in enumerate(texts)
+            for place in range(2, length + 1)
+        }
+        lane = pace(so_far, lengths, over=end == len(steps))
+        assert lane.plain_steps == pytest.approx(sum(1 / m for m in sharing.values()))
+        if end == len(steps):
+            step_ms = means(plain, theirs)
+            expected = sum(step_ms(m) / m for m in sharing.values()) / decode_ms(steps)
+            assert lane.speedup(pace(plain, theirs)) == pytest.approx(expected)
+
+
+def means(plain: list[Step], lengths: list[int]):  # type: ignore[no-untyped-def]
+    """Regular's mean time of a step by its rows, between and beyond those that it has seen."""
+    taken: dict[int, list[float]] = {}
+    for step in plain:
+        if step.kind != "prefill":
+            taken.setdefault(len(step.written), []).append(step.ms)
+    known = sorted((m, sum(ms) / len(ms)) for m, ms in taken.items())
+
+    def step_ms(m: int) -> float:
+        if m <= known[0][0]:
+            return known[0][1]
+        for (low, before), (high, after) in pairwise(known):
+            if m <= high:
+                return before + (after - before) * (m - low) / (high - low)
+        return known[-1][1]
+
+    return step_ms
+
+
+def test_a_lane_with_ended_rows_is_not_faster_for_it() -> None:
+    """Four rows, of which three end early: the old figure divided by all four, and named the loser."""
+    lengths, other = [40, 40, 40, 40], [60, 4, 4, 4]
+    plain = [Step(9.0, dict.fromkeys(range(4), 1), "prefill")]
+    plain += [Step(50.0, dict.fromkeys(range(4), 1), "plain")] * 39
+    rounds = [Step(9.0, dict.fromkeys(range(4), 1), "prefill"), Step(50.0, dict.fromkeys(range(4), 3))]
+    rounds += [Step(50.0, {0: 1})] * 56
+    lane, reference = pace(rounds, other), pace(plain, lengths)
+    # 59 plain steps in 57 rounds, each of which took as long as a step of regular decoding.
+    assert lane.speedup(reference) == pytest.approx(59 / 57)
+    assert lane.ms_per_token == pytest.approx(50 * 57 / 59)
+    assert lane.round_cost(reference) == pytest.approx(1)
+
+
+def test_a_lane_that_waits_writes_a_quarter_of_a_step() -> None:
+    rng = random.Random(0)
+    lengths = [20] * 4
+    alone = drafting(rng, lengths, alone=True)
+    first = 1 + next(i for i, step in enumerate(alone) if i and step.kind == "prefill")
+    lane = pace(alone[: first - 1], lengths, over=False)
+    assert lane.plain_steps == pytest.approx(19 / 4)
+
+
+def test_a_cut_text_counts_as_unfinished() -> None:
+    """A lane whose time is up has not written more for it."""
+    rng = random.Random(1)
+    lengths = [30] * 3
+    steps = drafting(rng, lengths, alone=True)[:5]
+    cut, running = pace(steps, lengths, over=True), pace(steps, lengths, over=False)
+    assert cut.plain_steps == running.plain_steps
+
+
+def test_nothing_is_said_early_and_a_stall_is_no_speed() -> None:
+    lengths = [100]
+    plain = [Step(9.0, {0: 1}, "prefill"), *[Step(50.0, {0: 1}, "plain")] * 20]
+    lane, few = pace(plain, lengths, over=False), pace(plain[:LEAST_ROUNDS], lengths, over=False)
+    assert few.speedup(lane) is None and lane.speedup(few) is None and few.round_cost(lane) is None
+    assert pace(plain[: LEAST_ROUNDS + 1], lengths, over=False).speedup(lane) == pytest.approx(1)
+    stalled = [*plain, Step(10_000.0, {0: 1}, "plain")]
+    reference = pace(stalled, lengths, over=False)
+    assert lane.speedup(reference) == pytest.approx((20 + STALL) / 21)
+    assert reference.speedup(reference) == pytest.approx(1)
+    over = pace(stalled, [22]), pace([*plain, Step(50.0, {0: 1}, "plain")], [22])
+    assert over[1].speedup(over[0]) == pytest.approx((20 * 50 + 10_000) / (21 * 50)), "at the end all time counts"
+    assert pace(plain[:1], lengths).speedup(lane) is None
+
+
+def test_scatter_is_that_of_the_rounds() -> None:
+    rng = random.Random(2)
+    lengths = [300, 300]
+    plain = pace(regular(rng, lengths), lengths)
+    same = [Step(9.0, {0: 1, 1: 1}, "prefill"), *[Step(40.0, {0: 2, 1: 2})] * 50]
+    assert pace(same, lengths).scatter(plain) == pytest.approx(0, abs=1e-9)
+    assert pace(same[:2], lengths).scatter(plain) == math.inf
+    # Halving the number of rounds raises the error by about the square root of two.
+    noisy = drafting(rng, [4000, 4000])
+    whole, half = (pace(steps, [4000, 4000]).scatter(plain) for steps in (noisy, noisy[: len(noisy) // 2]))
+    assert half / whole == pytest.approx(math.sqrt(2), rel=0.1)
+
+
+def test_several_races_of_a_lane_are_one() -> None:
+    rng = random.Random(3)
+    lengths = [[9, 20], [14, 5]]
+    plain = [regular(rng, own) for own in lengths]
+    steps = [drafting(rng, own) for own in lengths]
+    together = [
+        Pace.together(pace(one, own) for one, own in zip(many, lengths, strict=True)) for many in (steps, plain)
+    ]
+    assert together[0].speedup(together[1]) == pytest.approx(
+        sum(map(decode_ms, plain)) / sum(map(decode_ms, steps))
+    )
+
+
+def test_predicted_speed_ups_follow_the_same_definition() -> None:
+    clock, tokens, rows = SimulatedClock("h100"), 64, 5
+    point = predict_speedups(
+        clock, batches=(rows,), draft_lengths=(3,), max_new_tokens=tokens, context=64, trials=1
+    )["points"][0]
+    costs = clock.costs(64)
+    paces = []
+    for length in (3, 0):
+        policy = make_policy(length, costs, timed=False)
+        (played,) = play(policy, Acceptance.same(0.8), rows, tokens, 0, 1)
+        steps = [Step(1.0, dict.fromkeys(range(rows), 1), "prefill")]
+        for one in played:
+            written = {row: n + 1 for row, n in zip(one.rows, one.accepted, strict=True)}
+            steps.append(Step(one.ms(costs), written))
+        paces.append(pace(steps, [tokens] * rows))
+    assert point["speedup"] == pytest.approx(paces[0].speedup(paces[1]))
+    assert point["ms_per_token"] == pytest.approx(paces[0].ms_per_token)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_race_reports_the_pace_of_its_snapshots(temperature: float) -> None:
+    """Each snapshot's figures follow from its own rounds, and Regular is 1 from its first figure on."""
+    pair = ModelPair(tiny("llama"), tiny("llama"))
+    ids = prompts(3)
+    snapshots = list(race(pair, ids, max_new_tokens=24, draft_length=3, sampling=SamplingParams(temperature)))
+    seen = 0
+    for snapshot in snapshots:
+        lanes = snapshot["lanes"]
+        if not lanes:
+            continue
+        paces = {name: Pace.of(lane) for name, lane in lanes.items()}
+        for name, lane in lanes.items():
+            metrics = lane["metrics"]
+            assert metrics["ms_per_token"] == (
+                None if paces[name].ms_per_token is None else pytest.approx(paces[name].ms_per_token)
+            )
+            speedup = paces[name].speedup(paces["regular"])
+            assert metrics["speedup"] == (None if speedup is None else pytest.approx(speedup))
+            seen += speedup is not None
+        if lanes["regular"]["metrics"]["speedup"] is not None:
+            assert lanes["regular"]["metrics"]["speedup"] == pytest.approx(1)
+    assert seen
+    last = snapshots[-1]["lanes"]
+    texts = [[one["token_ids"] for one in lane["sequences"]] for lane in last.values()]
+    if temperature == 0:
+        assert texts[0] == texts[1] == texts[2]
+        ends = {name: float(np.sum(Pace.of(lane).ms)) for name, lane in last.items()}
+        for name, lane in last.items():
+            assert lane["metrics"]["speedup"] == pytest.approx(ends["regular"] / ends[name])
