@@ -52,6 +52,15 @@ def available() -> bool:
     return reason is None
 
 
+def has_tiles() -> bool:
+    """Whether the kernels multiply bfloat16 by AMX's tiles."""
+    if why_unavailable() is not None:
+        return False
+    from kernels.cpu.calls import jit
+
+    return jit.has_tiles()
+
+
 @contextmanager
 def compiling(device: torch.device) -> Iterator[None]:
     """Show what is compiled for a CPU, by the block that prepares models and for sampling, in one line."""

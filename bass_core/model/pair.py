@@ -143,14 +143,17 @@ class ModelPair:
 
     @property
     def computed_by(self) -> str | None:
-        """What runs the target: "own kernels" on a CPU, or "transformers' own model" and why.
+        """What runs the target: "own kernels" on a CPU, "with AMX" if they use it, or "transformers' own model"
+        and why.
 
         None on an accelerator, and for a target that is split, unless its modules were changed. What runs the
         draft is added if it is transformers' own model for another reason.
         """
         reason = self.target_step.reason
         here = not (is_accelerator(self.device) or is_split(self.target))
-        parts = [f"transformers' own model ({reason})"] if reason else ["own kernels"] if here else []
+        tiles = here and self.dtype == torch.bfloat16 and cpu_kernels.has_tiles()
+        own = ["own kernels with AMX" if tiles else "own kernels"] if here else []
+        parts = [f"transformers' own model ({reason})"] if reason else own
         drafts = None if self.draft_step is None else self.draft_step.reason
         if drafts and drafts != reason:
             parts.append(f"for the draft transformers' own model ({drafts})")

@@ -118,7 +118,10 @@ def check(model: Probed, expected: Expected, masked: bool) -> Seen:
         raise passes_by(model.name)
     refuse_forgetting(model.name, seen, expected.slides)
     if not _same(first, later, expected):
-        raise unsupported(model.name, "with our attention it computes other logits than by itself")
+        # torch's own attention may hide a NaN in a key.
+        sound = bool(first.isfinite().all() and later.isfinite().all())
+        how = "it computes other logits than by itself" if sound else "it computes NaN or infinite logits"
+        raise unsupported(model.name, f"with our attention {how}")
     return seen
 
 

@@ -380,8 +380,8 @@ def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) 
     columns = min(one.columns for one in (project, fuse) if one is not None)
     pool.run(
         _inputs, 4, raw.view(-1).numpy(), hidden, np.ones(hidden, np.float32), embedded.reshape(-1).numpy(),
-        *lines, blocks_of(tokens, columns), (*scratch(tokens * steps * STEP), *scratch(STEP)), states.view(-1).numpy(),
-        room, x.view(-1).numpy(),
+        *lines, blocks_of(tokens, columns), (*scratch(tokens * steps * STEP), *scratch(STEP)),
+        states.view(-1).numpy(), room, x.view(-1).numpy(),
     )  # fmt: skip
     return x
 

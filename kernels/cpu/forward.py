@@ -100,17 +100,21 @@ def forward(
             p, four, norm = first + _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
             kept = none if reads[layer] < 0 else streams[reads[layer]]
             _norm_all(state, p, x, hidden, weights, norm, eps, starts, short, wide, form, out, kept)
-            product(state, p + 1, threads, line_at(lines, four), starts, short, wide, y, PLAIN, x, other, another, form)
+            line = line_at(lines, four)
+            product(state, p + 1, threads, line, starts, short, wide, y, PLAIN, x, other, another, form)
             write(
                 state, p + 2, layer, y, rows, shape, step, sight, plan, caches, turns, head_norms, eps, *queries,
                 dot,
             )  # fmt: skip
             attend(state, p + 3, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, mixed)
             merge(state, p + 4, shape, step, sight, plan, *parts, mixed, starts, short, wide, form)
-            product(state, p + 5, threads, line_at(lines, four + 1), starts, short, wide, y, ADD, x, other, another, form)
+            line = line_at(lines, four + 1)
+            product(state, p + 5, threads, line, starts, short, wide, y, ADD, x, other, another, form)
             _norm_all(state, p + 6, x, hidden, weights, norm + hidden, eps, starts, short, wide, form, out, none)
-            product(state, p + 7, threads, line_at(lines, four + 2), starts, short, wide, y, GATE, x, other, another, form)
-            product(state, p + 8, threads, line_at(lines, four + 3), starts, other, another, y, ADD, x, short, wide, form)
+            line = line_at(lines, four + 2)
+            product(state, p + 7, threads, line, starts, short, wide, y, GATE, x, other, another, form)
+            line = line_at(lines, four + 3)
+            product(state, p + 8, threads, line, starts, other, another, y, ADD, x, short, wide, form)
         p = first + _LAYER_PHASES * layers
         kept = none if reads[layers] < 0 else streams[reads[layers]]
         _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, short, wide, form, out, kept)

@@ -29,12 +29,12 @@ PANEL, STEP = 2 * LANES, 32
 # Whether the CPU has dot products of bfloat16 pairs, and whether it multiplies bfloat16 tiles (AMX).
 HAS_DOT = "avx512bf16" in cpu_features()
 TILES = has_tiles()
-# Whether bfloat16 products are faster than float32 ones. A Zen 4 does 32 per cycle against 16 in float32. An Emerald
-# Rapids does 16 of either, but 512 by tiles (measured).
-FAST_DOT = TILES or HAS_DOT and cpu_name().startswith("znver")
-# Most vectors of a block, which are multiplied together: their sums fit the registers beside the weights. A Zen 4 is
-# faster with half of what would fit, because the next panel is fetched during the second half; an Emerald Rapids is
-# not (measured). Six tiles of sums hold 48 vectors.
+# Whether bfloat16 products are faster than float32 ones. A Zen 4 does 32 per cycle against 16 in float32. An
+# Emerald Rapids does 16 of either, but 512 by tiles (measured).
+FAST_DOT = TILES or (HAS_DOT and cpu_name().startswith("znver"))
+# Most vectors of a block, which are multiplied together: their sums fit the registers beside the weights. A Zen 4
+# is faster with half of what would fit, because the next panel is fetched during the second half; an Emerald
+# Rapids is not (measured). Six tiles of sums hold 48 vectors.
 COLUMNS = 8 if _AVX512 and not (HAS_DOT and cpu_name().startswith("znver")) else 4
 TILE_COLUMNS = 48
 HAS_VNNI = ("avx512vnni" if _AVX512 else "avxvnni") in cpu_features()

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..reference.quantized import QuantizedWeight
 from .kinds import FAST_DOT, PANEL, STEP, block_bytes, columns_of, vectors_of
 from .multiply import address_of_kind
-from .pages import PAGE, aligned, in_large_pages
+from .pages import PAGE, in_large_pages
 
 Array = np.ndarray[Any, Any]
 _lock = threading.Lock()

@@ -105,8 +105,8 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
 def _panel(line, weights, ahead, starts, wide, each_vector, y, at, stride):
     """A panel times all vectors, block by block, to y[at + vector x stride].
 
-    If there are several blocks, each of the first two fetches a half of the next panel, while their own lies in the
-    second-level cache.
+    If there are several blocks, each of the first two fetches a half of the next panel, while their own lies in
+    the second-level cache.
     """
     blocks, steps = len(starts) - 1, line.steps
     for block in range(blocks):
@@ -114,7 +114,8 @@ def _panel(line, weights, ahead, starts, wide, each_vector, y, at, stride):
         x = wide.ctypes.data + np.uintp(each_vector * start * steps)
         to = y.ctypes.data + np.uintp(4 * (start * stride + at))
         if blocks == 1:
-            call(np.uintp(line.multiply), width, weights, x, to, steps, stride, weights + np.uintp(_AHEAD), 128, 64)
+            ahead = weights + np.uintp(_AHEAD)
+            call(np.uintp(line.multiply), width, weights, x, to, steps, stride, ahead, 128, 64)
         elif block < 2:
             half = ahead + np.uintp(line.panel_bytes // 2 * block)
             call(np.uintp(line.multiply), width, weights, x, to, steps, stride, half, 64, 0)

@@ -1,17 +1,17 @@
 """Matrix products by AMX's tiles: LLVM code for numba.
 
-`configure` prepares a thread's tiles, `multiply_tiles` multiplies a panel of packed bfloat16 weights (kinds.py) by 1 to
-48 vectors, and `release` gives the tiles back. Configuring once per phase instead of once per panel saves a fifth of
-a step's products at 16 tokens (measured).
+`configure` prepares a thread's tiles, `multiply_tiles` multiplies a panel of packed bfloat16 weights (kinds.py) by
+1 to 48 vectors, and `release` gives the tiles back. Configuring once per phase instead of once per panel saves a
+fifth of a step's products at 16 tokens (measured).
 
-Nothing is repacked. A block of vectors is [steps][vectors][64 bytes], so 16 vectors of a step are an A tile. A step's
-weights are [16 pairs][32 rows][2], so 16 of its rows are a B tile. For more than 16 vectors there are several A tiles,
-and the last 16 vectors overlap the 16 before them: for example, 20 vectors are multiplied as 0 to 15 and 4 to 19. A
-block of 17 vectors or more therefore needs the same configuration as one of 16.
+Nothing is repacked. A block of vectors is [steps][vectors][64 bytes], so 16 vectors of a step are an A tile. A
+step's weights are [16 pairs][32 rows][2], so 16 of its rows are a B tile. For more than 16 vectors there are
+several A tiles, and the last 16 vectors overlap the 16 before them: for example, 20 vectors are multiplied as 0 to
+15 and 4 to 19. A block of 17 vectors or more therefore needs the same configuration as one of 16.
 
-Invariant: the sums of a vector have the same bits whatever the number of vectors. In each step of 32 inputs tdpbf16ps
-adds up the even inputs and the odd inputs in separate chains of float32 additions, and adds the sum of both to the
-total. It rounds to nearest even and flushes denormals (kernels/reference/tiles.py has the same bits).
+Invariant: the sums of a vector have the same bits whatever the number of vectors. In each step of 32 inputs
+tdpbf16ps adds up the even inputs and the odd inputs in separate chains of float32 additions, and adds the sum of
+both to the total. It rounds to nearest even and flushes denormals (kernels/reference/tiles.py has the same bits).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _multiply(
             # With one operand tile for all groups, the second half begins with the group that is still loaded.
             order = list(range(groups)) if half == 0 or groups < 3 else list(range(groups))[::-1]
             for place, group in enumerate(order):
-                if half == 0 or groups == 3 and place > 0:
+                if half == 0 or (groups == 3 and place > 0):
                     load_vectors(group)
                 tile_call(b, "tdpbf16ps", 2 * group + half, a_tiles[group], b_tiles[half])
     row = b.mul(stride, count(4))

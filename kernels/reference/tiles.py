@@ -13,8 +13,8 @@ _STEP = 32
 def tile_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [N, inputs] times weight [rows, inputs] as tiles compute it: float32 [N, rows].
 
-    Of each 32 inputs the even ones are added up in one chain of float32 additions and the odd ones in another; the sum of
-    both is added to the total. Denormal inputs and results count as zero.
+    Of each 32 inputs the even ones are added up in one chain of float32 additions and the odd ones in another; the
+    sum of both is added to the total. Denormal inputs and results count as zero.
 
     Args:
         x: bfloat16 vectors.

@@ -1,13 +1,13 @@
 """Attention of a few queries over one segment of the columns, in vector registers: LLVM code for numba.
 
-`segment` computes scores, their softmax and the sums of the values for a few queries of one head (`most_queries`). Keys
-and values come in tiles (layout.py), so that both products are sums of outer products: words of the queries or of the
-weights, each times 16 words of a tile. There are three kinds: FLOAT32; PAIRS, whose queries and weights are bfloat16
-and whose products are summed in pairs in float32 (dpbf16ps); and AMX, the same by tiles of up to 16 queries (tiled.py).
-One text serves AVX-512, AVX2 and NEON. Sizes are intp, addresses uintp.
+`segment` computes scores, their softmax and the sums of the values for a few queries of one head (`most_queries`).
+Keys and values come in tiles (layout.py), so that both products are sums of outer products: words of the queries
+or of the weights, each times 16 words of a tile. There are three kinds: FLOAT32; PAIRS, whose queries and weights
+are bfloat16 and whose products are summed in pairs in float32 (dpbf16ps); and AMX, the same by tiles of up to 16
+queries (tiled.py). One text serves AVX-512, AVX2 and NEON. Sizes are intp, addresses uintp.
 
-Invariant: a query's sums are made in the order of the columns whichever queries stand next to it, so it has the same
-bits alone and among others.
+Invariant: a query's sums are made in the order of the columns whichever queries stand next to it, so it has the
+same bits alone and among others.
 """
 
 from __future__ import annotations
@@ -78,12 +78,11 @@ def segment(
 ) -> Any:  # fmt: skip
     """out [number, size / 4] float32: the sums of the values, weighted with 2^(score - largest score).
 
-    kind: a literal, FLOAT32, PAIRS or AMX. queries: `number` (1 to most_queries(kind)) of `words` words each, `stride`
-    bytes apart.
-    keys, values: where the addresses of the tiles are, int64; those of the keys in multiples of TOGETHER.
-    columns: the most that a query sees, of which the last is in the last of the `tiles`; seen: where int64
-    [number] says how many each does. room: scratch, ROOM bytes. size: bytes of a result. stats: where to write
-    [number, 2] float32, the largest score and the sum of the weights.
+    kind: a literal, FLOAT32, PAIRS or AMX. queries: `number` (1 to most_queries(kind)) of `words` words each,
+    `stride` bytes apart. keys, values: where the addresses of the tiles are, int64; those of the keys in multiples
+    of TOGETHER. columns: the most that a query sees, of which the last is in the last of the `tiles`; seen: where
+    int64 [number] says how many each does. room: scratch, ROOM bytes. size: bytes of a result. stats: where to
+    write [number, 2] float32, the largest score and the sum of the weights.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -222,7 +221,8 @@ def _mix(
 def _weigh(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, stats: Any) -> None:
     """Replace a query's scores by its weights, in bfloat16 or float32, zero for columns from `seen` on.
 
-    blocks: of _PARTS registers. A block's weights take no more room than its scores did, so none is overwritten unread.
+    blocks: of _PARTS registers. A block's weights take no more room than its scores did, so none is overwritten
+    unread.
     """
     lowest = ir.Constant(FLOATS, [float("-inf")] * LANES)
     first = b.udiv(seen, count(LANES))

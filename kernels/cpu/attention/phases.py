@@ -152,9 +152,9 @@ def attend(state, phase, layer, shape, step, sight, plan, caches, segment_of, sh
                 at = ((head * len(order) + start) * group + first) * size * width
                 at += np.int64(short.ctypes.data if dot else wide.ctypes.data)
                 call_segment(
-                    np.uintp(segment_of.address), number, np.uintp(at), size * width, dim * width // 4, tiles.ctypes.data,
-                    tiles.ctypes.data + np.uintp(8 * TILES), (most + TILE - 1) // TILE, most, seen.ctypes.data,
-                    room_at, sums.ctypes.data, 4 * size, stats.ctypes.data,
+                    np.uintp(segment_of.address), number, np.uintp(at), size * width, dim * width // 4,
+                    tiles.ctypes.data, tiles.ctypes.data + np.uintp(8 * TILES), (most + TILE - 1) // TILE, most,
+                    seen.ctypes.data, room_at, sums.ctypes.data, 4 * size, stats.ctypes.data,
                 )  # fmt: skip
                 token, query = start + first // group, first % group
                 for i in range(number):

@@ -1,11 +1,12 @@
 """Both products of attention by AMX's tiles: LLVM code for numba, used by `segment` (outer.py).
 
-Keys and values in a cache (layout.py) already lie as B tiles: 16 words of a tile's keys, and a tile's 8 pairs of values.
-Queries and weights of up to 16 queries are A tiles. The sums of a query have the same bits whichever queries stand next
-to it, because a tile's rows do not mix.
+Keys and values in a cache (layout.py) already lie as B tiles: 16 words of a tile's keys, and a tile's 8 pairs of
+values. Queries and weights of up to 16 queries are A tiles. The sums of a query have the same bits whichever
+queries stand next to it, because a tile's rows do not mix.
 
-All 16 columns of a tile are read, where the other kernels stop at the last one that a query sees. Its weight is zero for
-the rest, so their values must be finite: `write` (phases.py) and `lay` (paths.py) zero what follows the last value.
+All 16 columns of a tile are read, where the other kernels stop at the last one that a query sees. Its weight is
+zero for the rest, so their values must be finite: `write` (phases.py) and `lay` (paths.py) zero what follows the
+last value.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ def configure(b: Any, queries: Any) -> None:
     """Configure the tiles for 1 to 16 queries."""
     rows, sixteen = b.trunc(queries, BYTE), ir.Constant(BYTE, ROWS)
     sums = [(rows, ROW_BYTES)] * _SUMS
-    operands = [(rows, ROW_BYTES), (rows, _WEIGHT_BYTES), (sixteen, ROW_BYTES), (ir.Constant(BYTE, _PAIRS), ROW_BYTES)]
+    operands = [
+        (rows, ROW_BYTES),
+        (rows, _WEIGHT_BYTES),
+        (sixteen, ROW_BYTES),
+        (ir.Constant(BYTE, _PAIRS), ROW_BYTES),
+    ]
     configure_tiles(b, sums + operands)
 
 

@@ -35,7 +35,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 folder = Path(__file__).parents[1] / "__pycache__"
 # Other versions' code is removed if nobody has used it for so many days.
 _KEPT_DAYS = 30
-# Linux's arch_prctl, its request for a permission, and the permission to use AMX's tiles (Documentation/arch/x86/xstate).
+# Linux's arch_prctl, its request for a permission, and the permission to use AMX's tiles
+# (Documentation/arch/x86/xstate).
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 # Compiled functions live as long as the process: their addresses are in packed weights.
 _kept: list[Any] = []
@@ -157,8 +158,8 @@ def cpu_name() -> str:
 def has_tiles() -> bool:
     """Whether this CPU multiplies bfloat16 tiles (AMX) and this process may use them.
 
-    The first call asks Linux for the permission, which holds for all threads of the process and for its forks. Without
-    it the first tile instruction kills the process. BASS_TILES=0 leaves them off.
+    The first call asks Linux for the permission, which holds for all threads of the process and for its forks.
+    Without it the first tile instruction kills the process. BASS_TILES=0 leaves them off.
     """
     if os.environ.get("BASS_TILES") == "0" or not {"amx-bf16", "avx512bf16"} <= cpu_features():
         return False

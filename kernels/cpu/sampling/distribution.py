@@ -226,7 +226,7 @@ def distributions(state, threads, x, size, how, out):
 
 @helper
 def first_largest(x, start, size, lanes):
-    """The first index of the largest of x[start : start + size]; NaN is passed over, and 0 if there is nothing else."""
+    """The first index of the largest of x[start : start + size]; 0 if all are NaN. Other NaN is passed over."""
     top, one = _largest(x, start, size, lanes), np.uintp(LANES)
     for first in range(np.uintp(0), np.uintp(size), one):
         at, few, found = np.uintp(start) + first, min(one, np.uintp(size) - first), False

@@ -17,6 +17,7 @@ from bass_core.sample.shaping import shaped
 from bass_core.sequence import Sequence
 
 from ...models import perturbed, prompts, tiny
+from ...schedule import draft_in_step
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, 0.025))
@@ -51,7 +52,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SHAPED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("way", WAYS)
-def test_they_are_the_target_s_whoever_drafted(way: str, sampling: SamplingParams):
+def test_they_are_the_target_s_whoever_drafted(
+    way: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+):
+    draft_in_step(monkeypatch)
     out = generate(PAIR, ROWS, sampling=sampling, verification="coupled", **OPTIONS, **WAYS[way])
     for row, one in zip(ROWS, out.sequences, strict=True):
         assert one.logprobs is not None and one.sampled_logprobs is not None

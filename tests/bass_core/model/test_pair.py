@@ -223,7 +223,11 @@ def test_a_head_drafts_with_the_models_own_layers(without: None) -> None:
 @pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 def test_it_is_said_why_a_model_is_not_computed_by_the_kernels() -> None:
     model = tiny("llama").to(torch.bfloat16)
-    assert ModelPair(model).computed_by == "own kernels"
+    tiles = " with AMX" if cpu_kernels.has_tiles() else ""
+    assert ModelPair(model).computed_by == f"own kernels{tiles}" and f"own kernels{tiles}" in repr(
+        ModelPair(model)
+    )
+    assert ModelPair(tiny("llama").to(torch.float16)).computed_by == "own kernels"
     model.lm_head.to(torch.float16)
     model.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(torch.float16),))
     for other, reason in (

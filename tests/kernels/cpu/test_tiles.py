@@ -1,4 +1,4 @@
-"""Products by AMX's tiles have the bits of their reference, at every width, and nothing runs them without permission."""
+"""Products by AMX's tiles have the bits of their reference at every width, and run only where they may."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def test_code_with_tiles_and_without_is_kept_apart() -> None:
     folders = set()
     for tiles in ("0", "1"):
         run = [sys.executable, "-c", _PROCESS]
-        done = subprocess.run(run, env=os.environ | {"BASS_TILES": tiles}, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            run, env=os.environ | {"BASS_TILES": tiles}, capture_output=True, text=True, check=True
+        )
         has, folder = done.stdout.split()
         assert has == str(has_tiles() and tiles == "1") and folder.endswith("-tiles") == (has == "True")
         folders.add(folder)
