@@ -22,7 +22,8 @@ from .calls import pool
 from .chain import NO_CHAIN, Chain, Drafted, arguments, fits
 from .forward import forward, phases_of
 from .kinds import HAS_DOT, PANEL, STEP
-from .packing import Packed, aligned
+from .packing import Packed
+from .pages import aligned
 from .products import blocks_of, scratch
 
 Array = np.ndarray[Any, Any]

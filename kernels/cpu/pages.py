@@ -1,7 +1,7 @@
 """Memory in large pages, for arrays that a step reads whole: weights and caches.
 
-A step reads all weights and all cached tokens. Looking up tens of thousands of small pages takes 10 % of the time of
-its products (measured on an Emerald Rapids), and a fifth of that of writing keys and values for 16 rows (on a
+A step reads all weights and all cached tokens. Looking up tens of thousands of small pages takes 10 % of the time
+of its products (measured on an Emerald Rapids), and a fifth of that of writing keys and values for 16 rows (on a
 Sapphire Rapids).
 """
 

@@ -18,7 +18,8 @@ from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
 from .elements import bytes_of, float_at, pack_all, silu
 from .kinds import AS_PAIRS, PANEL, STEP, TILES
-from .packing import Line, Packed, aligned
+from .packing import Line, Packed
+from .pages import aligned
 from .tiles import configure, release
 from .vectors import call
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..calls import pool
 from ..kinds import STEP
-from ..packing import aligned
+from ..pages import aligned
 from ..products import blocks_of, scratch
 from .compiled import segment_for
 from .layout import padded
