@@ -32,7 +32,8 @@ LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
 # Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least.
 LEAST_GAIN = 1.02
-# What the draft model has to read before it drafts again pays off over so many rounds, or over the text's rest.
+# The rounds over which it pays off to let the draft model read what it has not read yet: at most HORIZON, except before
+# the first round, where it reads the prompts for the whole text.
 HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
@@ -144,7 +145,8 @@ class CostAware:
     def _drafting_ms(self, offers: Sequence[Offer], deepest: Places) -> Rates:
         """What the draft model takes for chains of these lengths, with a share of what it must read before."""
         forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[deepest]
-        rounds = min(HORIZON, 1 + max(offer.most for offer in offers))
+        left = 1 + max(offer.most for offer in offers)
+        rounds = min(HORIZON, left) if self._rounds else left
         return self.costs.draft_ms(len(offers), forwards, np.zeros(1)) + np.where(
             deepest > 0, self._reading_ms(offers) / rounds, 0.0
         )

@@ -205,7 +205,8 @@ class CorrectedCosts:
         ratio = _held(ms, float(self._as_measured(rows, np.array([float(tokens)]))[0]))
         self._any.append(ratio)
         of_rows = self._seen.setdefault(rows, {})
-        of_rows.setdefault(tokens, deque(maxlen=KEPT)).append((self._round, ratio))
+        # The table counts as the first observation: one round that took long for another reason decides nothing.
+        of_rows.setdefault(tokens, deque([(self._round, 1.0)], KEPT)).append((self._round, ratio))
         self._factors[rows] = self._fresh(of_rows)
         if drafting is not None:
             forwards, unread, took = drafting
