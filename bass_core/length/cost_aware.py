@@ -32,8 +32,8 @@ LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
 # Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least.
 LEAST_GAIN = 1.02
-# The rounds over which it pays off to let the draft model read what it has not read yet: at most HORIZON, except before
-# the first round, where it reads the prompts for the whole text.
+# The rounds over which it pays off to let the draft model read what it has not read yet: at most HORIZON, except
+# before the first round, where it reads the prompts for the whole text.
 HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01

@@ -202,11 +202,14 @@ class CorrectedCosts:
         self._round += 1
         if not self.timed:
             return
-        ratio = _held(ms, float(self._as_measured(rows, np.array([float(tokens)]))[0]))
+        size = np.array([float(tokens)])
+        expected = float(self._as_measured(rows, size)[0])
+        # What was expected counts as the first observation, so that one slow round decides nothing.
+        before = _held(float(self.verify_ms(rows, size)[0]), expected)
+        ratio = _held(ms, expected)
         self._any.append(ratio)
         of_rows = self._seen.setdefault(rows, {})
-        # The table counts as the first observation: one round that took long for another reason decides nothing.
-        of_rows.setdefault(tokens, deque([(self._round, 1.0)], KEPT)).append((self._round, ratio))
+        of_rows.setdefault(tokens, deque([(self._round, before)], KEPT)).append((self._round, ratio))
         self._factors[rows] = self._fresh(of_rows)
         if drafting is not None:
             forwards, unread, took = drafting

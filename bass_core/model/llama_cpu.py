@@ -190,8 +190,10 @@ def _side_by_side(parts: list[Tensor]) -> Tensor:
 
 def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
     """x [N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
-    if real is not None:
+    if real is not None and x.dtype == torch.float32:
         from kernels.cpu.sampling import calls  # imports numba
 
         x = calls.placed(x, real, rows * width)
+    elif real is not None:
+        x = x.new_zeros(rows * width, *x.shape[1:]).index_copy_(0, real, x)
     return x.view(rows, width, *x.shape[1:])

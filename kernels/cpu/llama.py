@@ -53,7 +53,7 @@ class PackedLlama:
 
     def __post_init__(self) -> None:
         self.lines = np.array([one.line() for one in self.matrices], np.int64)
-        self._columns = min(one.columns for one in self.matrices)
+        self._columns, self._last_columns = self.matrices[0].columns, self.matrices[-1].columns
         self.layers, self.hidden = len(self.matrices) // 4, self.norms.shape[1]
         self._vectors = STEP * int(self.lines[:, 3].max())
         self._outputs = PANEL * int(self.lines[:-1, 2].max())
@@ -91,7 +91,7 @@ class PackedLlama:
         room = self._arrays(max(x.shape[0], chosen), chosen)
         if keep:
             room = *room[:3], np.empty_like(room[3])
-        step = firsts, np.asarray(lengths, np.int64), self._blocks(x.shape[0]), wanted, self._blocks(chosen)
+        step = firsts, np.asarray(lengths, np.int64), self._blocks(x.shape[0]), wanted, blocks_of(chosen, self._last_columns)
         streams = np.empty((len(reads), x.numel()), np.float32)
         last = self._forward(
             x,
@@ -132,7 +132,8 @@ class PackedLlama:
 
     def can_draft(self, fuse: Packed) -> bool:
         """Whether this layer's vectors and results lie as `draft` needs them."""
-        return fits(fuse, self.hidden, self._vectors) and fuse.columns >= self._columns
+        together = fuse.columns == self._columns == self._last_columns
+        return together and fits(fuse, self.hidden, self._vectors)
 
     def _blocks(self, vectors: int) -> Array:
         return blocks_of(vectors, self._columns)

@@ -65,6 +65,7 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
     chunk = claim(state, phase)
     tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[blocks] > 0
     if tiled:
+        # One configuration serves all blocks (`blocks_of`): they have equal widths, or 16 vectors and more.
         configure(starts[1] - starts[0])
     while chunk < chunks:
         first, following = chunk * each, -1

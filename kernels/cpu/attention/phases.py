@@ -25,6 +25,8 @@ from .paths import TAIL, zero_after
 from .plan import DIRECT, MOST, SHARED
 
 _LOG2_E = np.float32(1.4426950408889634)
+# The exponent's bits of a bfloat16 number: all are set in NaN and infinity.
+_EXPONENT = np.uint16(0x7F80)
 
 
 @helper
@@ -87,13 +89,17 @@ def _write(y, key, value, dim, size, column, keys, values, last, dot, words):
     inside, halves = column % TILE, words.view(np.uint16)
     to = np.uintp(keys + tile + 4 * inside)
     if dot:
+        _round(y, value, dim, halves, 0)
+        unsound, at = False, np.uintp(values + tile + inside // 2 * 4 * size + inside % 2 * 2)
+        for i in range(np.uintp(dim)):
+            unsound |= (halves[i] & _EXPONENT) == _EXPONENT
+        # Columns that a query does not see have weight zero, which would turn NaN. So an unsound value becomes
+        # zero, and its key NaN, whose score only the queries that see it have.
+        for i in range(np.uintp(dim)):
+            put_short(at + np.uintp(4) * i, np.uint16(0) if unsound else halves[i])
         _round(y, key, dim, halves, 0)
         for i in range(np.uintp(dim // 2)):
-            put(to + np.uintp(4 * TILE) * i, words[i])
-        _round(y, value, dim, halves, 0)
-        to = np.uintp(values + tile + inside // 2 * 4 * size + inside % 2 * 2)
-        for i in range(np.uintp(dim)):
-            put_short(to + np.uintp(4) * i, halves[i])
+            put(to + np.uintp(4 * TILE) * i, np.float32(np.nan) if unsound else words[i])
         if last:
             zero_after(values + tile, inside, dim, size)
     else:

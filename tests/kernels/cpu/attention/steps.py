@@ -14,10 +14,15 @@ from bass_core.model.forward import BatchTree
 from bass_core.model.tiled import TiledCache
 from kernels.cpu.attention.step import Attention, attend_alone
 from kernels.cpu.attention.tree import Tree
+from kernels.cpu.kinds import HAS_DOT
 from kernels.plan import AttentionPlan
 from kernels.reference.attention import pad
 
 LENGTH = 1340
+# Head dimension, and whether products are of bfloat16. Heads of 64 fill AMX's tiles where there are any.
+LAYERS: dict[str, tuple[int, bool]] = {"float32": (20, False)}
+if HAS_DOT:
+    LAYERS |= {"bfloat16": (20, True), "bfloat16, heads of 64": (64, True)}
 Parents = list[int]
 
 

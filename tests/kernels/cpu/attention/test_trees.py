@@ -11,26 +11,27 @@ from torch import Tensor
 
 from bass_core.model.cache import RaggedCache
 from bass_core.model.tiled import TiledCache
+from kernels.cpu.attention.layout import padded
 
 from ....models import slow_but
 from ..shapes import DOTS
-from .steps import LENGTH, Layer, Parents, flat_tree, path, random_tree
+from .steps import LAYERS, LENGTH, Layer, Parents, flat_tree, path, random_tree
 
 # Every place in a tile, and the borders of segments, so that paths cross them.
 BASES = [*range(1, 18), *range(248, 260), 500, 511, 512, 1021]
 
 
-@pytest.fixture(params=DOTS, ids=lambda dot: "bfloat16" if dot else "float32")
+@pytest.fixture(params=LAYERS)
 def layer(request: Any) -> Layer:
-    return Layer(6, 2, 20, request.param)
+    return Layer(6, 2, *LAYERS[request.param])
 
 
 def unsound(cache: TiledCache, layer: Layer) -> TiledCache:
     """The cache, NaN wherever a key or value may be written: what nobody wrote must never be read."""
-    size, padded = layer.attention.dim, 32
-    tiles = cache.buffer[0].view(2, -1, 16 * padded)
+    size, width = layer.attention.dim, padded(layer.attention.dim)
+    tiles = cache.buffer[0].view(2, -1, 16 * width)
     tiles[0].fill_(torch.nan)
-    values = tiles[1].view(-1, *((8, padded, 2) if layer.attention.dot else (16, padded)))
+    values = tiles[1].view(-1, *((8, width, 2) if layer.attention.dot else (16, width)))
     (values[:, :, :size] if layer.attention.dot else values[..., :size]).fill_(torch.nan)
     return cache
 
