@@ -91,7 +91,8 @@ class PackedLlama:
         room = self._arrays(max(x.shape[0], chosen), chosen)
         if keep:
             room = *room[:3], np.empty_like(room[3])
-        step = firsts, np.asarray(lengths, np.int64), self._blocks(x.shape[0]), wanted, blocks_of(chosen, self._last_columns)
+        last_blocks = blocks_of(chosen, self._last_columns)
+        step = firsts, np.asarray(lengths, np.int64), self._blocks(x.shape[0]), wanted, last_blocks
         streams = np.empty((len(reads), x.numel()), np.float32)
         last = self._forward(
             x,
@@ -132,8 +133,7 @@ class PackedLlama:
 
     def can_draft(self, fuse: Packed) -> bool:
         """Whether this layer's vectors and results lie as `draft` needs them."""
-        together = fuse.columns == self._columns == self._last_columns
-        return together and fits(fuse, self.hidden, self._vectors)
+        return fits(fuse, self.hidden, self._vectors) and fuse.columns >= self._columns <= self._last_columns
 
     def _blocks(self, vectors: int) -> Array:
         return blocks_of(vectors, self._columns)

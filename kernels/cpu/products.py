@@ -20,7 +20,7 @@ from .elements import bytes_of, float_at, pack_all, silu
 from .kinds import AS_PAIRS, PANEL, STEP, TILES
 from .packing import Line, Packed
 from .pages import aligned
-from .tiles import configure, release
+from .tiles import ROWS, configure, release
 from .vectors import call
 
 # Bytes of weights in a chunk: memory streams longer through larger ones, smaller ones share work more evenly.
@@ -64,8 +64,9 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
     chunks = (panels + each - 1) // each
     chunk = claim(state, phase)
     tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[blocks] > 0
+    # One configuration serves blocks of equal widths, or of 16 vectors and more.
+    narrow = tiled and blocks > 1 and starts[1] - starts[0] < ROWS
     if tiled:
-        # One configuration serves all blocks (`blocks_of`): they have equal widths, or 16 vectors and more.
         configure(starts[1] - starts[0])
     while chunk < chunks:
         first, following = chunk * each, -1
@@ -81,7 +82,7 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
                 following = claim(state, phase)
                 if following < chunks:
                     ahead = np.uintp(line.data + following * each * size)
-            _panel(line, weights, ahead, starts, wide, each_vector, y, base + panel * PANEL, stride)
+            _panel(line, weights, ahead, starts, wide, each_vector, y, base + panel * PANEL, stride, narrow)
         for block in range(blocks):
             start, width = starts[block], starts[block + 1] - starts[block]
             for vector in range(start, start + width):
@@ -104,8 +105,10 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
 
 
 @helper
-def _panel(line, weights, ahead, starts, wide, each_vector, y, at, stride):
+def _panel(line, weights, ahead, starts, wide, each_vector, y, at, stride, narrow):
     """A panel times all vectors, block by block, to y[at + vector x stride].
+
+    narrow: whether tiles must be configured for each block.
 
     If there are several blocks, each of the first two fetches a half of the next panel, while their own lies in
     the second-level cache.
@@ -113,6 +116,8 @@ def _panel(line, weights, ahead, starts, wide, each_vector, y, at, stride):
     blocks, steps = len(starts) - 1, line.steps
     for block in range(blocks):
         start, width = starts[block], starts[block + 1] - starts[block]
+        if narrow:
+            configure(width)
         x = wide.ctypes.data + np.uintp(each_vector * start * steps)
         to = y.ctypes.data + np.uintp(4 * (start * stride + at))
         if blocks == 1:

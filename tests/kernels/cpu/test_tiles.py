@@ -9,10 +9,11 @@ import sys
 import pytest
 import torch
 
+from kernels.cpu import products
 from kernels.cpu.calls.jit import cpu_features, has_tiles
 from kernels.cpu.kinds import TILE_COLUMNS, columns_of
 from kernels.cpu.packing import pack
-from kernels.cpu.products import linear
+from kernels.cpu.products import blocks_of, linear
 from kernels.reference.tiles import tile_linear
 
 needs_tiles = pytest.mark.skipif(not has_tiles(), reason="a CPU with AMX is needed")
@@ -30,6 +31,18 @@ def test_any_number_of_vectors_has_the_bits_of_the_reference(threads: int) -> No
     weight, x = torch.randn(100, 72).bfloat16(), torch.randn(100, 72)
     packed, expected = pack(weight), tile_linear(x.bfloat16(), weight)
     for vectors in range(101):
+        assert torch.equal(bits(linear(x[:vectors], packed)), bits(expected[:vectors])), vectors
+
+
+@needs_tiles
+@pytest.mark.parametrize("columns", [5, 8, 17, 48])
+def test_blocks_of_other_kinds_serve_tiles_as_well(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft head's bfloat16 layer has its int8 body's blocks: for example, 9 vectors as 4 and 5."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(100, 72).bfloat16(), torch.randn(60, 72)
+    packed, expected = pack(weight), tile_linear(x.bfloat16(), weight)
+    monkeypatch.setattr(products, "blocks_of", lambda vectors, _: blocks_of(vectors, columns))
+    for vectors in range(61):
         assert torch.equal(bits(linear(x[:vectors], packed)), bits(expected[:vectors])), vectors
 
 
