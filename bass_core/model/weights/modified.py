@@ -120,7 +120,7 @@ def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
 
 
 class Watch:
-    """Remembers what a model is made of. `changed` takes a fraction of a millisecond for hundreds of modules.
+    """Remembers what a model is made of. `changed` takes about a millisecond for hundreds of modules.
 
     It sees modules, hooks and forwards that were added, removed or replaced, parameters and buffers that were
     replaced, plain attributes and configs. Of the numbers in a tensor it sees every change that torch counts, and
@@ -219,8 +219,9 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _sample(tensor: Tensor) -> np.ndarray[Any, Any] | None:
     """Up to four words of eight bytes, spread over a tensor in the host's memory: a view of them."""
-    if type(tensor.data) is not Tensor or tensor.device.type != "cpu" or not tensor.is_contiguous():
+    data = tensor.data
+    if type(data) is not Tensor or not data.is_cpu or not data.is_contiguous():
         return None
-    raw = tensor.detach().view(-1).view(torch.uint8).numpy()
+    raw = data.view(-1).view(torch.uint8).numpy()
     words: np.ndarray[Any, Any] = raw[: len(raw) // 8 * 8].view(np.int64) if len(raw) >= 8 else raw
     return words[:: max(1, len(words) // 4)][:4]
