@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from . import __version__
 
@@ -25,6 +25,10 @@ COMMANDS = "generate, race or serve"
 DEFAULT_BATCH = 4
 # The exit statuses of a program that Ctrl-C ends, and of one whose reader has gone away.
 INTERRUPTED, UNREAD = 130, 141
+
+
+class _Unread(Exception):
+    """Nobody reads the output any more."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -85,30 +89,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        _discard_output()
+    except _Unread:
         return UNREAD
     return 0
 
 
-def _write(text: str) -> None:
-    """Print, at once: what stdout can't take is refused here, and not when the program ends."""
+def _write(text: str, stream: TextIO) -> None:
+    """Print and flush, so that a full disk is reported here and not at exit."""
     from .errors import BassError
 
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        raise
+        print(text, file=stream, flush=True)
     except OSError as error:
-        _discard_output()
+        _discard_output(stream)
+        if isinstance(error, BrokenPipeError):
+            raise _Unread from error
         raise BassError(
             f"The answer can't be written ({error.strerror}): make room, or choose another file."
         ) from error
 
 
-def _discard_output() -> None:
-    """Let nothing be written when the program ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard_output(stream: TextIO) -> None:
+    """Send buffered output to the null device, so that the exit raises no second error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -119,9 +122,9 @@ def _generate(options: argparse.Namespace) -> None:
     prompt, chosen = asked(options)
     out = generate(_pair(options), prompt, method=options.method, options=chosen)
     answers = [str(one.token_ids) if one.text is None else one.text for one in out.sequences]
-    _write("\n---\n".join(answers))
+    _write("\n---\n".join(answers), sys.stdout)
     ms, rate = out.metrics.ms_per_token, out.metrics.acceptance_rate
-    print(f"{_number(ms, '.1f')} ms per token, acceptance rate {_number(rate, '.2f')}", file=sys.stderr)
+    _write(f"{_number(ms, '.1f')} ms per token, acceptance rate {_number(rate, '.2f')}", sys.stderr)
 
 
 def _race(options: argparse.Namespace) -> None:
@@ -139,7 +142,7 @@ def _race(options: argparse.Namespace) -> None:
         numbers = (("ms_per_token", ".1f"), ("speedup", ".2f"), ("acceptance_rate", ".2f"))
         rest = "".join(f"{_number(shown[key], form):>10}" for key, form in numbers)
         lines.append(f"{name:14}{shown['new_tokens']:8}{rest}" + (f"  {lane['error']}" if lane["error"] else ""))
-    _write("\n".join(lines))
+    _write("\n".join(lines), sys.stdout)
 
 
 def _pair(options: argparse.Namespace) -> Any:
@@ -181,7 +184,9 @@ def _stdin() -> str:
     except UnicodeDecodeError as error:
         raise RequestError("The prompt on stdin is not UTF-8: save it as such.") from error
     except OSError as error:
-        raise RequestError(f"The prompt on stdin can't be read ({error.strerror}): give another.") from error
+        raise RequestError(
+            f"The prompt on stdin can't be read ({error.strerror}): give the prompt as an argument."
+        ) from error
 
 
 def _number(value: float | None, form: str) -> str:

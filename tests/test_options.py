@@ -150,6 +150,17 @@ def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().err == f"{app.LOADING}\n"
 
 
+def test_a_connection_that_breaks_while_a_model_is_loaded_is_no_unread_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*given: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("bass_core.__main__._pair", broken)
+    with pytest.raises(BrokenPipeError):
+        main(["generate", "Hello"])
+
+
 @pytest.mark.parametrize(("option", "values"), cases(SERVE))
 def test_serve_refuses_before_it_loads(
     option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from kernels.support import is_accelerator, on_zero_gpu, runtime
 
@@ -20,15 +21,17 @@ from ..draft.registry import DrafterKind
 from ..draft.window import WINDOW
 from ..errors import WeightsError
 from ..length.costs import CostTable
+from ..machine import cpu_kernels
 from ..machine.capture import enabled
 from ..machine.user_cache import cache_root
 from ..model.draft_head import DraftHead
 from ..model.pair import ModelPair
+from ..model.weights.modified import hooked_everywhere, is_hooked, is_patched
 from ..model.weights.placement import device_map
 from ..sample.params import SamplingParams
 
 # Version of the file's layout and of the way costs are measured: increase it whenever either changes.
-FORMAT = 11
+FORMAT = 12
 # The largest number of rows that is measured; beyond it, a round's cost is taken to depend on its tokens only.
 MOST_ROWS = 8
 
@@ -79,6 +82,8 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
         draft = str(getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__)
         if isinstance(pair.draft, DraftHead):
             draft = f"{pair.draft.config} {len(pair.draft.vocabulary)}"
+        step = pair.draft_step
+        draft = f"{draft} {type(step).__name__} {getattr(step, 'reason', None)} {_made_of(pair.draft)}"
     if kind.windows:
         draft = f"window {draft} {WINDOW}"
     model = pair.target.config.get_text_config()
@@ -86,7 +91,15 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
         FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, draft,
         backend, str(pair.dtype), str(pair.device), torch.__version__, torch.get_num_threads(),
         sampling.greedy, type(pair.target_step).__name__, pair.weight_dtype,
+        pair.target_step.reason, _made_of(pair.target), hooked_everywhere(),
+        not is_accelerator(pair.device) and cpu_kernels.has_tiles(),
         enabled(pair.device) and pair.target_step.capturable, *map(str, device_map(pair.target)),
         runtime(pair.device).get_device_name(pair.device) if is_accelerator(pair.device) else os.cpu_count(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _made_of(model: nn.Module | None) -> list[str]:
+    """The classes of a model's modules, marked if calling one does more than its class's code in transformers."""
+    modules = [] if model is None else list(model.modules())
+    return [f"{type(one).__qualname__} {is_hooked(one) or is_patched(type(one))}" for one in modules]

@@ -28,7 +28,7 @@ class TextStream:
         self.ids: list[int] = []
         self.pieces: list[str] = []
         self._shown, self._context = 0, 0
-        # Whether the text ends in a run of byte tokens, which what follows may still change.
+        # Whether the text ends in a run of byte tokens; the next token may still change its characters.
         self._in_bytes = False
         # Text that has come and may begin a stop string.
         self._held = ""
@@ -82,9 +82,9 @@ class TextStream:
         self._held = text[end:]
 
     def _surely_waits(self) -> bool:
-        """Whether a long tail must wait for more, by its last tokens alone; all of it is not decoded each time.
+        """Whether a long tail is surely incomplete, judged by its last tokens.
 
-        A character has at most four bytes, and so at most four tokens.
+        So it isn't decoded for every token. A character has at most four bytes, and so at most four tokens.
         """
         few = 4 * max(map(len, self.stop), default=1) + 4
         if len(self.ids) - self._shown <= 2 * few:

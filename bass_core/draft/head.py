@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 
 from ..length.base import Offer
 from ..machine.transfer import to_device
-from ..model.draft_head import DraftHead
+from ..model.draft_head import CompiledInputs, DraftHead
 from ..model.forward import ForwardBatch
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
@@ -84,9 +84,10 @@ class HeadDrafter(Drafter):
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
         self._texts = Texts(head, 0)
-        # Whether our own kernels make the body's inputs, and draft whole chains.
-        self._fuses = head.embedded is not None and runner.model.can_draft(head.layer("fuse"))
-        self._in_one_call = self._fuses and not (ahead or tree)
+        # Makes the body's inputs if our own kernels do, and drafts whole chains; a refresh does not replace it.
+        inputs = head.compiled_inputs
+        self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
+        self._in_one_call = self._inputs is not None and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.begin()
@@ -200,9 +201,9 @@ class HeadDrafter(Drafter):
         if not self.params.greedy:
             at = keys.positions + torch.arange(levels)[:, None]
             words = torch.stack(hashed(keys.seed, keys.sequence_ids, at, keys.stream(self.role))[:2]).numpy()
-        assert self.head.embedded is not None
+        assert self._inputs is not None
         chain = Chain(
-            most, self.head.layer("fuse").packed, self.head.embedded.numpy(), self.head.vocabulary.numpy(), words,
+            most, self._inputs.fuse.packed, self._inputs.embedded.numpy(), self.head.vocabulary.numpy(), words,
             None if self.params.greedy else filters(self.params), self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
             keep=self.tells and self.params.greedy,
@@ -291,8 +292,8 @@ class HeadDrafter(Drafter):
             padded = [list(prefix) + [0] * (max(counts) - len(prefix)) for prefix in needed]
             owners = [prefixes.index(prefix) for prefix in needed]
             pieces = [source.next(row, count) for row, count in zip(owners, counts, strict=True)]
-            if self._fuses:
-                x = self._fused(needed, pieces)
+            if self._inputs is not None:
+                x = self._fused(self._inputs, needed, pieces)
             else:
                 before = pad_sequence([source.finished(one) for one in pieces], batch_first=True)
                 x = self.head.inputs(to_device(padded, runner.device), before)
@@ -331,9 +332,9 @@ class HeadDrafter(Drafter):
             starts = list(runner.lengths[: len(rows)])
             rows_fed = zip(ends, starts, max_drafts, strict=True)
             counts = [end - start if most else 0 for end, start, most in rows_fed]
-            if self._fuses:
+            if self._inputs is not None:
                 texts = [row.tokens[start : start + n] for row, start, n in zip(rows, starts, counts, strict=True)]
-                return self._fused(texts, source.take(counts)), starts, counts
+                return self._fused(self._inputs, texts, source.take(counts)), starts, counts
             before = source.read(counts)
         else:
             # A row that drafts feeds its newest token, if need be again, for the logits after it.
@@ -344,7 +345,9 @@ class HeadDrafter(Drafter):
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
         return self.head.inputs(to_device(padded, runner.device), before), starts, counts
 
-    def _fused(self, texts: Collection[Collection[int]], pieces: list[list[Tensor]]) -> Tensor:
+    def _fused(
+        self, inputs: CompiledInputs, texts: Collection[Collection[int]], pieces: list[list[Tensor]]
+    ) -> Tensor:
         """Inputs [B, S, hidden] of these tokens and of the states before them, zeros after a row's last.
 
         pieces: of each row, as they were observed. A token's input depends on nothing beside it.
@@ -353,7 +356,7 @@ class HeadDrafter(Drafter):
         states, size = [one for row in pieces for one in row], self.head.raw_size
         # Nothing stands before the first token of a text, whose state is there already.
         whole = [one if one.shape[-1] == size else one.new_zeros(len(one), size) for one in states]
-        made, at = self.head.inputs_of(ids, cat(whole)), 0
+        made, at = inputs(ids, cat(whole)), 0
         for one in states:
             if one.shape[-1] != size:
                 made[at : at + len(one)] = self.head.inputs(ids[at : at + len(one)], one)

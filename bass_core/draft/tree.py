@@ -220,7 +220,7 @@ def _rest(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
     np.put_along_axis(numbers, siblings.numpy(), 0.0, -1)
     left = sums(torch.from_numpy(numbers))
     np.divide(numbers, left.numpy(), out=numbers, where=left.numpy() > LEAST_MASS)
-    few = (left[:, 0] <= LEAST_MASS).numpy()
+    few = ~(left[:, 0] > LEAST_MASS).numpy()  # NaN included
     numbers[few] = q.numpy()[few]
     return torch.from_numpy(numbers), left
 

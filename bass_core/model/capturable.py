@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def mark_capturable(model: CausalModel) -> None:
     """Set `model.capturable` to False, with a warning, if its forward waits for the device.
 
-    Call it when the model is made, not later: during the check, waits in other threads raise as well.
+    Call it when a pair is made, not later: during the check, waits in other threads raise as well.
     """
     if model.never_waits or not model.capturable or not refuses_waits(model.device):
         return

@@ -15,7 +15,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,7 +30,7 @@ from ..machine import cpu_kernels
 from ..machine.digest import sha256
 from .base import HiddenStateTap
 from .pointer import Pointer
-from .weights.quantized import held, held_or_none, look_up
+from .weights.quantized import held, held_or_none, look_up, outputs_of
 from .weights.shape import HALVES
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -48,6 +48,31 @@ class HeadConfig:
     hidden: int
     reads_states: bool = True
     reads_layers: tuple[int, ...] = ()
+
+
+class CompiledInputs(NamedTuple):
+    """Makes the body's inputs in one compiled call.
+
+    A running drafter keeps the one that it began with, since `DraftHead.pack` replaces the head's.
+
+    Attributes:
+        table: the target's embedding table.
+        fuse: the packed layer `fuse` (a CompiledLinear).
+        project: the packed layer `project`, or None if the head reads the last state only.
+        embedded: float32 [V', hidden], the vocabulary's embeddings.
+    """
+
+    table: Tensor | QuantizedWeight
+    fuse: Any
+    project: Any
+    embedded: Tensor
+
+    def __call__(self, ids: Tensor, raw: Tensor) -> Tensor:
+        """The inputs [N, hidden] of ids int64 [N] and unfinished states [N, raw_size]; overwrites the states."""
+        from kernels.cpu.chain import inputs  # imports numba
+
+        project = None if self.project is None else self.project.packed
+        return inputs(raw.float().contiguous(), look_up(ids, self.table).float(), project, self.fuse.packed)
 
 
 class DraftHead(nn.Module):
@@ -80,7 +105,7 @@ class DraftHead(nn.Module):
                 f"{own.num_hidden_layers}: choose another draft."
             )
         self.config = config
-        # Made by `pack`: `fuse` and `project` as our own kernels multiply them, and the vocabulary's embeddings.
+        # Made by `pack`: `fuse` and `project` as our own kernels multiply them, and "inputs" (CompiledInputs).
         self._packed: dict[str, Any] = {}
         self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
         inputs = (len(config.reads_layers) + 1) * config.hidden
@@ -94,9 +119,7 @@ class DraftHead(nn.Module):
         self.body = LlamaForCausalLM(LlamaConfig(**fields))
         self.body.model.embed_tokens.requires_grad_(False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
-        columns = torch.full((own.vocab_size,), -1, device=vocabulary.device)
-        columns[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
-        self.register_buffer("columns", columns, persistent=False)
+        self.register_buffer("columns", self._places(own.vocab_size), persistent=False)
         self.register_buffer("embedding", None, persistent=False)
         self.share_embedding(target)
         self.body.lm_head.weight = nn.Parameter(self._rows(target), requires_grad=False)
@@ -114,6 +137,12 @@ class DraftHead(nn.Module):
         self.quantized = table if isinstance(table, QuantizedWeight) else None
         self.embedding = table.detach() if isinstance(table, Tensor) else None
 
+    def _places(self, size: int) -> Tensor:
+        """`columns` for a target of `size` ids."""
+        columns = torch.full((size,), -1, device=self.vocabulary.device)
+        columns[self.vocabulary] = torch.arange(len(self.vocabulary), device=columns.device)
+        return columns
+
     def _rows(self, target: PreTrainedModel) -> Tensor:
         """Rows [V', hidden] of the target's output layer."""
         head: Any = target.get_output_embeddings()
@@ -121,11 +150,24 @@ class DraftHead(nn.Module):
         return rows
 
     def follow(self, target: PreTrainedModel) -> None:
-        """Read again what is the target's, whose weights have changed."""
+        """Read the target's embedding and output rows again after its weights have changed.
+
+        Lanes that are running keep the rows that they began with.
+
+        Raises:
+            PairError: if the target no longer has all of the head's ids.
+        """
+        size, last = outputs_of(target), int(self.vocabulary.max())
+        if last >= size:
+            raise PairError(
+                f"this draft head proposes ids up to {last}, and {type(target).__name__} now has {size} ids: "
+                "choose another draft."
+            )
         self.share_embedding(target)
+        if len(self.columns) != size:
+            self.columns = self._places(size)
         if isinstance(held(target.get_output_embeddings()), Tensor):
-            with torch.inference_mode(False), torch.no_grad():
-                self.body.lm_head.weight.copy_(self._rows(target))
+            self.body.lm_head.weight = nn.Parameter(self._rows(target), requires_grad=False)
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         """The body's inputs [B, S, hidden], from ids int64 [B, S] and the states [B, S, hidden] before them."""
@@ -138,20 +180,13 @@ class DraftHead(nn.Module):
         out: Tensor = fuse(x)
         return out
 
-    def inputs_of(self, ids: Tensor, raw: Tensor) -> Tensor:
-        """`inputs` [N, hidden] of ids int64 [N] and states that are not finished, [N, ...], in one compiled call.
-
-        raw may be overwritten. Requires that `pack` has packed the layers.
-        """
-        from kernels.cpu.chain import inputs  # imports numba
-
-        project = self.layer("project").packed if self.config.reads_layers else None
-        return inputs(raw.float().contiguous(), self._embed(ids).float(), project, self.layer("fuse").packed)
-
     def _embed(self, ids: Tensor) -> Tensor:
+        return look_up(ids, self._table())
+
+    def _table(self) -> Tensor | QuantizedWeight:
         table = self.quantized if self.embedding is None else self.embedding
         assert table is not None
-        return look_up(ids, table)
+        return table
 
     def readout(self) -> HiddenStateTap:
         """Which states the target's forward must return for `inputs`."""
@@ -178,25 +213,34 @@ class DraftHead(nn.Module):
         return self._packed.get(name, getattr(self, name))
 
     @property
-    def embedded(self) -> Tensor | None:
-        """The vocabulary's embeddings, float32 [V', hidden], if our own kernels make the body's inputs."""
-        return self._packed.get("embedded")
+    def compiled_inputs(self) -> CompiledInputs | None:
+        """Makes the body's inputs by our own kernels; None if they can't."""
+        return self._packed.get("inputs")
 
     def pack(self) -> None:
         """Pack the layers outside the body where our own kernels multiply; a layer with hooks stays as it is."""
-        self._packed = {}
+        # Assigned in one piece: a running lane may ask for a layer meanwhile.
+        self._packed = self._pack()
+
+    def _pack(self) -> dict[str, Any]:
         here = not is_accelerator(self.vocabulary.device) and self.body.dtype in HALVES
         if not here or not cpu_kernels.available():
-            return
-        from .weights.compiled import compiled, is_plain  # imports numba
+            return {}
+        from kernels.cpu.kinds import PANEL  # imports numba
+
+        from .weights.compiled import compiled, is_plain
 
         layers = {name: getattr(self, name) for name in ("fuse", "project")}
-        self._packed = {name: compiled(layer) for name, layer in layers.items() if is_plain(layer)}
+        packed: dict[str, Any] = {name: compiled(layer) for name, layer in layers.items() if is_plain(layer)}
         wanted = {"fuse", "project"} if self.config.reads_layers else {"fuse"}
-        if self.config.reads_states and wanted <= self._packed.keys():
-            self._packed["embedded"] = self._embed(self.vocabulary).float()
+        # The compiled call writes whole panels.
+        if self.config.reads_states and wanted <= packed.keys() and self.config.hidden % PANEL == 0:
+            project = packed["project"] if self.config.reads_layers else None
+            embedded = self._embed(self.vocabulary).float()
+            packed["inputs"] = CompiledInputs(self._table(), packed["fuse"], project, embedded)
             # Compiles it, or loads its code from disk, before a clock runs.
-            self.inputs_of(self.vocabulary[:1], torch.zeros(1, self.raw_size))
+            packed["inputs"](self.vocabulary[:1], torch.zeros(1, self.raw_size))
+        return packed
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: without what `pack` made, which can't be pickled."""

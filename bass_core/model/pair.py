@@ -1,9 +1,8 @@
 """A target model, its draft and their tokenizer.
 
 Contract: both models use the same token-to-id map. This, and whether each model is supported, is checked when
-the pair is made. The user's models are not changed, and what the user changes in them later counts from the next
-call on (`refresh`). If the two vocabularies differ only in padding rows, logits
-are cut to the ids that both have.
+the pair is made. The user's models are not changed, and later changes by the user take effect at the next call
+(`refresh`). If the two vocabularies differ only in padding rows, logits are cut to the ids that both have.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..errors import PairError
 from ..machine import cpu_kernels, gpu_kernels
 from ..machine.torch_state import ours
 from .attention import attention_words, choose_backend, measure_flash
-from .base import refuse_unsupported
+from .base import CausalModel, refuse_unsupported
 from .draft_head import DraftHead
 from .fitting import fitting
 from .select import select_model, shape_of
@@ -33,9 +32,6 @@ from .weights.shape import head_dim
 HEAD_ON_SPLIT = (
     "A draft head can't follow a target that is split over several devices: give a draft model, or none."
 )
-
-# One at a time, of all pairs: two calls at once must not both pack a model.
-_refreshing = threading.Lock()
 
 
 class ModelPair:
@@ -59,12 +55,25 @@ class ModelPair:
             raise PairError(HEAD_ON_SPLIT)
         self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
         self.default_drafter = default_drafter
+        # Held during a refresh, so that two concurrent calls don't both pack a model.
+        self._refreshing = threading.RLock()
         self._watches: list[Watch] = []
         self._prepare()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: without the lock."""
+        return {name: value for name, value in vars(self).items() if name != "_refreshing"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _refreshing=threading.RLock())
+
     @ours()
-    def _prepare(self) -> None:
-        """Choose what runs the models, and pack their weights."""
+    def _prepare(self, target_tried: CausalModel | None = None, draft_tried: CausalModel | None = None) -> None:
+        """Choose what runs the models, and pack their weights.
+
+        Args:
+            target_tried, draft_tried: what ran them before they changed (select_model's `tried`).
+        """
         target, draft = self.target, self.draft
         own_model = draft.body if isinstance(draft, DraftHead) else draft
         for model in (target, own_model):
@@ -79,32 +88,37 @@ class ModelPair:
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._heads = (config.num_attention_heads, kv_heads, head_dim(config))
         measure_flash(self.device, self.dtype, *self._heads)
+        # Weights that wait on the host or on disk come and go, as a ZeroGPU's do with its device.
+        watched = not (has_waiting(target) or on_zero_gpu())
+        models = [model for model in (target, draft) if watched and model is not None]
+        # Made before packing, so that a change meanwhile is seen at the next call.
+        watches = [{numbers: Watch(model, numbers) for numbers in (False, True)} for model in models]
         with cpu_kernels.compiling(self.device):
-            target_step = select_model(target)
+            target_step = select_model(target, target_tried)
             if isinstance(draft, DraftHead):
                 draft.pack()
                 target_step.readout = draft.readout()
-            draft_step = None if draft is None else select_model(draft)
+            draft_step = None if draft is None else select_model(draft, draft_tried)
         self.target_step, self.draft_step = target_step, draft_step
-        # Weights that wait on the host or on disk come and go, as a ZeroGPU's do with its device.
-        if not (has_waiting(target) or on_zero_gpu()):
-            head = isinstance(draft, DraftHead)  # which copies rows of the target's output layer
-            self._watches = [Watch(target, head or target_step.copies_weights)]
-            if draft is not None and draft_step is not None:
-                self._watches.append(Watch(draft, head or draft_step.copies_weights))
+        head = isinstance(draft, DraftHead)  # which copies rows of the target's output layer
+        steps = [target_step] if draft_step is None else [target_step, draft_step]
+        if is_accelerator(self.device):
+            for watch in (watch for each in watches for watch in each.values()):
+                watch.moved()
+        self._watches = [watch[head or step.copies_weights] for watch, step in zip(watches, steps, strict=False)]
 
     def refresh(self) -> None:
         """Prepare the models again if one of them has changed since: its weights, modules or hooks.
 
         Every call asks this before it runs. Raises PairError if the models no longer fit or are not supported.
         """
-        with _refreshing:
+        with self._refreshing:
             changed = [watch.changed() for watch in self._watches]
             if not any(changed):
                 return
             if changed[0] and isinstance(self.draft, DraftHead):
                 self.draft.follow(self.target)
-            self._prepare()
+            self._prepare(self.target_step, self.draft_step)
 
     def _shapes(self) -> list[Shape]:
         """What the launches of target and draft depend on."""

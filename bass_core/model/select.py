@@ -32,15 +32,18 @@ _DIFFERS = "our kernels compute other logits than its own code"
 def select_model(model: PreTrainedModel | DraftHead, tried: CausalModel | None = None) -> CausalModel:
     """A CausalModel that runs the model, or a head's body; the model itself is not changed.
 
-    tried: the same model on another device, which says whether it can be captured: trying makes waits in other
-    threads raise.
+    tried: what ran the model before it changed, or runs it on another device. It says whether the model can be
+    captured, because trying that makes waits in other threads raise. If another class runs the model now, only a
+    forward that is known never to wait is captured.
     """
     model = _body(model) if isinstance(model, DraftHead) else model
     selected = _fastest(model)
     if tried is None:
         mark_capturable(selected)
-    else:
+    elif type(selected) is type(tried):
         selected.capturable = tried.capturable
+    else:
+        selected.capturable = selected.capturable and selected.never_waits
     return selected
 
 

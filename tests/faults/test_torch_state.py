@@ -110,3 +110,21 @@ def test_the_callers_default_dtype_is_there_again_when_the_last_block_ends() -> 
         assert torch.get_default_dtype() == torch.float32
         second.__exit__(None, None, None)
         assert torch.get_default_dtype() == torch.float64
+
+
+def test_ctrl_c_while_a_block_begins_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_dtype, calls = torch.set_default_dtype, []
+
+    def interrupted(dtype: torch.dtype) -> None:
+        calls.append(dtype)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        set_dtype(dtype)
+
+    with default_dtype(torch.float64), monkeypatch.context() as patch:
+        patch.setattr(torch, "set_default_dtype", interrupted)
+        with pytest.raises(KeyboardInterrupt), ours():
+            pass
+        with ours():
+            assert torch.get_default_dtype() == torch.float32
+        assert torch.get_default_dtype() == torch.float64

@@ -260,7 +260,7 @@ def second_device(device: torch.device) -> torch.device | None:
 
 _log = logging.getLogger(__name__)
 _moving = threading.Lock()
-# By the draft's step, which a pair replaces when its models have changed; the copy also follows changed numbers.
+# Key: the draft's step, which a pair replaces when its models change. The Watch sees weights changed in place.
 _moved: weakref.WeakKeyDictionary[CausalModel, tuple[DraftSource, Watch]] = weakref.WeakKeyDictionary()
 
 
@@ -274,7 +274,8 @@ def draft_source(pair: ModelPair) -> DraftSource:
         copied = _moved.get(pair.draft_step)
         if copied is None or copied[1].changed():
             try:
-                copied = _copied(pair, device), Watch(pair.draft, True)
+                watch = Watch(pair.draft, True)  # before the copy, so that it sees a change meanwhile
+                copied = _copied(pair, device), watch
             except Exception:
                 _log.exception("the draft could not be copied to %s and stays on the target's device", device)
                 return pair

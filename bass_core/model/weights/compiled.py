@@ -23,7 +23,7 @@ from kernels.cpu.packing import Packed, pack, pack_quantized
 from kernels.cpu.products import linear
 from kernels.reference.quantized import QuantizedWeight
 
-from .modified import is_hooked
+from .modified import hooked_everywhere, is_hooked, is_patched
 from .quantized import held
 from .shape import HALVES, head_dim
 
@@ -54,7 +54,10 @@ def compiled(layer: nn.Linear) -> CompiledLinear:
 
 
 def compile_linears(module: nn.Module) -> bool:
-    """Put a CompiledLinear in the place of each 16-bit linear layer, but for an adapter's; returns if any was."""
+    """Put a CompiledLinear in the place of each 16-bit linear layer, but for an adapter's.
+
+    Returns whether there was one.
+    """
     # An adapter (PEFT's wrap a `base_layer`) reads its layers' weights.
     adapters = {part for one in module.modules() if hasattr(one, "base_layer") for part in one.modules()}
     found = [
@@ -70,6 +73,8 @@ def compile_linears(module: nn.Module) -> bool:
 
 def is_plain(layer: Any) -> bool:
     """Whether calling a module is nothing but a product with a 16-bit weight."""
+    if hooked_everywhere() or is_patched(nn.Linear):
+        return False
     plain = type(layer) is nn.Linear and type(layer.weight.data) is Tensor and not is_hooked(layer)
     return plain and layer.weight.dtype in HALVES
 

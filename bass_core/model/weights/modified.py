@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,14 @@ _QUANTIZED = {QuantizedLinear: nn.Linear, QuantizedEmbedding: nn.Embedding}
 _HARMLESS = ("output_capturing_hook", "make_inputs_require_grads")
 _CONTENTS = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_PACKAGES = tuple(f"{Path(package.__file__ or '').parent}/" for package in (transformers, torch))
+
+
+def _folder(file: str) -> str:
+    """The folder of a file, with the separator at its end."""
+    return os.path.join(os.path.dirname(file), "")
+
+
+_PACKAGES = tuple(_folder(package.__file__ or "") for package in (transformers, torch))
 
 
 def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
@@ -50,6 +57,22 @@ def is_hooked(module: nn.Module) -> bool:
     return "forward" in vars(module) or not all(map(_is_harmless, hooks))
 
 
+def hooked_everywhere() -> bool:
+    """Whether a forward hook is registered for all modules."""
+    return any(_global_hooks())
+
+
+def _global_hooks() -> list[dict[int, Any]]:
+    everywhere = nn.modules.module
+    return [dict(everywhere._global_forward_hooks), dict(everywhere._global_forward_pre_hooks)]
+
+
+def is_patched(kind: Any) -> bool:
+    """Whether the forward of a class comes neither from transformers nor from torch."""
+    code = getattr(kind.forward, "__code__", None)
+    return code is None or not code.co_filename.startswith(_PACKAGES)
+
+
 def _is_harmless(hook: Any) -> bool:
     name = getattr(hook, "__qualname__", "").rpartition(".")[2]
     return getattr(hook, "__module__", "").startswith("transformers.") and name in _HARMLESS
@@ -60,8 +83,7 @@ def why_modified(model: PreTrainedModel) -> str | None:
 
     Weights and buffers may hold anything, and linear layers may be quantised.
     """
-    everywhere = nn.modules.module
-    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+    if hooked_everywhere():
         return "a hook is registered for all modules"
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in (*_ATTENTION, None):
@@ -85,8 +107,7 @@ def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
     kind: Any = type(module)
     if kind is not type(fresh):
         return None if _QUANTIZED.get(kind) is type(fresh) else f"is a {kind.__name__}"
-    code = getattr(kind.forward, "__code__", None)
-    if code is None or not code.co_filename.startswith(_PACKAGES):
+    if is_patched(kind):
         return "has a class whose forward was replaced"
     for name, parameter in fresh._parameters.items():
         if (module._parameters.get(name) is None) != (parameter is None):
@@ -99,7 +120,7 @@ def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
 
 
 class Watch:
-    """Remembers what a model is made of. `changed` takes a fraction of a millisecond for hundreds of modules.
+    """Remembers what a model is made of. `changed` takes about a millisecond for hundreds of modules.
 
     It sees modules, hooks and forwards that were added, removed or replaced, parameters and buffers that were
     replaced, plain attributes and configs. Of the numbers in a tensor it sees every change that torch counts, and
@@ -116,6 +137,7 @@ class Watch:
         self._types = list(map(type, self._modules))
         self._classes: list[Any] = list(set(self._types))
         self._forwards = [kind.forward for kind in self._classes]
+        self._everywhere = _global_hooks()
         # Each has as many entries as before: children, hooks, and attributes, of which a forward may be one.
         self._dicts: list[dict[Any, Any]] = [vars(module) for module in self._modules]
         self._dicts += [children for module in self._modules if (children := vars(module)["_modules"])]
@@ -129,38 +151,49 @@ class Watch:
         tensors = {id(one): one for module in self._modules for one in _tensors(module)}
         counted = [one for one in tensors.values() if numbers or not isinstance(one, nn.Parameter)]
         self._counted = [one for one in counted if not one.is_inference()]
-        known = set(map(id, self._counted))
-        self._others = [one for key, one in tensors.items() if key not in known]
-        self._seen = self._look()
-        self._samples = [sample for one in counted if (sample := _sample(one)) is not None]
+        self._tensors = list(tensors.values())
+        self._places, self._versions = self._where(), self._counts()
+        # The tensors and not views of their memory, which would keep it after `.data` was replaced.
+        self._sources = counted
         self._sampled = self._read()
 
     def changed(self) -> bool:
         """Whether the model is another one than when the watch began."""
         return not (
             list(map(type, self._modules)) == self._types
+            and _global_hooks() == self._everywhere
             and list(map(len, self._dicts)) == self._sizes
             and all(map(operator.is_, map(dict.get, self._owners, self._names), self._values))
             and all(kind.forward is forward for kind, forward in zip(self._classes, self._forwards, strict=True))
             and all(owner.get(name) == value for owner, name, value in self._lists)
             and all(now == before for now, before in self._configs)
-            and self._look() == self._seen
+            and self._where() == self._places
+            and self._counts() == self._versions
             and self._read() == self._sampled
         )
 
-    def _look(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """Where tensors lie, and how often torch has counted a change of those whose numbers matter."""
-        return [(one.data_ptr(), one._version) for one in self._counted], [one.data_ptr() for one in self._others]
+    def moved(self) -> None:
+        """Accept where the tensors lie now: on an accelerator, packing joins weights in memory."""
+        self._places = self._where()
+
+    def _where(self) -> list[int]:
+        return [one.data_ptr() for one in self._tensors]
+
+    def _counts(self) -> list[int]:
+        """How often torch has counted a change of each tensor whose numbers matter."""
+        return [one._version for one in self._counted]
 
     def _read(self) -> bytes:
-        return np.concatenate(self._samples).tobytes() if self._samples else b""
+        return b"".join(sample.tobytes() for one in self._sources if (sample := _sample(one)) is not None)
 
 
-def _slots(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+def _slots(module: nn.Module) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
     """(dictionary, key, value) of all that a module is made of."""
     own = vars(module)
     for name in _CONTENTS:
         yield from ((own[name], key, value) for key, value in own[name].items())
+    for hooks in hooks_of(module):
+        yield from ((hooks, key, hook) for key, hook in hooks.items())
     for name, value in own.items():
         if name not in _BOOKKEEPING and name not in _WITHOUT_EFFECT:
             yield own, name, value
@@ -186,8 +219,9 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _sample(tensor: Tensor) -> np.ndarray[Any, Any] | None:
     """Up to four words of eight bytes, spread over a tensor in the host's memory: a view of them."""
-    if type(tensor.data) is not Tensor or tensor.device.type != "cpu" or not tensor.is_contiguous():
+    data = tensor.data
+    if type(data) is not Tensor or not data.is_cpu or not data.is_contiguous():
         return None
-    raw = tensor.detach().view(-1).view(torch.uint8).numpy()
+    raw = data.view(-1).view(torch.uint8).numpy()
     words: np.ndarray[Any, Any] = raw[: len(raw) // 8 * 8].view(np.int64) if len(raw) >= 8 else raw
     return words[:: max(1, len(words) // 4)][:4]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from bass_core import ModelPair, SamplingParams, generate, race, stream
 from bass_core.decode import calibrate
@@ -217,3 +218,21 @@ def test_a_race_that_is_closed_while_it_measures_leaves_nothing() -> None:
     request = make_request(PAIR, ROWS[:2])
     assert read_table(costs_path(PAIR, request.kind, request.backend, request.sampling)) is None
     assert not budgets._attempts, "a stopped race counted as a vain attempt"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_a_model_with_a_hook_has_costs_of_its_own(which: str, dtype: torch.dtype) -> None:
+    """Of whatever class its step is: in float32, the class and its reason are those of the plain model."""
+    target, draft = tiny("llama").to(dtype), tiny("llama", seed=1).to(dtype)
+    pair = ModelPair(target, draft)
+    request = make_request(pair, ROWS[:1])
+    paths = [costs_path(pair, request.kind, request.backend, request.sampling)]
+    model: Any = target if which == "target" else draft
+    for _ in range(2):
+        mlp = model.model.layers[0].mlp
+        handle = mlp.register_forward_hook(lambda module, args, out: None)
+        paths.append(costs_path(ModelPair(target, draft), request.kind, request.backend, request.sampling))
+        handle.remove()
+        paths.append(costs_path(ModelPair(target, draft), request.kind, request.backend, request.sampling))
+    assert paths == [paths[0], paths[1]] * 2 + [paths[0]] and paths[0] != paths[1]

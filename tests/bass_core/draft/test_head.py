@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode.base import DecodingParams
@@ -446,3 +447,27 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, mo
     assert len(stopped) > 3 and proposed(1.1)[0].tokens.shape[1] == 0
     monkeypatch.setattr(head_drafter, "is_accelerator", lambda device: True)
     assert proposed(1.1)[0].num_drafted == [6, 6, 2]
+
+
+@pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
+@pytest.mark.parametrize("panels", [1.5, 2])
+@pytest.mark.parametrize("reads_layers", [(), (0,)])
+def test_only_hidden_sizes_of_whole_panels_are_fused(reads_layers, panels):
+    """The compiled call writes whole panels, past the end of any other token's inputs."""
+    from kernels.cpu.kinds import PANEL
+
+    hidden = int(panels * PANEL)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=96, hidden_size=hidden, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=False,
+    )  # fmt: skip
+    target = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    head = DraftHead(target, HeadConfig(1, hidden, reads_layers=reads_layers), torch.arange(40))
+    pair = ModelPair(target, head.to(torch.bfloat16).eval().requires_grad_(False))
+    assert (head.compiled_inputs is not None) == (panels == 2)
+    texts = [
+        [row.token_ids for row in generate(pair, prompts(2), method=method, max_new_tokens=12).sequences]
+        for method in ("regular", "bass")
+    ]
+    assert texts[0] == texts[1]

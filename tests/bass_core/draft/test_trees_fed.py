@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair, SamplingParams, generate
+from bass_core.draft import tree as trees
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.model import ModelDrafter
 from bass_core.draft.tree import Fed
@@ -141,3 +142,13 @@ def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyP
         whole = pair.target_step.forward(fed, pair.target_step.new_cache(1, 120)).require_states()[0]
         assert len(states) > len(prompt) + 30
         torch.testing.assert_close(states[: len(whole)], whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("in_torch", [False, True])
+def test_what_siblings_leave_of_a_q_that_is_nan_is_q(in_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if in_torch:
+        monkeypatch.setattr(trees, "compiled", lambda q: False)
+    q = torch.tensor([[0.5, 0.25, 0.25], [0.5, torch.nan, 0.5], [1.0, 0.0, 0.0]])
+    rest, _ = trees._rest(q, torch.zeros(3, 1, dtype=torch.long))
+    wanted = torch.tensor([[0.0, 0.5, 0.5], [0.5, torch.nan, 0.5], [1.0, 0.0, 0.0]])
+    torch.testing.assert_close(rest, wanted, rtol=0, atol=0, equal_nan=True)

@@ -21,6 +21,7 @@ from bass_core.model import graphs as graphs
 from bass_core.model.base import CausalModel
 from bass_core.model.capturable import mark_capturable
 from bass_core.model.forward import ForwardBatch
+from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.weights.shape import turns_with_length
 from kernels.support import runtime
 from tests.bass_core.accelerated import (  # noqa: F401
@@ -107,6 +108,17 @@ def test_a_forward_that_waits_is_found_out_before_it_is_captured(
     assert pair.target_step.capturable is not reads
     assert (emulated_capture.captured == 0) is reads and capture.enabled(DEVICE)
     assert len(caplog.records) == reads and runtime(DEVICE).get_sync_debug_mode() == 0
+
+
+def test_joining_weights_is_no_change_of_the_model() -> None:
+    """Joining gives the model's weights another place in memory."""
+    pair = on_device()
+    steps = pair.target_step, pair.draft_step
+    assert isinstance(pair.target_step, LlamaCuda)
+    pair.refresh()
+    assert (pair.target_step, pair.draft_step) == steps
+    pair.target.load_state_dict(tiny("llama", seed=7).state_dict())
+    assert texts(pair) == [reference(tiny("llama", seed=7), row, TEXT["max_new_tokens"]) for row in ROWS]
 
 
 def test_embeddings_that_turn_with_the_length_are_not_captured() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import ntpath
 import pickle
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial, wraps
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +19,14 @@ from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-from bass_core import ModelPair, PairError, generate
+from bass_core import ModelPair, PairError, generate, stream
 from bass_core.machine import cpu_kernels
 from bass_core.model import select
 from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.llama_cuda import LlamaCuda
+from bass_core.model.weights import modified
 from bass_core.model.weights.modified import Watch
 from bass_core.model.weights.quantized import quantise_model
 
@@ -252,6 +258,31 @@ def test_a_hook_on_a_linear_layer_of_any_16_bit_model_is_kept() -> None:
     assert (ours(model) - of(model)).norm() < 0.05 * of(model).norm()
 
 
+@compiled
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_patched_linear_class_and_a_hook_for_all_modules_of_any_16_bit_model_are_kept(
+    everywhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = half()
+    head = tiny_head(target).to(torch.bfloat16)
+    model, forward = half("gpt_neox"), nn.Linear.forward
+    if everywhere:
+        hook = lambda module, args, out: -3 * out if isinstance(module, nn.Linear) else None  # noqa: E731
+        monkeypatch.setitem(nn.modules.module._global_forward_hooks, 10**9, hook)
+    else:
+        monkeypatch.setattr(nn.Linear, "forward", lambda self, x: -3 * forward(self, x))
+    assert (ours(model) - of(model)).norm() < 0.05 * of(model).norm()
+    head.pack()
+    assert type(head.layer("fuse")) is nn.Linear
+
+
+def test_folders_of_packages_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modified, "os", SimpleNamespace(path=ntpath))
+    folder = modified._folder(r"C:\Python\site-packages\torch\__init__.py")
+    assert r"C:\Python\site-packages\torch\nn\modules\linear.py".startswith(folder)
+    assert not r"C:\Python\site-packages\torchvision\ops\misc.py".startswith(folder)
+
+
 def test_attention_of_the_users_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """We put our attention in its place, which the trial sees in float32 as well."""
     from transformers import AttentionInterface
@@ -340,17 +371,32 @@ def late_rotation(model: Any) -> None:
     model.model.rotary_emb.inv_freq.mul_(0.3)
 
 
+def replaced_hook(model: Any) -> None:
+    """As many hooks as before."""
+    removed_hook(model)
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: -2 * out)
+
+
+def late_global_hook(model: Any) -> None:
+    nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: 3 * out if type(module).__name__ == "LlamaMLP" else None
+    )
+
+
 LATER = [
-    load_state_dict, through_data, other_data, other_parameters, other_module, removed_hook, late_hook,
-    late_forward, late_scale, late_rotation,
+    load_state_dict, through_data, other_data, other_parameters, other_module, removed_hook, replaced_hook,
+    late_hook, late_global_hook, late_forward, late_scale, late_rotation,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("change", LATER)
-def test_a_model_that_changes_after_it_was_paired(change: Callable[[Any], None], dtype: torch.dtype) -> None:
+def test_a_model_that_changes_after_it_was_paired(
+    change: Callable[[Any], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.modules.module, "_global_forward_hooks", OrderedDict())
     model = tiny("llama").to(dtype)
-    if change is removed_hook:
+    if change in (removed_hook, replaced_hook):
         hooked(model, None)  # type: ignore[arg-type]
     pair = ModelPair(model, model)
     before = texts(pair)
@@ -384,6 +430,54 @@ def test_a_head_follows_its_own_weights_and_its_targets(dtype: torch.dtype) -> N
         again.load_state_dict(pair.draft.own_weights(), strict=False)
         wanted = logits_of_draft(ModelPair(target, again))
         assert torch.equal(logits_of_draft(pair), wanted) and not torch.equal(wanted, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_that_was_made_in_inference_mode_follows_its_target(dtype: torch.dtype) -> None:
+    target = tiny("llama").to(dtype)
+    with torch.inference_mode():
+        head = tiny_head(target).to(dtype)
+    pair = ModelPair(target, head)
+    rows = head.body.lm_head.weight
+    before = rows.clone()
+    load_state_dict(target)
+    pair.refresh()
+    assert torch.equal(head.body.lm_head.weight, target.lm_head.weight[head.vocabulary])
+    assert torch.equal(rows, before), "a lane that is running reads these"
+
+
+def test_a_head_follows_a_target_of_another_vocabulary() -> None:
+    target = tiny("llama")
+    pair = ModelPair(target, tiny_head(target))
+    target.resize_token_embeddings(112)
+    pair.refresh()
+    head: Any = pair.draft
+    assert head.columns.shape == (112,) and torch.equal(head.column_of(head.vocabulary), torch.arange(40))
+    assert texts(pair) == texts(pair, method="regular")
+    target.resize_token_embeddings(int(head.vocabulary.max()))
+    for _ in range(2):
+        with pytest.raises(PairError, match="choose another draft"):
+            texts(pair)
+
+
+@compiled
+@pytest.mark.parametrize("reads_layers", [(), (0,)])
+def test_a_refresh_leaves_a_running_lane_the_layers_that_it_began_with(reads_layers: tuple[int, ...]) -> None:
+    """Of which the next lane has other forms: a layer with a hook is not packed."""
+    target = half()
+    head = tiny_head(target, reads_layers=reads_layers).to(torch.bfloat16)
+    pair = ModelPair(target, head)
+    options: Any = {"max_new_tokens": 24, "eos_token_id": None, "draft_length": 2}
+    wanted = [one.token_ids for one in generate(pair, prompts(2), method="regular", **options).sequences]
+    assert head.compiled_inputs is not None
+    steps = stream(pair, prompts(2), **options)
+    written = [row.tokens for row in next(steps).rows]
+    head.fuse.register_forward_hook(lambda module, args, out: -out)
+    pair.refresh()
+    assert head.compiled_inputs is None
+    for row in (row for round_ in steps for row in round_.rows):
+        written[row.sequence] += row.tokens
+    assert written == wanted
 
 
 @compiled
@@ -430,6 +524,76 @@ def test_models_that_no_longer_fit_are_refused() -> None:
     for _ in range(2):
         with pytest.raises(PairError, match="80 ids"):
             texts(pair)
+
+
+def test_a_change_during_a_refresh_takes_effect_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, changes = half(), [load_state_dict]
+    pair = ModelPair(model)
+
+    def select_and_change(*given: Any) -> CausalModel:
+        step = select.select_model(*given)
+        if changes:
+            changes.pop()(model)
+        return step
+
+    monkeypatch.setattr("bass_core.model.pair.select_model", select_and_change)
+    late_hook(model)
+    for _ in range(2):
+        after = texts(pair)
+    assert not changes and after == texts(ModelPair(model))
+
+
+def test_a_refresh_of_one_pair_does_not_wait_for_another_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first is packed, which the second's refresh ends."""
+    first, second = ModelPair(tiny("llama")), ModelPair(tiny("llama", seed=1))
+    done = threading.Event()
+
+    def refresh() -> None:
+        second.refresh()
+        done.set()
+
+    def select_meanwhile(*given: Any) -> CausalModel:
+        thread = threading.Thread(target=refresh, daemon=True)
+        thread.start()
+        assert done.wait(60)
+        return select.select_model(*given)
+
+    monkeypatch.setattr("bass_core.model.pair.select_model", select_meanwhile)
+    late_hook(first.target)
+    first.refresh()
+
+
+def test_a_refresh_does_not_try_a_capture_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check would make waits in the threads of other lanes raise."""
+    model, tried = tiny("llama"), []
+    monkeypatch.setattr(select, "mark_capturable", tried.append)
+    pair = ModelPair(model, model)
+    assert tried == [pair.target_step, pair.draft_step]
+    pair.target_step.capturable = False
+    late_hook(model)
+    pair.refresh()
+    assert len(tried) == 2 and not pair.target_step.capturable
+    assert pair.draft_step is not None and pair.draft_step.capturable
+
+
+@compiled
+def test_a_model_that_another_class_runs_after_a_refresh_is_not_captured() -> None:
+    pair = ModelPair(half())
+    assert pair.target_step.capturable
+    late_hook(pair.target)
+    pair.refresh()
+    assert type(pair.target_step) is CausalModel and not pair.target_step.capturable
+
+
+def test_a_watch_keeps_no_memory_of_weights_that_were_replaced() -> None:
+    weight = (model := tiny("llama")).lm_head.weight
+    numbers = weight.detach().numpy().copy()
+    weight.data, memory = torch.from_numpy(numbers), weakref.ref(numbers)
+    del numbers
+    watch = Watch(model, numbers=True)
+    weight.data = weight.detach().clone()
+    gc.collect()
+    assert memory() is None and watch.changed()
 
 
 def test_a_watch_of_weights_that_nobody_copied_ignores_their_numbers() -> None:
