@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, StreamingResponse
 from starlette.routing import Route as Place
+from starlette.testclient import TestClient
 
 from ui.page import assets
 
@@ -52,7 +52,7 @@ LATE = """async () => {
   Bass.mountFeed("log", props, (_, call) => (changed = call), server);
   Bass.on("line", ({ bass }) => seen.push(bass.clock_ms));
   const send = (run, first, ...numbers) => {
-    props.value = [head(run), first, ...numbers.map(line)].join("\n");
+    props.value = [head(run), first, ...numbers.map(line)].join("\\n");
     changed();
   };
   const turn = () => new Promise((go) => setTimeout(go));
@@ -62,7 +62,7 @@ LATE = """async () => {
   Bass.tell("phase", "stopped");
   Bass.tell("phase", "playing");
   Bass.tell("phase", "done");
-  answer([1, 2, 3, 4].map(line).join("\n"));
+  answer([1, 2, 3, 4].map(line).join("\\n"));
   await turn();
   send("late", 5, 5, 6);
   await turn();
@@ -82,7 +82,7 @@ HELD = """async () => {
   Bass.on("line", ({ bass }) => seen.push(bass.clock_ms));
   Bass.on("phase", (phase) => seen.push(phase));
   const send = (first, ...numbers) => {
-    props.value = [head, first, ...numbers.map(line)].join("\n");
+    props.value = [head, first, ...numbers.map(line)].join("\\n");
     changed();
   };
   send(0, 0);
@@ -155,8 +155,9 @@ def test_plotly_waits_for_a_chart_in_view(bare: Page, server: str) -> None:
 
 
 def test_a_chart_says_that_plotly_failed_until_it_is_there(bare: Page, server: str) -> None:
-    broken, errors = True, []
-    bare.on("pageerror", errors.append)
+    broken = True
+    errors: list[str] = []
+    bare.on("pageerror", lambda error: errors.append(str(error)))
     bare.route("**/plotly.min.js*", lambda route: route.abort() if broken else route.continue_())
     bare.goto(f"{server}?play=off")
     chart = bare.locator("[data-chart=latency]")
@@ -216,19 +217,17 @@ def test_texts_are_compressed_and_files_only_once(monkeypatch: pytest.MonkeyPatc
     compress = gzip.compress
     monkeypatch.setattr(assets.gzip, "compress", lambda *given: times.append(1) or compress(*given))
     routes = [Place("/stream", stream), Place("/{name}", file)]
-    transport = httpx.ASGITransport(Starlette(routes=routes, middleware=[Middleware(assets.Compressed)]))
+    client = TestClient(Starlette(routes=routes, middleware=[Middleware(assets.Compressed)]))
 
-    async def coding(name: str, **headers: str) -> str | None:
-        async with httpx.AsyncClient(transport=transport, base_url="http://here", headers=headers) as client:
-            answer = await client.get(f"/{name}")
-            assert answer.content in (content, content[:10])
-            return answer.headers.get("content-encoding")
+    def coding(name: str, **headers: str) -> str | None:
+        answer = client.get(f"/{name}", headers=headers)
+        assert answer.content in (content, content[:10])
+        return answer.headers.get("content-encoding")
 
-    assert [asyncio.run(coding(name)) for name in ("a.js", "a.js", "a.png", "a.json.xz", "stream")] == [
-        "gzip", "gzip", None, None, None,
-    ]  # fmt: skip
-    assert asyncio.run(coding("a.js", **{"accept-encoding": "identity"})) is None
-    assert asyncio.run(coding("a.js", range="bytes=0-9")) is None
+    names = ("a.js", "a.js", "a.png", "a.json.xz", "stream")
+    assert [coding(name) for name in names] == ["gzip", "gzip", None, None, None]
+    assert coding("a.js", **{"accept-encoding": "identity"}) is None
+    assert coding("a.js", range="bytes=0-9") is None
     assert len(times) == 1
 
 
