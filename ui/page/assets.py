@@ -135,6 +135,8 @@ class Compressed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         plain = scope["type"] != "http" or scope["method"] == "HEAD"
+        # The type of a file such as a.json.xz is that of its content.
+        plain = plain or mimetypes.guess_type(scope["path"])[1] is not None
         if plain or "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
             await self.app(scope, receive, send)
             return
