@@ -32,6 +32,7 @@ from .lanes.snapshot import (
 from .length.costs import CostTable
 from .length.policies import Algorithm1, RecordedLengths
 from .machine.monitor import Monitor
+from .machine.user_cache import cache_root
 from .model.loading.catalogue import load_pair
 from .model.pair import ModelPair
 from .options import Options
@@ -89,6 +90,7 @@ __all__ = [
     "SpeedUps",
     "WeightsError",
     "__version__",
+    "cache_root",
     "choose_drafter",
     "count_tokens",
     "generate",

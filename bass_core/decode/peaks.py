@@ -24,7 +24,7 @@ import torch
 from kernels.support import is_accelerator, runtime
 
 from ..errors import WeightsError
-from ..machine.cpu_speed import last_cache, product_flops, read_bandwidth
+from ..machine.cpu_speed import last_cache, product_flops, read_bandwidth, room
 from ..machine.hardware import Peaks, dense_peak, known_bandwidth
 from ..machine.user_cache import cache_root
 from .cost_store import can_keep, may_measure
@@ -46,10 +46,14 @@ def known_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Measure and keep a CPU's peaks unless they are known; yield after each of the two figures.
 
-    Nothing is measured where it could not be kept, or where memory is short. Errors are only logged.
+    Nothing is measured where it could not be kept, or where memory is short. Errors are only logged. A bandwidth
+    that is missing for lack of memory is measured once there is room.
     """
     path = None if is_accelerator(device) or not may_measure() else peaks_path(dtype)
-    if path is None or _read(path) is not None or not can_keep(path):
+    if path is None or not can_keep(path):
+        return
+    known = _read(path)
+    if known is not None and (known.bandwidth is not None or not room()):
         return
     try:
         bandwidth = read_bandwidth()

@@ -28,7 +28,7 @@ class Metrics:
     depths that were tested. rounds: verifications
     and plain steps. target_forwards: prefills + rounds. draft_length: the length the policy last asked for.
     speedup: the time that the reference lane needs for this lane's texts / the time that this lane took.
-    round_cost: of a round on average, in plain steps of the reference lane. scatter: the relative standard error
+    round_cost: mean cost of a round, in plain steps of the reference lane. scatter: the relative standard error
     of the speed. `race` fills in these three (lanes/pace.py), the first two only if it has a reference lane; None
     while there are few rounds. *_utilization: see lanes/utilization.py.
     """

@@ -116,7 +116,12 @@ class Pace:
         return float(ours.sum()) / sum(count * step_ms(m) for m, count in Counter(self.rows.tolist()).items())
 
     def against(self, reference: Pace | None) -> dict[str, float | None]:
-        """Speedup, round_cost and scatter under their names in Metrics; reference: None in a race without one."""
+        """Speedup, round_cost and scatter under their names in Metrics; reference: None in a race without one.
+
+        A reference that failed before it wrote anything counts as none.
+        """
+        if reference is not None and reference.over and reference.early:
+            reference = None
         scatter = math.inf if self.early or (reference and reference.early) else self.scatter(reference)
         return {
             "speedup": None if reference is None else self.speedup(reference),
@@ -127,9 +132,9 @@ class Pace:
     def scatter(self, reference: Pace | None = None) -> float:
         """The relative standard error of this lane's speed, from the scatter of its rounds; inf before two rounds.
 
-        Of R rounds that took s_i ms and wrote what takes the reference t_i ms, or t_i plain steps without one, it
-        is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), where r = sum(t_i) / sum(s_i) (Cochran, Sampling
-        Techniques, section 6.4).
+        For R rounds of s_i ms whose tokens take the reference t_i ms (without a reference: are worth t_i plain
+        steps), it is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), where r = sum(t_i) / sum(s_i) (Cochran,
+        Sampling Techniques, section 6.4).
         """
         count = len(self.ms)
         if count < 2 or not self.shared or not self.ms.sum():

@@ -11,7 +11,7 @@ from ui.page import clock as words
 from ui.page.limits import Limits
 from ui.page.request import keywords, make_request
 from ui.race import feed as feed_module
-from ui.race.feed import CHART_POINTS, RUNS, PageFeed, missed
+from ui.race.feed import CHART_POINTS, ENDED_S, RUNS, PageFeed, missed
 
 SETTINGS = make_request({"prompt": "Hello", "batch_size": 1}, Limits()).settings()
 
@@ -147,10 +147,23 @@ def test_the_log_stays_small_and_what_a_page_missed_can_be_asked_for(monkeypatch
         assert missed(run, number) == ""
 
 
-def test_the_lines_of_few_runs_are_kept() -> None:
-    for number in range(RUNS + 1):
-        PageFeed(f"run {number}", SETTINGS).update(snapshot(["a"], 10.0))
-    assert missed("run 0", 0) == "" and missed(f"run {RUNS}", 0) != ""
+def test_the_lines_of_all_running_races_and_of_few_that_ended_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(feed_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(feed_module, "_runs", {})
+    feeds = [PageFeed(f"run {number}", SETTINGS) for number in range(2 * RUNS + 1)]
+    for feed in feeds:
+        feed.update(snapshot(["a"], 10.0))
+    kept = lambda: [number for number in range(len(feeds)) if missed(f"run {number}", 0)]  # noqa: E731
+    assert kept() == list(range(2 * RUNS + 1))
+    for feed in feeds[1:]:
+        now += 1
+        feed.close()
+    assert kept() == [0, *range(RUNS + 1, 2 * RUNS + 1)], "the first one still runs"
+    now += ENDED_S
+    assert kept() == [0, 2 * RUNS], "the last one ended just now"
+    now += 1
+    assert kept() == [0]
 
 
 def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, StreamingResponse
+from starlette.routing import Route as Place
+from starlette.testclient import TestClient
+
+from ui.page import assets
 
 # Gives the log's newest part to a feed of its own, as Gradio would, and a server that knows the lines before it.
 GAP = """async () => {
@@ -25,10 +35,65 @@ GAP = """async () => {
   Bass.tell("phase", "running");
   await send(0, 2);
   await send(0, 3);
-  await send(2, 4);  // begun anew, with one line that is known
+  await send(2, 4);  // started again, with one line that is known
   await send(7, 8);  // lines 4 to 6 never came
   await send(7, 9);
   return [Bass.run().lanes.get("bass").sequences[0].tokens.map(({ id }) => id), asked];
+}"""
+
+
+# Lines of a stopped run arrive while a recording plays and after its end.
+LATE = """async () => {
+  const head = (run) => JSON.stringify({ run, lanes: ["bass"], batch_size: 1, looks: {}, settings: {} });
+  const line = (i) => JSON.stringify({ bass: { clock_ms: i, new: { 0: [["s", `${i} `, i, i]] }, rounds: [] } });
+  const props = {}, seen = [];
+  let changed = null, answer = null;
+  const server = { missed: () => new Promise((resolve) => (answer = resolve)) };
+  Bass.mountFeed("log", props, (_, call) => (changed = call), server);
+  Bass.on("line", ({ bass }) => seen.push(bass.clock_ms));
+  const send = (run, first, ...numbers) => {
+    props.value = [head(run), first, ...numbers.map(line)].join("\\n");
+    changed();
+  };
+  const turn = () => new Promise((go) => setTimeout(go));
+  Bass.tell("phase", "running");
+  send("late", 0, 0);
+  send("late", 5, 5);  // lines 1 to 4 never came
+  Bass.tell("phase", "stopped");
+  Bass.tell("phase", "playing");
+  Bass.tell("phase", "done");
+  answer([1, 2, 3, 4].map(line).join("\\n"));
+  await turn();
+  send("late", 5, 5, 6);
+  await turn();
+  Bass.tell("phase", "running");
+  send("next", 0, 10);
+  return seen;
+}"""
+# Missed lines arrive after the end of a race whose values are held.
+HELD = """async () => {
+  const head = JSON.stringify({ run: "held", lanes: ["bass"], batch_size: 1, looks: {}, settings: {} });
+  const line = (i) => JSON.stringify({ bass: { clock_ms: i, new: { 0: [["s", `${i} `, i, i]] }, rounds: [] } });
+  const props = {}, seen = [];
+  let changed = null, answer = null;
+  const server = { missed: () => new Promise((resolve) => (answer = resolve)) };
+  Bass.mountFeed("log", props, (_, call) => (changed = call), server);
+  Bass.tell("phase", "running");
+  Bass.on("line", ({ bass }) => seen.push(bass.clock_ms));
+  Bass.on("phase", (phase) => seen.push(phase));
+  const send = (first, ...numbers) => {
+    props.value = [head, first, ...numbers.map(line)].join("\\n");
+    changed();
+  };
+  send(0, 0);
+  Bass.player.hold(true);
+  send(2, 2);
+  if (atOnce) Bass.tell("phase", "done");
+  else Bass.player.push("phase", "done");
+  answer(line(1));
+  await new Promise((go) => setTimeout(go));
+  Bass.player.hold(false);
+  return seen;
 }"""
 
 
@@ -42,6 +107,15 @@ def test_a_page_asks_for_the_lines_that_it_missed(page: Page) -> None:
     assert ids == list(range(9)) and asked == [["gap", 4]]
 
 
+def test_lines_of_a_stopped_run_that_come_late_are_dropped(page: Page) -> None:
+    assert page.evaluate(LATE) == [0, 10]
+
+
+@pytest.mark.parametrize("at_once", ["true", "false"])
+def test_the_end_is_announced_after_held_lines_that_were_missed(page: Page, at_once: str) -> None:
+    assert page.evaluate(HELD.replace("atOnce", at_once)) == ["running", 0, "done", 1, 2, "done"]
+
+
 def test_a_script_that_fails_once_is_fetched_again(bare: Page, server: str) -> None:
     failed: list[str] = []
 
@@ -52,7 +126,7 @@ def test_a_script_that_fails_once_is_fetched_again(bare: Page, server: str) -> N
         else:
             route.continue_()
 
-    bare.route("**/bass.js*", answer)
+    bare.route("**/bass-*.js*", answer)
     bare.goto(f"{server}?play=off")
     expect(bare.locator("#lane-bass .state")).to_have_text("Ready")
     bare.wait_for_function("() => window.Bass?.plots?.address")
@@ -61,7 +135,7 @@ def test_a_script_that_fails_once_is_fetched_again(bare: Page, server: str) -> N
 
 
 def test_a_page_without_scripts_says_so(bare: Page, server: str) -> None:
-    bare.route("**/bass.js*", lambda route: route.abort())
+    bare.route("**/bass-*.js*", lambda route: route.abort())
     bare.goto(f"{server}?play=off")
     expect(bare.locator(".no-scripts")).to_contain_text("could not be loaded: check the connection")
     expect(bare.locator(".no-scripts")).to_have_count(1)
@@ -80,10 +154,85 @@ def test_plotly_waits_for_a_chart_in_view(bare: Page, server: str) -> None:
     bare.close()
 
 
-def test_text_is_sent_compressed_and_streams_are_not(server: str) -> None:
+def test_a_chart_says_that_plotly_failed_until_it_is_there(bare: Page, server: str) -> None:
+    broken = True
+    errors: list[str] = []
+    bare.on("pageerror", lambda error: errors.append(str(error)))
+    bare.route("**/plotly.min.js*", lambda route: route.abort() if broken else route.continue_())
+    bare.goto(f"{server}?play=off")
+    chart = bare.locator("[data-chart=latency]")
+    chart.scroll_into_view_if_needed()
+    expect(chart).to_contain_text("could not be loaded")
+    bare.get_by_role("tab", name="How it works").click()
+    idea = bare.locator(".what-if .plot")
+    idea.scroll_into_view_if_needed()
+    expect(idea).to_contain_text("could not be loaded")
+    broken = False
+    expect(idea.locator(".main-svg").first).to_be_visible()
+    expect(idea).not_to_contain_text("could not be loaded")
+    bare.get_by_role("tab", name="Race").click()
+    chart.scroll_into_view_if_needed()
+    expect(chart.locator(".main-svg").first).to_be_visible()
+    expect(chart).not_to_contain_text("could not be loaded")
+    assert not errors
+    bare.close()
+
+
+def test_ctrl_p_loads_plotly_before_it_prints(bare: Page, server: str) -> None:
+    bare.add_init_script("window.print = () => (window.printed = Boolean(window.Plotly))")
+    bare.goto(f"{server}?play=off")
+    bare.wait_for_function("() => window.Bass?.plots?.address")
+    bare.keyboard.press("Control+p")
+    bare.wait_for_function("() => window.printed === true")
+    bare.close()
+
+
+def test_the_scripts_are_a_file_that_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fresh = assets.bundle.__wrapped__
+    path, (part,) = fresh(), (tmp_path / "bass" / "page").iterdir()
+    assert path == part and path == fresh()
+    path.write_text("damaged")
+    assert fresh() == path and path.stat().st_size > 100_000
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # no folder
+    other = fresh()
+    assert not other.is_relative_to(tmp_path) and other.read_bytes() == path.read_bytes()
+
+
+def test_texts_are_compressed_and_files_only_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    content = b"let x = 1;\n" * 500
+    for name in ("a.js", "a.png", "a.json.xz"):
+        (tmp_path / name).write_bytes(content)
+
+    async def stream(_: Request) -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield content
+
+        return StreamingResponse(pieces(), media_type="text/plain")
+
+    async def file(request: Request) -> FileResponse:
+        return FileResponse(tmp_path / request.path_params["name"])
+
+    times: list[int] = []
+    compress = gzip.compress
+    monkeypatch.setattr(assets.gzip, "compress", lambda *given: times.append(1) or compress(*given))
+    routes = [Place("/stream", stream), Place("/{name}", file)]
+    client = TestClient(Starlette(routes=routes, middleware=[Middleware(assets.Compressed)]))
+
+    def coding(name: str, **headers: str) -> str | None:
+        answer = client.get(f"/{name}", headers=headers)
+        assert answer.content in (content, content[:10])
+        return answer.headers.get("content-encoding")
+
+    names = ("a.js", "a.js", "a.png", "a.json.xz", "stream")
+    assert [coding(name) for name in names] == ["gzip", "gzip", None, None, None]
+    assert coding("a.js", **{"accept-encoding": "identity"}) is None
+    assert coding("a.js", range="bytes=0-9") is None
+    assert len(times) == 1
+
+
+def test_the_page_is_sent_compressed(server: str) -> None:
     with httpx.Client() as client:
         with client.stream("GET", f"{server}/", headers={"Accept-Encoding": "gzip"}) as answer:
             packed = b"".join(answer.iter_raw())
         assert answer.headers["content-encoding"] == "gzip" and len(gzip.decompress(packed)) > 3 * len(packed)
-        with client.stream("GET", f"{server}/gradio_api/heartbeat/x", headers={"Accept-Encoding": "gzip"}) as beat:
-            assert "content-encoding" not in beat.headers

@@ -40,7 +40,7 @@ def lane(rounds: Rounds, finished: bool = True, count: int = 2) -> tuple[dict[st
     ended = "length" if finished else None
     sequences = [{"token_ids": [0] * length, "finish_reason": ended} for length in texts]
     made = {"metrics": {"rounds": len(rounds)}, "finished": finished, "sequences": sequences, "rounds": records}
-    return made, counted
+    return made | {"error": None}, counted
 
 
 def said(
@@ -71,7 +71,7 @@ def test_a_lane_is_taken_apart() -> None:
     )
     in_turn = said(regular=lane(PLAIN), speculative=lane([(10.0, 1, 3)] * 20))
     assert in_turn["lanes"]["speculative"] == (
-        "Speculative 1.50×: a round, of one of 2 rows, writes as much as 1.50 plain steps, and costs as much as "
+        "Speculative 1.50×: a round (for one of 2 rows) writes as much as 1.50 plain steps, and costs as much as "
         "1.00."
     )
     other = said({"draft_length": "auto"}, regular=lane(PLAIN), transformers=lane([(20.0, 2, 2)] * 20))
@@ -122,6 +122,17 @@ def test_nothing_is_said_too_early_or_of_one_lane() -> None:
     assert said(regular=lane(PLAIN, finished=False), bass=early) == {"head": None, "lanes": {}}
     later = lane([(10.0, 2, 3)] * LEAST_ROUNDS, finished=False)
     assert said(regular=lane(PLAIN), bass=later)["head"] == "BASS is ahead so far: 1.50× the speed of Regular."
+
+
+def test_other_lanes_are_compared_if_the_reference_failed() -> None:
+    failed, counted = lane([])
+    failed |= {"rounds": [], "error": "out of memory"}
+    failed["sequences"] = [{"token_ids": [], "finish_reason": "error"}] * 2
+    lanes = {"speculative": lane(PLAIN), "bass": lane([(10.0, 2, 4)] * 10)}
+    found = said(regular=(failed, counted), **lanes)
+    assert found == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
+    waits = lane([], finished=False)
+    assert said(regular=waits, **lanes) == {"head": None, "lanes": {}}, "a reference that runs is waited for"
 
 
 def test_it_names_the_predicted_machine() -> None:

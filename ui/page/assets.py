@@ -1,14 +1,16 @@
 """The page's files: which of them the browser may fetch, and what fetches them.
 
-Contract: everything comes from the page's own host. The scripts are served as one file, and all that is text is
-compressed.
+Contract: everything comes from the page's own host. The scripts are served as one file, and text is compressed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import hashlib
 import json
 import mimetypes
+import os
 import re
 import tempfile
 from functools import cache
@@ -18,8 +20,10 @@ from urllib.parse import quote
 
 import gradio as gr
 import plotly
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.types import Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bass_core import BassError, cache_root
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
@@ -28,8 +32,9 @@ STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "l
 # class on the body are in sheets that Gradio does not see.
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
-# Addresses whose answers come bit by bit: compressed, they could be held back.
-STREAMS = ("/queue/", "/call/", "/heartbeat/")
+# Types that are compressed, and from how many bytes on.
+TEXT = re.compile(r"text/|application/(json|javascript)|image/svg")
+LEAST_BYTES = 1000
 # What a part does before its own script: load the scripts, once for all parts. After a failure it tries again, and
 # after the last one it says so.
 LOADER = """
@@ -82,15 +87,28 @@ def url(file: Path) -> str:
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Holds the bundle until the process ends."""
+    """Holds the bundle until the process ends, if the user's cache cannot."""
     return tempfile.TemporaryDirectory(prefix="bass-page-")
 
 
 @cache
 def bundle() -> Path:
-    """All scripts as one file."""
-    path = Path(_folder().name).resolve() / "bass.js"
-    path.write_text("\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS), encoding="utf-8")
+    """All scripts as one file in the user's cache, whose path is the same after a restart and in each replica."""
+    scripts = b"\n".join((STATIC / name).read_bytes() for name in SCRIPTS)
+    name = f"bass-{hashlib.sha256(scripts).hexdigest()[:12]}.js"
+    try:
+        return _written(cache_root().resolve() / "page" / name, scripts)
+    except (OSError, BassError):
+        return _written(Path(_folder().name).resolve() / name, scripts)
+
+
+def _written(path: Path, content: bytes) -> Path:
+    """The path, at which a file with this content lies then; another process may write the same one."""
+    if not path.is_file() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(content)
+        os.replace(part, path)
     return path
 
 
@@ -104,15 +122,59 @@ def loading(script: str) -> str:
     return LOADER.replace("ADDRESS", json.dumps(url(bundle()))).replace("PART", script)
 
 
-class Compressed(GZipMiddleware):
-    """Compresses what is no stream."""
+class Compressed:
+    """Compresses text that is no stream: a stream has no length, and compressed it could be held back.
+
+    Files are compressed once, in a thread, and their compressed copies are kept.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.files: dict[bytes, bytes] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if any(part in scope.get("path", "") for part in STREAMS):
+        plain = scope["type"] != "http" or scope["method"] == "HEAD"
+        # The type of a file such as a.json.xz is that of its content.
+        plain = plain or mimetypes.guess_type(scope["path"])[1] is not None
+        if plain or "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
             await self.app(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+            return
+        start: Message | None = None
+        body = bytearray()
+
+        async def answer(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and _compressible(message):
+                start = message
+            elif start is None or message["type"] != "http.response.body":
+                await send(message)
+            else:
+                body.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    headers = MutableHeaders(raw=start["headers"])
+                    # Only files have an ETag.
+                    packed = await asyncio.to_thread(self._packed, bytes(body), "etag" in headers)
+                    headers["Content-Encoding"], headers["Content-Length"] = "gzip", str(len(packed))
+                    headers.add_vary_header("Accept-Encoding")
+                    await send(start)
+                    await send({"type": "http.response.body", "body": packed})
+
+        await self.app(scope, receive, answer)
+
+    def _packed(self, body: bytes, is_file: bool) -> bytes:
+        digest = hashlib.sha256(body).digest()
+        packed = self.files.get(digest) or gzip.compress(body, 6)
+        if is_file:
+            self.files[digest] = packed
+        return packed
+
+
+def _compressible(start: Message) -> bool:
+    """Whether an answer that begins like this is a whole text, long enough and not compressed yet."""
+    headers = Headers(raw=start["headers"])
+    whole = start["status"] != 206 and int(headers.get("content-length", 0)) >= LEAST_BYTES
+    return whole and "content-encoding" not in headers and bool(TEXT.match(headers.get("content-type", "")))
 
 
 def part(template: str, script: str, elem_id: str | None = None, **more: Any) -> gr.HTML:

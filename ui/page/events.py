@@ -59,8 +59,10 @@ class Events:
             names = [setting.name for setting in shown()]
             request = make_request(dict(zip(names, values, strict=False)), self.limits)
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
-            feed = PageFeed(uuid4().hex, request.settings(), self.pair)
-            with closing(self._race(request)) as snapshots:
+            with (
+                closing(PageFeed(uuid4().hex, request.settings(), self.pair)) as feed,
+                closing(self._race(request)) as snapshots,
+            ):
                 said: tuple[str, Record | None] = ("", None)
                 for snapshot in snapshots:
                     drawn = feed.update(snapshot) if snapshot["lanes"] else (kept, kept, kept)

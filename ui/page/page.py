@@ -141,7 +141,7 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
     )
     return {
         "theme": theme,
-        "app_kwargs": {"middleware": [Middleware(assets.Compressed, minimum_size=1000, compresslevel=6)]},
+        "app_kwargs": {"middleware": [Middleware(assets.Compressed)]},
         "css": assets.style(),
         "footer_links": ["api"],
         "show_error": False,

@@ -15,7 +15,7 @@ missed lines asks for them: see `missed`.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+import time
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -41,9 +41,9 @@ CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utili
 CHART_POINTS = 120
 # Once the log has WINDOW characters, it starts again with its newest lines, of up to KEPT characters.
 WINDOW, KEPT = 150_000, 15_000
-# The newest runs whose lines can be asked for again.
-RUNS = 4
-_runs: OrderedDict[str, PageFeed] = OrderedDict()
+# Besides the runs that go on, the lines of the RUNS that ended last can be asked for again, for ENDED_S seconds.
+RUNS, ENDED_S = 4, 600.0
+_runs: dict[str, PageFeed] = {}
 
 
 def text(value: object) -> str:
@@ -66,8 +66,18 @@ def _short(value: Any) -> Any:
 
 def missed(run: object, first: object) -> str:
     """The lines of a run from number `first` on; none of a run that is not known any more."""
+    _forget_ended()
     feed = _runs.get(run) if isinstance(run, str) else None
     return "" if feed is None or not isinstance(first, int) else "\n".join(feed.lines[max(first, 0) :])
+
+
+def _forget_ended() -> None:
+    """Drop the runs that ended before the last RUNS did, or more than ENDED_S seconds ago."""
+    ended = [(feed.ended, run) for run, feed in list(_runs.items()) if feed.ended is not None]
+    oldest = time.monotonic() - ENDED_S
+    for number, (at, run) in enumerate(sorted(ended, reverse=True)):
+        if number >= RUNS or at < oldest:
+            _runs.pop(run, None)
 
 
 class SequenceFeed:
@@ -114,7 +124,13 @@ class Series:
 
 
 class PageFeed:
-    """What one run has shown so far. settings: the race's; `pair` names the models for the page's snippet."""
+    """What one run has shown so far; close it when the run ends.
+
+    Args:
+        run: name under which its lines can be asked for; "" if nobody will ask.
+        settings: the race's.
+        pair: names the models for the page's snippet.
+    """
 
     def __init__(self, run: str, settings: Mapping[str, Any], pair: Mapping[str, Any] | None = None) -> None:
         self.run, self.settings, self.pair = run, settings, dict(pair or {})
@@ -131,6 +147,13 @@ class PageFeed:
         self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
         self.interval_ms, self.next_ms = 200.0, 0.0
         self.charts = ""
+        # When the run ended, by time.monotonic().
+        self.ended: float | None = None
+
+    def close(self) -> None:
+        """Note that the run has ended, so that its lines are forgotten in time."""
+        self.ended = time.monotonic()
+        _forget_ended()
 
     def update(self, snapshot: Snapshot) -> tuple[str, str, str]:
         """(log, view, charts) for this snapshot."""
@@ -144,8 +167,6 @@ class PageFeed:
             self.head = self._head(snapshot)
             if self.run:
                 _runs[self.run] = self
-            while len(_runs) > RUNS:
-                _runs.popitem(last=False)
         self._write(snapshot["lanes"])
         self._sample(snapshot, device)
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}

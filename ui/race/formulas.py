@@ -24,7 +24,7 @@ class Formula:
 FORMULAS = {
     "ms_per_token": Formula("ms per token of one sequence",
         "(lane time − prefills) / plain steps that the lane's texts are worth. A token is worth 1 / m plain "
-        "steps, where m counts the rows whose text is at least as long at that place or has not ended yet. "
+        "steps, where m counts the rows whose text reaches that token or has not ended yet. "
         "Regular decoding writes one plain step in each step. A sequence's first token comes with its prefill, so "
         "neither counts."),
     "speedup": Formula("speed-up",

@@ -77,10 +77,13 @@ def judge(
 
 
 def _speeds(lanes: Mapping[str, LaneSnapshot]) -> dict[str, float]:
-    """Of each lane that has one, its speed: over the reference's, or without a reference plain steps a ms."""
-    if reference() in lanes:
-        speeds = {name: lane["metrics"].get("speedup") for name, lane in lanes.items()}
-    else:
+    """The speed of each lane that has one: its speed-up, or without a reference plain steps per ms.
+
+    A reference that failed before it wrote anything counts as none.
+    """
+    speeds = {name: lane["metrics"].get("speedup") for name, lane in lanes.items()}
+    other = lanes.get(reference())
+    if other is None or (other["error"] and not any(speeds.values())):
         known = {
             name: lane["metrics"] for name, lane in lanes.items() if lane["metrics"].get("scatter") is not None
         }
@@ -136,7 +139,7 @@ def _equation(
         return f"{head}: draft and target work at the same time, so a round has no cost of its own."
     written, rows = speed * cost, len(lane["sequences"])
     joined = "but" if written > 1.005 and speed < 1 else "and"
-    of = f", of one of {rows} rows," if own.rows < rows and own.rows == 1 else ""
+    of = f" (for one of {rows} rows)" if own.rows < rows and own.rows == 1 else ""
     said = (
         f"{head}: a round{of} writes as much as {written:.2f} plain steps, {joined} costs as much as {cost:.2f}."
     )

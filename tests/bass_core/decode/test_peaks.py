@@ -71,6 +71,19 @@ def test_without_room_to_read_the_flops_are_known(monkeypatch: pytest.MonkeyPatc
     assert measured() == Peaks(None, FOUND.flops)
 
 
+def test_a_bandwidth_that_was_missing_is_measured_once_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, scripted: list[str]
+) -> None:
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(peaks, "read_bandwidth", lambda: None)
+        measured()
+        scripted.clear()
+        short_of_memory.setattr(peaks, "room", lambda: 0)
+        assert measured() == Peaks(None, FOUND.flops) and scripted == []
+    assert measured() == FOUND == measured()
+    assert scripted == ["read", "torch.float32"]
+
+
 def short(dtype: torch.dtype) -> float:
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 

@@ -282,7 +282,7 @@
       this.visible = false;
       new IntersectionObserver((entries) => {
         this.visible = entries.some((entry) => entry.isIntersecting);
-        if (this.visible) plots.load().then(() => this.draw());
+        if (this.visible) plots.loadFor(this.plot).then(() => this.draw());
       }).observe(this.plot);
     }
 

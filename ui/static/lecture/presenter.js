@@ -184,6 +184,13 @@
     const list = element.querySelector(".print-settings");
     window.addEventListener("beforeprint", () => prepare(list));
     window.addEventListener("afterprint", () => restore(list));
-    document.addEventListener("click", (event) => event.target.closest("[data-print]") && plots.load().catch(() => {}).then(() => window.print()));
+    // The browser does not wait for what beforeprint starts, so Plotly is loaded first.
+    const print = () => plots.load().catch(() => {}).then(() => window.print());
+    document.addEventListener("click", (event) => event.target.closest("[data-print]") && print());
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "p" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey || window.Plotly) return;
+      event.preventDefault();
+      print();
+    });
   };
 })();

@@ -141,8 +141,8 @@
     queue: [], lag: 0, slow: false, held: false, timer: null, ticked: 0,
 
     push(kind, value) {
-      // After Stop, values that the server sent before may still arrive, perhaps when a recording is already shown.
-      if (last.phase === "stopped" || last.phase === "playing") return;
+      // After Stop, values that the server sent before may still arrive, even after a recording has been played.
+      if (log.stopped || last.phase === "stopped" || last.phase === "playing") return;
       const now = performance.now();
       this.queue.push({ at: now, kind, value });
       if (this.held) return;
@@ -201,10 +201,13 @@
   };
 
   /** The log, see ui/race/feed.py. head: of the run, as text; first: the number of the text's first line; next: of the
-      next line to read; number, offset: of the first line of the text that was not looked at, and where it begins;
-      asked: whether missed lines are on their way; newest: the text; views: those that wait for their run or for these
-      lines. */
-  const log = { head: null, run: null, first: -1, number: 0, next: 0, offset: 0, asked: false, newest: "", views: {} };
+      next line to read; number: of the first unread line; offset: where that line begins in the text; asked: whether
+      missed lines are on their way; newest: the text; views: those that wait for their run or for these lines; stopped:
+      whether Stop ended the run. */
+  const log = {
+    head: null, run: null, first: -1, number: 0, next: 0, offset: 0, asked: false, newest: "", views: {}, stopped: false,
+  };
+  on("phase", (phase) => phase === "stopped" && (log.stopped = true));
 
   /** A copy. A part of a text, which slice and split give, would keep the whole text in memory. */
   const copied = (text) => JSON.parse(JSON.stringify(text));
@@ -227,12 +230,13 @@
     if (log.head === null || !text.startsWith(`${log.head}\n`)) {
       const head = JSON.parse(text.slice(0, end));
       Object.assign(log, { head: copied(text.slice(0, end)), run: head.run, first: -1, next: 0, asked: false });
+      log.stopped = last.phase === "stopped";
       player.push("start", head);
     }
     log.newest = text;
     if (log.asked) return;
     if (first > log.next) return fetchMissed(server);
-    // The log has begun anew.
+    // The log has started again.
     if (first !== log.first) Object.assign(log, { first, number: first, offset: start });
     log.number = readLines(text.slice(log.offset), log.number);
     log.offset = text.length;
@@ -244,14 +248,16 @@
     const { run } = log;
     log.asked = true;
     const lines = await server.missed([run, log.next]).catch(() => "");
-    if (log.run !== run) return;
+    if (log.run !== run || log.stopped) return;
     log.asked = false;
     readLines(lines, log.next);
     // Without an answer, go on with what is there.
     if (!lines) log.next = Number(log.newest.split("\n", 2)[1]);
     log.first = -1;
     readLog(log.newest, server);
-    if (over(last.phase)) tell("phase", last.phase);
+    // These lines come after the end of the race was announced: announce it again after them.
+    const phase = player.queue.findLast(({ kind }) => kind === "phase")?.value ?? last.phase;
+    if (over(phase)) player.push("phase", phase);
   }
 
   /** A view or charts may arrive before the log of their run; they are kept until then. */

@@ -1,15 +1,16 @@
 /* What every plot of the page shares. Contract: colours and the size of type from the stylesheet, axes, and `react`,
    which keeps zoom, hidden lines and the hover box over a redraw, and says "n/a" where there is nothing to draw; all
    plots, in view or not, are drawn by `drawAll`. Plotly is loaded once, from the page's own host, when a
-   chart comes into view, and never while the opening plays. */
+   chart comes into view, and never while the opening plays. Until a failed load succeeds, the plots say so. */
 (() => {
   "use strict";
   const CONFIG = {
     responsive: true, displaylogo: false, plotlyServerURL: "", locale: "en-US",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage", "sendChartToCloud"],
   };
-  const drawings = [];
-  let loading = null;
+  const FAILED = "The chart could not be loaded: it is tried again every few seconds.", RETRY_MS = 3000;
+  const drawings = [], waiting = new Set();
+  let loading = null, ready = null;
 
   /** Resolves when Plotly is there; a failure is tried again at the next call. */
   function load() {
@@ -24,6 +25,24 @@
     return loading;
   }
 
+  async function loadPatiently() {
+    for (;;) {
+      try {
+        return await load();
+      } catch {
+        for (const plot of waiting) if (!plot._fullLayout) window.Bass.setText(plot, FAILED);
+        await new Promise((go) => setTimeout(go, RETRY_MS));
+      }
+    }
+  }
+
+  /** Resolves once Plotly is there, however often it cannot be loaded before; these plots say so meanwhile. */
+  function loadFor(...plots) {
+    for (const plot of plots) waiting.add(plot);
+    ready ??= loadPatiently();
+    return ready;
+  }
+
   /** Resolves once no opening plays. */
   const quiet = () => new Promise((resolve) => window.Bass.on("opening", (plays) => plays || resolve()));
 
@@ -33,13 +52,8 @@
       if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
       watch.disconnect();
       await quiet();
-      try {
-        await load();
-        draw();
-      } catch {
-        for (const element of elements) element.querySelector(".plot").textContent = "The chart could not be loaded: scroll away and back to try again.";
-        setTimeout(() => elements.forEach((element) => watch.observe(element)), 3000);
-      }
+      await loadFor(...elements.map((element) => element.querySelector(".plot")));
+      draw();
     });
     for (const element of elements) watch.observe(element);
   }
@@ -102,6 +116,8 @@
     plot.emptyAs = state;
     if (!traces.length) nothing(palette(plot), shape, empty);
     const hovered = plot.matches(":hover") && plot.hoveredAt;
+    // Plotly draws below what a plot already has, such as the words of a failed load.
+    if (!plot._fullLayout) plot.replaceChildren();
     window.Plotly.react(plot, enlarged(traces, by), enlarged(shape, by), CONFIG);
     // Plotly itself looks at the width only when the window's changes.
     if (Math.abs(plot._fullLayout.width - plot.clientWidth) > 1) window.Plotly.relayout(plot, { autosize: true });
@@ -121,6 +137,6 @@
 
   const drawAll = () => drawings.forEach((draw) => draw());
 
-  const plots = { address: "", load, whenSeen, palette, type, lineOf, axis, layout, react, onTheme, drawAll };
+  const plots = { address: "", load, loadFor, whenSeen, palette, type, lineOf, axis, layout, react, onTheme, drawAll };
   window.Bass.plots = plots;
 })();

@@ -143,6 +143,8 @@
       this.drawing = false;
       this.paused = false;
       this.racing = false;
+      // The newest run with known FLOPs.
+      this.measured = null;
       // During a race: when a chart with lines, and when an empty one, may be drawn again.
       this.due = { lines: 0, empty: 0 };
       const watch = new IntersectionObserver((entries) => {
@@ -161,7 +163,16 @@
 
     show() {
       this.charts = this.newest;
+      this.fold();
       this.soon();
+    }
+
+    /** Hide the chart of FLOPs after a race on a device whose peak nobody knows, until a race has them. */
+    fold() {
+      if (!this.charts) return;
+      const { run, lanes } = this.charts, figure = this.figures.flops.closest("[data-chart]");
+      if (Object.values(lanes).some((lane) => some(lane.flops_utilization))) this.measured = run;
+      figure.hidden = this.measured !== run && (figure.hidden || !this.racing);
     }
 
     soon() {
@@ -173,6 +184,7 @@
       // A new race is drawn at once, without the pause of the drawing before it.
       if (racing && !this.racing) this.due = { lines: 0, empty: 0 };
       this.racing = racing;
+      this.fold();
       this.plan();
     }
 

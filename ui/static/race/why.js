@@ -26,7 +26,7 @@
     if (name === reference) return `${laneName(name)}: a step reads the whole model to write ${some(tokens)} tokens${all}, and takes ${some(ms)} ms.`;
     const checks = `checks ${some(drafted)} drafts, of which ${some(accepted)} are accepted, and writes ${some(tokens)} tokens`;
     // The verdict's number.
-    const cost = view.lanes[name].metrics.round_cost, steps = cost === null ? "" : `, ${number(cost, 2)} plain steps`;
+    const cost = view?.lanes[name]?.metrics.round_cost ?? null, steps = cost === null ? "" : `, ${number(cost, 2)} plain steps`;
     if (lookOf(name).lengths !== "row" || rows < 2) return `${laneName(name)}: a round reads it once too, ${checks}${all}: ${some(ms)} ms${steps}.`;
     return `${laneName(name)}: a round reads it for one row alone, ${checks}: ${some(ms)} ms${steps}. ${rows} rows need ${rows} such rounds.`;
   }

@@ -220,7 +220,7 @@
 
     draw() {
       if (!this.visible) return;
-      plots.load().then(() => {
+      plots.loadFor(this.plot).then(() => {
         // Plotly would leave the legend at its place in the figure of another width.
         if (this.width && this.width !== this.plot.clientWidth) {
           window.Plotly.purge(this.plot);
