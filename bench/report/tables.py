@@ -231,6 +231,12 @@ def _part(name: str) -> Callable[[Row], bool]:
     return lambda row: bool(row["part"] == name)
 
 
+_SPEC = (
+    "temperature | batch | calls | tokens a round | a | at 1 | at 2 | at 3 | regular ms/token = regular, ms | "
+    "speculative ms/token = speculative, ms | bass ms/token = BASS, ms | "
+    "speculative = speculative / regular | speculative +-% = ± % | bass = BASS / regular | bass +-% = ± %"
+)
+
 TABLES: dict[str, Callable[[], str]] = {
     "batch": _table(
         "batch-cpu",
@@ -260,19 +266,16 @@ TABLES: dict[str, Callable[[], str]] = {
         "peers-native-bf16",
         "who | method | batch | weights | bits | ms/token | least | tokens/s | prompt ms = prompt, ms",
     ),
-    "spec": _table(
-        "spec-native-bf16",
-        "temperature | batch | calls | tokens a round | a | at 1 | at 2 | at 3 | regular ms/token = regular, ms | "
-        "speculative ms/token = speculative, ms | bass ms/token = BASS, ms | "
-        "speculative = speculative / regular | speculative +-% = ± % | bass = BASS / regular | bass +-% = ± %",
-        lambda row: row["category"] == "all",
+    "spec": _table("spec-native-bf16", _SPEC, lambda row: row["category"] == "all"),
+    "spec-single": _table(
+        "spec-single-native-bf16", _SPEC, lambda row: row["category"] == "all" and row["batch"] == 1
     ),
     "spec-categories": _table(
         "spec-native-bf16",
-        "category | temperature | calls | tokens a round | a | at 1 | at 2 | at 3 | "
+        "category | temperature | batch | calls | tokens a round | a | at 1 | at 2 | at 3 | "
         "regular ms/token = regular, ms | speculative = speculative / regular | bass = BASS / regular | "
         "bass +-% = ± %",
-        lambda row: row["category"] != "all" and row["batch"] == 1,
+        lambda row: row["category"] != "all",
     ),
     "spec-alone": _table(
         "spec-alone-native-bf16",
