@@ -31,7 +31,7 @@ from .weights.shape import HALVES, head_dim, is_llama
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
 
-# at::internal::GRAIN_SIZE of torch.
+# torch shares operations on this many numbers or more among its threads (at::internal::GRAIN_SIZE).
 _SHARED = 32_768
 
 

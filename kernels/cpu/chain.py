@@ -87,7 +87,7 @@ class Drafted:
 
     Attributes:
         columns: int64 [levels, B], the drafts as columns of the head's vocabulary.
-        probs: float32 [levels, B, V'], what each was drawn from; [0, B, V'] if nobody wants to know.
+        probs: float32 [levels, B, V'], what each was drawn from; empty, [0, B, V'], unless `soft`.
         alive: int64 [levels, B], the bits HAS_DRAFT and GOES_ON.
     """
 
@@ -123,7 +123,7 @@ class Plans(NamedTuple):
 
     Attributes:
         items, tokens, orders: as `planned` makes them.
-        ends: int64 [levels], where each level's items begin, and the end of the last one's.
+        ends: int64 [levels]; the items of plan i are items[ends[i] : ends[i + 1]].
     """
 
     items: Array
@@ -133,14 +133,14 @@ class Plans(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """A chain as the kernels read it: what a Chain says, where its results go, and scratch.
+    """A Chain for the kernels: its fields, the arrays of its result, and scratch.
 
     Attributes:
         most, embedded, ids, words, soft, pointing: the Chain's.
         fuse: the Line of the fusing layer.
         draws: how tokens are chosen.
         greedy: whether the likeliest token is taken.
-        columns, probs, alive: where what is Drafted goes.
+        columns, probs, alive: the arrays of the Drafted.
         lengths: int64 [levels, B], the rows' lengths before each level.
         firsts: int64 [B + 1], the first token of each row where each has one.
         starts: int64 [blocks + 1], the blocks of these tokens (products.py).

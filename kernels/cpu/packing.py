@@ -27,7 +27,7 @@ _lock = threading.Lock()
 
 
 class Line(NamedTuple):
-    """What a kernel knows of a packed matrix: one row of an int64 array, or a tuple that numba reads by name.
+    """Addresses and sizes of a packed matrix, as a tuple or as a row of an int64 array.
 
     Attributes:
         data: address of the packed weights.

@@ -36,7 +36,7 @@ def in_large_pages(size: int) -> Array:
         return aligned(size)
     try:
         pages = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # as numpy says it
+    except OSError:  # the error that numpy would raise
         raise MemoryError(f"{size} bytes can't be had") from None
     with suppress(OSError):  # a kernel without large pages
         pages.madvise(huge)

@@ -32,7 +32,7 @@ def _amx(number, queries, stride, words, keys, values, tiles, columns, seen, roo
     segment(2, number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats)
 
 
-# Written out, because numba keeps a function on disk by its source, and only literals choose a kind.
+# One function per kind: numba caches a function by its source, and `segment` needs a literal.
 _BY_KIND = {FLOAT32: _float32, PAIRS: _pairs, AMX: _amx}
 
 

@@ -5,9 +5,9 @@ what the step's plan (plan.py) asks for; `merge` writes the means of the values 
 Columns are summed in segments of SEGMENT from position 0, and the segments' softmaxes merged in that order
 (Milakov and Gimelshein, arXiv 1805.02867). So a token's result depends on its own row alone: not on what the row
 shares, on other rows, on how many tokens the step has, on items or on threads. Stale columns of a cache never
-matter: no query sees a score after its own position, and of the values only those in the tile of the last column
-written are read besides it, which are zeroed then. NaN stays visible; among a step's values it may reach earlier
-tokens of the same row in the same step. Reference: kernels/reference/attention.py.
+matter: no query sees a score after its own position, and values after the last column written are read only
+within its tile, where `write` zeroes them. NaN stays visible; in float32 it may reach earlier tokens of the same
+row in the same step. Reference: kernels/reference/attention.py.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _round(x, start, size, short, to):
 def _write(y, key, value, dim, size, column, keys, values, last, dot, words):
     """Write y[key : key + dim] and y[value : value + dim] into a row's tiles; words float32 [dim]: scratch.
 
-    Neighbouring columns of values share words, and other threads may write them, so each is written in its half.
+    Two neighbouring columns share each word of the values, and another thread may be writing the other one, so
+    store only this column's half.
     """
     tile = column // TILE * TILE * size * (2 if dot else 4)
     inside, halves = column % TILE, words.view(np.uint16)

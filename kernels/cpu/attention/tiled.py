@@ -4,9 +4,9 @@ Keys and values in a cache (layout.py) already lie as B tiles: 16 words of a til
 values. Queries and weights of up to 16 queries are A tiles. The sums of a query have the same bits whichever
 queries stand next to it, because a tile's rows do not mix.
 
-All 16 columns of a tile are read, where the other kernels stop at the last one that a query sees. Its weight is
-zero for the rest, so their values must be finite: `write` (phases.py) and `lay` (paths.py) zero what follows the
-last value.
+Tiles read all 16 columns, also those after the last one that a query sees. Their weights are zero, so their values
+must be finite: `write` (phases.py) and `lay` (paths.py) zero what follows the last value, and `write` moves an
+unsound value to its key.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ from ..calls.threads import state_of, watch
 from . import distribution, draws, noise
 from . import verification as judging
 
-# Numbers from which on other threads are asked: four vocabularies of 49,152, 0.2 ms of work.
+# Less work than this stays on the calling thread: four vocabularies of 49,152, 0.2 ms.
 _LEAST_SHARED = 4 * 49_152
 _NONE = np.empty(0, np.int64)
 _NO_Q = np.empty(0, np.float32)
 
 
 class Filters(NamedTuple):
-    """What is done to logits before a draw (SamplingParams): the top_k and top_p of 0 and 1 filter nothing.
+    """How logits become a distribution (SamplingParams); top_k = 0 and top_p = 1 filter nothing.
 
     temperature: at most 2**126, whose reciprocal float32 still holds; above it, -inf times 0 would be NaN.
     """
@@ -37,13 +37,13 @@ class Filters(NamedTuple):
 
     def numbers(self) -> tuple[Any, ...]:
         """As `distribution_row` reads them."""
-        # So small a top_p that float32 could not hold it keeps the likeliest token as well.
+        # A top_p too small for float32 is raised to its smallest normal number, so that the likeliest token stays.
         top_p = np.float32(max(self.top_p, 2.0**-126))
         return np.float32(1 / self.temperature), min(self.top_k, 2**62), top_p, np.float32(self.min_p)
 
 
 class Verified(NamedTuple):
-    """Of B rows with w drafts each: see `verify`."""
+    """What `verify` returns."""
 
     accepted: Tensor
     next_token: Tensor

@@ -3,8 +3,8 @@
 Contract: `distribution_row` makes a row's distribution. One thread computes it, always in the same order, so its
 bits do not depend on other rows or on the number of threads. A row with NaN, +inf or nothing finite becomes NaN.
 
-Neither top-k nor top-p sorts: both look for a threshold digit by digit in the bits of the few numbers that can be
-it, whose order is that of the numbers.
+top-k and top-p don't sort: they select their threshold digit by digit (radix selection) from the bits of the few
+candidates.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _nucleus(p, start, size, top_p, buckets, found):
     float32, reaches top_p; 0 if none does. Masses are sums in float64, which are exact for all that matters here:
     probabilities above 2**-29 are multiples of 2**-52.
     """
-    # A threshold is at least the mean of what may be left out.
+    # The tokens up to the threshold have at least 1 - top_p together, so it is at least (1 - top_p) / size.
     least = np.float32(max(0.0, 1 - _SLACK - top_p) / size)
     bar, count, mass = max(_LIKELY, least), np.uintp(0), 0.0
     while True:
@@ -226,7 +226,7 @@ def distributions(state, threads, x, size, how, out):
 
 @helper
 def first_largest(x, start, size, lanes):
-    """The first index of the largest of x[start : start + size]; 0 if all are NaN. Other NaN is passed over."""
+    """The first index of the largest of x[start : start + size]. Skips NaN; returns 0 if all are NaN."""
     top, one = _largest(x, start, size, lanes), np.uintp(LANES)
     for first in range(np.uintp(0), np.uintp(size), one):
         at, few, found = np.uintp(start) + first, min(one, np.uintp(size) - first), False

@@ -5,7 +5,7 @@ the largest, so that it is found. The noise is that of bass_core/sample/noise.py
 -log(1 - u), rounded to nearest.
 
 Since -log(1 - u) >= u, a weight up to u times the best score so far can't win: its logarithm is never computed.
-A weight up to that for the smallest u there is needs no noise at all.
+If a weight is at most the smallest u times the best score, it is skipped before its noise is hashed.
 """
 
 from __future__ import annotations
