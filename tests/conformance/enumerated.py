@@ -218,7 +218,7 @@ class BigramHead:
     vocabulary: Tensor
     pointer: Pointer
     config = SimpleNamespace(hidden=1, reads_layers=())
-    embedded = None
+    compiled_inputs = None
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         return ids[..., None].to(states.dtype)
