@@ -58,6 +58,11 @@ def main() -> int:
     from transformers import AutoTokenizer as AutoTokenizer
     from transformers import LlamaForCausalLM as LlamaForCausalLM
 
+    from kernels.cpu.calls import jit
+
+    # Of the real system, whose compiled code is loaded: other code would call that system's functions.
+    jit.has_tiles()
+
     become(system)
     import app
     from bass_core.__main__ import main as command
