@@ -203,10 +203,10 @@ class CorrectedCosts:
         if not self.timed:
             return
         size = np.array([float(tokens)])
-        expected = float(self._as_measured(rows, size)[0])
+        table_ms = float(self._as_measured(rows, size)[0])
         # What was expected counts as the first observation, so that one slow round decides nothing.
-        before = _held(float(self.verify_ms(rows, size)[0]), expected)
-        ratio = _held(ms, expected)
+        before = _held(float(self.verify_ms(rows, size)[0]), table_ms)
+        ratio = _held(ms, table_ms)
         self._any.append(ratio)
         of_rows = self._seen.setdefault(rows, {})
         of_rows.setdefault(tokens, deque([(self._round, before)], KEPT)).append((self._round, ratio))
