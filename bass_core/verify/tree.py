@@ -162,7 +162,7 @@ class _Walk:
                 self.nodes[r] = drawn
                 going.append(r)
                 continue
-            rest = residual(p[i], q, p.new_ones(()))
+            rest = residual(p[i], q, torch.ones((), device=device))
             # Where p and q agree, rounding can leave nothing of p - q; its limit is p itself.
             left.append((i, rest if float(sums(rest)) > 0 else p[i], Role.RESIDUAL))
         if left:

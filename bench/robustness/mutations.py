@@ -207,7 +207,7 @@ MUTANTS = [
            "judged, outcome = num_drafted, None",
            ["tests/kernels/cpu/test_verification.py::test_unsound_numbers_cut_a_row_s_drafts"]),
     Mutant("trees: a residual of the target's own", "bass_core/verify/tree.py",
-           "rest = residual(p[i], q, torch.ones(()))", "rest = p[i].clone()",
+           "rest = residual(p[i], q, torch.ones((), device=device))", "rest = p[i].clone()",
            _TREE),
     Mutant("the number of a test used for the residual", "bass_core/verify/rejection.py",
            "torch.where(rejected, keys.stream(Role.RESIDUAL)", "torch.where(rejected, keys.stream(Role.ACCEPT)",
