@@ -29,7 +29,6 @@ MODULES = {
     "pictures": "report.pictures",
     "precision": "cpu.precision",
     "record": "cpu.record",
-    "rooms": "report.rooms",
     "simulate": "simulation.command",
     "smoke": "smoke",
     "space": "space",

@@ -23,7 +23,9 @@ from tests.ui.conftest import save_tiny_pair
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
-    path for folder in ("", "docs/", "bench/", "distill/", "drafts/*/") for path in ROOT.glob(f"{folder}*.md")
+    path
+    for folder in ("", "docs/", "bench/", "bench/results/", "distill/", "drafts/*/")
+    for path in ROOT.glob(f"{folder}*.md")
 )
 # Folders that a path in a document may be relative to.
 ROOTS = (ROOT, ROOT / "bass_core", ROOT / "bench")

@@ -16,7 +16,7 @@ from typing import Any
 from .report import ROOT, Row
 
 RESULTS = ROOT / "bench" / "results"
-PAGES = tuple(ROOT / f"{name}.md" for name in ("README", "docs/figures", "docs/architecture", "docs/lecture"))
+PAGES = tuple(ROOT / f"{name}.md" for name in ("README", "docs/figures", "docs/lecture", "bench/results/README"))
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -109,19 +109,6 @@ def _wins() -> str:
             cases.setdefault(row["batch"], {})[row["arm"]] = row["ms/token"]
     rows = [{"batch": n} | arms | {"fastest": _WINS[min(arms, key=arms.__getitem__)]} for n, arms in cases.items()]
     return f"{markdown(rows, {'batch': 'batch', **_WINS, 'fastest': 'fastest'})}\n\n{made_by(document)}"
-
-
-def _rooms() -> str:
-    """Counts of the package layout before and after bass_core was divided into folders."""
-    named = {"before": load("rooms-before"), "after": load("rooms")}
-    rows = [{"tree": name} | document["results"][0] for name, document in named.items()]
-    columns = _columns(
-        "tree | files = files of bass_core | lines | median = lines of the median file | boxes = rooms | "
-        "fullest = files in the fullest folder | floors of boxes = floors | "
-        "arrows of boxes = arrows between rooms | circles of files"
-    )
-    made = " and ".join(f"`{document['command']}`" for document in named.values())
-    return f"{markdown(rows, columns)}\n\n{made}, {named['after']['date']}."
 
 
 def _compiles() -> str:
@@ -266,6 +253,11 @@ TABLES: dict[str, Callable[[], str]] = {
         "peers-native-bf16",
         "who | method | batch | weights | bits | ms/token | least | tokens/s | prompt ms = prompt, ms",
     ),
+    "peers-plain": _table(
+        "peers-native-bf16",
+        "who | method | batch | weights | bits | ms/token | tokens/s | prompt ms = prompt, ms",
+        lambda row: row["batch"] in (1, 8) and row["method"] in ("regular", "bass", "plain", "generate"),
+    ),
     "spec": _table("spec-native-bf16", _SPEC, lambda row: row["category"] == "all"),
     "spec-single": _table(
         "spec-single-native-bf16", _SPEC, lambda row: row["category"] == "all" and row["batch"] == 1
@@ -315,7 +307,6 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "simulate": _simulated,
     "wins": _wins,
-    "rooms": _rooms,
     "page": _page,
     "passk": _passk,
     "exactness": _exactness,
