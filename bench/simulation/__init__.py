@@ -1,1 +1,1 @@
-"""Checks, a validation and sweeps of `python -m bench simulate`; every prediction is bass_core/predict's."""
+"""The parts of `python -m bench simulate`: checks, validation and sweeps; bass_core/predict makes the predictions."""
