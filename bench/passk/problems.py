@@ -56,7 +56,7 @@ def chosen(count: int) -> list[Problem]:
 
 
 def prompt(pair: ModelPair, problem: Problem) -> str:
-    """Return the text for the model to continue: a chat turn if it has a template, then the function up to its body."""
+    """Return the text to continue: a chat turn if the model has a template, then the function up to its body."""
     opened_block = f"{FENCE}python\n{problem['prompt'].rstrip()}"
     tokenizer = pair.tokenizer
     if not getattr(tokenizer, "chat_template", None):

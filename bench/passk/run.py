@@ -102,8 +102,8 @@ def collect(
     budgets = sorted(arguments.budget_ms or written)
     if budgets[-1] > written[-1]:
         raise SystemExit(
-            f"{samples.path} was written with budgets up to {written[-1]:.0f} ms: lower --budget-ms, or name another "
-            "file."
+            f"{samples.path} was written with budgets up to {written[-1]:.0f} ms: lower --budget-ms, or name "
+            "another file."
         )
     waiting = [problem for problem in problems if problem["task_id"] not in samples.records]
     if waiting:

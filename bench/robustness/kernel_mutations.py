@@ -1,4 +1,4 @@
-"""Known ways to break CPU and GPU kernels, captured steps, and attention over shared prefixes, as in mutations.py."""
+"""Known ways to break CPU and GPU kernels, captured steps and shared prefixes; as in mutations.py."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The parts of `python -m bench simulate`: checks, validation and sweeps; bass_core/predict makes the predictions."""
+"""Checks, validation and sweeps of `python -m bench simulate`; bass_core/predict makes the predictions."""

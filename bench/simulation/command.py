@@ -84,7 +84,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def _datasheets() -> list[Row]:
     return [
-        {"kind": "datasheet", "section": "hardware", "hardware": card.name, "dense bf16 TFLOP/s": card.flops / 1e12,
-         "memory GB/s": card.bandwidth, "memory GB": card.memory, "NVLink GB/s": card.nvlink, "source": card.source}
-        for card in HARDWARE.values()
+        {"kind": "datasheet", "section": "hardware", "hardware": gpu.name, "dense bf16 TFLOP/s": gpu.flops / 1e12,
+         "memory GB/s": gpu.bandwidth, "memory GB": gpu.memory, "NVLink GB/s": gpu.nvlink, "source": gpu.source}
+        for gpu in HARDWARE.values()
     ]  # fmt: skip

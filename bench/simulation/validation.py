@@ -1,4 +1,4 @@
-"""Predictions for a batch size and a draft length that were held out of the measurements on this machine. Call `run`.
+"""Predictions for a batch size and a draft length that were held out of the measurements here. Call `run`.
 
 Every repeat measures the cost table of all batch sizes except the held-out one, then runs every arm. We use
 medians over repeats, so slow moments of the machine affect both sides. Acceptance comes from runs of the largest

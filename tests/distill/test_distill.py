@@ -275,10 +275,10 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
 def test_conversations_are_of_many_kinds_and_never_from_a_test_set(words):
     made = conversations(1, 400, words)
     assert made == conversations(1, 400, words) and made != conversations(2, 400, words) and len(made) == 400
-    prompts = [turns[0].text for turns in made if turns[0].text is not None and not turns[0].told]
+    prompts = [turns[0].text for turns in made if turns[0].text is not None and not turns[0].quotes]
     assert len(set(prompts)) == len(prompts) > 200
     assert 50 < sum(turns[0].text is None for turns in made) < 120
-    quoting = [turns[0] for turns in made if turns[0].told]
+    quoting = [turns[0] for turns in made if turns[0].quotes]
     assert quoting == [turns[0] for turns in made[-len(quoting) :]]
     assert all("{text}" in one.text for one in quoting)
     assert {len(turns) for turns in made} >= {1, 2, 3, 4}
@@ -347,7 +347,7 @@ def test_a_conversation_quotes_what_the_target_said_and_ends_in_time(pair, setti
     monkeypatch.setattr(corpus_module, "QUOTED", 1)
     writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
     assert len(writer.write([[Turn("say a"), Turn("more")], [Turn("say b")], [Turn("c" * 201)]])) == 3
-    told = dict(writer.told)
+    told = dict(writer.quotable)
     assert set(told) == {"say a", "say b"}
     (row,) = writer.write([[Turn("About {text}: {question}?", 5)]])
     text = pair.tokenizer.decode(row.tokens)
