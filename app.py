@@ -337,7 +337,6 @@ def race_page(
     """Return the page for a pair, and the service that runs its races.
 
     Args:
-        options: the command line's options.
         early: a context to hold while we prepare the service. We leave it before we build the page, because Gradio
             builds one page at a time.
     """

@@ -53,7 +53,6 @@ def ours(
     """Run one of our decoders.
 
     Args:
-        pair: the models.
         method: the lane's method, for example "bass".
         prompts: texts or token ids.
         tokens: new tokens per row.
@@ -109,7 +108,6 @@ def theirs(pair: ModelPair, prompts: list[Any], tokens: int, **assistance: Any) 
     """Run transformers' `generate` on the same model, in its own dtype and with eager attention.
 
     Args:
-        pair: the models.
         prompts: texts or token ids.
         tokens: new tokens per row.
         **assistance: assistant_model or prompt_lookup_num_tokens for assisted generation, with one prompt only.

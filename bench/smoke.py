@@ -72,7 +72,6 @@ def judge(case: str, snapshot: Mapping[str, Any], temperature: float, whole: boo
     """Return a row for each lane of a finished race: its tokens, whether its greedy text is regular's, its error.
 
     Args:
-        case: the name of the race.
         snapshot: its last snapshot.
         temperature: its sampling temperature; texts are compared only at 0.
         whole: whether every row must have TOKENS tokens.

@@ -120,11 +120,9 @@ class Batches:
     """Endless batches of the rows that have scored tokens, in an order that depends only on the seed.
 
     Args:
-        rows: the corpus.
         scale: the scale of their states.
         longest_row: rows are cut to this many tokens.
         tokens: most tokens of a batch, including padding; a longer row is a batch of one.
-        seed: the seed of the order.
     """
 
     def __init__(self, rows: list[Row], scale: Scale, longest_row: int, tokens: int, seed: int) -> None:

@@ -86,7 +86,6 @@ def samples_of(
     """Run `repeats` calls of each arm in turns, after a short unmeasured call.
 
     Args:
-        pair: the models.
         prompts: texts or token ids.
         tokens: new tokens per row.
         repeats: measured calls per arm.

@@ -91,8 +91,6 @@ def arms(pair: ModelPair, batch: int, first: bool) -> dict[str, Row]:
     """Return the arguments of `generate` by the names of the arms.
 
     Args:
-        pair: the models.
-        batch: the batch size.
         first: whether this is the first batch size, which includes speculative decoding.
     """
     by_name: dict[str, Row] = {}

@@ -147,12 +147,9 @@ def step_ms(
     """Return the median milliseconds of a step, or of its replay if it was captured.
 
     Args:
-        ctx: the section.
-        model: the model.
         rows: the batch size.
         width: new tokens per row.
         kv: cached tokens per row.
-        backend: the attention backend.
         graphs: whether to capture the step.
     """
     make = make_runner if graphs else ModelRunner

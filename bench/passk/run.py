@@ -76,11 +76,8 @@ def collect(
     """Run all arms on every problem that is not yet in the samples.
 
     Args:
-        pair: the models.
-        problems: the problems to solve.
         samples: the run's samples, which are filled in.
         fractions: default budgets, as fractions of the time of one regular sequence.
-        arguments: the command line's options.
 
     Returns:
         One record per problem (bench/passk/score.py), and the budgets in milliseconds, shortest first.

@@ -38,7 +38,6 @@ def row(records: list[Record], method: str, n: int, budget_ms: float, judged: bo
     sequences. Only shares of problems have Wilson intervals, because sequences of one problem are not independent.
 
     Args:
-        records: the records of all problems.
         method: the lanes' method.
         n: sequences per problem.
         budget_ms: the budget.

@@ -49,7 +49,6 @@ class Arm:
     Attributes:
         who: the program.
         method: its method, for example "regular".
-        batch: the batch size.
         weights: a key of BITS.
         run: takes the number of new tokens and returns the token ids of each row, or None for a peer.
     """
@@ -146,7 +145,6 @@ def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) 
     """Run all arms `repeats` times, after a round that does not count.
 
     Args:
-        arms: the arms.
         tokens: new tokens of a whole call.
         repeats: counted rounds.
         clocks: functions that return the CPU seconds of each of our processes.

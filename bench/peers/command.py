@@ -242,7 +242,6 @@ def claims(turns: list[Turns], dtype: str, native: bool, quick: bool) -> list[Ro
     """Return all claims.
 
     Args:
-        turns: the calls of all arms.
         dtype: the weights of our 16-bit lanes.
         native: whether this CPU multiplies bfloat16 natively.
         quick: whether the ratios stay open.

@@ -35,7 +35,6 @@ def serve(model: str, way: str, sequences: int, context: int, threads: int) -> t
         way: a name of SPECULATION.
         sequences: rows per call.
         context: the most tokens of a row.
-        threads: the number of threads.
     """
     import xllamacpp
 

@@ -29,7 +29,6 @@ def serve(model: str, way: str, threads: int) -> tuple[str, Complete]:
     Args:
         model: the GGUF file.
         way: a name of WAYS.
-        threads: the number of threads.
     """
     import numpy as np
     import openvino as ov

@@ -49,7 +49,6 @@ def parser(name: str, description: str, *models: str, figures: bool = False) -> 
     """Return an argument parser with the options of every bench.
 
     Args:
-        name: the bench's name.
         description: the text of --help.
         *models: names of further options, see MODELS.
         figures: whether to add --report, for a bench that draws.

@@ -96,33 +96,33 @@ def room(name: str) -> str:
     return parts[0] if parts[0] != "bass_core" else parts[1] if len(parts) > 1 else "public names"
 
 
-def rooms(found: Modules) -> tuple[dict[str, list[str]], Arrows]:
+def rooms(by_name: Modules) -> tuple[dict[str, list[str]], Arrows]:
     """Return the files with code in each room, and the number of imports from one room to another."""
     files: dict[str, list[str]] = {}
     counted: Counter[tuple[str, str]] = Counter()
-    for name, (lines, imports) in found.items():
+    for name, (lines, imports) in by_name.items():
         if lines > 1:
             files.setdefault(room(name), []).append(name)
         counted.update((room(name), room(target)) for target in imports if room(name) != room(target))
     return files, {arrow: count for arrow, count in counted.items() if set(arrow) <= set(files)}
 
 
-def figures(found: Modules) -> Row:
+def figures(by_name: Modules) -> Row:
     """Return the counts of bass_core's files with code, of its boxes, and of import cycles anywhere."""
-    files, arrows = rooms(found)
+    files, arrows = rooms(by_name)
     library = [name for box, names in files.items() if box not in COLOURS for name in names]
-    between = {(name, target): 1 for name, (_, imports) in found.items() for target in imports}
+    between = {(name, target): 1 for name, (_, imports) in by_name.items() for target in imports}
     inside = {arrow: 1 for arrow in between if set(arrow) <= set(library)}
     folders = Counter(
         # A package's __init__ is in the package's folder.
-        name if any(other.startswith(f"{name}.") for other in found) else name.rpartition(".")[0]
-        for name in found
+        name if any(other.startswith(f"{name}.") for other in by_name) else name.rpartition(".")[0]
+        for name in by_name
         if room(name) not in ("ui", "kernels")
     )
     return {
         "files": len(library),
-        "lines": sum(found[name][0] for name in library),
-        "median": statistics.median(found[name][0] for name in library),
+        "lines": sum(by_name[name][0] for name in library),
+        "median": statistics.median(by_name[name][0] for name in library),
         "boxes": len(set(files) - set(COLOURS)),
         "fullest": max(folders.values()),
         "arrows of boxes": len(arrows),

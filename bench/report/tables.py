@@ -230,7 +230,7 @@ def _alike(results: list[Row]) -> str:
         line = lines.setdefault((text, row["arm"]), {"text": text, "arm": row["arm"]})
         line[str(row["batch"])] = f"{round(row['identical'] * row['rows'])} of {row['rows']}"
         case = f"{text}, {row['arm']}, batch {row['batch']}"
-        differences += [f"- {case}: {described(one)}" for one in row.get("differences", ())]
+        differences += [f"- {case}: {described(difference)}" for difference in row.get("differences", ())]
     table_rows = [{str(batch): "" for batch in batches} | line for line in lines.values()]
     columns = {"text": "text", "arm": "decoder", **{str(batch): f"batch {batch}" for batch in batches}}
     return "\n".join([markdown(table_rows, columns), *([""] if differences else []), *differences])

@@ -34,12 +34,10 @@ def figures(
     """Predict the ms per token of regular decoding and of Algorithm 1, and the speed-ups of three policies.
 
     Args:
-        costs: the step times.
         acceptance: the acceptance of the simulated rounds.
         rate: the i.i.d. acceptance for which we choose the fixed length.
         rows: the batch size.
         tokens: new tokens per row.
-        seed: the seed of the simulation.
         trials: simulated runs per policy.
     """
     length = best_fixed(costs, rate, rows)
