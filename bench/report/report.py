@@ -97,7 +97,7 @@ def readable(text: str) -> Path:
 
 
 def writable(text: str) -> Path:
-    """Parse an option that names a file to write; refuse now what could not be written hours later."""
+    """Parse an option that names a file to write, and refuse it at once if its folder does not exist."""
     if not text or os.path.isdir(text) or not os.path.isdir(Path(text).parent):
         raise argparse.ArgumentTypeError(f"no file can be written at {text!r}: name one in an existing folder")
     return Path(text)
