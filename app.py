@@ -73,15 +73,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--threads",
         type=whole(most=MAX_THREADS),
-        help="the models' threads on a CPU; by default one per core, minus one for the browser if only this "
+        help="the models' threads on a CPU; if omitted, one per core, minus one for the browser if only this "
         "machine can open the page",
     )
     add("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
-    add("--port", type=whole(most=MAX_PORT), help="port to listen on; by default the first free one from 7860")
+    add("--port", type=whole(most=MAX_PORT), help="port to listen on; if omitted, the first free one from 7860")
     add(
         "--root-path",
         metavar="PATH",
-        help="path at which a proxy serves the page, such as /bass; by default GRADIO_ROOT_PATH",
+        help="path at which a proxy serves the page, such as /bass; if omitted, GRADIO_ROOT_PATH",
     )
     add(
         "--draft-length",
@@ -110,7 +110,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--worker-resources",
         metavar="NAME=N,...",
-        help="resources of each worker on a cluster, such as CPU=4; by default a GPU",
+        help="resources of each worker on a cluster, such as CPU=4; if omitted, a GPU",
     )
     add("--share", action="store_true", help="also serve it at a public address of gradio.live")
     add(

@@ -185,7 +185,7 @@ def _many_captures(ctx: Context) -> None:
 
 
 def _failed_capture(ctx: Context) -> None:
-    """Test a forward that waits for the device and so can't be captured: it runs eagerly and harms no other pair."""
+    """Test a forward that waits for the device and can't be captured: it runs eagerly and harms no other pair."""
     model = ctx.small_pair().target_step
     forward = model.forward_captured
 
