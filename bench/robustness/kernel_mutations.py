@@ -1,7 +1,4 @@
-"""Known ways to break the kernels of a CPU and a GPU, captured steps, and attention over prefixes that rows share.
-
-Contract: as in mutations.py.
-"""
+"""Known ways to break CPU and GPU kernels, captured steps and shared prefixes; as in mutations.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The known ways to break the decoder: mistakes that real projects have shipped, each as one edit.
+"""Known ways to break the decoder: mistakes that real projects have shipped, each as one edit.
 
-Contract: `old` occurs exactly once in the file. If the sources change and it no longer does, `apply` raises. The
-kernels, and what stores keys and values, are broken in kernel_mutations.py.
+`old` must occur exactly once in the file; otherwise `apply` raises. kernel_mutations.py has the mutants of the
+kernels and the caches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Mutant:
-    """An edit that replaces `old` in a file by `new`; `cases` are the smallest tests meant to catch it."""
+    """An edit of a file.
+
+    Attributes:
+        name: the mutant's name in results.
+        file: the file to edit, relative to the root.
+        old: the text to replace.
+        new: its replacement.
+        cases: the smallest tests meant to catch it.
+    """
 
     name: str
     file: str
@@ -21,7 +29,11 @@ class Mutant:
     cases: list[str]
 
     def apply(self, root: Path) -> None:
-        """Edit the file under `root`. Raises ValueError unless `old` occurs exactly once."""
+        """Edit the file under `root`.
+
+        Raises:
+            ValueError: if `old` does not occur exactly once.
+        """
         path = root / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
@@ -36,7 +48,7 @@ _BLOCK = "tests/bass_core/verify/test_block.py::test_"
 _FED = "tests/bass_core/draft/test_trees_fed.py::test_"
 _OVERLAPPED = "tests/bass_core/overlapped/test_"
 _CORE = "tests/bass_core/"
-# What torch decides where the CPU's kernels don't.
+# Cases in which torch verifies, not the CPU kernels.
 _REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_are_the_reference_s"]
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
