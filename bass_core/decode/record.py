@@ -9,7 +9,7 @@ import math
 
 from ..sequence import RowRound, Sequence
 from ..verify.acceptance import RowOutcome
-from ..verify.detail import kept_drafts
+from ..verify.detail import recorded_drafts
 
 
 def write_round(
@@ -31,7 +31,7 @@ def write_round(
     tokens = [*(drafts[i] for i in path), *own]
     origins = ["accepted"] * len(path) + [last] * len(own)
     taken = row.write(tokens, origins)
-    kept = kept_drafts(path, count, parents, taken)
+    kept = recorded_drafts(path, count, parents, taken)
     path = path[:taken]
     tests = [outcome.tests[i] for i in kept]
     record = RowRound(
