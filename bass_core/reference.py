@@ -70,8 +70,7 @@ def step(
 ) -> list[list[int]]:
     """Run a round of BASS, which is Leviathan's step for each row of a batch; return each row's new tokens.
 
-    Args:
-        gammas: number of drafts of each row.
+    `gammas` are the rows' numbers of drafts.
     """
     rows = range(len(texts))
     x: list[list[int]] = [[] for _ in rows]
@@ -111,9 +110,8 @@ def bass(
 ) -> list[list[int]]:
     """Write `new_tokens` tokens after each prompt, all rows at once.
 
-    Args:
-        length: drafts per row and round; None uses BASS's Algorithm 1.
-        ids: the key of each row's noise; None means 0, 1, 2 and so on.
+    `length` is the number of drafts per row and round; None uses BASS's Algorithm 1. `ids` are the keys of the
+    rows' noise; None means 0, 1, 2 and so on.
     """
     texts = [list(prompt) for prompt in prompts]
     ends = [len(text) + new_tokens for text in texts]

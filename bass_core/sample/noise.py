@@ -115,12 +115,7 @@ def token_uniforms(
 ) -> Tensor:
     """Return one float32 uniform in (0, 1) for each key and token: the keys' shape + [V].
 
-    Args:
-        seed: as in `words`.
-        sequence_ids: as in `words`.
-        positions: as in `words`.
-        streams: as in `words`.
-        tokens: V, for the ids 0 to V - 1, or the ids themselves, int64 [V].
+    The keys are those of `words`. `tokens` is V, for the ids 0 to V - 1, or the ids themselves, int64 [V].
     """
     first, second, _, _ = words(seed, sequence_ids, positions, streams)
     ids = torch.arange(tokens, device=first.device) if isinstance(tokens, int) else tokens

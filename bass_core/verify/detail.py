@@ -153,10 +153,8 @@ def _endings(places: list[_Place], logits: Tensor, drafts: Drafts, params: Sampl
 def _ending(place: _Place, rows: list[list[float]], total: float) -> Ending:
     """Return the ending at `place`.
 
-    Args:
-        rows: [token, p, q, residual] of the most likely tokens, then of the rejected draft and of the written
-            token.
-        total: sum of the residual over all tokens.
+    `rows` are [token, p, q, residual] of the most likely tokens, then of the rejected draft and of the written
+    token. `total` is the sum of the residual over all tokens.
     """
     top: dict[int, Candidate] = {}
     tested = place.q is not None

@@ -258,8 +258,7 @@ def _recover(
 ) -> Tensor:
     """Draw the token after the accepted drafts, int64 [B]: recovered after a rejection, else the target's own.
 
-    Args:
-        reach: [B, l+1], the factor of p for a recovered token, by number of accepted drafts (block.py).
+    `reach` [B, l+1] is the factor of p for a recovered token, by number of accepted drafts (block.py).
     """
     rows = torch.arange(len(accepted), device=accepted.device)
     at_end = p[rows, accepted]
