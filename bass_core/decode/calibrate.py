@@ -117,7 +117,7 @@ class MeasuredCosts:
                 return
 
     def _read_stored(self) -> CostTable | None:
-        """Return the stored table, or None if there is none or it has draft costs when it should not, or lacks them."""
+        """Return the stored table, or None; a table whose draft costs don't fit the drafter counts as missing."""
         table = read_table(self.path)
         return table if table is None or bool(table.draft) == (self.kind.timed is not None) else None
 

@@ -42,8 +42,8 @@ def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> li
         check_whole("a sequence id", key, 0, 2**63 - 1)
     if len(set(ids)) < len(ids) and kind.reads_others:
         raise RequestError(
-            f"sequence_ids must differ if the drafter may read the texts of other rows; got {ids!r}: give each row "
-            "its own id, or choose another drafter."
+            f"sequence_ids must differ if the drafter may read the texts of other rows; got {ids!r}: give each "
+            "row its own id, or choose another drafter."
         )
     return list(ids)
 
@@ -118,7 +118,7 @@ def check_sight(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None
     """Refuse a drafter that reads only parts of the cache if the attention can't do that."""
     if kind.windows and backend not in SHARING:
         raise RequestError(
-            f'drafter="{drafter}" reads only parts of the cache, and attention="{backend}" always reads all of it: '
+            f'drafter="{drafter}" reads only parts of the cache, and attention="{backend}" always reads it all: '
             'choose attention="sdpa".'
         )
 

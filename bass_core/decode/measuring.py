@@ -35,8 +35,8 @@ from .peaks import measure_peaks
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# A process gives up on a table after this many incomplete coarse measurements. If they only ran out of time, a file
-# next to the table tells later processes. The page and "cost-aware" measure without a limit.
+# A process gives up on a table after this many incomplete coarse measurements. If they only ran out of time, a
+# file next to the table stops later processes as well. The page and "cost-aware" measure without a limit.
 MOST_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()

@@ -1,8 +1,9 @@
 """The peaks of a pair's device, which a lane's work is compared with. A CPU's are measured once and stored.
 
-`known_peaks` measures nothing. `measure_peaks` measures a CPU, in about a second, once per CPU, dtype and number
-of threads. It runs with the cost measurements (calibrate.py), while no lane runs. Until then, and if measuring is
-not allowed, a CPU's peaks are unknown. machine/cpu_speed.py has the method, machine/hardware.py the datasheets.
+`known_peaks` measures nothing on a CPU. `measure_peaks` measures a CPU, in about a second, once per CPU, dtype and
+number of threads. It runs with the cost measurements (calibrate.py), while no lane runs. Until then, and if
+measuring is not allowed, a CPU's peaks are unknown. machine/cpu_speed.py has the method, machine/hardware.py the
+datasheets.
 """
 
 from __future__ import annotations
