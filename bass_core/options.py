@@ -1,8 +1,7 @@
 """The options of `generate`, `stream` and `race`, each defined once.
 
 `Options` is plain, unchecked data; `make_request` (decode/request.py) checks it against the pair and the prompts.
-`gathered` builds an Options from the arguments of a call. `Keywords` shows its fields to type checkers as keyword
-arguments, and `lists_options` shows them to help() and editors.
+`gathered` builds an Options from the arguments of a call.
 """
 
 from __future__ import annotations

@@ -49,8 +49,6 @@ class Sequence:
     Attributes:
         index: its place in the request.
         id: key of its random numbers.
-        prompt: token ids of the prompt.
-        max_new_tokens: most tokens that it may generate.
         eos: ids that end it.
         token_ids: the new tokens only; `tokens` also has the prompt.
         origins: where each new token came from, e.g. "accepted" or "bonus".
@@ -117,7 +115,6 @@ class Candidate:
     None marks a number that the rule does not use there.
 
     Attributes:
-        token: its id.
         p: the target's probability.
         q: the draft's probability.
         residual: its share of the residual max(0, p - q), from which a recovered token is drawn.
@@ -189,7 +186,6 @@ class RowRound:
         q: the draft's probability of each draft.
         u: the uniform number that tested each draft; NaN if there is none, e.g. under coupled verification.
         accepted: number of accepted drafts.
-        tokens: the tokens that the round appended.
         origins: where each of `tokens` came from.
         finish_reason: why the sequence ended in this round, or None.
         next_p: p of the token after the accepted drafts; NaN in a prefill.
@@ -293,7 +289,6 @@ class WindowWork:
     """All windowed forwards of a round in which the target drafts for itself.
 
     Attributes:
-        forwards: number of forwards.
         tokens: tokens fed, padding included.
         read: cached tokens that the forwards read, over all rows.
         seen: the same, counted once per token that attends to them.
@@ -319,7 +314,6 @@ class Round:
     Attributes:
         kind: "prefill" (one chunk of the prompts; the last one appends the first tokens), "plain" or "verify".
         draft_length: the largest of `lengths`.
-        rows: one record per row.
         time_ms: the lane's clock when it ended. It began when the round before it ended.
         draft_forwards: forwards of the draft model.
         draft_tokens: tokens drawn by the draft model, verified or not; copied drafts do not count.

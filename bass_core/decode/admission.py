@@ -43,7 +43,6 @@ class Method(Protocol):
     """The properties of a method that admission needs.
 
     Attributes:
-        drafts: whether it drafts.
         batched: whether all rows are in memory at the same time.
         outside: whether other code than ours decodes.
     """
@@ -61,10 +60,7 @@ class Method(Protocol):
 def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
     """Check that every group of methods fits the memory.
 
-    Args:
-        pair: the models.
-        request: the request.
-        together: groups of methods; those of one group run at the same time, the groups one after another.
+    Methods of one group in `together` run at the same time, the groups one after another.
 
     Raises:
         RequestError: if a group does not fit.
@@ -168,15 +164,9 @@ def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> 
 
 
 def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
-    """Return the bytes that a backend needs for one attention.
+    """Return the bytes of one attention for `heads` (tokens x query heads) of `dim` numbers over `columns` tokens.
 
     pad, split and sdpa store a matrix of scores. flash stores none. fused and mixed store float32 partial results.
-
-    Args:
-        backend: its name.
-        heads: tokens x query heads.
-        columns: cached tokens to attend to.
-        dim: numbers per head.
     """
     if backend == "flash":
         return 0

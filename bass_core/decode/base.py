@@ -57,7 +57,6 @@ class Decoder(Protocol):
 
     Attributes:
         target_forwards: the target's prefills and rounds so far.
-        finished: whether every sequence has ended.
         timeline: None if draft and target do not overlap.
     """
 
@@ -92,9 +91,6 @@ class DecodingParams:
     """How a decoder samples and verifies; the same for every lane of a race.
 
     Attributes:
-        sampling: how tokens are sampled.
-        seed: seed of all random numbers.
-        verification: the rule.
         synthetic: `synthetic_acceptance`.
         inspect: whether rounds set `Round.explain`.
         logprobs: whether rows record the log-probabilities of their tokens.

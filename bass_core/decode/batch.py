@@ -60,12 +60,8 @@ class BatchDecoder:
     """Decode one batch. When a row finishes, the last row takes its place.
 
     Attributes:
-        sequences: the rows.
-        target: runs the target.
-        params: how to sample and verify.
         drafter: None for regular decoding.
         policy: sets the draft lengths; None drafts nothing.
-        target_forwards: the target's prefills and rounds so far.
         return_states: whether the target's forwards return hidden states, for the drafter or another reader.
         cache: bytes of the caches, for the lane to show.
     """
@@ -185,7 +181,6 @@ class BatchDecoder:
         return round_
 
     def _offers(self) -> list[Offer]:
-        """Return what each row could draft next."""
         return [] if self.drafter is None else self.drafter.offers(self._rows)
 
     def _lengths(self, offers: list[Offer]) -> list[int]:
@@ -309,7 +304,6 @@ class BatchDecoder:
 
 
 def _tokens(proposal: Proposal) -> list[list[int]]:
-    """Return the drafts by row, without padding."""
     return [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
 
 

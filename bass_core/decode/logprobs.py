@@ -34,7 +34,7 @@ def note(
         records: the round's record of each row.
         paths: the accepted drafts of each row.
         raw: [B, 1 + N, V], the model's logits: column 0 after a row's newest token, column i + 1 after draft i.
-        shaped: [B, 1 + N, V], the same after penalties.
+        shaped: the same after penalties.
         params: how tokens are sampled.
     """
     places = [

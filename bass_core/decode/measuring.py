@@ -102,7 +102,6 @@ class Measuring:
     Each iteration is one step of a decoder, or one of the peaks; there is none if everything is known already.
 
     Attributes:
-        pair: the models.
         request: has its costs afterwards; they stay None if no policy needs them or "auto" can't get them.
         rows: rows of the largest batch among the lanes that draft by a policy; 0 if there is none.
         progress: progress of the costs; None before their first step.

@@ -64,12 +64,7 @@ def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, chat: Chat) 
 
 
 def count_tokens(pair: ModelPair, prompt: str | Seq[Mapping[str, Any]], system: str | None = None) -> int:
-    """Return the number of tokens of a prompt, including the chat template and a system message.
-
-    Args:
-        pair: the models and the tokenizer.
-        prompt: a text, or a conversation as a list of messages.
-        system: a system message before a prompt that is text.
+    """Return the number of tokens of a text or a conversation, with the chat template and a system message.
 
     Raises:
         RequestError: as a request with this prompt would, e.g. if it is empty or too long for the model.

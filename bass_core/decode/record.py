@@ -19,17 +19,9 @@ def write_round(
     parents: list[int] | None = None,
     ends: bool = True,
 ) -> RowRound:
-    """Append the accepted drafts and, if `ends`, the next token.
+    """Append the accepted drafts and, if `ends`, the next token; return the record of the round.
 
-    Args:
-        row: the sequence.
-        outcome: its verification.
-        count: number of the row's drafts in this round.
-        parents: for trees, as in TreeProposal.
-        ends: whether the round ends with `outcome.next_token`; if False, it ends with an accepted draft.
-
-    Returns:
-        The record of the round.
+    `count` is the row's number of drafts. `parents` is for trees, as in TreeProposal.
     """
     path = outcome.accepted_drafts
     drafts = [test.token for test in outcome.tests[:count]]

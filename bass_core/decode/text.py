@@ -21,9 +21,7 @@ class TextStream:
     """The text of one sequence; each new token decodes only a short tail again.
 
     Attributes:
-        stop: the stop strings.
         stopped: whether one of them has appeared. The text ends before it, and further tokens add nothing.
-        ids: the tokens so far.
         pieces: the text that each token added.
     """
 

@@ -72,14 +72,7 @@ def shaped(
 
 
 def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], drawn: Seq[Tensor]) -> Tensor:
-    """Return the changed logits [B, V] after the rows' texts and the drafts drawn so far.
-
-    Args:
-        logits: [B, V].
-        params: as in `shaped`.
-        rows: as in `shaped`.
-        drawn: int64 [B] per step.
-    """
+    """Return the changed logits [B, V] after the rows' texts and the drafts `drawn` so far, int64 [B] per step."""
     if not params.shapes:
         return logits
     changed = copied(logits[:, None])
@@ -125,12 +118,7 @@ def _penalise(
 ) -> None:
     """Apply `_penalised` in place on the host, to the logits of tokens in the texts and drafts only.
 
-    Args:
-        logits: [B, S, V].
-        params: the penalties.
-        rows: the sequences.
-        drafts: the drafts, by row.
-        leads: leads[r][s] lists the drafts that lead to position s.
+    leads[r][s] lists the drafts of row r that lead to position s.
     """
     penalty, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
     for r, (row, drafted) in enumerate(zip(rows, drafts, strict=True)):
@@ -154,14 +142,7 @@ def _penalise(
 
 
 def _penalised(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], ahead: Tensor) -> Tensor:
-    """Return the logits after the penalties.
-
-    Args:
-        logits: [B, S, V].
-        params: the penalties.
-        rows: the sequences.
-        ahead: [B, S, V], how often each token occurs in the drafts that lead to a position.
-    """
+    """Return the penalised logits; ahead [B, S, V] counts each token in the drafts that lead to a position."""
     if params.repetition_penalty != 1:
         seen = _counts([row.tokens for row in rows], logits)[:, None] + ahead > 0
         penalty = params.repetition_penalty
@@ -184,7 +165,6 @@ def _counts(texts: list[list[int]], like: Tensor) -> Tensor:
 
 
 def _bias(logits: Tensor, params: SamplingParams) -> None:
-    """Add the biases, in place."""
     if added := dict(params.biases):
         ids = to_device(list(added), logits.device)
         logits[..., ids] += to_device(list(added.values()), logits.device)
@@ -214,13 +194,7 @@ def _paths(text: list[int], drafts: list[int], parents: Seq[int]) -> list[list[i
 
 
 def _forbid(logits: Tensor, params: SamplingParams, paths: list[list[list[int]]]) -> None:
-    """Set the last token of each longer bad word to -inf, in place, if the text before ends in its other tokens.
-
-    Args:
-        logits: [B, S, V].
-        params: the bad words.
-        paths: by row and position, the end of the text before it.
-    """
+    """Set the last token of a longer bad word to -inf, in place, if its other tokens end the text before (`paths`)."""
     places = [
         [r, s, word[-1]]
         for r, row in enumerate(paths)

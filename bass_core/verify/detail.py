@@ -51,7 +51,6 @@ class _Place:
     """The position where a row's round ended.
 
     Attributes:
-        row: index of the row.
         node: the last accepted draft, or -1.
         after: number of accepted drafts.
         draft: the draft that was rejected there, or None.
@@ -80,13 +79,8 @@ def explain(
 ) -> None:
     """Set `detail` in the record of each row that drafted.
 
-    Args:
-        records: one per row.
-        outcomes: one per row.
-        logits: [B, 1 + N, V], the target's logits of this round.
-        drafts: the round's drafts.
-        params: how tokens were sampled.
-        rule: from `rule_name`.
+    `records` and `outcomes` have one entry per row; `logits` [B, 1 + N, V] are the target's; `rule` is from
+    `rule_name`.
     """
     rows = [r for r, tokens in enumerate(drafts.tokens) if tokens]
     if not rows:
@@ -188,7 +182,6 @@ class Drafts:
     """The drafts of a round; lists by row, each as long as the row has drafts.
 
     Attributes:
-        tokens: the draft tokens.
         sources: who proposed each draft.
         parents: as in TreeProposal; None for chains.
         drawn: as in TreeProposal; None for chains.

@@ -64,7 +64,7 @@ class Verification:
 
 
 def stop_together(outcomes: list[RowOutcome]) -> list[RowOutcome]:
-    """Cut every outcome of a round to the fewest accepted drafts; kept for comparison, BASS needs no such thing.
+    """Cut every outcome of a round to the fewest accepted drafts; kept for comparison.
 
     An acceptance of a becomes a^batch. The text keeps its distribution: a row that had accepted more writes the
     next of these drafts in place of the target's own token.

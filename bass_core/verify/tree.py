@@ -182,17 +182,9 @@ class _Walk:
     def _draw(
         self, rows: list[int], to_draw: list[tuple[int, Tensor, Role]], p: Tensor, ids: Tensor, positions: Tensor
     ) -> list[int]:
-        """Draw the target's token for rows whose drawn child was rejected or does not exist.
+        """Draw the target's token for rows without an accepted drawn child; return the rows that continue.
 
-        Args:
-            rows: the rows.
-            to_draw: by row: its place among the active rows, the weights to draw from, and the role of the noise.
-            p: the target's distributions of the active rows.
-            ids: sequence ids of the active rows.
-            positions: positions of the active rows.
-
-        Returns:
-            The rows that continue at a child which is that token.
+        `to_draw` has, for each row, its index in `p`, the weights to draw from, and the role of the noise.
         """
         places = [i for i, _, _ in to_draw]
         at = to_device(places, p.device)

@@ -36,7 +36,6 @@ class DraftThread:
     """The draft of these sequences. The target's thread calls the methods without an underscore.
 
     Attributes:
-        timeline: when draft and target were busy.
         lock: a thread that touches a row holds this.
         rows: the rows that both sides share, by the sequences' index.
         session: the draft's side; None if it could not be made.
@@ -142,11 +141,7 @@ class DraftThread:
     def agree(self, row: Sequence, tokens: list[int], same: bool, states: Tensor | None) -> None:
         """Tell the draft's side that the row has just written `tokens`.
 
-        Args:
-            row: the sequence.
-            tokens: its new tokens.
-            same: whether they are exactly the drafts.
-            states: as in Row.
+        `same` means that they are exactly the drafts; `states` as in Row.
         """
         with self.lock:
             shared = self.rows[row.index]

@@ -120,10 +120,8 @@ class DraftSession:
     """Drafts for the rows with the draft of `source`.
 
     Attributes:
-        rows: the rows that are not finished.
         lead: tokens to draft beyond the text.
         limit: most tokens that the draft can hold.
-        device: the draft's device.
         home: the target's device.
         totals: tokens drafted so far, forwards of the draft model, tokens that it drew, and roll-backs.
     """
@@ -285,7 +283,7 @@ def second_device(device: torch.device) -> torch.device | None:
 
 _log = logging.getLogger(__name__)
 _moving = threading.Lock()
-# Keyed by the draft's step, which a pair replaces when its models change. The Watch detects weights changed in place.
+# Keyed by the draft's step, which a pair replaces with its models. The Watch detects weights changed in place.
 _moved: weakref.WeakKeyDictionary[CausalModel, tuple[DraftSource, Watch]] = weakref.WeakKeyDictionary()
 
 

@@ -27,13 +27,7 @@ class Timeline:
     """The busy times of draft and target.
 
     Attributes:
-        target: begin and end of each of the target's steps.
-        draft: begin and end of the draft's steps; those close together are joined.
-        rollbacks: when the draft rolled back.
-        target_ms: total time of the target's steps.
-        draft_ms: total time of the draft's steps.
         waited_ms: time that the target waited for drafts.
-        rolled_back: number of roll-backs.
         made: tokens drafted.
         looked_at: drafted tokens that a verification has looked at.
         waiting: drafted tokens not verified yet.
