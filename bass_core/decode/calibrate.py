@@ -1,9 +1,9 @@
 """Measure the cost of a round on this machine, for a pair and a device, and store it.
 
-`cost_table` measures what is missing at once. `MeasuredCosts.measure` does it step by step, each a round or a
+`cost_table` measures all missing costs right away. `MeasuredCosts.measure` does it step by step, each a round or a
 prefill chunk, so the caller can show progress or stop. measuring.py decides when to measure.
 
-Rounds are timed in a real decoder whose drafts are random tokens. The median of several times counts, because one
+Rounds are timed in a real decoder whose drafts are random tokens. The median of several times is used, because one
 unusually short time would make all others look expensive, or cheap. The costs for a number of rows are stored once
 they are complete. The length of the text is not varied.
 """

@@ -1,6 +1,6 @@
 """The checks of a request's numbers and names, one function each. None of them runs a model.
 
-A check raises RequestError, with one sentence that names the bad value and says what to do. Otherwise it returns
+A check raises RequestError, with one sentence that names the bad value and the remedy. Otherwise it returns
 the value in the form that a Request stores, if that differs.
 """
 

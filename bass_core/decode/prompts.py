@@ -209,10 +209,10 @@ def _parts(content: Any) -> Any:
 
 
 def check_text(prompt: str) -> None:
-    """Check that a text is not blank and that a tokenizer can read it.
+    """Check a text.
 
     Raises:
-        RequestError: if not.
+        RequestError: if it is blank, or if no tokenizer can read it.
     """
     if not prompt.strip():
         raise RequestError("The prompt is empty: write something for the model to answer.")

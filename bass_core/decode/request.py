@@ -116,7 +116,7 @@ def check_options(options: Options) -> None:
     """Check everything that does not depend on the pair and the prompt.
 
     Raises:
-        RequestError: with one sentence that says what to do.
+        RequestError: if an option can't be used.
     """
     check_whole("n", options.n, 1, MAX_ROWS)
     check_whole("max_new_tokens", options.max_new_tokens, 1, None)
@@ -140,7 +140,7 @@ def make_request(
     """Check all options, given as one object or as keywords, against the pair and the prompt.
 
     Raises:
-        RequestError: with one sentence that says what to do.
+        RequestError: if an option or the prompt can't be used.
     """
     unchecked = gathered(make_request, options, keywords)
     check_options(unchecked)

@@ -21,7 +21,7 @@ class TextStream:
     """The text of one sequence; each new token decodes only a short tail again.
 
     Attributes:
-        stopped: whether one of them has appeared. The text ends before it, and further tokens add nothing.
+        stopped: whether a stop string has appeared. The text ends before it, and further tokens add nothing.
         pieces: the text that each token added.
     """
 

@@ -194,7 +194,7 @@ def _paths(text: list[int], drafts: list[int], parents: Seq[int]) -> list[list[i
 
 
 def _forbid(logits: Tensor, params: SamplingParams, paths: list[list[list[int]]]) -> None:
-    """Set the last token of a longer bad word to -inf, in place, if its other tokens end the text before (`paths`)."""
+    """Set the last token of a longer bad word to -inf, in place, if its other tokens end the text before."""
     places = [
         [r, s, word[-1]]
         for r, row in enumerate(paths)

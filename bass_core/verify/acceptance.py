@@ -94,7 +94,7 @@ class Outcome:
     judged: Tensor | None = None
 
     def host(self) -> list[RowOutcome]:
-        """Return the outcome of each row, copied to the host at once."""
+        """Return the outcome of each row, in one copy to the host."""
         width = self.p.shape[1]
         # Counts and token ids are below 2**24, so float32 holds them exactly.
         judged = torch.full_like(self.accepted, width) if self.judged is None else self.judged

@@ -37,7 +37,7 @@ def chances(
     reach = torch.ones_like(p[:, :, 0])
     for i in range(width):
         joint, q = reach[:, i] * p_drafts[:, i], q_drafts[:, i]
-        # If p is 0, reject the token even if the drafter reports q = 0 for it.
+        # If p is 0, reject the token, even if q is 0 too.
         reach[:, i + 1] = torch.where(joint < q, joint / q, (joint > 0).to(joint.dtype))
     h = reach[:, 1:].clone()
     if width < 2:

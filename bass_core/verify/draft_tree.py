@@ -22,8 +22,8 @@ class DraftTree:
 
     Attributes:
         tokens: the drafts; empty until `arrive` if `placed` is set.
-        parents: parents[b][i] < i is the draft that draft i follows, or -1 for the newest token. For example, [-1,
-            -1, 0] is two drafts after the newest token and a third after the first of them.
+        parents: parents[b][i] is the draft that draft i follows (below i), or -1 for the newest token. For example,
+            [-1, -1, 0] is two drafts after the newest token and one after the first of them.
         drawn: drawn[b][i] is the row of `probs` that draft i was drawn from, or -1 if it was not drawn. None if no
             draft was drawn.
         probs: float32 [D, V], the distributions that drafts were drawn from.

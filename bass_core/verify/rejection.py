@@ -1,9 +1,10 @@
 """Verification of chains: which drafts are accepted, and which token the target adds. Start with `verify`.
 
 With p = target and q = draft (Leviathan's letters; Chen et al. 2302.01318 swap them), rejection sampling accepts
-draft x_i while u_i < p_i(x_i) / q_i(x_i). After the first rejection at i, the next token comes from norm(max(0,
-p_i - q_i)); if there was none, from p_{l+1}. Block verification (block.py) judges a row's drafts together. The
-other rules are in rules.py. In each case the text has the target's distribution, whatever the draft is.
+draft x_i while u_i < p_i(x_i) / q_i(x_i). After the first rejection at i, the target draws the next token from
+norm(max(0, p_i - q_i)); without a rejection, from p_{l+1}. Block verification (block.py) judges a row's drafts
+together; rules.py lists the other rules. Under each of them the text has the target's distribution, whatever the
+draft is.
 
 Each row has its own number of drafts and of acceptances. Results stay on the device until `Outcome.host`, the
 round's one synchronisation. From a row's first draft that can't be judged on, its drafts count as not drafted

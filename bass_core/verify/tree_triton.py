@@ -1,7 +1,7 @@
 """The sampled walk of trees on an accelerator, with kernels/triton/walk.py. Importing this imports triton.
 
 Decisions and noise are those of tree.py, which is the reference. PyTorch applies temperature, top-k and top-p. All
-rows' decisions are copied to the host at once.
+rows' decisions are copied to the host together.
 """
 
 from __future__ import annotations

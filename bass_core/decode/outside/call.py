@@ -86,7 +86,7 @@ def refuse_transformers(pair: ModelPair, request: Request) -> None:
     """Check that `generate` treats the request's weights, sampling and lengths as we do. Runs no model.
 
     Raises:
-        RequestError: if it does not, with one sentence that says what to do.
+        RequestError: if it does not.
     """
     if is_split(pair.target):
         raise RequestError(

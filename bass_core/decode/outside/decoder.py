@@ -2,8 +2,8 @@
 
 TransformersDecoder implements Decoder (decode/base.py). `generate` is called once, in a thread (turns.py), on the
 target's modules with the target's own weights, dtype and attention implementation ("sdpa" unless the user chose
-another), with its dynamic cache. Prompts of different lengths are padded on the left, as its documentation tells
-users to do. One step is one token for all rows; the first step also reads the prompts, in one forward. A finished
+another), with its dynamic cache. Prompts of different lengths are padded on the left, as its documentation
+advises. One step is one token for all rows; the first step also reads the prompts, in one forward. A finished
 row continues as padding, which costs as much as text: that is how `generate` works.
 
 In float32 the greedy text is that of every other lane. In 16 bits `generate` rounds at other places, so near ties

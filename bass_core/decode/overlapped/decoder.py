@@ -233,7 +233,7 @@ class AmusdDecoder(BatchDecoder):
         return self._pace.worth_waiting(step_ms, counts, growing, waited)
 
     def _feed(self, counts: list[int]) -> tuple[Tensor, Tensor | None]:
-        """Run the target; return its logits [B, width + 1, V], complete, and a copy of its states or None.
+        """Run the target and wait for it; return its logits [B, width + 1, V], and a copy of its states or None.
 
         The states [B, width + 1, hidden] are copied for a draft that reads them, because the next forward may
         overwrite them.
@@ -307,7 +307,7 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
     """Check that AMUSD can answer a request.
 
     Raises:
-        RequestError: if it can't, with one sentence that says what to do.
+        RequestError: if it can't.
     """
     if request.kind.windows:
         raise RequestError(

@@ -113,7 +113,7 @@ class DraftThread:
 
     @property
     def _in_own_thread(self) -> bool:
-        """Whether this is the draft's thread, which must not wait for itself, e.g. during garbage collection."""
+        """Whether this is the draft's thread. Garbage collection may call `close` in it; it must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
