@@ -34,7 +34,7 @@ _MASK_BYTES = 5
 # Numbers that one layer stores per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
 # From kernels/triton/attention.py: columns of a segment, and most numbers in the sums of all segments.
-_SEGMENT, _MOST_PART_NUMBERS = 512, 1 << 26
+_SEGMENT, _MAX_PART_NUMBERS = 512, 1 << 26
 # Share of the free memory that a request may take.
 _HEADROOM = 0.9
 
@@ -171,7 +171,7 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
     if backend == "flash":
         return 0
     if backend in ("fused", "mixed"):
-        return min(-(-columns // _SEGMENT) * heads * (dim + 2), _MOST_PART_NUMBERS) * 4
+        return min(-(-columns // _SEGMENT) * heads * (dim + 2), _MAX_PART_NUMBERS) * 4
     return heads * columns * _SCORE_BYTES
 
 

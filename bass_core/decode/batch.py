@@ -35,7 +35,7 @@ from ..verify.draft_tree import DraftTree
 from ..verify.rejection import first_tokens, plain, verify
 from ..verify.tree import verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
-from .logprobs import note
+from .logprobs import record_logprobs
 from .record import write_round
 
 
@@ -141,7 +141,7 @@ class BatchDecoder:
         outcomes = [RowOutcome(0, token, math.nan, []) for token in tokens]
         rows = [write_round(row, outcome) for row, outcome in zip(self._rows, outcomes, strict=True)]
         if self.params.logprobs:
-            note(self._rows, rows, [[] for _ in rows], raw, logits[:, None], self.params.sampling)
+            record_logprobs(self._rows, rows, [[] for _ in rows], raw, logits[:, None], self.params.sampling)
         self._drop_finished()
         if self.drafter is not None and self._rows and self._wants_drafts():
             self.drafter.read(self._rows)
@@ -250,7 +250,7 @@ class BatchDecoder:
         judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
         records = [write_round(*arguments) for arguments in judged]
         if self.params.logprobs:
-            note(rows, records, paths, verdict.raw_logits, verdict.output.logits, self.params.sampling)
+            record_logprobs(rows, records, paths, verdict.raw_logits, verdict.output.logits, self.params.sampling)
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
         return records

@@ -40,11 +40,11 @@ from .batch import BatchDecoder
 from .cost_store import costs_path, missing_sizes
 
 # Most tokens, over all rows, in a measured verification.
-MOST_TOKENS = 96
+MAX_TOKENS = 96
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasuringPlan:
     """The measurements for each number of rows.
 
     Attributes:
@@ -63,9 +63,9 @@ class Plan:
     coarse: bool = False
 
 
-FULL = Plan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=7, context=160)
+FULL = MeasuringPlan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=7, context=160)
 # Measuring two numbers of rows takes about 2 s for SmolLM2-135M on two cores of a 2.5 GHz Xeon.
-COARSE = Plan(widths=(1, 2, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
+COARSE = MeasuringPlan(widths=(1, 2, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
 
 class MeasuredCosts:
@@ -89,7 +89,7 @@ class MeasuredCosts:
         self.path = costs_path(pair, kind, backend, sampling)
         self.table = self._read_stored()
 
-    def measure(self, sizes: list[int], plan: Plan = FULL, seconds: float = math.inf) -> Iterator[float]:
+    def measure(self, sizes: list[int], plan: MeasuringPlan = FULL, seconds: float = math.inf) -> Iterator[float]:
         """Measure for these numbers of rows, one decoder step at a time, for at most `seconds`.
 
         A number of rows is left out if one of its verifications has not been timed by then.
@@ -198,11 +198,11 @@ class _Lab:
         sampling: SamplingParams,
         verification: Verification,
         rows: int,
-        plan: Plan,
+        plan: MeasuringPlan,
     ) -> None:
         self.device, self.rows, self.plan = pair.device, rows, plan
         self.padded = not pair.target_step.skips_padding
-        self.widths = [width for width in plan.widths if width == 1 or rows * width <= MOST_TOKENS]
+        self.widths = [width for width in plan.widths if width == 1 or rows * width <= MAX_TOKENS]
         generator = torch.Generator().manual_seed(0)
         # `room`: the tokens that each row would get if every draft were accepted.
         limit = max(plan.widths)

@@ -25,7 +25,7 @@ from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
 
 # Most drafts in a tree: one column of MOST_TREE holds the newest token.
-MOST_DRAFTS = MOST_TREE - 1
+MAX_TREE_DRAFTS = MOST_TREE - 1
 
 
 def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> list[int]:
@@ -89,7 +89,7 @@ def check_stop(pair: ModelPair, stop: object) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def spelled(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
+def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
     """Return the parameters with bad words as token ids, each as spelled at a text's start and after a space.
 
     Raises:
@@ -114,7 +114,7 @@ def spelled(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
     return replace(sampling, bad_words=tuple(dict.fromkeys(words)))
 
 
-def check_sight(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:
+def check_window_attention(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:
     """Refuse a drafter that reads only parts of the cache if the attention can't do that."""
     if kind.windows and backend not in SHARING:
         raise RequestError(
@@ -141,10 +141,10 @@ def check_tree(
     shape = tuple(tree) if isinstance(tree, list | tuple) else ()
     whole = all(isinstance(width, int) and not isinstance(width, bool) and width >= 1 for width in shape)
     # Check the number of levels first: the product of very many would be a huge number.
-    if not shape or not whole or len(shape) > MOST_DRAFTS or drafts_of(shape) > MOST_DRAFTS:
+    if not shape or not whole or len(shape) > MAX_TREE_DRAFTS or drafts_of(shape) > MAX_TREE_DRAFTS:
         raise RequestError(
             "tree must list whole numbers of at least 1, the children of each draft level by level, for at most "
-            f"{MOST_DRAFTS} drafts a row; got {tree!r}."
+            f"{MAX_TREE_DRAFTS} drafts a row; got {tree!r}."
         )
     if not kind.takes_shape:
         suitable = [name for name, width in DRAFTERS.items() if width.takes_shape]

@@ -1,9 +1,9 @@
 """Log-probabilities of the tokens that a round wrote, under the target.
 
-`note` gives each record, and its row, two natural logarithms per token: of its probability under the plain softmax
-of the model's own logits, and under the distribution that is sampled (after penalties, temperature, top-k, top-p
-and min-p; 0 for greedy text). Both depend only on the text, so they are the same with and without drafts, up to
-rounding.
+`record_logprobs` gives each record, and its row, two natural logarithms per token: of its probability under the
+plain softmax of the model's own logits, and under the distribution that is sampled (after penalties, temperature,
+top-k, top-p and min-p; 0 for greedy text). Both depend only on the text, so they are the same with and without
+drafts, up to rounding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..sample.params import SamplingParams
 from ..sequence import RowRound, Sequence
 
 
-def note(
+def record_logprobs(
     rows: Seq[Sequence],
     records: Seq[RowRound],
     paths: Seq[Seq[int]],

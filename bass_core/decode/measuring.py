@@ -37,7 +37,7 @@ from .request import Request
 COARSE_SECONDS = 5.0
 # A process gives up on a table after this many incomplete coarse measurements. If they only ran out of time, a
 # file next to the table stops later processes as well. The page and "cost-aware" measure without a limit.
-MOST_ATTEMPTS = 2
+MAX_COARSE_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
 _log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class Measuring:
         """Measure in at most COARSE_SECONDS. Only log errors: lanes run the same models and report them."""
         sizes = missing_coarse_sizes(costs.table, self.rows)
         path = costs.path
-        if not sizes or path is None or _attempts[path] >= MOST_ATTEMPTS or not can_keep(path):
+        if not sizes or path is None or _attempts[path] >= MAX_COARSE_ATTEMPTS or not can_keep(path):
             return
         if _too_slow(path).exists():
             return
@@ -159,7 +159,7 @@ class Measuring:
             return
         if missing_coarse_sizes(costs.table, self.rows):
             _attempts[path] += 1
-            if _attempts[path] >= MOST_ATTEMPTS:
+            if _attempts[path] >= MAX_COARSE_ATTEMPTS:
                 _too_slow(path).touch()
 
     def _counted(self, shares: Iterator[float], seconds: float) -> Iterator[None]:

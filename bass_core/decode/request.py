@@ -25,19 +25,19 @@ from ..sample.params import SamplingParams
 from ..sequence import Sequence
 from ..verify.rules import Verification, find_verification
 from .checks import (
-    MOST_DRAFTS,
+    MAX_TREE_DRAFTS,
     check_acceptance,
     check_branching,
     check_end_ids,
     check_sequence_ids,
-    check_sight,
     check_stop,
     check_switch,
     check_time_budget,
     check_tree,
     check_whole,
+    check_window_attention,
     drafts_of,
-    spelled,
+    with_bad_word_ids,
 )
 from .prompts import Chat, encode_prompts
 from .text import StopStrings
@@ -83,7 +83,7 @@ class Request(Options):
         if self.tree is not None:
             return drafts_of(self.tree)
         if self.kind.branches:
-            return MOST_DRAFTS
+            return MAX_TREE_DRAFTS
         return min(longest_draft(self.draft_length), self.max_new_tokens)
 
     @property
@@ -148,14 +148,14 @@ def make_request(
         call = f'load_pair("{pair}")' if isinstance(pair, str | os.PathLike) else "ModelPair(target=...)"
         raise RequestError(f"The first argument must be a pair; got {pair!r:.80}: make one with {call}.")
     pair.refresh()
-    sampling = spelled(pair, SamplingParams() if unchecked.sampling is None else unchecked.sampling)
+    sampling = with_bad_word_ids(pair, SamplingParams() if unchecked.sampling is None else unchecked.sampling)
     rule = find_verification(unchecked.verification)
     chat = Chat(unchecked.system, unchecked.chat_template_kwargs, unchecked.raw)
     prompts = encode_prompts(pair, prompt, unchecked.n, chat)
     drafter = default_drafter(pair) if unchecked.drafter == "auto" else unchecked.drafter
     kind = choose_drafter(pair, drafter)
     backend = choose_backend(unchecked.attention, pair.device, pair.dtype)
-    check_sight(drafter, kind, backend)
+    check_window_attention(drafter, kind, backend)
     tree = check_tree(unchecked.tree, drafter, kind, unchecked.draft_length)
     if tree is not None or kind.branches:
         check_branching(pair.target_step, backend, unchecked.verification, rule, unchecked.synthetic_acceptance)

@@ -55,14 +55,10 @@ def stream(role: Role, begins: Tensor) -> Tensor:
 
 
 def place_node(positions: Tensor, nodes: Tensor) -> Tensor:
-    """Return keys for the drafts after a tree's nodes, in place of their positions.
+    """Return positions int64 [...] that also encode the node which a tree's draft follows.
 
-    Siblings of different parents can have the same position, but need different noise. Node 0 has the noise of a
-    chain.
-
-    Args:
-        positions: int64 [...].
-        nodes: int64 [...], below 64; 0 is the newest token.
+    Siblings of different parents can have the same position, but need different noise. `nodes` int64 [...] are
+    below 64; 0 is the newest token and has the noise of a chain.
     """
     return positions + (nodes << _NODE)
 

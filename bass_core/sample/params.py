@@ -20,8 +20,8 @@ HOTTEST = 2.0**126
 
 # Limits of the repetition penalty, and of the size of presence and frequency penalties and biases. Within them the
 # changed logits fit float32.
-LEAST_REPETITION, MOST_REPETITION = 1e-3, 1e3
-MOST_ADDED = 1e4
+MIN_REPETITION, MAX_REPETITION = 1e-3, 1e3
+MAX_ADDED = 1e4
 
 # A word that must not be written: its text, or its token ids.
 Word = str | tuple[int, ...]
@@ -71,15 +71,15 @@ class SamplingParams:
         if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
             raise RequestError(f"min_p must be from 0 to 1 (0 turns it off); got {self.min_p!r}.")
         penalty = self.repetition_penalty
-        if not _is_number(penalty) or not LEAST_REPETITION <= penalty <= MOST_REPETITION:
+        if not _is_number(penalty) or not MIN_REPETITION <= penalty <= MAX_REPETITION:
             raise RequestError(
-                f"repetition_penalty must be a number from {LEAST_REPETITION:g} to {MOST_REPETITION:g} "
+                f"repetition_penalty must be a number from {MIN_REPETITION:g} to {MAX_REPETITION:g} "
                 f"(1 turns it off); got {penalty!r}."
             )
         for name in ("presence_penalty", "frequency_penalty"):
             if not _is_addable(getattr(self, name)):
                 raise RequestError(
-                    f"{name} must be a number from {-MOST_ADDED:g} to {MOST_ADDED:g} (0 turns it off); "
+                    f"{name} must be a number from {-MAX_ADDED:g} to {MAX_ADDED:g} (0 turns it off); "
                     f"got {getattr(self, name)!r}."
                 )
         object.__setattr__(self, "logit_bias", _sorted_biases(self.logit_bias))
@@ -126,7 +126,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_addable(value: Any) -> bool:
-    return _is_number(value) and abs(value) <= MOST_ADDED
+    return _is_number(value) and abs(value) <= MAX_ADDED
 
 
 def _sorted_biases(value: Any) -> tuple[tuple[int, float], ...]:
@@ -139,7 +139,7 @@ def _sorted_biases(value: Any) -> tuple[tuple[int, float], ...]:
         valid = False
     if not valid:
         raise RequestError(
-            f"logit_bias must be a dictionary of token ids and numbers from {-MOST_ADDED:g} to {MOST_ADDED:g}, or "
+            f"logit_bias must be a dictionary of token ids and numbers from {-MAX_ADDED:g} to {MAX_ADDED:g}, or "
             f"-inf; got {value!r}."
         )
     return tuple(sorted((token, float(bias)) for token, bias in biases.items()))

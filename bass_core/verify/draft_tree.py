@@ -1,7 +1,7 @@
 """The drafts of a round as trees.
 
 The shapes are on the host. The tokens are too, or they stay on an accelerator until the verification's results are
-copied to the host (`arrive`). draft/tree.py makes trees and tree.py verifies them.
+copied to the host (`set_tokens`). draft/tree.py makes trees and tree.py verifies them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class DraftTree:
     """The drafts of a round as trees, one per row; a row's lists are as long as it has drafts.
 
     Attributes:
-        tokens: the drafts; empty until `arrive` if `placed` is set.
-        parents: parents[b][i] is the draft that draft i follows (below i), or -1 for the newest token. For example,
-            [-1, -1, 0] is two drafts after the newest token and one after the first of them.
+        tokens: the drafts; empty until `set_tokens` if `device_tokens` is set.
+        parents: parents[b][i] is the draft that draft i follows (below i), or -1 for the newest token. For
+            example, [-1, -1, 0] is two drafts after the newest token and one after the first of them.
         drawn: drawn[b][i] is the row of `probs` that draft i was drawn from, or -1 if it was not drawn. None if no
             draft was drawn.
         probs: float32 [D, V], the distributions that drafts were drawn from.
-        placed: int64 [B, N], the tokens on the device, if the host has not read them.
+        device_tokens: int64 [B, N], the tokens on the device, if the host has not read them.
         depths: depths[b][i] is the number of tokens from the newest one to draft i.
         children: by row, the first draft with each (parent, token).
         others: the same for the drafts that were not drawn.
@@ -38,7 +38,7 @@ class DraftTree:
     parents: list[list[int]]
     drawn: list[list[int]] | None = None
     probs: Tensor | None = None
-    placed: Tensor | None = None
+    device_tokens: Tensor | None = None
     depths: list[list[int]] = field(init=False)
     children: list[dict[tuple[int, int], int]] = field(init=False)
     others: list[dict[tuple[int, int], int]] = field(init=False)
@@ -51,8 +51,8 @@ class DraftTree:
             for parent in parents:
                 depths.append(1 + (depths[parent] if parent >= 0 else 0))
             self.depths.append(depths)
-        if self.placed is None:
-            self.arrive(self.tokens)
+        if self.device_tokens is None:
+            self.set_tokens(self.tokens)
 
     @classmethod
     def of(
@@ -65,7 +65,7 @@ class DraftTree:
             [row[: len(shape)] for row, shape in zip(drafts.tolist(), parents, strict=True)], parents, drawn, probs
         )
 
-    def arrive(self, tokens: list[list[int]]) -> None:
+    def set_tokens(self, tokens: list[list[int]]) -> None:
         """Set the tokens, by row; a row may be padded."""
         self.tokens = [row[: len(shape)] for row, shape in zip(tokens, self.parents, strict=True)]
         rows = range(len(self.tokens))
@@ -80,8 +80,8 @@ class DraftTree:
 
     def on(self, device: torch.device, width: int) -> Tensor:
         """Return the tokens on the device, padded: int64 [B, width]."""
-        if self.placed is not None:
-            return self.placed
+        if self.device_tokens is not None:
+            return self.device_tokens
         return to_device([(row + [0] * width)[:width] for row in self.tokens], device)
 
     def path(self, row: int, last: int) -> list[int]:

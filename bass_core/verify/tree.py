@@ -86,8 +86,8 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
     packed = torch.stack((choices.float(), chances, sound.float(), tokens), dim=-1)
     packed = packed if draft_probs is None else torch.cat((packed, draft_probs), dim=-1)
     outcomes, columns = [], to_host(packed).tolist()
-    if tree.placed is not None:
-        tree.arrive([[int(column[3]) for column in row[1:]] for row in columns])
+    if tree.device_tokens is not None:
+        tree.set_tokens([[int(column[3]) for column in row[1:]] for row in columns])
     for r, row in enumerate(columns):
         node, finite = -1, True
         while True:
@@ -133,8 +133,8 @@ class _Walk:
 
     def __init__(self, logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> None:
         self.logits, self.tree, self.keys, self.params = logits, tree, keys, params
-        if tree.placed is not None:
-            tree.arrive(to_host(tree.placed).tolist())
+        if tree.device_tokens is not None:
+            tree.set_tokens(to_host(tree.device_tokens).tolist())
         rows = range(len(tree.tokens))
         self.nodes = [-1 for _ in rows]
         unknown = math.nan

@@ -48,8 +48,8 @@ def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sam
         ends, chances, *tests = walk_trees(p, probs, tokens, parents, q_rows, *at)
         # Copy to the host once: ids are below 2**24, so float32 holds them exactly.
         packed = to_host(torch.cat((ends.float(), chances[:, None], *tests, tokens.float()), dim=1)).tolist()
-    if tree.placed is not None:
-        tree.arrive([list(map(int, row[3 + 3 * width :])) for row in packed])
+    if tree.device_tokens is not None:
+        tree.set_tokens([list(map(int, row[3 + 3 * width :])) for row in packed])
     walked: list[Walked] = []
     for drafted, (last, token, chance, *numbers) in zip(tree.tokens, packed, strict=True):
         columns = [numbers[i * width : i * width + len(drafted)] for i in range(3)]
@@ -64,13 +64,14 @@ def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sam
 def _rows_of_q(row: int, tree: DraftTree, num_probs: int) -> list[int]:
     """Return, for each draft of a row, the row of q it was drawn from, -1 for none, -2 for a repeated child.
 
-    If the host has not read the tokens, no two siblings are equal: the tree is of StaticTrees (draft/tree.py).
+    If the host has not read the tokens, no two siblings are equal: such trees come from StaticTrees
+    (draft/tree.py).
     """
     drawn, parents = tree.drawn, tree.parents[row]
     if drawn is not None and not all(-1 <= place < num_probs for place in drawn[row]):
         raise ValueError(f"drafts were drawn from rows {drawn[row]} of {num_probs} distributions.")
     places = [-1] * len(parents) if drawn is None else drawn[row]
-    if tree.placed is not None:
+    if tree.device_tokens is not None:
         return places
     rows_of_q, seen = [], set()
     for child, place in zip(zip(parents, tree.tokens[row], strict=True), places, strict=True):

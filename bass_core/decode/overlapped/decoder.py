@@ -49,7 +49,7 @@ from ...verify.acceptance import RowOutcome, refuse_unsound
 from ...verify.rejection import verify
 from ..base import DecodingParams, cache_bytes
 from ..batch import BatchDecoder
-from ..logprobs import note
+from ..logprobs import record_logprobs
 from ..record import write_round
 from ..request import Request
 from .draft import DraftThread, split_threads, wait_for_stream
@@ -195,7 +195,7 @@ class AmusdDecoder(BatchDecoder):
             self.draft.agree(row, record.tokens, epoch_goes_on, row_states)
         if self.params.logprobs:
             paths = [list(range(outcome.accepted)) for outcome in outcomes]
-            note(rows, records, paths, logits, self._shaped, self.params.sampling)
+            record_logprobs(rows, records, paths, logits, self._shaped, self.params.sampling)
         self._drop_finished()
         kind = "verify" if max(tested) else "plain"
         (forwards, drawn), draft = self._billed, self.draft

@@ -113,7 +113,7 @@ class DraftThread:
 
     @property
     def _in_own_thread(self) -> bool:
-        """Whether this is the draft's thread. Garbage collection may call `close` in it; it must not wait for itself."""
+        """Whether garbage collection has called us in the draft's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
@@ -141,7 +141,7 @@ class DraftThread:
     def agree(self, row: Sequence, tokens: list[int], same: bool, states: Tensor | None) -> None:
         """Tell the draft's side that the row has just written `tokens`.
 
-        `same` means that they are exactly the drafts; `states` as in Row.
+        `same` means that they are exactly the drafts; `states` as in SharedRow.
         """
         with self.lock:
             shared = self.rows[row.index]

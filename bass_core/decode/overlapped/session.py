@@ -63,7 +63,7 @@ class Draft(NamedTuple):
 
 
 @dataclass
-class Row(Sequence):
+class SharedRow(Sequence):
     """A row as both sides see it. `tokens` is the text that the drafter has read, drafts included.
 
     Attributes:
@@ -99,11 +99,11 @@ class Row(Sequence):
             self.begin = len(self.text)
 
 
-def shared_rows(sequences: list[Sequence]) -> list[Row]:
+def shared_rows(sequences: list[Sequence]) -> list[SharedRow]:
     """Return the rows of a request, with nothing written or drafted yet."""
     rows = []
     for sequence in sequences:
-        row = Row(
+        row = SharedRow(
             sequence.index,
             sequence.id,
             sequence.prompt,
@@ -129,7 +129,7 @@ class DraftSession:
     def __init__(
         self,
         source: DraftSource,
-        rows: list[Row],
+        rows: list[SharedRow],
         params: DecodingParams,
         lead: int,
         kind: DrafterKind,
@@ -159,7 +159,7 @@ class DraftSession:
         """Whether a step would do anything."""
         return self._prefill is not None or any(self._max_drafts(row) for row in self.rows)
 
-    def _max_drafts(self, row: Row) -> int:
+    def _max_drafts(self, row: SharedRow) -> int:
         # The target does not look at drafts after an unsure one.
         unsure = self._confidence and sure_drafts(row.drafts) < len(row.drafts)
         if row.silent or row.finish_reason or unsure:
@@ -255,7 +255,7 @@ class DraftSession:
             for top, of_token in [confidences.get(r, (1.0, 1.0))]
         ]
 
-    def _add(self, row: Row, new: list[Draft]) -> None:
+    def _add(self, row: SharedRow, new: list[Draft]) -> None:
         """Add the new drafts after the row's text, unless the text has changed meanwhile."""
         read = row.tokens[row.known :] + [draft.token for draft in new]
         row.tokens += read[len(read) - len(new) :]
