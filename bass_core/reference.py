@@ -68,9 +68,9 @@ def ask(M: Model, texts: list[list[int]], temperature: float) -> Tensor:
 def step(
     M_p: Model, M_q: Model, texts: list[list[int]], gammas: list[int], noises: list[Noise], temperature: float
 ) -> list[list[int]]:
-    """Run a round of BASS, which is Leviathan's step for each row of a batch; return each row's new tokens.
+    """A round of BASS, which is Leviathan's step for each row of a batch: the tokens that each row gets.
 
-    `gammas` are the rows' numbers of drafts.
+    gammas: how much each row drafts.
     """
     rows = range(len(texts))
     x: list[list[int]] = [[] for _ in rows]
