@@ -34,7 +34,8 @@ class Options:
     Attributes:
         n: number of answers to one prompt, each a row of the batch; 1 to 2**20. With several prompts, 1 or their
             number.
-        max_new_tokens: most tokens per row, 1 or more. A text also ends at the end of the model's context.
+        max_new_tokens: maximum number of new tokens per row, 1 or more. A text also ends at the end of the model's
+            context.
         sampling: temperature, top_k, top_p, min_p, penalties, biases and bad words; None is greedy.
         draft_length: tokens to draft per row and round. "auto" is "cost-aware" if this machine can be measured,
             else "bass". "bass" is Algorithm 1 of arXiv 2404.15778. "cost-aware" picks a length for every row from

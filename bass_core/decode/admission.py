@@ -33,7 +33,7 @@ _SCORE_BYTES = 8
 _MASK_BYTES = 5
 # Numbers that one layer stores per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
-# From kernels/triton/attention.py: columns of a segment, and most numbers in the sums of all segments.
+# From kernels/triton/attention.py: columns of a segment, and the maximum size of all segments' sums.
 _SEGMENT, _MAX_PART_NUMBERS = 512, 1 << 26
 # Share of the free memory that a request may take.
 _HEADROOM = 0.9

@@ -39,7 +39,7 @@ from .base import DecodingParams
 from .batch import BatchDecoder
 from .cost_store import costs_path, missing_sizes
 
-# Most tokens, over all rows, in a measured verification.
+# Maximum number of tokens, over all rows, in a measured verification.
 MAX_TOKENS = 96
 
 

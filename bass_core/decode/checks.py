@@ -24,7 +24,7 @@ from ..model.runner import SHARING, TREES
 from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
 
-# Most drafts in a tree: one column of MOST_TREE holds the newest token.
+# Maximum number of drafts in a tree: one column of MOST_TREE holds the newest token.
 MAX_TREE_DRAFTS = MOST_TREE - 1
 
 

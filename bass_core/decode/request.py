@@ -79,7 +79,7 @@ class Request(Options):
 
     @property
     def longest_draft(self) -> int:
-        """Most tokens that a row may draft in one round."""
+        """Maximum number of tokens that a row may draft in one round."""
         if self.tree is not None:
             return drafts_of(self.tree)
         if self.kind.branches:
@@ -92,7 +92,7 @@ class Request(Options):
         return max(len(prompt) + self.new_tokens(prompt) for prompt in self.prompts)
 
     def new_tokens(self, prompt: list[int]) -> int:
-        """Return the most new tokens of a row: a text ends at the end of the model's context."""
+        """Return the maximum number of new tokens of a row: a text ends at the end of the model's context."""
         return min(self.max_new_tokens, self.context - len(prompt))
 
     def texts(self, padding: int, rows: int | None = None) -> CachedTexts:

@@ -179,7 +179,7 @@ def _probs_at_temperature_1(logits: Tensor, rows: list[int], drafts: Drafts) -> 
 
 @dataclass
 class Drafts:
-    """The drafts of a round; lists by row, each as long as the row has drafts.
+    """The drafts of a round, as one list per row.
 
     Attributes:
         sources: who proposed each draft.

@@ -18,7 +18,7 @@ from ..machine.transfer import to_device
 
 @dataclass
 class DraftTree:
-    """The drafts of a round as trees, one per row; a row's lists are as long as it has drafts.
+    """The drafts of a round as trees, one per row; lists have one entry per row and draft.
 
     Attributes:
         tokens: the drafts; empty until `set_tokens` if `device_tokens` is set.

@@ -7,8 +7,8 @@ together; rules.py lists the other rules. Under each of them the text has the ta
 draft is.
 
 Each row has its own number of drafts and of acceptances. Results stay on the device until `Outcome.host`, the
-round's one synchronisation. From a row's first draft that can't be judged on, its drafts count as not drafted
-(acceptance.py). A draft with q = 0, which an honest drafter can't have drawn, is accepted if p is above 0.
+round's one synchronisation. A row's first draft that can't be judged, and all drafts after it, count as not
+drafted (acceptance.py). A draft with q = 0, which an honest drafter can't have drawn, is accepted if p is above 0.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from .draft import DraftThread, split_threads, wait_for_stream
 from .session import Draft, DraftSession, Pace, asks_q, draft_source, sure_drafts
 from .timeline import Timeline
 
-# For tests: most seconds of a random delay before each step of the target and of the draft.
+# For tests: maximum random delay in seconds before each step of the target and of the draft.
 DELAYS = (0.0, 0.0)
 
 
@@ -90,7 +90,7 @@ class AmusdDecoder(BatchDecoder):
 
     Attributes:
         draft: the draft's thread.
-        lead: most tokens to feed per row and round.
+        lead: maximum number of drafts to feed per row and round.
         unsure: whether to leave out drafts after an unsure one.
     """
 

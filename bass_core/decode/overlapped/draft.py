@@ -67,7 +67,7 @@ class DraftThread:
             make: makes the session.
             home: the target's device, which the drafts are copied to.
             device: the draft's device.
-            delay_s: for tests, most seconds of a random delay before each step.
+            delay_s: for tests, the maximum random delay before each step, in seconds.
         """
         self._working = True
         # torch.set_num_threads in one thread also changes the number for later threads.

@@ -121,7 +121,7 @@ class DraftSession:
 
     Attributes:
         lead: tokens to draft beyond the text.
-        limit: most tokens that the draft can hold.
+        limit: maximum number of tokens that the draft can hold.
         home: the target's device.
         totals: tokens drafted so far, forwards of the draft model, tokens that it drew, and roll-backs.
     """
