@@ -220,7 +220,7 @@ def test_a_race_shows_no_part_of_a_stop_string(pair: ModelPair) -> None:
 
 @pytest.mark.parametrize("stop", ["", [""], [3], 3, {"a": 1}])
 def test_what_is_no_stop_string_is_refused(pair: ModelPair, stop: Any) -> None:
-    with pytest.raises(RequestError, match="stop must be a string that is not empty"):
+    with pytest.raises(RequestError, match="stop must be a non-empty string"):
         generate(pair, [3], stop=stop)
     with pytest.raises(RequestError, match="stop needs a tokenizer"):
         generate(ModelPair(pair.target), [3], stop="a")

@@ -159,7 +159,7 @@ def test_every_keyword_is_listed_and_has_one_default(function: Any) -> None:
 def test_options_are_frozen_and_explained() -> None:
     """Type checkers see the same names and types as keywords; the docstring explains each, in order."""
     assert get_type_hints(Keywords) == get_type_hints(Options)
-    assert re.findall(r"^    (\w+): ", Options.__doc__ or "", re.MULTILINE) == [
+    assert re.findall(r"^    (\w+): ", inspect.getdoc(Options) or "", re.MULTILINE) == [
         one.name for one in fields(Options)
     ]
     with pytest.raises(FrozenInstanceError):
@@ -181,7 +181,7 @@ def test_options_may_be_given_as_one_object() -> None:
 def test_options_are_given_in_one_way_and_no_other_keywords() -> None:
     for function in (generate, stream, race):
         refused: list[tuple[dict[str, Any], str]] = [
-            ({"options": Options(), "seed": 1}, "seed was given beside options: put it into Options(...)."),
+            ({"options": Options(), "seed": 1}, "seed was given together with options: put it into Options(...)."),
             ({"options": 3}, "options must be an Options, or None; got 3."),
             ({"max_token": 1}, f"{function.__name__} has no argument max_token: did you mean max_new_tokens?"),
             ({"zzz": 1}, f"{function.__name__} has no argument zzz: choose from "),

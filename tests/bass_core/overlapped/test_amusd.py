@@ -165,7 +165,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(RequestError, match="draft="):
         generate(ModelPair(TARGET), ROWS, method="amusd")
     for name in ("window", "window_model"):
-        with pytest.raises(RequestError, match="drafts with it"):
+        with pytest.raises(RequestError, match="drafts with the target"):
             generate(PAIR, ROWS[:1], method="amusd", drafter=name)
 
 

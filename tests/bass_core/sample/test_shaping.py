@@ -215,7 +215,7 @@ def test_ids_that_the_model_has_not_are_refused():
     for sampling in (SamplingParams(logit_bias={96: 1.0}), SamplingParams(bad_words=([5, 96],))):
         with pytest.raises(RequestError, match="ids from 0 to 95; got 96"):
             generate(PAIR, [5, 6], sampling=sampling)
-    with pytest.raises(RequestError, match="bad_words needs a tokenizer"):
+    with pytest.raises(RequestError, match="bad_words given as texts need a tokenizer"):
         generate(ModelPair(TARGET), [5, 6], sampling=SamplingParams(bad_words=("a",)))
     with pytest.raises(RequestError, match="would penalise the padding"):
         generate(PAIR, [5, 6], method="transformers", sampling=SamplingParams(repetition_penalty=1.2))
