@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from kernels.support import runtime
 from tests.devices.conftest import accelerator  # noqa: F401
 from tests.devices.emulation import capture as emulated_capture
 from tests.devices.emulation import emulated
-from tests.models import perturbed, prompts, tiny
+from tests.support.models import prompts, tiny_pair
 
 DEVICE = torch.device(emulated.TYPE, 0)
 ROWS = prompts(3)
@@ -38,10 +37,9 @@ def small(accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def on_device(device: torch.device = DEVICE, plain: bool = False) -> ModelPair:
     """A target and a draft on the device; `plain` runs transformers' own forward."""
-    target = copy.deepcopy(tiny("llama")).to(device)
-    pair = ModelPair(target, perturbed(tiny("llama"), 0.03).to(device))
+    pair = tiny_pair(0.03, to=device)
     if plain:
-        pair.target_step = CausalModel(target)
+        pair.target_step = CausalModel(pair.target)
     return pair
 
 

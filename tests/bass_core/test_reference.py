@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bass_core import ModelPair, SamplingParams, generate, reference
+from bass_core import SamplingParams, generate, reference
 from bass_core.sample.noise import Role
-
-from ..models import NEAR, VOCAB, perturbed, prompts, tiny
+from tests.support.models import VOCAB, prompts, tiny_pair
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-TARGET = tiny("llama")
-DRAFT = perturbed(TARGET, NEAR["llama"])
-PAIR = ModelPair(TARGET, DRAFT)
+PAIR = tiny_pair()
+TARGET, DRAFT = PAIR.target, PAIR.draft
 METHODS = {"speculative": reference.speculative, "bass": reference.bass}
 
 

@@ -20,7 +20,7 @@ from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, Arm,
 from bench.peers.child import Child
 from bench.peers.command import Peer, claims
 from tests.bench import echo_peer
-from tests.models import prompts, tiny
+from tests.support.models import prompts, tiny
 
 ROOT = Path(__file__).parents[2]
 TEXT = [[1, 2, 3]]

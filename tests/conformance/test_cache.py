@@ -8,8 +8,7 @@ from bass_core.decode.batch import BatchDecoder
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.model.forward import ForwardBatch
-
-from ..models import perturbed, prompts, slow_but, tiny
+from tests.support.models import prompts, slow_but, tiny, tiny_pair
 
 
 def test_a_step_past_the_end_is_refused():
@@ -50,7 +49,7 @@ def test_padding_may_be_left_out_and_nothing_else_changes(architecture, backend)
 )
 def test_after_rollbacks_the_cache_equals_a_fresh_prefill(architecture, method, drafter):
     target = tiny(architecture)
-    pair = ModelPair(target, perturbed(target, 0.05))
+    pair = tiny_pair(0.05, target=target)
     lane = Lane(pair, make_request(pair, prompts(3), max_new_tokens=40, draft_length=4, drafter=drafter), method)
     decoder = lane._decoder
     assert isinstance(decoder, BatchDecoder)

@@ -16,12 +16,12 @@ import pytest
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.lanes.clock import LaneClock
+from tests.support.models import VOCAB, byte_tokenizer, prompts, reference, slow_but, tiny, tiny_pair
 
-from ..models import VOCAB, byte_tokenizer, prompts, reference, slow_but, tiny
 from .table import drafting_of, serves
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, TARGET)
+PAIR = tiny_pair("self")
+TARGET = PAIR.target
 ROWS = prompts(5)
 TEXTS = [reference(TARGET, row, 30) for row in ROWS]
 

@@ -28,8 +28,8 @@ from bass_core.length.policies import Algorithm1, FixedLength, RecordedLengths
 from bass_core.model.pointer import Pointer
 from bass_core.sample import draw as draws
 from bass_core.sample.noise import Role, place_node
+from tests.support.models import slow_but, small_window
 
-from ..models import slow_but, small_window
 from .enumerated import BigramHead, Scene, Table, Text, Written, distance, written
 
 EXACT = 1e-9

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bass_core import METHODS, generate, stream
+from tests.support.models import BUILDERS, slow_but
 
-from ..models import BUILDERS, slow_but
 from .table import DRAFTS, PROMPTS, TOKENS, TREES, Case, cases, expected, pair
 
 NAMES = {name: method for name, method in METHODS.items() if method.drafts}

@@ -6,13 +6,13 @@ greedy and coupled text do not.
 
 import pytest
 
-from bass_core import METHODS, ModelPair, RequestError, SamplingParams, generate
+from bass_core import METHODS, RequestError, SamplingParams, generate
+from tests.support.models import prompts, slow_but, tiny_pair
 
-from ..models import NEAR, perturbed, prompts, slow_but, tiny
 from .table import BUDGETS, serves
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 ROWS = prompts(8)
 WARM = SamplingParams(0.9)
 

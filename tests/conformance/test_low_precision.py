@@ -21,8 +21,7 @@ from bass_core import METHODS, ModelPair, SamplingParams, generate, race
 from bass_core.machine import cpu_kernels
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.weights.quantized import quantise_model
-
-from ..models import perturbed, prompts, slow_but, tiny
+from tests.support.models import perturbed, prompts, slow_but, tiny
 
 pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 

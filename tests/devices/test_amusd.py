@@ -14,9 +14,9 @@ import pytest
 from bass_core import SamplingParams, generate
 from bass_core.decode.overlapped.session import DraftSession, draft_source, second_device
 from bass_core.draft.base import Proposal
+from tests.support.schedule import draft_in_step
 
 from ..conformance import table
-from ..schedule import draft_in_step
 from .emulation import capture, ledger
 from .emulation.models import TOKENS, pair, texts
 

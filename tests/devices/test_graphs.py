@@ -26,9 +26,9 @@ from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
 from kernels.backends import CAPTURABLE
 from kernels.support import runtime
+from tests.support.models import BUILDERS, tiny
 
 from ..conformance import table
-from ..models import BUILDERS, tiny
 from .emulation import capture, emulated, ledger
 from .emulation.models import TOKENS, pair, texts
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, generate, race
+from bass_core import generate, race
 from bass_core.decode import measuring as budgets
 from bass_core.lanes.clock import LaneClock
 from kernels.support import on, own_stream, runtime
+from tests.support.models import slow_but, tiny_pair
 
 from ..conformance import table
-from ..models import perturbed, slow_but, tiny
 from .emulation import emulated, ledger
 from .emulation.models import TOKENS, pair, texts
 
@@ -82,8 +82,7 @@ def test_a_lane_is_timed_on_its_own_device() -> None:
 
 @pytest.mark.slow
 def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
-    target = tiny("llama")
-    one = ModelPair(target.to(OTHER), perturbed(tiny("llama"), 0.025).to(OTHER))
+    one = tiny_pair(to=OTHER)
     with on(OTHER):
         out = generate(one, table.PROMPTS["different"][:2], draft_length=2, max_new_tokens=TOKENS)
     assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]

@@ -13,9 +13,7 @@ from transformers import PreTrainedModel
 
 from bass_core import ModelPair, PairError, RequestError, SamplingParams, generate, race
 from bass_core.model.weights.placement import home_device, is_split, places
-
-from ..bass_core.draft.test_head import tiny_head
-from ..models import BUILDERS, perturbed, prompts, tiny
+from tests.support.models import BUILDERS, perturbed, prompts, tiny, tiny_head
 
 pytestmark = pytest.mark.slow
 

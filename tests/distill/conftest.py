@@ -9,8 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bass_core import ModelPair
 from distill.corpus import write_corpus
 from distill.settings import load
-
-from ..models import byte_tokenizer
+from tests.support.models import byte_tokenizer
 
 END = 2.5
 

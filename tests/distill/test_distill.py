@@ -28,9 +28,9 @@ from distill.corpus import shards, words_of, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set
 from distill.prompts import Turn, conversations, evaluation_prompts
 from distill.train import depths, measure, new_head, pointed, pulls, train
+from tests.support.models import byte_tokenizer, tiny
 
 from ..bass_core.model.test_pointer import by_hand
-from ..models import byte_tokenizer, tiny
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Identity scale: two layers' states and the last hidden state, 64 entries each.

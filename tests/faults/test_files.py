@@ -21,8 +21,7 @@ from safetensors import safe_open
 from bass_core import WeightsError, load_pair, race
 from bass_core.errors import PairError
 from bass_core.model.loading import catalogue, smollm2, weights, wheel
-
-from ..models import byte_tokenizer, tiny
+from tests.support.models import byte_tokenizer, tiny
 
 CONTENT = b"stand-in for the weights" * 1000
 

@@ -21,7 +21,6 @@ from bass_core import (
     DEFAULT_LANES,
     METHODS,
     MemoryShortage,
-    ModelPair,
     RequestError,
     SamplingParams,
     generate,
@@ -35,11 +34,10 @@ from bass_core.machine import container
 from bass_core.machine import memory as memory_module
 from bass_core.model.cache import RaggedCache
 from kernels.triton import attention as fused_attention
+from tests.support.models import prompts, slow_but, tiny_pair
 
-from ..models import NEAR, perturbed, prompts, slow_but, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 PROMPT = [5, 6, 7]
 CPU = torch.device("cpu")
 

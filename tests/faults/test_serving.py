@@ -25,17 +25,17 @@ from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, Monitor, race
 from bass_core.draft.base import Proposal
+from tests.support.models import slow_but, tiny_pair
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.page.request import RaceRequest, defaults
 
 from ..bass_core.machine.test_monitor import UUID, FakeNvml
-from ..models import NEAR, perturbed, slow_but, tiny
 from .conftest import left_behind
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 BROKEN = copy.deepcopy(TARGET)
 BROKEN.get_input_embeddings().weight.fill_(float("nan"))
 PROMPT = [5, 6, 7]

@@ -15,9 +15,7 @@ import torch
 
 from bass_core import ModelPair, SamplingParams, generate, race
 from bass_core.machine.torch_state import ours
-
-from ..bass_core.draft.test_head import tiny_head
-from ..models import perturbed, prompts, tiny
+from tests.support.models import perturbed, prompts, tiny, tiny_head
 
 ROWS = prompts(2)
 METHODS = ("regular", "speculative", "bass", "amusd", "transformers")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, PairError, generate
+from tests.support.models import reference
 
-from ..models import reference
 from .making import WORDS, NotTried
 
 LENGTHS = (40, 8, 21)

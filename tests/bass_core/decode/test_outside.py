@@ -25,11 +25,10 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.machine import memory, openmp
 from bass_core.model.weights.quantized import quantise_model
+from tests.support.models import BUILDERS, VOCAB, byte_tokenizer, prompts, reference, tiny, tiny_pair
 
-from ...models import BUILDERS, NEAR, VOCAB, byte_tokenizer, perturbed, prompts, reference, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 ROWS = prompts(4)
 WARM = SamplingParams(0.9, top_k=20, top_p=0.9)
 

@@ -31,8 +31,7 @@ from bass_core.decode.request import make_request
 from bass_core.draft.base import own_drafter
 from bass_core.draft.registry import DRAFTERS, DrafterKind
 from bass_core.length.policies import FixedLength
-
-from ...models import VOCAB, tiny
+from tests.support.models import VOCAB, tiny
 
 PAIR = ModelPair(tiny("llama"), tiny("llama", seed=1, layers=1))
 LONE = ModelPair(tiny("gpt2", layers=1))

@@ -25,8 +25,8 @@ from bass_core.model.runner import ModelRunner
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
+from tests.support.models import prompts, tiny, tiny_head, tiny_pair
 
-from ...models import prompts, tiny
 from ..model.test_pointer import by_hand
 
 DRAWN = SamplingParams(temperature=0.9, top_k=20)
@@ -37,24 +37,9 @@ CHAINS = [
 ]
 
 
-def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, seed=5):
-    """An untrained head over part of the vocabulary: right now and then, so that rows diverge."""
-    torch.manual_seed(seed)
-    config = HeadConfig(layers, 64, reads_states, reads_layers)
-    head = DraftHead(target, config, torch.randperm(96)[:size].sort().values)
-    with torch.no_grad():
-        head.fuse.weight.normal_(std=0.2)
-        for parameter in head.body.model.layers.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.2)
-        head.pointer.weight.normal_(std=0.05)
-    return head.eval().requires_grad_(False)
-
-
 @pytest.fixture(scope="module")
 def pair():
-    target = tiny("llama")
-    return ModelPair(target, tiny_head(target))
+    return tiny_pair("head")
 
 
 @pytest.mark.parametrize(

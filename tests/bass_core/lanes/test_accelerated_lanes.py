@@ -34,10 +34,9 @@ from tests.bass_core.accelerated import (  # noqa: F401
     texts,
     while_capturing,
 )
-from tests.bass_core.draft.test_head import tiny_head
 from tests.devices.emulation import capture as emulated_capture
 from tests.devices.emulation import ledger, order
-from tests.models import NEAR, perturbed, tiny
+from tests.support.models import tiny, tiny_head, tiny_pair
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -137,7 +136,7 @@ def test_a_device_without_memory_for_a_measurement_has_no_figure(monkeypatch: py
     assert out.metrics.bandwidth_utilization is None
 
 
-PAIR = ModelPair(tiny("llama"), perturbed(tiny("llama"), NEAR["llama"]))
+PAIR = tiny_pair()
 
 
 def check(rounds: list[Round], drafts: bool) -> None:

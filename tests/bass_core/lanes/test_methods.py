@@ -34,12 +34,12 @@ from bass_core.decode.request import Request, make_request
 from bass_core.lanes.lane import Lane
 from bass_core.options import Keywords
 from bass_core.sequence import Round, RowRound, Sequence
+from tests.support.models import byte_tokenizer, prompts, reference, tiny, tiny_pair
 
 from ...conformance import table
-from ...models import byte_tokenizer, prompts, reference, tiny
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, TARGET)
+PAIR = tiny_pair("self")
+TARGET = PAIR.target
 
 
 class Slow:

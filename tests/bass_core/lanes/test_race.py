@@ -25,12 +25,11 @@ from bass_core import DEFAULT_LANES, METHODS, ModelPair, RequestError, generate,
 from bass_core.lanes import warmup
 from bass_core.lanes.clock import FairLock
 from bass_core.model.cache import RaggedCache
-
-from ...models import NEAR, byte_tokenizer, perturbed, prompts, reference, tiny
+from tests.support.models import byte_tokenizer, perturbed, prompts, reference, tiny_pair
 
 race_module = import_module("bass_core.lanes.race")  # the package binds this name to the function
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET = PAIR.target
 SCHEDULINGS = ("fair", "overlap", "in_turn")
 ROWS = prompts(3)
 

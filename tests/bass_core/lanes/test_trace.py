@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race
+from bass_core import RecordedLengths, RequestError, SamplingParams, generate, race
 from bass_core.length.base import Feedback
 from bass_core.length.policies import Algorithm1
+from tests.support.models import byte_tokenizer, prompts, tiny_pair
 
-from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET = PAIR.target
 ROWS = prompts(3)
 
 

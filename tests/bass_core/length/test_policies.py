@@ -13,8 +13,7 @@ from bass_core.length.options import make_policy
 from bass_core.length.policies import Algorithm1, FixedLength
 from bass_core.model.runner import ModelRunner
 from bass_core.sequence import Sequence
-
-from ...models import NEAR, VOCAB, perturbed, prompts, tiny
+from tests.support.models import NEAR, VOCAB, perturbed, prompts, tiny
 
 
 def lengths(best):

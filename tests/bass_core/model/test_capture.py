@@ -36,7 +36,7 @@ from tests.bass_core.accelerated import (  # noqa: F401
     while_capturing,
 )
 from tests.devices.emulation import capture as emulated_capture
-from tests.models import reference, tiny
+from tests.support.models import reference, tiny
 
 pytestmark = pytest.mark.usefixtures("small")
 

@@ -21,7 +21,7 @@ from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from kernels.plan import MOST_TREE
-from tests.models import tiny
+from tests.support.models import tiny
 
 KINDS = [(CausalModel, "pad"), (CausalModel, "sdpa"), (LlamaCuda, "pad")]
 TEXT = 6

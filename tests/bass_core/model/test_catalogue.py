@@ -27,7 +27,7 @@ from bass_core.model.loading.gguf_blocks import read_blocks
 from bass_core.model.loading.weights import smollm2_gguf
 from bass_core.model.weights.quantized import is_quantized
 from kernels.reference.quantized import dequantise
-from tests.models import VOCAB, tiny
+from tests.support.models import VOCAB, tiny
 
 HUB_ID = "someone/tiny-llama"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

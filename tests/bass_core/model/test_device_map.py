@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from bass_core import PairError, RequestError, generate, load_pair, race
 from bass_core.model.base import CausalModel
 from bass_core.model.loading import catalogue
-from tests.bass_core.draft.test_head import tiny_head
-from tests.models import prompts, tiny
+from tests.support.models import prompts, tiny, tiny_head
 
 ROWS = prompts(2)
 TEXT: dict[str, Any] = {"max_new_tokens": 6, "draft_length": 2, "eos_token_id": None}

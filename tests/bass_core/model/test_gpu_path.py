@@ -26,7 +26,7 @@ from bass_core.model.llama_cuda import LlamaCuda, fits
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from kernels.backends import BACKENDS, captured_extent
-from tests.models import perturbed, prompts, reference, tiny
+from tests.support.models import prompts, reference, tiny, tiny_pair
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,7 +48,7 @@ def tokens(pair: ModelPair, rows: list[list[int]], count: int, **arguments: obje
 def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
     """Ragged prompts, a sliding window of 8 in Gemma, and a draft length of 3."""
     model = tiny(architecture)
-    pair = ModelPair(model, perturbed(model, 0.03))
+    pair = tiny_pair(0.03, target=model)
     rows = prompts(2, longest=12)
     wanted = tokens(pair, rows, 6, attention="sdpa", draft_length=3)
     assert tokens(pair, rows, 6, attention="fused", draft_length=3) == wanted

@@ -29,9 +29,7 @@ from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.weights import modified
 from bass_core.model.weights.modified import Watch
 from bass_core.model.weights.quantized import quantise_model
-
-from ...models import prompts, tiny
-from ..draft.test_head import tiny_head
+from tests.support.models import prompts, tiny, tiny_head
 
 compiled = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 IDS = torch.tensor([[3, 1, 4, 1, 5]])

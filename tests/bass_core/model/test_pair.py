@@ -26,9 +26,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.pair import check_same_tokens
-
-from ...models import perturbed, prompts, reference, tiny
-from ..draft.test_head import tiny_head
+from tests.support.models import prompts, reference, tiny, tiny_head, tiny_pair
 
 ROOT = Path(__file__).parents[3]
 
@@ -196,7 +194,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_models_own_layers_multiply(without: None, dtype: torch.dtype) -> None:
     for architecture in ("llama", "gpt2"):
         model = tiny(architecture).to(dtype)
-        pair = ModelPair(model, perturbed(model, 0.03))
+        pair = tiny_pair(0.03, target=model)
         step = pair.target_step
         assert type(step) is CausalModel and step.low_precision == (dtype != torch.float32)
         if (architecture, dtype) == ("llama", torch.bfloat16):

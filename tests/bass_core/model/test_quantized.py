@@ -30,8 +30,8 @@ from bass_core.model.weights.quantized import (
     quantise_model,
 )
 from kernels.reference.quantized import QuantizedWeight, dequantise, quantise_q8_0
-from tests.models import prompts, reference, tiny
-from tests.schedule import draft_in_step
+from tests.support.models import prompts, reference, tiny
+from tests.support.schedule import draft_in_step
 
 ROWS = prompts(3)
 

@@ -24,8 +24,7 @@ from bass_core.model.prefix import CachedTexts
 from bass_core.model.runner import ModelRunner
 from bass_core.model.tiled import TiledCache
 from kernels.plan import SHARE
-
-from ...models import VOCAB, tiny
+from tests.support.models import VOCAB, tiny
 
 LONG = list(range(1, 1 + 2 * SHARE))
 PROMPTS = [[*LONG, 5, 6], [9, 8, 7], [*LONG, 70]]

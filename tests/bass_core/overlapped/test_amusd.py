@@ -31,14 +31,14 @@ from bass_core.lanes.lane import Lane
 from bass_core.lanes.view import lane_view
 from bass_core.model import graphs as graphs
 from bass_core.sample.distribution import probabilities
+from tests.support.models import prompts, tiny_pair
+from tests.support.schedule import draft_in_step
 
 from ...conformance import test_distribution as distribution
-from ...models import NEAR, perturbed, prompts, tiny
-from ...schedule import draft_in_step
 
 TOKENS = 24
-TARGET, DRAFT = tiny("llama"), perturbed(tiny("llama"), NEAR["llama"])
-PAIR = ModelPair(TARGET, DRAFT)
+PAIR = tiny_pair()
+TARGET, DRAFT = PAIR.target, PAIR.draft
 ROWS = prompts(4)
 WARM = SamplingParams(0.9)
 # Of five token ids, whose distributions are known.
@@ -287,7 +287,7 @@ SCRIPT = """
 import torch
 from bass_core import ModelPair, stream
 from bass_core.decode.overlapped.session import DraftSession
-from tests.models import *
+from tests.support.models import prompts, tiny
 torch.set_num_threads(1)
 x, step = torch.ones(3000, 3000), DraftSession.step
 def slow(self):

@@ -24,11 +24,10 @@ from bass_core.sample import shaping
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.shaping import shaped, shaped_next
 from bass_core.sequence import Sequence
+from tests.support.models import byte_tokenizer, prompts, tiny_pair
 
-from ...models import byte_tokenizer, perturbed, prompts, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, 0.025), byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET = PAIR.target
 NEW = 24
 
 

@@ -16,8 +16,8 @@ from bass_core.model.llama_cpu import LlamaCompiled
 from kernels.cpu.calls import jit, pool
 from kernels.cpu.packing import pack
 from kernels.cpu.products import linear
+from tests.support.models import slow_but
 
-from ...models import slow_but
 from .shapes import fed, made, tokens
 
 ROOT = Path(__file__).parents[3]

@@ -18,8 +18,8 @@ from bass_core.model.cache import RaggedCache
 from bass_core.model.forward import BatchTree, ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.weights.quantized import quantise_model
+from tests.support.models import slow_but
 
-from ...models import slow_but
 from .attention.steps import Parents, batch_tree, path, random_tree
 from .shapes import KINDS, compiled, fed, made, tokens
 

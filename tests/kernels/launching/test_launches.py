@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.runtime.interpreter import interpreter_builder
 
 from tests.kernels.launching.launches import LAUNCHES
-from tests.models import slow_but
+from tests.support.models import slow_but
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from bass_core.model.cache import RaggedCache
 from bass_core.model.tiled import TiledCache
 from kernels.cpu.attention.layout import padded
+from tests.support.models import slow_but
 
-from ....models import slow_but
 from ..shapes import DOTS
 from .steps import LAYERS, LENGTH, Layer, Parents, flat_tree, path, random_tree
 
