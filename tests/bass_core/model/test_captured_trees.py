@@ -29,7 +29,7 @@ TEXT = 6
 
 @pytest.fixture(autouse=True)
 def no_idle_caches() -> Iterator[None]:
-    """As in test_gpu_path.py."""
+    """As in test_llama_cuda.py."""
     yield
     graphs._idle.clear()
 

@@ -27,7 +27,7 @@ CPUS = {
     "skylake-avx512": (_AVX512, 16, False),
     "znver4": (f"{_AVX512},+avx512vnni,+avx512bf16", 16, False),
 }
-TESTS = ["test_products.py", "attention/test_attention.py", "attention/test_trees.py", "test_forward.py",
+TESTS = ["test_products.py", "attention/test_attention.py", "attention/test_tree.py", "test_forward.py",
          "test_same_bits.py"]  # fmt: skip
 
 

@@ -31,10 +31,9 @@ from bass_core.lanes.lane import Lane
 from bass_core.lanes.view import lane_view
 from bass_core.model import graphs as graphs
 from bass_core.sample.distribution import probabilities
+from tests.conformance import test_distribution as distribution
 from tests.support.models import prompts, tiny_pair
 from tests.support.schedule import draft_in_step
-
-from ...conformance import test_distribution as distribution
 
 TOKENS = 24
 PAIR = tiny_pair()
@@ -306,7 +305,7 @@ print("done")
 @pytest.mark.slow
 def test_a_program_may_end_while_a_thread_drafts() -> None:
     """The program ends while the thread is inside a matrix product, which returns during interpreter shutdown."""
-    folder = Path(__file__).parents[3]
+    folder = Path(__file__).parents[4]
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-500:]
 

@@ -6,10 +6,9 @@ import torch
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.draft.base import Proposal, TreeProposal, own_drafter
 from bass_core.draft.registry import DRAFTERS
+from tests.conformance.table import DRAFTS
+from tests.conformance.table import pair as made_pair
 from tests.support.models import prompts, small_window, tiny
-
-from ...conformance.table import DRAFTS
-from ...conformance.table import pair as made_pair
 
 # Prompts that repeat themselves, so that there is something to copy.
 ROWS = [prompt * 2 for prompt in prompts(3)]

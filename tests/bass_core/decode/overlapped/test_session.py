@@ -18,9 +18,8 @@ from bass_core.sample.draw import draw
 from bass_core.sample.noise import Role, stream
 from bass_core.sequence import Sequence
 from bass_core.verify.rules import VERIFICATIONS
+from tests.bass_core.draft.test_head import expected_drafts
 from tests.support.models import prompts, reference, tiny, tiny_head, tiny_pair
-
-from ..draft.test_head import expected_drafts
 
 PAIR = tiny_pair()
 TARGET, DRAFT = PAIR.target, PAIR.draft
