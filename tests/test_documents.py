@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 import bass_core
+import bench.report.report as report  # noqa: F401  before load_pair is replaced, which it would keep
 from bass_core.draft.registry import DRAFTERS
 from bass_core.model.attention import BACKENDS
 from bass_core.model.loading.catalogue import CATALOGUE

@@ -17,12 +17,11 @@ from bass_core import BassError, ModelPair, RequestError, load_pair, race
 from bass_core.decode.request import make_request
 from bench.robustness.fuzz import JUNK, NEAR, arguments_of, verdict
 from bench.robustness.serving import save_tiny_pair
+from tests.support.memory import left_behind
 from ui.page.events import Events
 from ui.page.limits import Limits
 from ui.page.request import defaults
 from ui.sources.local import race_source
-
-from .conftest import left_behind
 
 FUZZ = settings(
     max_examples=150, deadline=None, database=None, derandomize=True, phases=[Phase.generate],

@@ -25,6 +25,7 @@ from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, Monitor, race
 from bass_core.draft.base import Proposal
+from tests.support.memory import left_behind
 from tests.support.models import slow_but, tiny_pair
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
@@ -32,7 +33,6 @@ from ui.page.page import build, launch_options
 from ui.page.request import RaceRequest, defaults
 
 from ..bass_core.machine.test_monitor import UUID, FakeNvml
-from .conftest import left_behind
 
 PAIR = tiny_pair()
 TARGET = PAIR.target

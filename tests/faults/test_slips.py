@@ -75,12 +75,6 @@ def test_an_end_that_is_no_token_id(ids: Any) -> None:
         generate(ModelPair(model), prompts(1)[0])
 
 
-@pytest.mark.parametrize("name", ["time_budget_ms", "synthetic_acceptance"])
-def test_a_switch_is_no_number(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name} must be"):
-        generate(ModelPair(tiny("llama")), prompts(1)[0], **{name: True})
-
-
 def test_names_that_are_none(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import socket
@@ -21,7 +20,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bass_core import ModelPair, load_pair
-from bass_core.model.cache import RaggedCache
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.sources.source import Source
@@ -123,11 +121,6 @@ def hosted(source: Source, **more: Any) -> Iterator[str]:
         yield url.rstrip("/")
     finally:
         page.close()
-
-
-def caches() -> int:
-    """Number of caches alive in this process; nothing else of a race holds device memory."""
-    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
 
 
 @contextmanager

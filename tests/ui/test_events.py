@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import json
 import pickle
@@ -15,13 +14,12 @@ import gradio as gr
 import pytest
 
 from bass_core import BassError, ModelPair, RequestError, load_pair
+from tests.support.memory import alive, frees_at_once
 from ui.page.events import UNEXPECTED, Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.local import Models, race_source
 from ui.sources.source import waiting
-
-from .conftest import caches
 
 SETTINGS = ("Hello", 2, 60, 0.9, 0)
 
@@ -53,17 +51,11 @@ def test_run_is_disabled_while_the_race_runs_and_bad_input_changes_nothing_but_t
 
 
 def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        before = caches()
+    with frees_at_once() as before:
         running = Events(race_source(pair), Limits()).run("Hello", 4, 1000, 0.9, 0)
         next(running), next(running)
-        assert caches() > before
+        assert alive() > before
         running.close()
-        assert caches() == before
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import sys
 import threading
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 import app
 from bass_core import BassError, ModelPair, RequestError, Snapshot, race
 from bass_core.decode.batch import BatchDecoder
+from tests.support.memory import alive
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.cluster.start import MISSING, actor_options
@@ -27,8 +27,6 @@ from ui.sources.delta import KEEP, LIST, Decoder, Encoder, difference
 from ui.sources.local import Local
 from ui.sources.service import open_service
 from ui.sources.source import Ask
-
-from .conftest import caches
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +64,7 @@ def test_its_race_is_the_librarys(worker: Worker, pair: ModelPair) -> None:
 
 
 def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.collect()
-    before = caches()
+    before = alive(collect=True)
     steps = 0
     step = BatchDecoder.step
 
@@ -83,8 +80,7 @@ def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.
     monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 1e9)
     assert list(worker.race(2, asked(1000))) == []
     assert steps == 9
-    gc.collect()
-    assert caches() == before
+    assert alive(collect=True) == before
 
 
 def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

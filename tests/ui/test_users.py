@@ -5,7 +5,6 @@ This process serves the page itself where it must count the caches that are aliv
 
 from __future__ import annotations
 
-import gc
 import socket
 import time
 from collections.abc import Generator
@@ -17,6 +16,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, register, unregister
+from tests.support.memory import alive
 from ui.page.choices import DRAFT_LENGTH_WORDS, choices
 from ui.page.events import Snapshot
 from ui.page.request import RaceRequest
@@ -25,22 +25,17 @@ from ui.sources.local import race_source
 
 from ..test_app import start as start_program
 from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
-from .conftest import caches, hosted, pair_options, serving, watched
+from .conftest import hosted, pair_options, serving, watched
 
 pytestmark = pytest.mark.slow
 GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
 LOST = "The connection to the server was lost. What was shown before stays here until the page is reloaded."
 
 
-def alive() -> int:
-    gc.collect()
-    return caches()
-
-
 def ends_with(count: int) -> bool:
-    """Whether so many caches are left within 60 s."""
+    """Whether this many caches and lanes are left within 60 s."""
     deadline = time.monotonic() + 60
-    while alive() != count:
+    while alive(collect=True) != count:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
@@ -59,7 +54,7 @@ def test_stop_reload_and_a_second_user_give_the_memory_back(pair: ModelPair, con
 
 
 def _give_back(here: str, context: BrowserContext) -> None:
-    before = alive()
+    before = alive(collect=True)
     # Not `watched`: Gradio logs an error when a page is reloaded while it receives events.
     page = context.new_page()
     open_page(page, here)

@@ -6,7 +6,6 @@ Contract: what every method promises is tested in tests/conformance. Here stands
 from __future__ import annotations
 
 import copy
-import json
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.machine import memory, openmp
 from bass_core.model.weights.quantized import quantise_model
+from tests.support.memory import peak_bytes
 from tests.support.models import BUILDERS, VOCAB, byte_tokenizer, prompts, reference, tiny, tiny_pair
 
 PAIR = tiny_pair()
@@ -213,22 +213,13 @@ def test_a_row_that_would_outgrow_the_context_is_refused() -> None:
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_estimate_covers_what_generate_takes(implementation: str, tmp_path: Path) -> None:
     """Compared with the peak of the allocations that torch's profiler recorded: a thread alone is recorded."""
-    from torch.profiler import ProfilerActivity, profile
-
     model = copy.deepcopy(TARGET)
     model.set_attn_implementation(implementation)
     pair = ModelPair(model)
     rows = [(ROWS[i % 4] * 100)[: 280 + i] for i in range(24)]
     request = make_request(pair, rows, max_new_tokens=24, sampling=SamplingParams(1.0, top_p=0.9))
     plain, options = call.plain_model(pair), call.generate_options(pair, request)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        call.call_generate(plain, rows, **options)
-    seen.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    held = peak = 0
-    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
+    peak = peak_bytes(lambda: call.call_generate(plain, rows, **options), tmp_path)
     estimate = estimate_bytes(pair, request, (METHODS["transformers"],), len(rows))
     assert estimate / 4 < peak <= estimate
 

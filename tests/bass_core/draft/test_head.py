@@ -291,7 +291,7 @@ def test_a_saved_head_drafts_the_same(tmp_path, pair):
 
 def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
     target = tiny("llama")
-    tiny_head(target).save(tmp_path)
+    pair.draft.save(tmp_path)
     with pytest.raises(PairError, match="choose another draft"):
         load_draft_head(tmp_path, tiny("gpt2"))
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"

@@ -1,0 +1,63 @@
+"""What a race may leave behind: its caches, its lanes and its threads."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+from bass_core.lanes.lane import Lane
+from bass_core.model.cache import RaggedCache
+
+
+def alive(collect: bool = False) -> int:
+    """Return the number of caches and lanes that exist in this process; nothing else of a race holds memory.
+
+    Args:
+        collect: Run the garbage collector first.
+    """
+    if collect:
+        gc.collect()
+    return sum(issubclass(type(thing), (RaggedCache, Lane)) for thing in gc.get_objects())
+
+
+def left_behind() -> tuple[int, list[str]]:
+    """Return the number of caches and lanes that exist, and the names of the race threads that still run."""
+    return alive(collect=True), [
+        thread.name for thread in threading.enumerate() if thread.name.startswith(("bass-monitor", "bass-amusd"))
+    ]
+
+
+@contextmanager
+def frees_at_once() -> Iterator[int]:
+    """Check that the block frees all that it makes and ends its threads, without the garbage collector.
+
+    Yields:
+        What was alive before, to compare with `alive()` inside the block.
+    """
+    threads = set(threading.enumerate())
+    before = alive(collect=True)
+    gc.disable()
+    try:
+        yield before
+        assert alive() == before and set(threading.enumerate()) <= threads
+    finally:
+        gc.enable()
+
+
+def peak_bytes(work: Callable[[], object], folder: Path) -> int:
+    """Return the most bytes that torch held at once for the work of this thread, as its profiler recorded them."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    seen.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    held = peak = 0
+    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
