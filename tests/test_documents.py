@@ -20,7 +20,7 @@ import bench.report.report as report  # noqa: F401  before load_pair is replaced
 from bass_core.draft.registry import DRAFTERS
 from bass_core.model.attention import BACKENDS
 from bass_core.model.loading.catalogue import CATALOGUE
-from tests.ui.conftest import save_tiny_pair
+from tests.support.page import load_saved, save_tiny_pair
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -91,8 +91,7 @@ def sections() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    pair = bass_core.load_pair(str(target), draft=str(draft), device="cpu", dtype="float32")
+    pair = load_saved(save_tiny_pair(tmp_path_factory.mktemp("pair")))
     assert pair.tokenizer is not None
     pair.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     return pair

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.page import save_tiny_pair
 from tests.test_layout import parsed
-from tests.ui.conftest import save_tiny_pair
 
 ROOT = Path(__file__).resolve().parents[1]
 # A console of a Windows in Western Europe.

@@ -198,7 +198,7 @@ def test_the_wheel_has_one_package_with_all_that_it_needs(wheel: Path) -> None:
 @pytest.mark.slow
 def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
     """In an environment of its own, which sees the packages of this one, far from this tree."""
-    from tests.ui.conftest import save_tiny_pair
+    from tests.support.page import save_tiny_pair
 
     target, draft = save_tiny_pair(tmp_path / "pair")
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)

@@ -29,7 +29,7 @@ from bench.peers.llama_cpp import INSTALL
 from bench.report import film
 from bench.report.report import command
 from bench.robustness.mutants import KNOWN
-from tests.ui.conftest import hosted, save_tiny_pair
+from tests.support.page import hosted, save_tiny_pair
 from ui.recordings.shelf import SHIPPED, asked
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ from bass_core import (
     generate,
     race,
 )
-from bass_core.draft.base import Proposal
 from bass_core.machine import container
 from bass_core.machine import memory as memory_module
+from tests.support.drafters import FailingDrafter
 from tests.support.memory import alive, frees_at_once
 from tests.support.models import prompts, slow_but, tiny_pair
 
@@ -28,31 +28,9 @@ PROMPT = [5, 6, 7]
 CPU = torch.device("cpu")
 
 
-class Hungry:
-    """A drafter that asks the allocator for more memory than exists in its third round."""
-
-    calls = 0
-    rounds = 0
-
-    def start(self, rows: Any) -> None:
-        return None
-
-    def propose(self, rows: Any, max_drafts: list[int], keys: Any) -> Proposal:
-        self.rounds += 1
-        if self.rounds == 3:
-            torch.empty(2**60)
-        return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
-
-    def on_verified(self, rows: Any, proposal: Any, accepted: Any) -> None:
-        pass
-
-    def move_row(self, source: int, target: int) -> None:
-        pass
-
-
 @pytest.mark.parametrize("scheduling", slow_but(["fair"], ["fair", "overlap", "in_turn"]))
 def test_a_race_that_runs_out_ends_in_a_sentence_and_frees_everything(scheduling: str) -> None:
-    asked: dict[str, Any] = {"max_new_tokens": 60, "drafter": Hungry(), "draft_length": 3}
+    asked: dict[str, Any] = {"max_new_tokens": 60, "drafter": FailingDrafter(3), "draft_length": 3}
     # The test holds the error, as a server's log might: it must not keep tensors alive.
     with (
         frees_at_once(),
@@ -66,16 +44,13 @@ def test_a_race_that_runs_out_ends_in_a_sentence_and_frees_everything(scheduling
 
 def test_generate_says_it_too() -> None:
     with pytest.raises(MemoryShortage, match="smaller batch"):
-        generate(PAIR, PROMPT, max_new_tokens=60, drafter=Hungry(), draft_length=3)
+        generate(PAIR, PROMPT, max_new_tokens=60, drafter=FailingDrafter(3), draft_length=3)
 
 
 def test_other_errors_of_a_step_keep_their_own_words() -> None:
-    class Broken(Hungry):
-        def propose(self, rows: Any, max_drafts: list[int], keys: Any) -> Proposal:
-            raise RuntimeError("shapes do not match")
-
+    broken = FailingDrafter(1, RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        generate(PAIR, PROMPT, max_new_tokens=60, drafter=Broken(), draft_length=3)
+        generate(PAIR, PROMPT, max_new_tokens=60, drafter=broken, draft_length=3)
 
 
 @pytest.mark.slow

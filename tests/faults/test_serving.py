@@ -24,7 +24,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, Monitor, race
-from bass_core.draft.base import Proposal
+from tests.support.drafters import FailingDrafter
 from tests.support.memory import left_behind
 from tests.support.models import slow_but, tiny_pair
 from ui.page.events import Snapshot
@@ -47,38 +47,13 @@ def posted(*values: Any) -> dict[str, Any]:
     return {"data": [*values, *DEFAULTS[len(values) :]]}
 
 
-class Fails:
-    """A drafter that fails in its second round, in the way that `how` names."""
-
-    calls = 0
-
-    def __init__(self, how: str) -> None:
-        self.how, self.rounds = how, 0
-
-    def start(self, rows: Any) -> None:
-        return None
-
-    def propose(self, rows: Any, max_drafts: list[int], keys: Any) -> Proposal:
-        self.rounds += 1
-        if self.rounds == 2:
-            if self.how == "memory":
-                torch.empty(2**60)
-            raise KeyError("a detail that is nobody's business")
-        return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
-
-    def on_verified(self, rows: Any, proposal: Any, accepted: Any) -> None:
-        pass
-
-    def move_row(self, source: int, target: int) -> None:
-        pass
-
-
 def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
     """A race on token ids with the fault that the prompt names."""
     pair, ids = PAIR, PROMPT
     arguments: dict[str, Any] = {"n": request.batch_size, "max_new_tokens": request.max_new_tokens}
     if request.prompt in ("step", "memory"):
-        arguments["drafter"] = Fails(request.prompt)
+        error = KeyError("a detail that is nobody's business") if request.prompt == "step" else None
+        arguments["drafter"] = FailingDrafter(2, error)
     if request.prompt == "nan":
         pair = ModelPair(BROKEN, PAIR.target)
     if request.prompt == "server":

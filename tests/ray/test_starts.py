@@ -16,6 +16,7 @@ from gradio_client import Client
 from playwright.sync_api import BrowserContext, expect
 
 from bass_core import BassError, RequestError
+from tests.support.page import serving
 from ui.page.limits import Limits
 from ui.sources.cluster import pool
 from ui.sources.cluster.pool import DIES
@@ -24,7 +25,6 @@ from ui.sources.service import on_cluster, on_this_machine
 from ui.sources.source import Ask
 
 from ..ui.browser import fill, open_page
-from ..ui.conftest import serving
 from .conftest import finishes, until, workers
 
 

@@ -15,37 +15,42 @@ from bass_core.lanes.lane import Lane
 from bass_core.model.cache import RaggedCache
 
 
-def alive(collect: bool = False) -> int:
-    """Return the number of caches and lanes that exist in this process; nothing else of a race holds memory.
+def alive(collect: bool = False, lanes: bool = False) -> int:
+    """Return the number of caches that exist in this process; nothing else of a race holds device memory.
 
     Args:
         collect: Run the garbage collector first.
+        lanes: Count lanes too. An error that a log keeps holds its lane, but no cache.
     """
     if collect:
         gc.collect()
-    return sum(issubclass(type(thing), (RaggedCache, Lane)) for thing in gc.get_objects())
+    kinds = (RaggedCache, Lane) if lanes else (RaggedCache,)
+    return sum(issubclass(type(thing), kinds) for thing in gc.get_objects())
 
 
 def left_behind() -> tuple[int, list[str]]:
-    """Return the number of caches and lanes that exist, and the names of the race threads that still run."""
+    """Return the number of caches that exist, and the names of the race threads that still run."""
     return alive(collect=True), [
         thread.name for thread in threading.enumerate() if thread.name.startswith(("bass-monitor", "bass-amusd"))
     ]
 
 
 @contextmanager
-def frees_at_once() -> Iterator[int]:
-    """Check that the block frees all that it makes and ends its threads, without the garbage collector.
+def frees_at_once(lanes: bool = False) -> Iterator[int]:
+    """Check that the block frees its caches and ends its threads, without the garbage collector.
+
+    Args:
+        lanes: Check that it frees its lanes too.
 
     Yields:
         What was alive before, to compare with `alive()` inside the block.
     """
     threads = set(threading.enumerate())
-    before = alive(collect=True)
+    before = alive(collect=True, lanes=lanes)
     gc.disable()
     try:
         yield before
-        assert alive() == before and set(threading.enumerate()) <= threads
+        assert alive(lanes=lanes) == before and set(threading.enumerate()) <= threads
     finally:
         gc.enable()
 

@@ -21,9 +21,10 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.page import ROOT
+
 from . import formulas as f
 from .browser import LANES, accessible, chosen, compared, exported, fill, open_settings, run_to_the_end, shown
-from .conftest import ROOT
 
 RACES = {"greedy": (0.0, "greedy"), "sampled": (0.9, "block"), "coupled": (0.9, "coupled")}
 PROMPT = "Hello"

@@ -18,9 +18,10 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, expect
 
+from tests.support.page import ROOT, serving
 from ui.page import assets
 
-from .conftest import ROOT, serving, watched
+from .conftest import watched
 
 # As Linux allows them; Windows allows all but ?, ", < and >.
 NAME = "C# 100%25 ü a?b\"c'd&<x>"

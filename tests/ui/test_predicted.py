@@ -19,13 +19,14 @@ from gradio_client.exceptions import AppError
 from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import ModelPair, race
+from tests.support.page import hosted
 from ui.page.choices import choices
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 
 from .browser import accessible, exported, fill, fill_more, fits, open_settings, run_to_the_end
-from .conftest import hosted, watched
+from .conftest import watched
 
 pytestmark = pytest.mark.slow
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, register, unregister
 from tests.support.memory import alive
+from tests.support.page import hosted, pair_options, serving
 from ui.page.choices import DRAFT_LENGTH_WORDS, choices
 from ui.page.events import Snapshot
 from ui.page.request import RaceRequest
@@ -25,7 +26,7 @@ from ui.sources.local import race_source
 
 from ..test_app import start as start_program
 from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
-from .conftest import hosted, pair_options, serving, watched
+from .conftest import watched
 
 pytestmark = pytest.mark.slow
 GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
@@ -33,7 +34,7 @@ LOST = "The connection to the server was lost. What was shown before stays here 
 
 
 def ends_with(count: int) -> bool:
-    """Whether this many caches and lanes are left within 60 s."""
+    """Whether this many caches are left within 60 s."""
     deadline = time.monotonic() + 60
     while alive(collect=True) != count:
         if time.monotonic() > deadline:

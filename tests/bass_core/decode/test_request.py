@@ -1,6 +1,6 @@
 """Bad input is refused with one clear sentence before a model runs or memory is taken.
 
-Every refusal is a RequestError that names the bad value; `generate`, `stream` and `race` refuse alike, at the call.
+Every refusal is a RequestError that names the bad value; `generate`, `stream` and `race` refuse alike when called.
 Numbers out of range are in tests/faults/test_bad_values.py, memory is in test_admission.py.
 """
 

@@ -225,12 +225,12 @@ class Failing:
     ("scheduling", "taken"), [*((name, 6) for name in SCHEDULINGS), ("fair", 1), ("overlap", None)]
 )
 def test_closing_frees_everything_at_once(scheduling: str, taken: int | None) -> None:
-    with frees_at_once() as before:
+    with frees_at_once(lanes=True) as before:
         running = race(PAIR, ROWS, scheduling=scheduling, max_new_tokens=14 if taken is None else 400)
         assert taken or [snapshot["done"] for snapshot in running][-1]
         for _ in range(taken or 0):
             assert not next(running)["done"]
-        assert not taken or alive() >= before + 2 * len(DEFAULT_LANES)
+        assert not taken or alive(lanes=True) >= before + 2 * len(DEFAULT_LANES)
         running.close()
 
 
