@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,10 +57,3 @@ def while_capturing(monkeypatch: pytest.MonkeyPatch, model: CausalModel, action:
         return forward(*arguments)
 
     monkeypatch.setattr(model, "forward_captured", acts)
-
-
-def beside(action: Callable[[], None]) -> None:
-    """Run `action` in another thread and wait until it ends."""
-    thread = threading.Thread(target=action)
-    thread.start()
-    thread.join()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,12 +25,11 @@ from bass_core import ModelPair, Monitor, race
 from tests.support.drafters import FailingDrafter
 from tests.support.memory import left_behind
 from tests.support.models import slow_but, tiny_pair
+from tests.support.nvml import FakeNvml, plug_in
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.page.request import RaceRequest, defaults
-
-from ..bass_core.machine.test_monitor import UUID, FakeNvml
 
 PAIR = tiny_pair()
 TARGET = PAIR.target
@@ -174,10 +171,7 @@ def test_nothing_can_be_uploaded(url: str) -> None:
 @pytest.mark.slow
 def test_nvml_that_vanishes_midway_costs_its_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mid-race, with an AttributeError instead of an NVML error: the library's symbols vanish with the driver."""
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Board 9000")
+    plug_in(monkeypatch)
     cuda = torch.device("cuda", 0)
     race_module = import_module("bass_core.lanes.race")
     monkeypatch.setattr(race_module, "Monitor", lambda device: Monitor(cuda, interval_s=0.005))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
 
 from bass_core import RequestError, load_pair, race
+from tests.support.threads import together
 from ui.page.request import RaceRequest
 from ui.sources.cluster.races import AHEAD
 from ui.sources.source import Ask, Service
@@ -41,11 +42,7 @@ def test_two_races_at_once_are_the_librarys_and_name_their_workers(place: Servic
     assert {name.split(", worker ")[1].split()[0] for name in devices} == {"1", "2"}
     for one in began:
         one.close()
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(run, number) for number in range(2)))
     for number, request in enumerate(requests):
         assert last[number]["done"] and texts(last[number]) == library(ask, request)
 

@@ -1,11 +1,12 @@
-"""A fixture for folders of tiny models: torch computes on one thread, as more would only wait for each other.
+"""Threads in tests: `one_thread` for torch, `together` for the test's own.
 
-A conftest.py imports it: `from tests.support.threads import one_thread  # noqa: F401`.
+A conftest.py of tiny models imports the fixture: more threads would only wait for each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -17,3 +18,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def together(*works: Callable[[], object]) -> None:
+    """Run each in a thread of its own, and wait until all have ended."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

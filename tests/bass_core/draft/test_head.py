@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode.base import DecodingParams
@@ -19,7 +18,7 @@ from bass_core.draft.head import HEADROOM, HeadDrafter
 from bass_core.errors import PairError, WeightsError
 from bass_core.length.policies import FixedLength
 from bass_core.machine import cpu_kernels
-from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
+from bass_core.model.draft_head import DraftHead, is_draft_head, load_draft_head
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.distribution import probabilities
@@ -79,6 +78,13 @@ def of_few_words(head, longest):
     for row in rows:
         row.tokens.append(chosen.choice(words))
     return rows
+
+
+def proposals_of(drafter):
+    """A list to which all that the drafter proposes from now on is added."""
+    said, propose = [], drafter.propose
+    drafter.propose = lambda *given: said.append(propose(*given)) or said[-1]
+    return said
 
 
 @torch.inference_mode()
@@ -182,8 +188,7 @@ def test_a_chain_in_one_call_is_the_chain_level_by_level(dtype, params, confiden
         drafter._in_one_call, drafter.tells = whole, True
         runner = ModelRunner(pair.target_step, 3, 600, pair.vocab, "sdpa")
         decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, Lengths())
-        said, propose = [], drafter.propose
-        drafter.propose = lambda *given, said=said, propose=propose: said.append(propose(*given)) or said[-1]
+        said = proposals_of(drafter)
         while not decoder.finished:
             decoder.step()
         made[whole] = said, drafter.calls, drafter.drafted, [row.token_ids for row in rows]
@@ -212,8 +217,7 @@ def test_a_rows_drafts_depend_on_no_other_row(params):
         drafter = HeadDrafter(pair.draft, body, pair.vocab, params)
         runner = ModelRunner(pair.target_step, 2, 200, pair.vocab, "sdpa")
         decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, Later())
-        said, propose = [], drafter.propose
-        drafter.propose = lambda *given, said=said, propose=propose: said.append(propose(*given)) or said[-1]
+        said = proposals_of(drafter)
         while not rows[0].finish_reason:
             decoder.step()
         # The other row may go on drafting when there is no room left for the first one's drafts.
@@ -442,14 +446,10 @@ def test_only_hidden_sizes_of_whole_panels_are_fused(reads_layers, panels):
     from kernels.cpu.kinds import PANEL
 
     hidden = int(panels * PANEL)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=96, hidden_size=hidden, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=False,
-    )  # fmt: skip
-    target = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    head = DraftHead(target, HeadConfig(1, hidden, reads_layers=reads_layers), torch.arange(40))
-    pair = ModelPair(target, head.to(torch.bfloat16).eval().requires_grad_(False))
+    sizes = {"hidden_size": hidden, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    target = tiny("llama", scale=1, head_dim=16, **sizes).to(torch.bfloat16)
+    head = tiny_head(target, reads_layers=reads_layers).to(torch.bfloat16)
+    pair = ModelPair(target, head)
     assert (head.compiled_inputs is not None) == (panels == 2)
     texts = [
         [row.token_ids for row in generate(pair, prompts(2), method=method, max_new_tokens=12).sequences]

@@ -28,7 +28,6 @@ from tests.bass_core.accelerated import (  # noqa: F401
     ROWS,
     TEXT,
     accelerator,
-    beside,
     on_device,
     small,
     texts,
@@ -37,6 +36,7 @@ from tests.bass_core.accelerated import (  # noqa: F401
 from tests.devices.emulation import capture as emulated_capture
 from tests.devices.emulation import ledger, order
 from tests.support.models import tiny, tiny_head, tiny_pair
+from tests.support.threads import together
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -120,7 +120,7 @@ def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeyp
         done.append(hardware.copy_bandwidth(other))
 
     model = on_device().target_step
-    while_capturing(monkeypatch, model, lambda: beside(measure))
+    while_capturing(monkeypatch, model, lambda: together(measure))
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
     assert done

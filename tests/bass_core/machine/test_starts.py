@@ -39,7 +39,7 @@ logging.basicConfig(format="LOG %(message)s")
 {before}
 import torch
 from bass_core import ModelPair
-from tests.support.models import tiny
+from tests.support.models import tiny, tiny_pair
 pair = ModelPair(tiny("llama").to(torch.bfloat16))
 print(pair)
 print(type(pair.target_step).__name__)
@@ -148,7 +148,6 @@ from bass_core.model.attention import choose_backend
 from bass_core.length.costs import CostTable, write_table
 from bass_core.decode.cost_store import costs_path
 from bass_core.draft.registry import choose_drafter
-from tests.support.models import tiny_pair
 
 class Counter(event.Listener):
     names = []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from kernels.cpu.calls import jit, pool
 from kernels.cpu.packing import pack
 from kernels.cpu.products import linear
 from tests.support.models import slow_but
+from tests.support.threads import together
 
 from .shapes import fed, made, tokens
 
@@ -62,11 +64,7 @@ def test_three_threads_at_once_get_what_one_gets(cores: int) -> None:
         for _ in range(5):
             found[index].extend(texts(steps[index], 15))
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, index) for index in range(3)))
     for mine, own in zip(found, expected, strict=True):
         assert len(mine) == 75
         assert all(torch.equal(a, b) for a, b in zip(mine, own * 5, strict=True))
@@ -109,11 +107,7 @@ def test_one_thread_at_a_time_sets_where_numba_keeps_code(monkeypatch: pytest.Mo
                 both.wait()
 
     monkeypatch.setattr(jit, "_Code", Slow)
-    threads = [threading.Thread(target=jit._keep, args=(object(), print)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[lambda: jit._keep(object(), print)] * 2)
     after, jit.config.CACHE_DIR = jit.config.CACHE_DIR, before
     assert both.broken  # they never met
     assert after == before

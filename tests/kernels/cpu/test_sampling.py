@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -24,16 +22,6 @@ from kernels.cpu.sampling import calls
 SHAPES = [(1, 1), (3, 7), (17, 33), (3, 4097), (17, 12_288), (1, 49_152)]
 SLOW_SIZES = [pytest.param(size, marks=pytest.mark.slow) for size in (49_152, 200_000)]
 SEED = 2**62 + 12_345
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """torch's number of threads; small work is shared as well."""
-    before = torch.get_num_threads()
-    monkeypatch.setattr(calls, "_LEAST_SHARED", 0)
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def keys(rows: int) -> tuple[Tensor, Tensor, Tensor]:
