@@ -1,7 +1,7 @@
 """Files that are missing, truncated, changed or unwritable give a one-sentence error, and the next start works.
 
 Tests of a kill during conversion, two starts at once and a damaged folder of the real model are in
-tests/bass_core/model/test_weights.py.
+tests/bass_core/model/loading/test_weights.py.
 """
 
 from __future__ import annotations

@@ -1,31 +1,25 @@
-"""A shortage of memory at run time ends one race only; a container's limit counts."""
+"""A shortage of memory at run time ends one race only."""
 
 from __future__ import annotations
 
 import multiprocessing
 import resource
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from bass_core import (
     MemoryShortage,
     generate,
     race,
 )
-from bass_core.machine import container
-from bass_core.machine import memory as memory_module
 from tests.support.drafters import FailingDrafter
 from tests.support.memory import alive, frees_at_once
 from tests.support.models import prompts, slow_but, tiny_pair
 
 PAIR = tiny_pair()
-TARGET = PAIR.target
 PROMPT = [5, 6, 7]
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("scheduling", slow_but(["fair"], ["fair", "overlap", "in_turn"]))
@@ -76,15 +70,3 @@ def _with_little_memory(send: Any) -> None:
     left = alive(collect=True) - before
     *_, last = race(PAIR, PROMPT, n=2, max_new_tokens=8)
     send.send([told, left, last["done"]])
-
-
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own").write_text("0::/\n")
-    monkeypatch.setattr(container, "ROOT", tmp_path)
-    monkeypatch.setattr(container, "OWN", tmp_path / "own")
-    whole = memory_module.available_bytes(CPU)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_module.available_bytes(CPU) == pytest.approx(whole, rel=0.2)
-    for name, text in {"max": "3000", "current": "2000", "stat": "anon 1900\ninactive_file 40\n"}.items():
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert memory_module.available_bytes(CPU) == 1040

@@ -5,7 +5,6 @@ This process serves the page itself where it must count the caches that are aliv
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -24,7 +23,6 @@ from ui.page.request import RaceRequest
 from ui.race.looks import reference
 from ui.sources.local import race_source
 
-from ..test_app import start as start_program
 from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
 from .conftest import watched
 
@@ -170,13 +168,3 @@ def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
             assert page.locator(".line-key li").all_text_contents() == labels
     finally:
         unregister("toy")
-
-
-def test_a_port_in_use_is_one_sentence_and_status_2(tiny_pair: tuple[Path, Path]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        ended = start_program(*pair_options(tiny_pair), "--host", "127.0.0.1", "--port", port)
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert "Traceback" not in ended.stderr and f"port {port}" in ended.stderr.strip().splitlines()[-1]
