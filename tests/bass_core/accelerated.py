@@ -15,7 +15,7 @@ from kernels.support import runtime
 from tests.devices.conftest import accelerator  # noqa: F401
 from tests.devices.emulation import capture as emulated_capture
 from tests.devices.emulation import emulated
-from tests.support.models import prompts, tiny_pair
+from tests.support.models import prompts, texts_of, tiny_pair
 
 DEVICE = torch.device(emulated.TYPE, 0)
 ROWS = prompts(3)
@@ -44,7 +44,7 @@ def on_device(device: torch.device = DEVICE, plain: bool = False) -> ModelPair:
 
 def texts(pair: ModelPair, **arguments: Any) -> list[list[int]]:
     """The new token ids of each row."""
-    return [sequence.token_ids for sequence in generate(pair, ROWS, **TEXT, **arguments).sequences]
+    return texts_of(generate(pair, ROWS, **TEXT, **arguments))
 
 
 def while_capturing(monkeypatch: pytest.MonkeyPatch, model: CausalModel, action: Callable[[], None]) -> None:

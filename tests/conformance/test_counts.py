@@ -11,7 +11,7 @@ import torch
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.draft.base import Proposal
-from tests.support.models import VOCAB, prompts, reference, slow_but, tiny_pair
+from tests.support.models import VOCAB, prompts, reference, slow_but, texts_of, tiny_pair
 
 PAIR = tiny_pair("self")
 TARGET = PAIR.target
@@ -101,7 +101,7 @@ def test_drafts_that_are_right_so_far(right, method):
         max_new_tokens=tokens,
         draft_length=length,
     )
-    assert [sequence.token_ids for sequence in out.sequences] == texts
+    assert texts_of(out) == texts
     metrics, rounds = out.metrics, (tokens - 1) // (right + 1)
     assert metrics.rounds == rounds * (2 if method == "speculative" else 1)
     assert metrics.target_forwards == metrics.rounds + (2 if method == "speculative" else 1)
@@ -165,7 +165,7 @@ def test_by_the_block_rule_more_drafts_stand_than_one_by_one():
         last = max((i for i, (u, h) in enumerate(zip(row.u, row.chance, strict=True), 1) if u < h), default=0)
         assert row.accepted == last
     texts = {
-        name: [sequence.token_ids for sequence in generate(near, prompts(6), verification=name, **asked).sequences]
+        name: texts_of(generate(near, prompts(6), verification=name, **asked))
         for name in ("auto", "block", "rejection", "chen")
     }
     assert texts["auto"] == texts["block"] != texts["rejection"] == texts["chen"]

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from bass_core import METHODS, RequestError, SamplingParams, generate
-from tests.support.models import prompts, slow_but, tiny_pair
+from tests.support.models import prompts, slow_but, texts_of, tiny_pair
 from tests.support.rows import check_rows_alone
 
 from .table import BUDGETS, serves
@@ -23,7 +23,7 @@ WARM = SamplingParams(0.9)
 def texts(rows, **arguments):
     """The texts of these of the rows."""
     out = generate(PAIR, [ROWS[row] for row in rows], max_new_tokens=20, sequence_ids=rows, **arguments)
-    return [sequence.token_ids for sequence in out.sequences]
+    return texts_of(out)
 
 
 WAYS = [

@@ -185,6 +185,11 @@ def reference(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> lis
     return out[0, len(prompt) :].tolist()
 
 
+def texts_of(out: Any) -> list[list[int]]:
+    """Return the new tokens of each sequence of a `generate` or of a lane."""
+    return [sequence.token_ids for sequence in out.sequences]
+
+
 def byte_tokenizer(corpus: tuple[str, ...] = (), merges: int = 0) -> PreTrainedTokenizerFast:
     """A byte-level BPE: two special tokens, all 256 bytes, and up to `merges` merges learnt from a corpus."""
     tokenizer = Tokenizer(bpe.BPE())

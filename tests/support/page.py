@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bass_core import ModelPair, load_pair
+from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.sources.source import Source
@@ -126,3 +127,8 @@ def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple
             process.terminate()
             process.wait()
     assert "Traceback" not in log.read_text()
+
+
+def lane_texts(snapshot: Snapshot) -> dict[str, list[Any]]:
+    """Return the texts of each lane's rows."""
+    return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}

@@ -23,22 +23,22 @@ def hostile() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of a target and a draft."""
     return save_tiny_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="session")
-def pair(tiny_pair: tuple[Path, Path]) -> ModelPair:
+def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
     """The pair, loaded once."""
-    return load_saved(tiny_pair)
+    return load_saved(pair_folders)
 
 
 @pytest.fixture(scope="session")
-def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of app.py with a tiny pair; draft lengths are Algorithm 1's (tests/conftest.py)."""
     log = tmp_path_factory.mktemp("server") / "stderr.txt"
-    with serving(log, *pair_options(tiny_pair)) as (address, _):
+    with serving(log, *pair_options(pair_folders)) as (address, _):
         yield address
 
 

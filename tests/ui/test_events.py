@@ -120,7 +120,7 @@ def test_no_other_model_is_looked_for_unless_allowed(pair: ModelPair, monkeypatc
 
 
 def test_an_allowed_model_is_loaded_once_and_leaves_for_the_next(
-    pair: ModelPair, tiny_pair: tuple[Path, Path]
+    pair: ModelPair, pair_folders: tuple[Path, Path]
 ) -> None:
     loaded: list[str] = []
 
@@ -129,12 +129,14 @@ def test_an_allowed_model_is_loaded_once_and_leaves_for_the_next(
         return load_pair(name, device="cpu", dtype="float32")
 
     models = Models(pair, load)
-    other = models.get(str(tiny_pair[1]))
-    assert models.get(str(tiny_pair[1])) is other and models.get("") is pair and loaded == [str(tiny_pair[1])]
+    other = models.get(str(pair_folders[1]))
+    assert (
+        models.get(str(pair_folders[1])) is other and models.get("") is pair and loaded == [str(pair_folders[1])]
+    )
     with pytest.raises(BassError, match="no pair and no folder"):
         models.get("nothing here")
-    *_, last = Events(race_source(pair, models), Limits()).api("Hello", 1, 4, 0, 0, pair=str(tiny_pair[1]))
-    assert last["done"] and loaded == [str(tiny_pair[1]), "nothing here", str(tiny_pair[1])]
+    *_, last = Events(race_source(pair, models), Limits()).api("Hello", 1, 4, 0, 0, pair=str(pair_folders[1]))
+    assert last["done"] and loaded == [str(pair_folders[1]), "nothing here", str(pair_folders[1])]
 
 
 def test_a_race_ends_when_the_operators_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(pair: ModelPair, tiny_pair: tuple[Path, Path]) -> Iterator[Served]:
-    target, draft = map(str, tiny_pair)
+def served(pair: ModelPair, pair_folders: tuple[Path, Path]) -> Iterator[Served]:
+    target, draft = map(str, pair_folders)
     made = Served("", pair)
 
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:

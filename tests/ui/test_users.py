@@ -97,14 +97,14 @@ def _give_back(here: str, context: BrowserContext) -> None:
 
 
 def test_a_killed_server_is_one_sentence_and_no_lane_still_runs(
-    context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: BrowserContext, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No costs are stored here yet, so that the race starts by measuring them.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     # Not `watched`: the browser itself logs an error when a server is gone.
     page = context.new_page()
-    with serving(tmp_path / "log.txt", *pair_options(tiny_pair)) as (address, process):
+    with serving(tmp_path / "log.txt", *pair_options(pair_folders)) as (address, process):
         open_page(page, f"{address}#race?draft_length=auto")
         page.click("#more-settings > button")
         expect(page.locator("#draft-length input")).to_have_value(DRAFT_LENGTH_WORDS["auto"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bass_core import RequestError, generate
-from tests.support.models import reference, slow_but, tiny_pair
+from tests.support.models import reference, slow_but, texts_of, tiny_pair
 
 from .comparing import outcome
 from .making import WORDS, kinds, make
@@ -65,7 +65,7 @@ def test_what_a_model_adds_to_attention_holds_behind_prefixes_in_trees_and_under
                 generate(pair, rows, **way)
             continue
         written = generate(pair, rows, max_new_tokens=10, eos_token_id=None, **way)
-        assert [one.token_ids for one in written.sequences] == wanted, way
+        assert texts_of(written) == wanted, way
 
 
 def test_the_table_names_each_architecture_once_and_leaves_a_refused_model_s_name_out():

@@ -25,7 +25,7 @@ from bass_core.lanes.lane import Lane
 from bass_core.machine import memory, openmp
 from bass_core.model.weights.quantized import quantise_model
 from tests.support.memory import peak_bytes
-from tests.support.models import BUILDERS, VOCAB, byte_tokenizer, prompts, reference, tiny, tiny_pair
+from tests.support.models import BUILDERS, VOCAB, byte_tokenizer, prompts, reference, texts_of, tiny, tiny_pair
 
 PAIR = tiny_pair()
 TARGET = PAIR.target
@@ -33,12 +33,8 @@ ROWS = prompts(4)
 WARM = SamplingParams(0.9, top_k=20, top_p=0.9)
 
 
-def texts(out: Any) -> list[list[int]]:
-    return [sequence.token_ids for sequence in out.sequences]
-
-
 def written(rows: Any = ROWS, pair: ModelPair = PAIR, **arguments: Any) -> list[list[int]]:
-    return texts(generate(pair, rows, **{"method": "transformers", "max_new_tokens": 12} | arguments))
+    return texts_of(generate(pair, rows, **{"method": "transformers", "max_new_tokens": 12} | arguments))
 
 
 def lane_threads() -> list[threading.Thread]:

@@ -24,7 +24,7 @@ from bass_core.model.runner import ModelRunner
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
-from tests.support.models import prompts, tiny, tiny_head, tiny_pair
+from tests.support.models import prompts, texts_of, tiny, tiny_head, tiny_pair
 
 from ..model.test_pointer import by_hand
 
@@ -337,7 +337,7 @@ def test_long_prompts_of_different_lengths_are_caught_up_in_chunks(pair):
     plain = generate(pair, texts, method="regular", **request)
     together = generate(pair, texts, draft_length=2, **request)
     alone = [generate(pair, text, draft_length=2, **request) for text in texts]
-    assert [row.token_ids for row in together.sequences] == [row.token_ids for row in plain.sequences]
+    assert texts_of(together) == texts_of(plain)
     assert together.metrics.accepted == sum(one.metrics.accepted for one in alone)
 
 
@@ -452,7 +452,6 @@ def test_only_hidden_sizes_of_whole_panels_are_fused(reads_layers, panels):
     pair = ModelPair(target, head)
     assert (head.compiled_inputs is not None) == (panels == 2)
     texts = [
-        [row.token_ids for row in generate(pair, prompts(2), method=method, max_new_tokens=12).sequences]
-        for method in ("regular", "bass")
+        texts_of(generate(pair, prompts(2), method=method, max_new_tokens=12)) for method in ("regular", "bass")
     ]
     assert texts[0] == texts[1]

@@ -22,7 +22,7 @@ from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Round, RowRound, Sequence, WindowWork
 from bass_core.verify.rules import VERIFICATIONS
 from kernels.plan import SINKS, window_start
-from tests.support.models import VOCAB, small_window, tiny_pair
+from tests.support.models import VOCAB, small_window, texts_of, tiny_pair
 
 PAIR = tiny_pair()
 TARGET = PAIR.target
@@ -81,7 +81,7 @@ def test_the_text_is_regular_decodings(
         for row in round_.rows:
             texts.setdefault(row.sequence, []).extend(row.tokens)
             drafted[row.sequence] += len(row.drafted)
-    assert [texts[row] for row in range(len(ROWS))] == [s.token_ids for s in regular.sequences]
+    assert [texts[row] for row in range(len(ROWS))] == texts_of(regular)
     assert drafted[0] and drafted[1] and drafted[3] and not drafted[2], "a row without a gap drafts nothing"
 
 

@@ -26,7 +26,7 @@ from bass_core.model.llama_cuda import LlamaCuda, fits
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from kernels.backends import BACKENDS, captured_extent
-from tests.support.models import prompts, reference, tiny, tiny_pair
+from tests.support.models import prompts, reference, texts_of, tiny, tiny_pair
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,7 +40,7 @@ def no_idle_caches() -> Iterator[None]:
 
 def tokens(pair: ModelPair, rows: list[list[int]], count: int, **arguments: object) -> list[list[int]]:
     out = generate(pair, rows, max_new_tokens=count, eos_token_id=None, **arguments)
-    return [sequence.token_ids for sequence in out.sequences]
+    return texts_of(out)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.pair import check_same_tokens
-from tests.support.models import prompts, reference, tiny, tiny_head, tiny_pair
+from tests.support.models import prompts, reference, texts_of, tiny, tiny_head, tiny_pair
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,7 +76,7 @@ def test_the_cache_has_the_name_that_the_model_gives_it(monkeypatch: pytest.Monk
     for other in (forward, new, old, either):
         monkeypatch.setattr(type(target), "forward", other)
         out = generate(ModelPair(target, target), prompts(2), max_new_tokens=8)
-        texts.append([one.token_ids for one in out.sequences])
+        texts.append(texts_of(out))
     assert all(text == texts[0] for text in texts)
 
 
@@ -204,7 +204,7 @@ def test_the_models_own_layers_multiply(without: None, dtype: torch.dtype) -> No
         out = generate(pair, prompts(3), draft_length=3, max_new_tokens=8, eos_token_id=None)
         assert all(len(one.token_ids) == 8 for one in out.sequences)
         if dtype == torch.float32:
-            assert [one.token_ids for one in out.sequences] == [reference(model, row, 8) for row in prompts(3)]
+            assert texts_of(out) == [reference(model, row, 8) for row in prompts(3)]
 
 
 def test_a_head_drafts_with_the_models_own_layers(without: None) -> None:

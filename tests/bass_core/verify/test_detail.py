@@ -11,7 +11,7 @@ import torch
 from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.draft import registry
 from bass_core.verify.rules import VERIFICATIONS, find_verification, stop_together
-from tests.support.models import byte_tokenizer, prompts, tiny, tiny_pair
+from tests.support.models import byte_tokenizer, prompts, texts_of, tiny, tiny_pair
 
 PAIR = tiny_pair(tokenizer=byte_tokenizer())
 TARGET, DRAFT = PAIR.target, PAIR.draft
@@ -162,7 +162,7 @@ def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
     target = tiny("llama")
     pair = tiny_pair(target=target)
     rows = prompts(3, longest=8)
-    plain = [s.token_ids for s in generate(pair, rows, method="regular", max_new_tokens=20).sequences]
+    plain = texts_of(generate(pair, rows, method="regular", max_new_tokens=20))
     others = 0
     texts = [[] for _ in rows]
     own = list(stream(pair, rows, draft_length=4, max_new_tokens=20))

@@ -52,10 +52,6 @@ def run(case: table.Case, **arguments: Any) -> Generation:
     )
 
 
-def texts(out: Generation) -> list[list[int]]:
-    return [sequence.token_ids for sequence in out.sequences]
-
-
 def numbers(count: int = 6) -> Tensor:
     """0, 1, 2 ... as float32 on the device."""
     return torch.arange(count, dtype=torch.float32, device=TYPE)
