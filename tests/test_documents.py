@@ -20,9 +20,9 @@ import bench.report.report as report  # noqa: F401  before load_pair is replaced
 from bass_core.draft.registry import DRAFTERS
 from bass_core.model.attention import BACKENDS
 from bass_core.model.loading.catalogue import CATALOGUE
+from tests.support import ROOT
 from tests.support.page import load_saved, save_tiny_pair
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
     path for folder in ("", "docs/", "bench/", "distill/", "drafts/*/") for path in ROOT.glob(f"{folder}*.md")
 )

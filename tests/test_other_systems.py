@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
 from tests.support.page import save_tiny_pair
 from tests.test_layout import parsed
 
-ROOT = Path(__file__).resolve().parents[1]
 # A console of a Windows in Western Europe.
 NARROW = {"PYTHONIOENCODING": "cp1252"}
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import ROOT
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -25,7 +27,6 @@ else:
 
 import bass_core
 
-ROOT = Path(__file__).resolve().parents[1]
 # Imported where an option asks for them, and installed by requirements of their own.
 OPTIONAL = {"ray", "flash_attn", "spaces"}
 OURS = {"app", "bass_core", "kernels", "ui"}

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from bass_core import SamplingParams, generate, reference
 from bass_core.sample.noise import Role
+from tests.support import ROOT
 from tests.support.models import VOCAB, prompts, texts_of, tiny_pair
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = ROOT / "README.md"
 PAIR = tiny_pair()
 TARGET, DRAFT = PAIR.target, PAIR.draft
 METHODS = {"speculative": reference.speculative, "bass": reference.bass}

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,9 +19,9 @@ from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, Arm,
 from bench.peers.child import Child
 from bench.peers.command import Peer, claims
 from tests.bench import echo_peer
+from tests.support import ROOT
 from tests.support.models import prompts, texts_of, tiny
 
-ROOT = Path(__file__).parents[2]
 TEXT = [[1, 2, 3]]
 
 

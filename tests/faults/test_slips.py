@@ -17,9 +17,8 @@ from bass_core.__main__ import main
 from bass_core.decode.prompts import Chat, encode_prompts
 from bass_core.lanes import schedule
 from bass_core.model.loading.sources import locate
+from tests.support import ROOT
 from tests.support.models import byte_tokenizer, prompts, tiny
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

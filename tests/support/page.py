@@ -21,12 +21,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bass_core import ModelPair, load_pair
+from tests.support import ROOT
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.sources.source import Source
 
-ROOT = Path(__file__).resolve().parents[2]
 # Strings that the tiny model writes as single tokens, so that the page shows them: none may run or break it.
 HOSTILE = (
     "<img src=x onerror=window.pwned=1>",

@@ -21,7 +21,7 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support.page import ROOT
+from tests.support import ROOT
 
 from . import formulas as f
 from .browser import LANES, accessible, chosen, compared, exported, fill, open_settings, run_to_the_end, shown

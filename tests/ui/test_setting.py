@@ -25,8 +25,8 @@ from bass_core import (
     register,
     unregister,
 )
+from tests.support import ROOT
 from tests.support.models import byte_tokenizer, tiny
-from tests.support.page import ROOT
 from ui.page import presets
 from ui.page.assets import MODES, SCRIPTS, STATIC, STYLES, bundle, head, style, url
 from ui.page.choices import COUPLED, NEAR_TIES, Choices, choices

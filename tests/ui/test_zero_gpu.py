@@ -16,6 +16,7 @@ import pytest
 
 import app
 from bass_core import BassError, ModelPair
+from tests.support import ROOT
 from ui.page.events import UNEXPECTED, Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
@@ -188,4 +189,4 @@ sys.exit(os.wait()[1] != 0)
 """
     command = [sys.executable, "-c", code, "spared"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    subprocess.run(command, cwd=Path(app.__file__).parent, env=environment, check=True)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)

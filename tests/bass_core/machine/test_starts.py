@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bass_core.machine import cpu_kernels
+from tests.support import ROOT
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[3]
 needs_numba = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 
 SMALL = """

@@ -10,7 +10,6 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +25,8 @@ from bass_core.model.llama_cuda import LlamaCuda, fits
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from kernels.backends import BACKENDS, captured_extent
+from tests.support import ROOT
 from tests.support.models import prompts, reference, texts_of, tiny, tiny_pair
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -26,9 +26,8 @@ from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.pair import check_same_tokens
+from tests.support import ROOT
 from tests.support.models import prompts, reference, texts_of, tiny, tiny_head, tiny_pair
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_the_models_stay_ordinary_transformers_models():

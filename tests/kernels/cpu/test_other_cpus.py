@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu.calls.jit import cpu_features
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[3]
 _AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2,+ssse3,+popcnt,+bmi,+bmi2"
 _AVX512 = f"{_AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 # By LLVM's name: what it has, the lanes that follow, and whether the whole forward is tested.

@@ -8,7 +8,6 @@ import sys
 import threading
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +16,12 @@ from bass_core.model.llama_cpu import LlamaCompiled
 from kernels.cpu.calls import jit, pool
 from kernels.cpu.packing import pack
 from kernels.cpu.products import linear
+from tests.support import ROOT
 from tests.support.models import slow_but
 from tests.support.threads import together
 
 from .shapes import fed, made, tokens
 
-ROOT = Path(__file__).parents[3]
 _FORK = """
 import os
 import torch

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from bass_core.lanes.view import lane_view
 from bass_core.model import graphs as graphs
 from bass_core.sample.distribution import probabilities
 from tests.conformance import test_distribution as distribution
+from tests.support import ROOT
 from tests.support.models import prompts, texts_of, tiny_pair
 from tests.support.schedule import draft_in_step
 
@@ -300,8 +300,7 @@ print("done")
 @pytest.mark.slow
 def test_a_program_may_end_while_a_thread_drafts() -> None:
     """The program ends while the thread is inside a matrix product, which returns during interpreter shutdown."""
-    folder = Path(__file__).parents[4]
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-500:]
 
 
