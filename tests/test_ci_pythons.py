@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / ".ci" / "pythons"
+from tests.support import ROOT
+
+SCRIPT = ROOT / ".ci" / "pythons"
 SHIM = "echo 'python3.99: command not found' >&2; exit 127"
 # Acts as Python 3.99: reports that version, creates an environment of itself, and answers the smoke test.
 WORKING = """

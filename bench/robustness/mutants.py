@@ -28,8 +28,8 @@ from .mutations import MUTANTS, Mutant
 
 KNOWN = MUTANTS + KERNEL_MUTANTS
 _WHOLE = [
-    "tests/conformance", "tests/kernels", "tests/faults/test_broken_models.py", "tests/bass_core/overlapped",
-    "tests/bass_core/draft", "tests/bass_core/model", "tests/bass_core/verify",
+    "tests/conformance", "tests/kernels", "tests/faults/test_broken_models.py", "tests/bass_core/draft",
+    "tests/bass_core/decode/overlapped", "tests/bass_core/model", "tests/bass_core/verify",
 ]  # fmt: skip
 
 

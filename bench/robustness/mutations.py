@@ -45,8 +45,8 @@ _CONFORMANCE = "tests/conformance/test_"
 _ENUMERATED = "tests/conformance/test_enumeration.py::test_"
 _UNSOUND = "tests/bass_core/verify/test_unsound.py::test_"
 _BLOCK = "tests/bass_core/verify/test_block.py::test_"
-_FED = "tests/bass_core/draft/test_trees_fed.py::test_"
-_OVERLAPPED = "tests/bass_core/overlapped/test_"
+_FED = "tests/bass_core/draft/test_tree.py::test_"
+_OVERLAPPED = "tests/bass_core/decode/overlapped/test_"
 _CORE = "tests/bass_core/"
 # Cases in which torch verifies, not the CPU kernels.
 _REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_are_the_reference_s"]
@@ -61,7 +61,7 @@ _LATE = [
 _MODEL = [_ENUMERATED + "drafters[model-block]"]
 _TREE = [_ENUMERATED + "trees[(2, 1)-rejection]"]
 _WHOLE = [_BLOCK + "the_text_is_distributed_as_the_targets[1-3-fixed]"]
-_KEPT = [_CORE + "model/test_trees.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
+_KEPT = [_CORE + "model/test_runner.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
 
 MUTANTS = [
     Mutant("every draft accepted", "bass_core/verify/rejection.py",
@@ -323,18 +323,18 @@ MUTANTS = [
            [_ENUMERATED + "drafters[a window behind a model-rejection]"]),
     Mutant("hooks and replaced modules are left out", "bass_core/model/select.py",
            "llama_compiled.why_not(model) or why_modified(model)", "llama_compiled.why_not(model)",
-           [_CORE + "model/test_modified.py::test_a_changed_model_runs_by_its_own_code"
+           [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_by_its_own_code"
             "[its module model.norm has another variance_epsilon]"]),
     Mutant("a forward of our own is not tried", "bass_core/model/select.py",
            "return expected is None or probe.agrees(selected, expected)", "return True",
-           [_CORE + "model/test_modified.py::test_a_changed_model_runs_by_its_own_code"
+           [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_by_its_own_code"
             "[our kernels compute other logits than its own code]"]),
     Mutant("weights of yesterday", "bass_core/model/pair.py",
            "if not any(changed):", "if True:",
-           [_CORE + "model/test_modified.py::test_a_model_that_changes_after_it_was_paired"
+           [_CORE + "model/weights/test_modified.py::test_a_model_that_changes_after_it_was_paired"
             "[load_state_dict-dtype1]"]),
     Mutant("weights that were written past torch's count", "bass_core/model/weights/modified.py",
            "and self._read() == self._sampled", "",
-           [_CORE + "model/test_modified.py::test_a_model_that_changes_after_it_was_paired"
+           [_CORE + "model/weights/test_modified.py::test_a_model_that_changes_after_it_was_paired"
             "[through_data-dtype1]"]),
 ]  # fmt: skip

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,11 +27,11 @@ from distill.corpus import shards, words_of, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set
 from distill.prompts import Turn, conversations, evaluation_prompts
 from distill.train import depths, measure, new_head, pointed, pulls, train
+from tests.support import ROOT
+from tests.support.models import byte_tokenizer, tiny
 
 from ..bass_core.model.test_pointer import by_hand
-from ..models import byte_tokenizer, tiny
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Identity scale: two layers' states and the last hidden state, 64 entries each.
 AS_IT_IS = Scale(torch.zeros(192), torch.ones(192))
 
@@ -255,7 +254,7 @@ def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, mon
 @pytest.mark.slow
 def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     """The README's two commands at a smaller size: a corpus of the real target, and an overlap that rises."""
-    config = json.loads((REPOSITORY / "distill" / "config.json").read_text())
+    config = json.loads((ROOT / "distill" / "config.json").read_text())
     config["corpus"].update(conversations=8, rows=6, max_new_tokens=32)
     config["train"].update(tokens_per_step=512, warmup_steps=2, held_out_shards=1)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -263,7 +262,7 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     def distill(*arguments):
         command = [sys.executable, "-m", "distill", *arguments, "--config", str(tmp_path / "config.json")]
         command += ["--work", str(tmp_path / "work")]
-        return subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
     assert "new tokens" in distill("corpus", "--tokens", "300")
     distill("train", "--steps", "10")

@@ -24,7 +24,7 @@ from kernels.support import LeftOut
 from kernels.triton import ahead, launch
 from tests.kernels.compilation import dying
 from tests.kernels.compilation.test_compilation import PINNED
-from tests.ui.conftest import save_tiny_pair
+from tests.support.page import save_tiny_pair
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.page.request import make_request

@@ -34,12 +34,12 @@ from bass_core.decode.request import Request, make_request
 from bass_core.lanes.lane import Lane
 from bass_core.options import Keywords
 from bass_core.sequence import Round, RowRound, Sequence
+from tests.support.models import byte_tokenizer, prompts, reference, texts_of, tiny, tiny_pair
 
 from ...conformance import table
-from ...models import byte_tokenizer, prompts, reference, tiny
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, TARGET)
+PAIR = tiny_pair("self")
+TARGET = PAIR.target
 
 
 class Slow:
@@ -93,7 +93,7 @@ def test_the_toy_answers_and_races(toy: Method) -> None:
     rows = prompts(3)
     texts = [reference(TARGET, row, 8) for row in rows]
     out = generate(PAIR, rows, method="slow", max_new_tokens=8)
-    assert [sequence.token_ids for sequence in out.sequences] == texts
+    assert texts_of(out) == texts
     assert out.metrics.target_forwards == 8 and out.metrics.ms_per_token
     *_, last = race(PAIR, rows, lanes=("regular", "slow"), max_new_tokens=8)
     lane = last["lanes"]["slow"]
@@ -117,7 +117,7 @@ def test_the_toy_is_run_by_the_conformance_suite(toy: Method) -> None:
     assert {case.architecture for case in cases} == set(table.BUILDERS)
     assert {case.text for case in cases} == {"greedy"}
     for case in cases[:4]:
-        assert [s.token_ids for s in case.run().sequences] == case.expected(), str(case)
+        assert texts_of(case.run()) == case.expected(), str(case)
 
 
 def test_the_table(toy: Method) -> None:
@@ -172,8 +172,8 @@ def test_options_may_be_given_as_one_object() -> None:
     *_, last = race(NAMED, "abc", lanes=["speculative"], options=options)
     streamed = [row.tokens for round_ in stream(NAMED, "abc", options=options) for row in round_.rows]
     same = generate(NAMED, "abc", method="speculative", **vars(options))
-    texts = [sequence.token_ids for sequence in same.sequences]
-    assert [sequence.token_ids for sequence in out.sequences] == texts
+    texts = texts_of(same)
+    assert texts_of(out) == texts
     assert [s["token_ids"] for s in last["lanes"]["speculative"]["sequences"]] == texts
     assert sum(map(len, streamed)) == 6
 

@@ -24,11 +24,10 @@ from bass_core.sample import shaping
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.shaping import shaped, shaped_next
 from bass_core.sequence import Sequence
+from tests.support.models import byte_tokenizer, prompts, texts_of, tiny_pair
 
-from ...models import byte_tokenizer, perturbed, prompts, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, 0.025), byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET = PAIR.target
 NEW = 24
 
 
@@ -72,7 +71,7 @@ def test_greedy_text_is_transformers_own(name: str, method: str):
     assert wanted != [by_transformers(row) for row in rows]
     ways: Any = {"method": "bass", "tree": (2, 2)} if method == "tree" else {"method": method, "draft_length": 4}
     written = generate(PAIR, rows, sampling=SamplingParams(**ours), max_new_tokens=NEW, eos_token_id=None, **ways)
-    assert [one.token_ids for one in written.sequences] == wanted
+    assert texts_of(written) == wanted
 
 
 def test_bad_words_are_not_written_and_nothing_else_is_forbidden():

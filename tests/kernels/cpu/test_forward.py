@@ -10,8 +10,8 @@ from bass_core import ModelError, ModelPair, PairError, generate
 from bass_core.model.base import HiddenStateTap
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
+from tests.support.models import slow_but
 
-from ...models import slow_but
 from .shapes import KINDS, SHAPES, compiled, exact, fed, made, tokens
 
 
