@@ -267,9 +267,9 @@ MUTANTS = [
     Mutant("trees: an accepted path that stays where it lies", "bass_core/model/runner.py",
            "self.cache.keep(row, first, [end + column for column in path])", "pass", _KEPT),
     Mutant("trees: a draft that sees its siblings", "bass_core/model/forward.py",
-           "seen.append(seen[parent + 1] | 1 << draft)", "seen.append((1 << (draft + 1)) - 1)", _KEPT),
+           "row_sees.append(row_sees[parent + 1] | 1 << draft)", "row_sees.append((1 << (draft + 1)) - 1)", _KEPT),
     Mutant("trees: drafts at the positions of their columns", "bass_core/model/forward.py",
-           "deep.append(deep[parent + 1] + 1)", "deep.append(draft)", _KEPT),
+           "row_depths.append(row_depths[parent + 1] + 1)", "row_depths.append(draft)", _KEPT),
     Mutant("trees: a draft model at the positions of its columns", "bass_core/draft/tree.py",
            "own_depths.append(1 + own_depths[parent] if parent >= 0 else 0)", "own_depths.append(len(own_depths))",
            [_FED + "a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path[model]"]),
@@ -289,7 +289,7 @@ MUTANTS = [
            "self._show(self._held + new, self._begun(self._held + new))", "self._show(self._held + new, 0)",
            [_CORE + "decode/test_text.py::test_a_stop_string_ends_the_text_before_it"]),
     Mutant("what a mask says is dropped", "bass_core/model/attention.py",
-           "window = sliding_window if stated is None else stated", "window = sliding_window",
+           "window = sliding_window if mask_window is None else mask_window", "window = sliding_window",
            ["tests/zoo/test_zoo.py::test_an_architecture_runs_or_is_refused_as_documented[phimoe]"]),
     Mutant("AMUSD: an unlikely draft is not verified", "bass_core/draft/registry.py",
            "if not chance * top >= AHEAD_CONFIDENCE:", "if not chance * own >= AHEAD_CONFIDENCE:",
@@ -321,7 +321,7 @@ MUTANTS = [
            [_CORE + "model/test_modified.py::test_a_model_that_changes_after_it_was_paired"
             "[load_state_dict-dtype1]"]),
     Mutant("weights that were written past torch's count", "bass_core/model/weights/modified.py",
-           "and self._read() == self._sampled", "",
+           "and self._read_samples() == self._known_samples", "",
            [_CORE + "model/test_modified.py::test_a_model_that_changes_after_it_was_paired"
             "[through_data-dtype1]"]),
 ]  # fmt: skip
