@@ -1,7 +1,8 @@
-"""Test whether a model's forward can be captured in a CUDA graph, which requires that it never waits for the device.
+"""Test whether a model's forward can be captured in a CUDA graph.
 
-`mark_capturable` tests this once, when a model is made. Call `refuse_capture` after a failed capture. Both set
-`model.capturable` to False and warn once. machine/capture.py does the capturing.
+It can if it never waits for the device. `mark_capturable` tests this once, when a model is made. Call
+`refuse_capture` after a failed capture. Both set `model.capturable` to False and warn once. machine/capture.py
+does the capturing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def mark_capturable(model: CausalModel) -> None:
 
 
 def refuse_capture(model: Any, error: Exception) -> None:
-    """Run the model eagerly from now on, with one warning per model, or one in all if no capture works any more."""
+    """Run the model eagerly from now on; warn once per model, or once in all if no capture works any more."""
     if model.capturable and not isinstance(error, CaptureUnavailable):
         # The error raised inside the capture is more helpful than the one from ending the capture.
         cause = error.__context__ or error

@@ -105,11 +105,9 @@ class ModelRunner:
         cache = self.cache.prefix
         assert cache is not None
         self._prefix_entries = {}
-        prefix_runner = ModelRunner(
-            self.model, cache.max_batch, cache.max_len, self.vocab, self.backend, cache=cache
-        )
-        prefix_runner.prefill_tokens = self.prefill_tokens
-        return prefix_runner
+        runner = ModelRunner(self.model, cache.max_batch, cache.max_len, self.vocab, self.backend, cache=cache)
+        runner.prefill_tokens = self.prefill_tokens
+        return runner
 
     def holds(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:
         """Return whether all these prefixes are cached, including their states if those are wanted."""

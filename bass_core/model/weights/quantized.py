@@ -35,13 +35,13 @@ class _Place:
     module: Any
 
 
-def quantise_model(model: Any, name: str, ready_weights: Mapping[str, QuantizedWeight] | None = None) -> None:
+def quantise_model(model: Any, name: str, ready: Mapping[str, QuantizedWeight] | None = None) -> None:
     """Quantise a transformers causal LM in place.
 
     Args:
         model: changed in place.
         name: "int8" or "int4".
-        ready_weights: weights that exist already, by module name, for example from a GGUF file; the others are quantised here.
+        ready: weights that exist already, by module name, for example from a GGUF file; the others are made here.
 
     Raises:
         PairError: if the model can't be quantised.
@@ -54,9 +54,7 @@ def quantise_model(model: Any, name: str, ready_weights: Mapping[str, QuantizedW
         by_weight.setdefault(id(place.module.weight), []).append(place)
     while by_weight:  # pop, so that a 16-bit weight is freed before the next is quantised
         _, places = by_weight.popitem()
-        weight = next(
-            (ready_weights[place.name] for place in places if ready_weights and place.name in ready_weights), None
-        )
+        weight = next((ready[place.name] for place in places if ready and place.name in ready), None)
         if weight is None:
             kind = outer if any(place.module in ends for place in places) else inner
             try:
