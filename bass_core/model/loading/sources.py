@@ -220,7 +220,7 @@ def _explain_errors(where: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # libraries raise anything, e.g. exceptions of strict configs
         raise PairError(
-            f"{where} can't be loaded as a causal language model ({_flatten(error)}): correct it or choose another."
+            f"{where} can't be loaded as a causal language model ({_joined(error)}): correct it or choose another."
         ) from error
 
 
@@ -229,7 +229,7 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:200].rstrip(".: ")
 
 
-def _flatten(error: BaseException) -> str:
+def _joined(error: BaseException) -> str:
     """Return an error's message in one line, or only its first line if it is long."""
     text = " ".join(str(error).split()).rstrip(".: ")
     return text if 0 < len(text) <= 300 else _first_line(error)

@@ -28,7 +28,7 @@ from ...machine.user_cache import cache_root
 from . import wheel
 
 FOLDER = "smollm2-135m-instruct-q4_1"
-FORMAT = 2  # version of the conversion: increase it when the conversion changes, and older folders are made again
+FORMAT = 2  # increase it when the conversion changes, so that older folders are made again
 MANIFEST = "manifest.json"
 _PARTIAL = f"{FOLDER}.partial-"
 
