@@ -26,8 +26,7 @@ from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
 from .memory import private_pools
 
-# 512 MiB. A capture can't use memory that torch keeps cached, so with less free memory the cache is released
-# first.
+# 512 MiB. Release torch's cached memory before a capture if less is free, because captures can't use it.
 LEAST_FREE = 1 << 29
 
 Outputs = TypeVar("Outputs")
@@ -100,15 +99,11 @@ class Pool:
 def capture(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callable[[], Any]]:
     """Run the forward once (this compiles kernels and creates library handles), then capture it.
 
-    Args:
-        forward: the function; it may raise anything.
-        pool: the memory and the stream of the capture.
-
     Returns:
         The captured outputs and the function that replays them.
 
     Raises:
-        CaptureUnavailable: if an earlier capture failed.
+        CaptureUnavailable: if an earlier capture failed. What the forward and torch raise passes through.
     """
     global _underway
     with _capture_lock, on(pool.device):

@@ -27,7 +27,8 @@ LAST_CACHE = 32 << 20
 CACHES, LEAST_CACHES, MOST_BYTES = 10, 2, 256 << 20
 # Stop reading after this many passes or seconds.
 PASSES, SECONDS = 16, 0.2
-# Sizes of the square matrices, up to an expected duration of PRODUCT_SECONDS per product; products per size.
+# Sizes of the square matrices; skip those whose product should take longer than PRODUCT_SECONDS; products per
+# size.
 SIZES, PRODUCT_SECONDS, PRODUCTS = (256, 512, 1024), 0.15, 5
 
 # Two ways to read an array once; the CPU and the number of threads decide which is faster.
@@ -61,19 +62,14 @@ def room(most: int = MOST_BYTES) -> int:
 
 
 def written(size: int) -> Tensor:
-    """Return float32 ones of `size` bytes; memory that was never written is one zero page, always in the cache."""
+    """Return float32 ones of `size` bytes; memory never written is a single zero page, always in the cache."""
     return torch.ones(size // 8 * 2)
 
 
 def read_speeds(array: Tensor, passes: int = PASSES, seconds: float = SECONDS) -> dict[str, float]:
-    """Return the bytes per second of the best pass over the array, for each of READS.
+    """Return the bytes per second of the best pass over the array float32 [N], N even, for each of READS.
 
-    The two ways take turns, so that a slow moment of the machine affects both.
-
-    Args:
-        array: float32 [N], N even.
-        passes: stop after this many.
-        seconds: or after this time.
+    The ways take turns, so that a slow moment of the machine affects all of them.
     """
     best = dict.fromkeys(READS, 0.0)
     end = time.perf_counter() + seconds

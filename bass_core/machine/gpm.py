@@ -16,12 +16,7 @@ class GpmSampler:
     """Reads one board's metrics."""
 
     def __init__(self, nvml: Any, board: Any) -> None:
-        """Allocate the samples.
-
-        Args:
-            nvml: the initialised pynvml module.
-            board: an NVML device handle.
-        """
+        """Allocate the samples, given the initialised pynvml module and an NVML device handle."""
         self._nvml, self._board = nvml, board
         self._samples: list[Any] = []
         try:
@@ -60,7 +55,6 @@ class GpmSampler:
             self._started = True
 
     def close(self) -> None:
-        """Free both samples."""
         samples, self._samples = self._samples, []
         for sample in samples:
             try:

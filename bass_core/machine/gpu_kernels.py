@@ -1,10 +1,10 @@
 """Compile the GPU kernels (kernels/triton) ahead of time, in processes that may crash.
 
 `prepare` compiles every launch that the models need on the device into Triton's own cache, so that no race
-compiles. If a launch's process crashes (a compiler assertion ends it), hangs or raises, that launch is left out: a
-warning is logged, and other sizes or torch replace it (kernels/triton/launch.py). The list of left-out launches is
-also kept in Triton's cache, so that the next start does not try them again. Failures that may pass, e.g. a full
-disk, count only for this process.
+compiles. A launch is left out if its process crashes (a compiler assertion ends it), hangs or raises: a warning is
+logged, and other sizes or torch take its place (kernels/triton/launch.py). The left-out launches are listed in
+Triton's cache, so that the next start does not try them again. Failures that may pass, e.g. a full disk, are not
+listed.
 
 Nothing is raised here. BASS_COMPILE_AHEAD=0 turns this off, and so does ZeroGPU, where there is no device yet.
 This code has been reviewed but not run on a GPU; the compiler doesn't need one.
@@ -57,9 +57,7 @@ class Passing(str):
 def prepare(device: torch.device, shapes: Callable[[], list[Shape]]) -> None:
     """Compile the launches of models of these shapes on the device, unless an earlier start has.
 
-    Args:
-        device: nothing is done unless it is a CUDA device with Triton.
-        shapes: called only if needed.
+    Nothing is done, and `shapes` is not called, unless it is a CUDA device with Triton.
     """
     disabled = os.environ.get("BASS_COMPILE_AHEAD") == "0" or on_zero_gpu()
     if disabled or device.type != "cuda" or not available(device):
@@ -160,7 +158,7 @@ class _Running:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process that nobody has waited for, and its children, e.g. ptxas, which keeps its pipe open."""
+    """Kill a process that nobody has waited for, and its children, e.g. ptxas, which keeps its pipe open."""
     if sys.platform == "win32":
         process.kill()
     else:

@@ -1,6 +1,6 @@
 """Memory left on a device, and the error for a failed allocation.
 
-`available_bytes` is the largest sum of new allocations. `private_pools` lists the memory that captured graphs
+`available_bytes` returns how much new allocations can take. `private_pools` lists the memory that captured graphs
 reserve. `shortage_explained` turns a failed allocation on any device into MemoryShortage and frees the failed
 step's tensors. decode/admission.py estimates the needs of a request.
 """

@@ -1,9 +1,9 @@
 """Make torch's idle OpenMP threads stop spinning sooner; import this before torch, which reads the setting once.
 
-By default, such a thread keeps a core busy for a while after each large torch operation, while our own kernels'
-threads wait for that core. We don't turn spinning off, because that would slow down models that run only in torch.
-The user's own settings take precedence, and child processes inherit nothing. If your program imports torch before
-bass_core, set GOMP_SPINCOUNT=10000 yourself.
+By default, such a thread keeps a core busy for a while after each large torch operation, and the threads of our
+own kernels, which come next, wait for that core. We don't turn spinning off, because that would slow down models
+that run only in torch. The user's own settings take precedence, and child processes inherit nothing. If your
+program imports torch before bass_core, set GOMP_SPINCOUNT=10000 yourself.
 
 To see the effect, run `python -m bench default` with and without GOMP_SPINCOUNT=300000.
 """

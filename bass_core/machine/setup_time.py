@@ -1,8 +1,8 @@
 """Measure the time that a thread spends on one-off set-up: capturing a graph, compiling a kernel.
 
-`setup_ms` only grows. A lane's clock subtracts its growth from the time between two CUDA events. For that the
-device must be idle during set-up, so counting starts after the thread's earlier work on the device is done. Nested
-set-ups count once. First calls of libraries, which take milliseconds, are not counted.
+`setup_ms` only grows. A lane's clock subtracts its growth from the time between two CUDA events. So the device
+must be idle during set-up: counting starts after the thread's earlier work on the device is done. Nested set-ups
+count once. First calls of libraries, which take milliseconds, are not counted.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Stopwatch:
         """Return the milliseconds between successive marks and forget them; the last mark's work must be done."""
         marks, self._marks = self._marks, []
         if self.queued:
-            # This returns at once, because the work is done, but `elapsed_time` requires it.
+            # The work is done, so this returns at once; `elapsed_time` requires it.
             marks[-1][0].synchronize()
         return [max(0.0, self._between(a, b) - (after - before)) for (a, before), (b, after) in pairwise(marks)]
 

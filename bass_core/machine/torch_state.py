@@ -28,7 +28,7 @@ _open: dict[object, torch.dtype] = {}
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """Give the block torch's initial settings. Also decorates functions; use `stepped` for generators."""
+    """Give the block torch's initial settings. It decorates functions too; for generators use `stepped`."""
     with ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):

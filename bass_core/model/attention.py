@@ -99,16 +99,9 @@ class PlannedCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write a layer's keys and values, and return those that the step may read.
+        """Write keys [B, Hkv, S, D] and values [B, Hkv', S, D'], and return those that the step may read.
 
         The cache is as large as the largest layer needs. A smaller layer leaves the rest zero.
-
-        Args:
-            key_states: [B, Hkv, S, D].
-            value_states: [B, Hkv', S, D'].
-            layer_idx: the layer.
-            *args: ignored.
-            **kwargs: ignored.
 
         Returns:
             Keys [B, Hkv, extent, D] and values [B, Hkv', extent, D'].
@@ -236,7 +229,7 @@ def _pad_last(states: Tensor, size: int) -> Tensor:
 def _mask_window(
     *args: Any, config: Any = None, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any
 ) -> Window | None:
-    """Implement transformers' mask interface: describe the mask apart from causality, which the lengths imply.
+    """Implement transformers' mask interface: return the window or chunks, or None for plain causal attention.
 
     Raises:
         PairError: if the mask isn't causal, or causal within a sliding window or chunks.
@@ -288,7 +281,7 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 
     Args:
         attention: a backend's name, or "auto".
-        device: where it runs.
+        device: the device to run on.
         dtype: the model's dtype, if known.
 
     Raises:
@@ -306,7 +299,7 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
-    """Choose our kernel, plus flash-attn if both are there; else flash-attn; else torch.
+    """Choose our kernel, plus flash-attn if both can run; else flash-attn; else torch.
 
     A T4 (compute capability 7.5) also uses torch. There, torch's half-precision kernels use the tensor cores, and
     ours would not (according to the code that Triton emits; not measured).
@@ -320,18 +313,11 @@ def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
 
 
 def measure_flash(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
-    """If our kernel and flash-attn can both run, time them on a prompt and on a round, for the backend "mixed".
+    """Time our kernel and flash-attn on a prompt and on a round, if both can run, for the backend "mixed".
 
     If timing fails, because memory or a kernel for these heads is missing, our kernel is used. Nothing is timed
-    with BASS_MEASURE=0 or on ZeroGPU, where there is no device yet. Not yet run with flash-attn, which needs a
-    GPU.
-
-    Args:
-        device: the GPU.
-        dtype: the model's dtype.
-        heads: query heads.
-        kv_heads: key-value heads.
-        dim: size of a head.
+    with BASS_MEASURE=0 or on ZeroGPU, where there is no device yet. This code has been reviewed but not run,
+    because flash-attn needs a GPU.
     """
     off = os.environ.get("BASS_MEASURE") == "0" or on_zero_gpu()
     if off or why_backend_unavailable("mixed", device, dtype) is not None:
@@ -364,12 +350,7 @@ def _shapes_faster_with_flash(
 
 
 def attention_words(backend: str, key: tuple[Any, ...]) -> str:
-    """Describe the kernels that attend.
-
-    Args:
-        backend: the backend's name.
-        key: `shape_key` of a round.
-    """
+    """Describe the kernels that attend, given the backend's name and the `shape_key` of a round."""
     if backend != "mixed":
         return {"fused": "our kernel", "flash": "flash-attn", "sdpa": "torch"}.get(backend, backend)
     served = [name for name, prompt in (("prompts", True), ("rounds", False)) if (*key[:-1], prompt) in FASTER]

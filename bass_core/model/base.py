@@ -56,8 +56,8 @@ class HiddenStateTap:
     The state is the last hidden state, optionally preceded by those of earlier layers.
 
     Attributes:
-        layers: read the residual stream after these numbers of layers, ascending. Each stream is divided by its
-            root mean square. For example, (0, 8) reads the embeddings and the output of the eighth layer.
+        layers: ascending; after how many layers to read the residual stream. Each stream is divided by its root
+            mean square. For example, (0, 8) reads the embeddings and the output of the eighth layer.
         project: maps the concatenation [..., (len(layers) + 1) x hidden], last hidden state last, to the state;
             None returns the concatenation itself.
     """
@@ -167,19 +167,12 @@ class CausalModel:
                 self.least_saved = None
 
     def probe(self, batch: ForwardBatch, cache: RaggedCache) -> tuple[Tensor, attention.Seen]:
-        """Return the logits [B, S, V] of a first step and a record of the attention its layers asked for."""
+        """Return the logits [B, S, V] of a first step, and a record of the attention that its layers asked for."""
         plan = cache.plan(batch.lengths, batch.tokens.shape[1])
         return self._compute(batch, plan, cache, "sdpa").logits, attention.seen(plan)
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
-        """Make an empty cache.
-
-        Args:
-            max_batch: rows.
-            max_len: tokens per row, not counting a shared prefix.
-            prefixes: shared prefixes, 0 for none.
-            prefix_len: tokens per prefix.
-        """
+        """Make an empty cache of `max_batch` rows x `max_len` tokens, plus prefixes of `prefix_len` tokens."""
         prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
         sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
         return RaggedCache(*sizes, self.cache_dtype, self.device, prefix)
@@ -194,14 +187,9 @@ class CausalModel:
         return False
 
     def draft(self, batch: ForwardBatch, cache: RaggedCache, chain: Chain) -> tuple[Tensor, Drafted]:
-        """Run a forward, then draft a chain of tokens (kernels/cpu/chain.py), in one call.
+        """Run a forward over inputs [B, S, hidden], then draft a chain (kernels/cpu/chain.py), in one call.
 
         Use it only if `can_draft` is true.
-
-        Args:
-            batch: inputs [B, S, hidden].
-            cache: the head's cache.
-            chain: how to continue from each row's newest token.
 
         Returns:
             The logits [levels, B, V'] after each row's newest token and after all of its drafts but the last, and
@@ -214,12 +202,8 @@ class CausalModel:
         """Feed the batch's tokens, each row from its own length on.
 
         Afterwards the cache holds row b's new tokens at lengths[b] .. lengths[b] + S - 1. The lengths of the next
-        batch decide which of them count: a rejected draft is dropped by a smaller length.
-
-        Args:
-            batch: tokens and lengths.
-            cache: read and extended.
-            backend: which attention to use (kernels/backends.py).
+        batch decide which of them count: a smaller length drops rejected drafts. `backend` is the attention to use
+        (kernels/backends.py).
 
         Raises:
             ValueError: if a row does not fit the cache.
@@ -301,7 +285,7 @@ def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
         shared |= {id(hooks): copy.copy(hooks) for hooks in hooks_of(module)}
         # Hook handles can't be copied. Some modules keep them as attributes or in lists.
         values = (value if isinstance(value, list) else [value] for value in vars(module).values())
-        shared |= {id(tensor): tensor for tensor in chain(*values) if isinstance(tensor, RemovableHandle)}
+        shared |= {id(handle): handle for handle in chain(*values) if isinstance(handle, RemovableHandle)}
         if isinstance(module, QuantizedModule):
             shared[id(module.quantized)] = module.quantized
     copied: PreTrainedModel = copy.deepcopy(model, shared)

@@ -2,13 +2,13 @@
 
 There is one buffer [layers, 2, max_batch, kv_heads, max_len, head_dim] of keys and values, allocated once. `plan`
 makes an `AttentionPlan` with the state of one step; the cache itself keeps no lengths. A step always uses rows 0
-.. B - 1, and writes new keys and values at each row's length. To drop a rejected draft, plan the next step with a
+to B - 1, and writes new keys and values at each row's length. To drop a rejected draft, plan the next step with a
 smaller length: nothing is moved or zeroed, and the next write overwrites the stale entries.
 
 A shared prefix is a row of `prefix`, a second cache that is filled like any other. If a row is attached to a
-prefix, its first `starts[b]` tokens are there, a multiple of SHARE. Token c is then in the row's own column c -
-starts[b]. For example, with starts[b] = 64, token 70 is in column 6. Lengths always include the prefix, and a step
-of the rows never writes to it. The cache has no pages and is not offloaded.
+prefix, its first `starts[b]` tokens (a multiple of SHARE) are there, and token c is in column c - starts[b] of the
+row itself. For example, if starts[b] is 64, token 70 is in column 6. Lengths always include the prefix, and a step
+of the rows never writes to it. The cache has no pages and is never offloaded.
 """
 
 from __future__ import annotations
@@ -81,13 +81,9 @@ class RaggedCache:
         window: int | None = None,
         tree: TokenTree | None = None,
     ) -> AttentionPlan:
-        """Plan a step.
+        """Plan a step of `queries` new tokens per row, for rows that are `lengths` long.
 
-        Args:
-            lengths: the rows' lengths before the step.
-            queries: new tokens per row.
-            window: as in ForwardBatch.
-            tree: the trees that the new tokens form, or None.
+        `window` and `tree` are as in ForwardBatch.
 
         Raises:
             ValueError: if the step does not fit the cache.
@@ -131,7 +127,7 @@ class RaggedCache:
         Args:
             lengths: int64 [B] on the device.
             queries: new tokens per row.
-            extent: columns that attention reads, None for all.
+            extent: number of columns that attention reads, None for all.
             shared: starts and groups int64 [B], if the cache has a prefix.
             window: as in ForwardBatch.
             tree: the trees that the new tokens form, or None.

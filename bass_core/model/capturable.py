@@ -1,8 +1,7 @@
-"""Test whether a model's forward can be captured in a CUDA graph.
+"""Test whether a model's forward can be captured in a CUDA graph, for which it must never wait for the device.
 
-It can if it never waits for the device. `mark_capturable` tests this once, when a model is made. Call
-`refuse_capture` after a failed capture. Both set `model.capturable` to False and warn once. machine/capture.py
-does the capturing.
+`mark_capturable` tests this once, when a model is made. Call `refuse_capture` after a failed capture. Both set
+`model.capturable` to False and warn once. machine/capture.py does the capturing.
 """
 
 from __future__ import annotations
@@ -40,7 +39,10 @@ def mark_capturable(model: CausalModel) -> None:
 
 
 def refuse_capture(model: Any, error: Exception) -> None:
-    """Run the model eagerly from now on; warn once per model, or once in all if no capture works any more."""
+    """Run the model eagerly from now on, and warn.
+
+    There is one warning per model, or one for all models if this process can capture no more graphs.
+    """
     if model.capturable and not isinstance(error, CaptureUnavailable):
         # The error raised inside the capture is more helpful than the one from ending the capture.
         cause = error.__context__ or error

@@ -213,7 +213,7 @@ class DraftHead(nn.Module):
         return table
 
     def readout(self) -> HiddenStateTap:
-        """Return the states that the target's forward must provide for `inputs`."""
+        """Return the tap for the states that `inputs` needs from the target's forward."""
         return HiddenStateTap(tuple(self.config.reads_layers), self._read)
 
     def _read(self, states: Tensor) -> Tensor:
@@ -301,10 +301,6 @@ def is_draft_head(folder: Path) -> bool:
 
 def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
     """Load the head in a folder, on the target's device and in its dtype.
-
-    Args:
-        folder: the head's folder.
-        target: the model that it drafts for.
 
     Raises:
         PairError: if the head is for another target.

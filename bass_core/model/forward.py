@@ -74,13 +74,13 @@ class ForwardBatch:
             skip; its logits and states are meaningless.
         take: for each row, the one column whose logits are wanted; None for all columns.
         return_states: whether to return the hidden states of the model's `readout`.
-        raw_states: whether a model may leave the readout's projection to the caller (HiddenStateTap.finish), who
-            may need only a few of the states.
+        raw_states: whether a model may leave the last part of the readout to the caller (HiddenStateTap.finish),
+            who may need only a few of the states.
         eager: don't capture this step, because its shape occurs only once, e.g. in a chunk of a prompt.
-        window: for a draft step in which a row sees only its first SINKS and its last `window` cached tokens,
-            rounded up to whole blocks (kernels/plan.py).
-        tree: the trees that the new tokens form; None if each follows the previous one. Not together with a
-            window.
+        window: for a draft step: a row sees only its first SINKS and its last `window` cached tokens, rounded up
+            to whole blocks (kernels/plan.py).
+        tree: the trees that the new tokens form; None if each follows the previous one. A batch can't have both a
+            tree and a window.
     """
 
     tokens: Tensor
@@ -96,11 +96,11 @@ class ForwardBatch:
 
 @dataclass(slots=True)
 class CapturedBatch:
-    """Input of a captured step: static buffers, refilled before each replay, with values unknown to the host.
+    """Input of a captured step: static buffers that are refilled before each replay.
 
     Attributes:
         tokens: as in ForwardBatch.
-        lengths: int64 [B] on the device.
+        lengths: int64 [B] on the device; the host doesn't know the values.
         extent: attention reads the first `extent` columns of the cache, None for all; no row may grow beyond them.
         return_states: as in ForwardBatch.
         shared: the cache's starts and groups int64 [B], if it has a prefix.

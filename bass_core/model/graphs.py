@@ -3,11 +3,11 @@
 `make_runner` chooses the runner; its callers need not know which one they have. `runner_for` also sizes the cache.
 A captured step reads its tokens, its rows' lengths and its trees from static buffers (static_step.py), so a replay
 costs one launch and no round trip to the host. A batch is padded to the next power of two with rows of length 0.
-For example, 5 rows of 4 tokens replay the graph for 8 rows of 4.
+For example, 5 rows of 4 tokens replay the graph for 8 rows of 4, if the cache has 8 rows.
 
 When a runner is dropped, its cache and graphs are kept for the next request. A model that can't be captured runs
-eagerly, with one warning. Prefill is never captured, because its widths vary. machine/capture.py does the
-capturing.
+eagerly, with one warning. Prefill is never captured, because a prompt is read once and its chunks have any width.
+machine/capture.py does the capturing.
 """
 
 from __future__ import annotations
@@ -69,16 +69,7 @@ def make_runner(
 def runner_for(
     model: CausalModel, max_batch: int, texts: CachedTexts, vocab: int, backend: str, share: bool = True
 ) -> ModelRunner:
-    """Make a runner for these texts, which share prefixes.
-
-    Args:
-        model: the model.
-        max_batch: rows at a time.
-        texts: the prompts and the lengths of their texts.
-        vocab: number of logits to keep.
-        backend: which attention to use.
-        share: whether to share prefixes.
-    """
+    """Make a runner for `max_batch` rows of these texts at a time; if `share` is true, they share prefixes."""
     shared = texts.shared(least_saved(model, backend) if share else None)
     runner = make_runner(model, max_batch, texts.columns(shared), vocab, backend, shared=shared)
     runner.copied = texts.copied(shared, max_batch)
@@ -131,7 +122,7 @@ class GraphRunner(ModelRunner):
     ) -> None:
         """Take an idle cache or make one; arguments as for ModelRunner, and `record`.
 
-        `record` captures a forward: None makes a CUDA graph, and `record_calls` replaces it on a CPU.
+        `record` captures a forward. None captures CUDA graphs; on a CPU, pass `record_calls`.
         """
         slot = _take_slot(model, max_batch, max_len, *prefix_size(shared, max_batch))
         super().__init__(model, max_batch, max_len, vocab, backend, shared=shared, cache=slot.cache)
@@ -242,7 +233,7 @@ def _take_slot(model: CausalModel, max_batch: int, max_len: int, prefixes: int, 
     """Return an idle cache that is large enough but not far too large, or a new one."""
     with _lock:
         idle = _idle.setdefault(model, [])
-        # Returning a slot (during garbage collection) may have pushed another one out of the list.
+        # If a slot was returned meanwhile (by garbage collection), it may have pushed another one out of the list.
         candidates = [slot for slot in idle if _is_suitable(slot.cache, max_batch, max_len, prefixes, prefix_len)]
         for slot in candidates:
             if slot in idle:
@@ -275,7 +266,7 @@ def _next_power_of_two(number: int) -> int:
 
 
 def _captured_width(width: int) -> int:
-    """Return the captured width for steps of `width` tokens. Algorithm 1 asks for most widths up to 33."""
+    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for most widths up to 33."""
     if width <= _EXACT_WIDTHS:
         return width
     return -(-(width - 1) // _WIDTH_STEP) * _WIDTH_STEP + 1

@@ -1,8 +1,9 @@
 """The CPU forward of a 16-bit Llama-shaped model, in one call of our own kernels (kernels/cpu).
 
 It replaces CausalModel's `forward` for the models that `why_not` accepts. The residual stream is float32. If the
-CPU multiplies bfloat16 natively, attention uses that, and so do products if it is fast. With int8 and int4
-weights, inputs are rounded to bytes (kernels/cpu/kinds.py). There is only one attention, so `backend` is ignored.
+CPU multiplies bfloat16 natively, attention does so too, and so do products if that is fast. With int8 and int4
+weights, the products' inputs are rounded to bytes (kernels/cpu/kinds.py). There is only one attention, so
+`backend` is ignored.
 
 A token's logits and states have the same bits whatever other rows, tokens, prompts and threads there are. Sliding
 windows and weights of more than 16 bits are not supported.
@@ -32,7 +33,7 @@ from .weights.shape import HALVES, head_dim, is_llama
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
 
-# torch splits an operation among its threads from this many numbers on (at::internal::GRAIN_SIZE).
+# torch splits operations on at least this many numbers among its threads (at::internal::GRAIN_SIZE).
 _SHARED = 32_768
 
 
@@ -158,7 +159,8 @@ class LlamaCompiled(CausalModel):
         """Return cosines, then sines, for at least `positions` positions: float32 [positions x head_dim], flat."""
         rope_table = self._rope_table
         if positions * self.head_dim > len(rope_table):
-            # Padding may be past the context. Another thread may replace the table by a smaller one meanwhile.
+            # Padding may be past the context. Another thread may replace the table by a smaller one, so keep this
+            # one.
             self._rope_table = rope_table = self._make_rope_table(max(positions, min(2 * positions, self.context)))
         return rope_table
 
@@ -176,7 +178,6 @@ def _window_starts(batch: ForwardBatch) -> Any:
 
 
 def _tree(batch: ForwardBatch, counts: Any) -> Tree:
-    """Return the trees of the real tokens."""
     tree = batch.tree
     assert tree is not None and batch.window is None
     real = np.arange(batch.tokens.shape[1]) < counts[:, None]

@@ -40,8 +40,8 @@ class Plan:
     """Which products run on our kernel rather than torch's.
 
     Attributes:
-        most_rows: up to this many rows (batch x query tokens).
-        gemv: whether products of a single row do.
+        most_rows: those of at most this many rows (batch x query tokens).
+        gemv: whether that includes products of a single row.
         split_k: above 16 rows, use the tiles of `split_tiles` in kernels/triton/linear.py.
     """
 
@@ -78,7 +78,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def has_room(model: PreTrainedModel) -> bool:
-    """Return whether the device has room for a copy of one layer's joined weights, plus a quarter."""
+    """Return whether the device has 1.25 times the memory of one layer's joined weights, to make a second copy."""
     names = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in names)
     return bool(1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device))
@@ -190,7 +190,7 @@ def _join(*modules: Any) -> Tensor:
 
 
 def _already_joined(weights: list[Tensor]) -> Tensor | None:
-    """Return the tensor that the weights are consecutive views of if an earlier pair joined them, else None."""
+    """Return the tensor that the weights are consecutive views of, if an earlier pair joined them; else None."""
     first, end = weights[0], weights[0].storage_offset()
     for weight in weights:
         same = weight.untyped_storage()._cdata == first.untyped_storage()._cdata

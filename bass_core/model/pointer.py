@@ -35,17 +35,17 @@ class Pointer(nn.Module):
 
     def forward(self, states: Tensor, sizes: Tensor) -> Tensor:
         """Return the increases float32 [...] for states [..., hidden] and match lengths `sizes` [...]."""
-        # Sum in float64, so that the order of summing has no effect. Some accelerators lack float64, and don't
-        # need it.
+        # Sum in float64, so that the order of summing has no effect. Accelerators use float32, because some lack
+        # float64.
         wide = torch.float32 if is_accelerator(states.device) else torch.float64
         from_state = (states.to(wide) @ self.weight.to(wide)).float()
         return from_state + self.by_size.float()[(sizes - SHORTEST).clamp(min=0)]
 
 
 def windows(text: Tensor) -> Tensor:
-    """Return the last LONGEST tokens up to each position of int64 [B, T], newest first: [B, T, LONGEST].
+    """Return the last LONGEST tokens at each position of int64 [B, T], newest first: [B, T, LONGEST].
 
-    Positions before the text hold -1.
+    Before the text begins they are -1.
     """
     return torch.stack([F.pad(text, (back, 0), value=-1)[:, : text.shape[1]] for back in range(LONGEST)], dim=-1)
 

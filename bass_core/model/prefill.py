@@ -100,7 +100,7 @@ class PrefillSteps:
         for own_states, row in zip(self._own_feed.states(), self._fed_row, strict=True):
             prefix = self.prefixes[row]
             prefix_states = self.runner.held(prefix)[1] if prefix else own_states
-            # An empty remainder has no states, not even an empty tensor on the right device.
+            # An empty remainder has no states; its placeholder may be on another device.
             states.append(torch.cat((prefix_states, own_states)) if prefix and len(own_states) else prefix_states)
         return [states[self._fed_row[source]] for source in self.sources]
 
@@ -135,7 +135,6 @@ class _Feed:
         return self.at >= self.longest
 
     def step(self) -> Forward:
-        """Feed the next chunk."""
         start, stop = self.at, min(self.at + self.width, self.longest)
         ends = [len(rest) for rest in self.rests]
         ids = to_device([(rest + [0] * self.longest)[start:stop] for rest in self.rests], self.runner.device)

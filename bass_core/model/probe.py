@@ -2,9 +2,10 @@
 
 `expect` runs a copy of the model as transformers would, on two texts of a few tokens. `check` runs it with our
 attention and cache, in two steps and with rows of different lengths, and raises PairError if the logits differ. So
-a model that we don't understand is refused at load. A few tokens can't show everything, such as a window of
-thousands. Such windows are read from the masks that the model requests (attention.py, which refuses unknown
-masks), and a window that exists only in transformers' cache is refused here.
+a model that we don't understand is refused at load.
+
+A few tokens can't show everything, e.g. a window of thousands. Such windows are read from the masks that the model
+requests; attention.py refuses unknown masks. A window that exists only in transformers' cache is refused here.
 
 `agrees` tests a forward of ours in the same way, and returns False instead of raising. A test costs three forwards
 of at most 8 tokens.
@@ -71,12 +72,7 @@ class Expected:
 
 @torch.inference_mode()
 def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
-    """Run the model's own code on two texts; None if its context is too short for a test.
-
-    Args:
-        model: a copy of the model.
-        name: its class, for errors.
-        context: its maximum number of tokens.
+    """Run a copy of the model as transformers would, on two texts; None if its context is too short for a test.
 
     Raises:
         PairError: if the model's own code fails, or its cache holds anything but keys and values.
@@ -110,10 +106,7 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
 def check(model: Probed, expected: Expected, masked: bool) -> Seen:
     """Compare the model under our attention with `expected`, and return what its layers asked for.
 
-    Args:
-        model: the model with our attention.
-        expected: the results of its own code.
-        masked: whether it attends with its own code and our masks.
+    `masked` means that the model attends with its own code and our masks.
 
     Raises:
         PairError: if the logits differ, or if layers bypass our attention.
@@ -131,7 +124,7 @@ def check(model: Probed, expected: Expected, masked: bool) -> Seen:
         raise passes_by(model.name)
     refuse_forgetting(model.name, seen, expected.slides)
     if not _same(first, later, expected):
-        # NaN is reported separately: torch's own attention may hide a NaN in a key.
+        # Check for NaN as well: torch's own attention may hide a NaN in a key.
         sound = bool(first.isfinite().all() and later.isfinite().all())
         problem = "it computes other logits than by itself" if sound else "it computes NaN or infinite logits"
         raise unsupported(model.name, f"with our attention {problem}")
@@ -176,8 +169,8 @@ def _same(first: Tensor, later: Tensor, expected: Expected) -> bool:
         (later[0], whole[0, _FIRST:]),
         (later[1], whole[1, shorter_len : shorter_len + _TOKENS - _FIRST]),
     )
-    differences = [_apart(ours, own) for ours, own in pairs]
-    # Test each part separately: an error only in the second step or only in the shorter row counts too.
+    differences = [_apart(ours, reference) for ours, reference in pairs]
+    # Test each part: an error counts even if it is only in the second step, or only in the shorter row.
     return not any(
         bool(difference.median() > expected.bound) or bool(difference.isinf().any()) for difference in differences
     )
@@ -200,14 +193,14 @@ def passes_by(name: str) -> PairError:
     return unsupported(name, "its attention does not go through transformers' attention interface")
 
 
-def _apart(ours: Tensor, own: Tensor) -> Tensor:
-    """Return the difference of logits [..., V] as a share of the norm [...]; infinite if ours aren't finite.
+def _apart(ours: Tensor, reference: Tensor) -> Tensor:
+    """Return the norm of the logits' difference as a share of the norm [...]; infinite if ours aren't finite.
 
-    Only logits that are finite in the model's own result count.
+    Only logits [..., V] that are finite in the model's own result count.
     """
-    finite = own.isfinite()
-    ours, own = (torch.where(finite, logits.float(), 0.0) for logits in (ours, own))
-    share: Tensor = (ours - own).norm(dim=-1) / own.norm(dim=-1).clamp_min(1e-30)
+    finite = reference.isfinite()
+    ours, reference = (torch.where(finite, logits.float(), 0.0) for logits in (ours, reference))
+    share: Tensor = (ours - reference).norm(dim=-1) / reference.norm(dim=-1).clamp_min(1e-30)
     return share.nan_to_num(nan=float("inf"))
 
 

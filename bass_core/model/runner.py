@@ -2,7 +2,7 @@
 
 `lengths[r]` counts the leading tokens of row r whose keys and values are cached and valid. `forward` writes to the
 cache but changes no length; the caller, who knows which drafts were accepted, then calls `commit`. Rows in use are
-0 .. B - 1; when one leaves, the last takes its place. Rows whose prompts begin alike read one shared prefix, which
+0 to B - 1; when one leaves, the last takes its place. Rows whose prompts begin alike read one shared prefix, which
 stays in the cache until a prefill needs other prefixes (prefill.py).
 
 Make runners with `graphs.runner_for` or `graphs.make_runner`.
@@ -81,12 +81,9 @@ class ModelRunner:
     def commit(self, row: int, length: int, path: Sequence[int] = ()) -> None:
         """Set a row's valid length. Nothing else changes a row's length.
 
-        Args:
-            row: the row.
-            length: the new length.
-            path: for an accepted path of a tree, the columns after the old length that hold the row's last
-                len(path) tokens, ascending. They are moved to the columns up to `length`. Empty if the tokens are
-                there already.
+        For an accepted path of a tree, `path` lists the columns after the old length that hold the row's last
+        tokens, ascending. They are moved to the columns up to `length`. It is empty if the tokens are there
+        already.
         """
         first, end = length - len(path), self._lengths[row]
         if list(path) != list(range(first - end, length - end)):
@@ -94,7 +91,7 @@ class ModelRunner:
         self._lengths[row] = length
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Feed a batch to rows 0 .. B - 1; returns `vocab` logits per token, or per row with `take`."""
+        """Feed a batch to rows 0 to B - 1; returns `vocab` logits per token, or per row if `take` is set."""
         output = self.model.forward(batch, self.cache, self.backend)
         if output.logits.shape[-1] != self.vocab:
             output.logits = output.logits[..., : self.vocab]

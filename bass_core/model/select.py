@@ -32,11 +32,9 @@ _DIFFERS = "our kernels compute other logits than its own code"
 def select_model(model: PreTrainedModel | DraftHead, tried: CausalModel | None = None) -> CausalModel:
     """Make a CausalModel that runs the model, or a draft head's body, without changing the model.
 
-    Args:
-        model: the model or the head.
-        tried: the model's forward before the model changed, or on another device. Whether it can be captured is
-            taken from there, because testing it makes waits in other threads raise. If another class runs the
-            model now, it is captured only if it is known never to wait.
+    `tried` is the model's forward before the model changed, or on another device. It decides whether the model can
+    be captured, because testing that makes waits in other threads raise. If another class runs the model now, it
+    is captured only if it is known never to wait.
     """
     model = _body(model) if isinstance(model, DraftHead) else model
     selected = _fastest(model)
@@ -76,11 +74,7 @@ def _fastest(model: PreTrainedModel) -> CausalModel:
 
 
 def trial(model: PreTrainedModel, selected: CausalModel) -> bool:
-    """Return whether our forward computes the same as the model's own code.
-
-    Args:
-        model: the model.
-        selected: a forward of ours for it.
+    """Return whether our forward gives the same logits as the model's own code.
 
     Raises:
         PairError: if the model's own code fails.
@@ -111,11 +105,7 @@ def _class_of(model: PreTrainedModel) -> tuple[type[CausalModel], str | None]:
 def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = False) -> Shape:
     """Return what the model's kernel launches depend on.
 
-    Args:
-        model: the model.
-        vocab: number of logits kept.
-        verifies: whether it is the target.
-        named: whether it is a draft head's body.
+    `vocab` is the number of logits kept. Set `verifies` for the target, `named` for a draft head's body.
     """
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])

@@ -1,4 +1,4 @@
-"""A captured step: its input buffers, filling them before a replay, and its outputs.
+"""A captured step: its input buffers, how to fill them before a replay, and its outputs.
 
 A step serves every batch with at most its rows and columns. A batch's numbers go to the device in one copy, or in
 two if its tokens form trees, and nothing waits for it. Surplus rows and columns are padding: such a row has length

@@ -33,12 +33,7 @@ _LAYER = {
 
 
 def read_blocks(file: Path, heads: int, key_heads: int) -> dict[str, QuantizedWeight]:
-    """Return the quantised weights by module name.
-
-    Args:
-        file: the GGUF file.
-        heads: query heads.
-        key_heads: key heads.
+    """Return the quantised weights by module name, given the numbers of query heads and key heads.
 
     Raises:
         WeightsError: if the file can't be read.
@@ -80,5 +75,5 @@ def _weight(data: Tensor, kind: str) -> QuantizedWeight:
 
 
 def _halves(rows: int, heads: int) -> Tensor:
-    """Return int64 [rows]: the order of the file's rows that puts each head's first halves before its second."""
+    """Return int64 [rows]: for each head, its even rows in the file, then its odd rows."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()

@@ -26,12 +26,9 @@ def check_quantised(dtype: str | torch.dtype, device: torch.device) -> None:
 
 
 def quantise(model: Any, dtype: str, gguf: Callable[[], Path] | None = None) -> None:
-    """Quantise a model on a CPU in place.
+    """Quantise a model on a CPU in place, to "int8" or "int4".
 
-    Args:
-        model: the model.
-        dtype: "int8" or "int4".
-        gguf: fetches the GGUF file whose blocks int4 keeps, if there is one.
+    `gguf` fetches the GGUF file whose blocks int4 keeps, if there is one.
 
     Raises:
         PairError: if the model can't be quantised.

@@ -21,10 +21,6 @@ END_OF_REPLY = "<|im_end|>"
 def convert(gguf: Path, folder: Path) -> None:
     """Dequantise the GGUF file (about 30 s) and save it to a new folder.
 
-    Args:
-        gguf: the file.
-        folder: created.
-
     Raises:
         WeightsError: if the chat template or the end token is missing.
     """

@@ -148,13 +148,7 @@ def _ask_hub(repo: str) -> Any:
 def load_model(
     source: Source, device: torch.device, dtype: torch.dtype, device_map: str | dict[str, Any] | None = None
 ) -> Any:
-    """Load the source's causal LM, ready for inference.
-
-    Args:
-        source: the model.
-        device: where to put it, unless there is a device map.
-        dtype: its dtype.
-        device_map: how accelerate spreads the weights.
+    """Load the source's causal LM, ready for inference, on `device` or spread by accelerate as `device_map` lists.
 
     Raises:
         WeightsError: if files are missing or can't be read.

@@ -31,11 +31,9 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def fetch(cached: Path, scratch: Path) -> Path:
-    """Return `cached`, the verified GGUF file, which is fetched first if it is missing or damaged.
+    """Return `cached`, the verified GGUF file; fetch it first if it is missing or damaged.
 
-    Args:
-        cached: the file's path in our cache.
-        scratch: a folder for temporary files.
+    `scratch` is a folder for temporary files.
 
     Raises:
         WeightsError: if the file can't be fetched or verified.

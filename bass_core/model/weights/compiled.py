@@ -1,8 +1,8 @@
 """Pack a model's weights for our CPU kernels.
 
 `pack_llama` packs a 16-bit or quantised Llama or Qwen3 model. It joins the queries, keys and values of each layer,
-and interleaves gates and ups, 32 rows of each in turn (kernels/cpu/products.py). For other models,
-`compile_linears` replaces 16-bit linear layers by our products.
+and interleaves gates and ups in blocks of 32 rows (kernels/cpu/products.py). For other models, `compile_linears`
+replaces 16-bit linear layers by our products.
 
 A row's result does not depend on the number of rows. This module imports numba: check `machine.cpu_kernels` before
 you import it.
@@ -36,9 +36,7 @@ class CompiledLinear(nn.Module):
     def __init__(self, packed: Packed, shown: Any = None) -> None:
         """Wrap a packed weight.
 
-        Args:
-            packed: the weight.
-            shown: the original layer, if the model's code may read its weight, bias or sizes.
+        `shown` is the original layer, if the model's code may read its weight, bias or sizes.
         """
         super().__init__()
         if shown is not None:

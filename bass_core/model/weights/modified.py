@@ -1,4 +1,4 @@
-"""Detect models that were changed: against their class, and since they were packed.
+"""Detect changes of a model: against what its class makes of its config, and since it was packed.
 
 Our own forwards (llama_cpu.py, llama_cuda.py) read weights and a config but never call the modules. So ask
 `why_modified` before you use one. At the start of each call, `Watch` detects whether the user has changed the
@@ -123,19 +123,17 @@ class Watch:
     """Remember a model's state, to detect changes cheaply: about a millisecond for hundreds of modules.
 
     It detects:
-    - modules, hooks and forwards that were added, removed or replaced;
-    - parameters and buffers that were replaced, and changed plain attributes and configs;
-    - writes to a tensor, if torch counts them. It detects other writes (through `.data` or NumPy) only if they
-    change one of the sampled numbers.
+    - modules, hooks and forwards that were added, removed or replaced
+    - parameters and buffers that were replaced, and changes of plain attributes and configs
+    - writes to a tensor that torch counts; other writes (through `.data` or NumPy) only if they change a sampled
+    number
     """
 
     def __init__(self, model: nn.Module, numbers: bool) -> None:
         """Start to watch.
 
-        Args:
-            model: the model to watch.
-            numbers: whether to watch the numbers in parameters, because a forward uses copies of them. Those in
-                buffers are always watched.
+        `numbers`: whether to watch the numbers in parameters, because a forward uses copies of them. Those in
+        buffers are always watched.
         """
         self._modules = list(model.modules())
         self._types = list(map(type, self._modules))

@@ -1,8 +1,8 @@
 """Find out where a model's weights are: on one device, or spread over several by accelerate.
 
-We call a model split if its `hf_device_map` names more than one place. accelerate's hooks then move each layer's
-input to the layer's device, and fetch weights that are offloaded to the host or to disk when they are needed. The
-cache, attention and sampling are on `home_device`, which is where the model's inputs and outputs are.
+A model is split if its `hf_device_map` names more than one place. accelerate's hooks then move each layer's input
+to the layer's device, and fetch weights that are offloaded to the host or to disk when they are needed. The cache,
+attention and sampling are on `home_device`, which is where the model's inputs and outputs are.
 """
 
 from __future__ import annotations

@@ -36,12 +36,9 @@ class _Place:
 
 
 def quantise_model(model: Any, name: str, ready: Mapping[str, QuantizedWeight] | None = None) -> None:
-    """Quantise a transformers causal LM in place.
+    """Quantise a transformers causal LM to `name`, "int8" or "int4", in place.
 
-    Args:
-        model: changed in place.
-        name: "int8" or "int4".
-        ready: weights that exist already, by module name, for example from a GGUF file; the others are made here.
+    `ready` has weights that exist already, by module name, for example from a GGUF file; the others are made here.
 
     Raises:
         PairError: if the model can't be quantised.

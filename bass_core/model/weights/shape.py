@@ -47,15 +47,15 @@ def config_value(config: Any, name: str) -> Any:
 
 
 def turns_with_length(config: Any) -> bool:
-    """Return whether the rotary embeddings depend on the text's length, which transformers reads on the host."""
+    """Return whether rotary embeddings depend on the text's length, which transformers reads on the host."""
     return any("dynamic" in name or name == "longrope" for name in _rope_types(config))
 
 
 def context_of(config: Any) -> int:
     """Return the maximum number of tokens in a text; 2048, as for Bloom, if the config has no limit.
 
-    For longrope it is the original length. Beyond that, the longest text of a batch changes the angles of all its
-    tokens, so a row's logits would depend on the other rows.
+    For longrope it is the original length. Once a text is longer, all tokens of its batch get other angles, so a
+    row's logits would depend on the other rows.
     """
     names = ("max_position_embeddings", "max_seq_len", "seq_length")
     context: int = next((value for name in names if (value := config_value(config, name))), 2048)
