@@ -23,5 +23,5 @@ def cores() -> int:
 
 def native_bfloat16() -> bool:
     """Return whether this CPU multiplies bfloat16 natively (AVX-512 BF16 or AMX)."""
-    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, lambda: False)() for name in known)
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)

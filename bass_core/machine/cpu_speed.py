@@ -21,10 +21,10 @@ from .memory import available_bytes
 CPUS = Path("/sys/devices/system/cpu")
 # Assumed size of the last-level cache if the system doesn't report it.
 LAST_CACHE = 32 << 20
-# The array to read has CACHES times the last-level caches, but at most MOST_BYTES (or LEAST_CACHES times the
+# The array to read has TARGET_CACHES times the last-level caches, but at most MOST_BYTES (or MIN_CACHES times the
 # caches, if that is more) and half of the free memory. In a smaller array, a pass would find data of the previous
 # pass in the cache.
-CACHES, LEAST_CACHES, MOST_BYTES = 10, 2, 256 << 20
+TARGET_CACHES, MIN_CACHES, MOST_BYTES = 10, 2, 256 << 20
 # Stop reading after this many passes or seconds.
 PASSES, SECONDS = 16, 0.2
 # Sizes of the square matrices; skip those whose product should take longer than PRODUCT_SECONDS; products per
@@ -54,11 +54,11 @@ def last_cache() -> int:
 
 
 def room(most: int = MOST_BYTES) -> int:
-    """Return the bytes of the array to read; 0 if there is no memory for LEAST_CACHES last-level caches."""
+    """Return the bytes of the array to read; 0 if there is no memory for MIN_CACHES last-level caches."""
     cache = last_cache()
-    most = max(most, LEAST_CACHES * cache)
-    size = min(CACHES * cache, most, available_bytes(torch.device("cpu")) // 2)
-    return size if size >= LEAST_CACHES * cache else 0
+    most = max(most, MIN_CACHES * cache)
+    size = min(TARGET_CACHES * cache, most, available_bytes(torch.device("cpu")) // 2)
+    return size if size >= MIN_CACHES * cache else 0
 
 
 def written(size: int) -> Tensor:

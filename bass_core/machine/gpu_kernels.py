@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _log = logging.getLogger(__name__)
 
 
-class Passing(str):
+class TransientFailure(str):
     """The reason that a launch could not be compiled, if the next start may succeed."""
 
 
@@ -75,7 +75,7 @@ def leave_out(card: Card, shapes: list[Shape], of: str = LISTED) -> None:
         failed = compile_all(card, shapes, of)
         if failed is None:
             return
-        if not any(isinstance(reason, Passing) for reason in failed.values()):
+        if not any(isinstance(reason, TransientFailure) for reason in failed.values()):
             _write(path, failed)
     for name, reason in failed.items():
         _log.warning("A GPU kernel was left out, other sizes or torch take its place (%s): %s", reason, name[:300])
@@ -184,7 +184,7 @@ def _share(order: dict[str, Any], first: int, bar: Any, failed: dict[str, str], 
                     launch = None
                     bar.update()
                     if line["error"] is not None:
-                        failed[name] = Passing(line["error"]) if line["passing"] else line["error"]
+                        failed[name] = TransientFailure(line["error"]) if line["passing"] else line["error"]
         except _Died as error:
             if running.ended:
                 return False
@@ -192,7 +192,7 @@ def _share(order: dict[str, Any], first: int, bar: Any, failed: dict[str, str], 
                 # It died between two launches or before the first, so we don't know which launch to leave out.
                 _log.warning("The GPU's kernels can't be compiled ahead: %s.", error)
                 return False
-            failed[name] = Passing(error) if error.passing else str(error)
+            failed[name] = TransientFailure(error) if error.passing else str(error)
             bar.update()
             launch += order["step"]
     return True

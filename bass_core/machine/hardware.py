@@ -58,16 +58,16 @@ class Peaks:
 def dense_peak(name: str, dtype: torch.dtype) -> float | None:
     """Return the datasheet's peak FLOP/s of dense products in the dtype; None for an unknown device."""
     for part, half_precision, single in PEAKS:
-        words, wanted = name.split(), part.split()
-        spans = (words[i : i + len(wanted)] for i in range(len(words)))
-        if any(" ".join(span).startswith(part) and _same(span[-1], wanted[-1]) for span in spans if span):
+        words, part_words = name.split(), part.split()
+        spans = (words[i : i + len(part_words)] for i in range(len(words)))
+        if any(" ".join(span).startswith(part) and _same(span[-1], part_words[-1]) for span in spans if span):
             return 1e12 * (single if dtype == torch.float32 else half_precision)
     return None
 
 
-def _same(word: str, wanted: str) -> bool:
+def _same(name_word: str, part_word: str) -> bool:
     """Return whether the last word matches: "A100-SXM4-80GB" is an A100, "A10G" is not an A10."""
-    return word == wanted or word.startswith(wanted + "-")
+    return name_word == part_word or name_word.startswith(part_word + "-")
 
 
 def known_bandwidth(device: torch.device) -> float | None:
@@ -94,10 +94,10 @@ def copy_bandwidth(device: torch.device) -> float:
         target = torch.empty_like(source)
         times = []
         for _ in range(12):
-            begin, end = (runtime(device).Event(enable_timing=True) for _ in range(2))
-            begin.record()
+            start, end = (runtime(device).Event(enable_timing=True) for _ in range(2))
+            start.record()
             target.copy_(source)
             end.record()
             end.synchronize()
-            times.append(begin.elapsed_time(end))
+            times.append(start.elapsed_time(end))
     return 2 * COPY_BYTES / (float(sorted(times[3:])[4]) / 1000)

@@ -19,7 +19,7 @@ from kernels.support import is_accelerator, runtime
 from ..errors import MemoryShortage
 from .container import memory_left
 
-_SHORT = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad allocation")
+_SHORTAGE_MESSAGES = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad allocation")
 
 
 def available_bytes(device: torch.device) -> int:
@@ -74,4 +74,4 @@ def _is_shortage(error: Exception) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return any(phrase in text for phrase in _SHORT)
+    return any(phrase in text for phrase in _SHORTAGE_MESSAGES)

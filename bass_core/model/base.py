@@ -34,7 +34,7 @@ from .cache import RaggedCache
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
 from .weights.modified import hooks_of
-from .weights.placement import has_waiting, home_device, is_split, waiting_weights
+from .weights.placement import has_offloaded, home_device, is_split, offloaded_weights
 from .weights.quantized import QuantizedModule, outputs_of
 from .weights.shape import config_value, context_of, head_dim, is_llama, turns_with_length
 
@@ -120,7 +120,7 @@ class CausalModel:
         self._split = is_split(model)
         # Offloaded weights are fetched for one forward and released after it, so a concurrent forward would lose
         # them.
-        self._exclusive: AbstractContextManager[Any] = threading.Lock() if has_waiting(model) else nullcontext()
+        self._exclusive: AbstractContextManager[Any] = threading.Lock() if has_offloaded(model) else nullcontext()
         self.capturable = not (self._split or turns_with_length(config))
         self.layers: int = config.num_hidden_layers
         self.context = context_of(config)
@@ -143,7 +143,7 @@ class CausalModel:
         # Don't probe on ZeroGPU, where there is no device yet, or if weights are offloaded, which are slow to
         # fetch.
         config = model.config.get_text_config()
-        known, skip_probe = is_llama(model), has_waiting(model) or on_zero_gpu()
+        is_known, skip_probe = is_llama(model), has_offloaded(model) or on_zero_gpu()
         expected = None if skip_probe else probe.expect(self._shadow, self.name, self.context)
         # Not for split models: accelerate fetches weights only for the modules that it knows.
         if not is_accelerator(self.device) and not self._split and cpu_kernels.available():
@@ -154,8 +154,8 @@ class CausalModel:
         self.trees = config.model_type not in _BY_COLUMN
         # Only a probe can show whether we handle Falcon's ALiBi.
         can_switch = model._supports_attention_backend or (masked and not config_value(config, "alibi"))
-        if skip_probe and not known and not can_switch:
-            raise probe.passes_by(self.name)
+        if skip_probe and not is_known and not can_switch:
+            raise probe.bypass_error(self.name)
         if skip_probe:
             self._slides = probe.sliding(config)
         attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
@@ -278,7 +278,7 @@ def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
     changing the objects that hook their model, not copies of them.
     """
     shared: dict[int, Any] = {
-        id(tensor): tensor for tensor in chain(model.parameters(), model.buffers(), waiting_weights(model))
+        id(tensor): tensor for tensor in chain(model.parameters(), model.buffers(), offloaded_weights(model))
     }
     shared |= {id(tensor): tensor.clone() for name, tensor in model.named_buffers() if "inv_freq" in name}
     for module in model.modules():

@@ -163,8 +163,8 @@ class RaggedCache:
         """
         columns = to_device([source - self.starts[row] for source in sources], self.buffer.device)
         first -= self.starts[row]
-        whole = self.buffer[:, :, row]
-        whole[..., first : first + len(columns), :].copy_(whole.index_select(3, columns))
+        row_buffer = self.buffer[:, :, row]
+        row_buffer[..., first : first + len(columns), :].copy_(row_buffer.index_select(3, columns))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of row `source` to row `target`; both then share the prefix."""

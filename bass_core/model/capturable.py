@@ -47,6 +47,8 @@ def refuse_capture(model: Any, error: Exception) -> None:
         # The error raised inside the capture is more helpful than the one from ending the capture.
         cause = error.__context__ or error
         reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
-        rest = " Everything else runs eagerly as well until the next start." if failed() else ""
-        _log.warning("%s can't be captured in a CUDA graph and runs eagerly (%s).%s", model.name, reason, rest)
+        consequence = " Everything else runs eagerly as well until the next start." if failed() else ""
+        _log.warning(
+            "%s can't be captured in a CUDA graph and runs eagerly (%s).%s", model.name, reason, consequence
+        )
     model.capturable = False

@@ -33,7 +33,7 @@ from ..machine.digest import sha256
 from .base import HiddenStateTap
 from .pointer import Pointer
 from .weights.quantized import look_up, outputs_of, weight_of, weight_or_none
-from .weights.shape import HALVES
+from .weights.shape import SIXTEEN_BIT
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -247,7 +247,7 @@ class DraftHead(nn.Module):
         self._packed = self._pack()
 
     def _pack(self) -> dict[str, Any]:
-        compiles = not is_accelerator(self.vocabulary.device) and self.body.dtype in HALVES
+        compiles = not is_accelerator(self.vocabulary.device) and self.body.dtype in SIXTEEN_BIT
         if not compiles or not cpu_kernels.available():
             return {}
         from kernels.cpu.kinds import PANEL  # imports numba
@@ -312,8 +312,8 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
         # Heads of earlier versions have no digest, and may have fields that we no longer read.
         if stored_config.get("sha256", digest) != digest:
             raise ValueError(f"{WEIGHTS} has another sha256 than {CONFIG} says")
-        known = {name: value for name, value in fields.items() if name not in ("positions", "link_rank")}
-        config = HeadConfig(**{**known, "reads_layers": tuple(fields.get("reads_layers", ()))})
+        fields_read = {name: value for name, value in fields.items() if name not in ("positions", "link_rank")}
+        config = HeadConfig(**{**fields_read, "reads_layers": tuple(fields.get("reads_layers", ()))})
         tensors = load_file(folder / WEIGHTS)
         vocabulary = tensors.pop("vocabulary").long()
     except Exception as error:

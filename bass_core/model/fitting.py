@@ -27,7 +27,7 @@ _DRAFTS = {
 }
 
 
-def fitting(ids: int) -> str:
+def suggest_drafts(ids: int) -> str:
     """Return a suggestion for a target with this number of ids, as the end of a sentence."""
     named = " or ".join(_DRAFTS.get(ids, ())) or "a smaller model of the target's own family"
     return (

@@ -37,13 +37,13 @@ from .static_step import StaticStep, StepInputs, fits_tree, tensors
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
 # Wider steps are not captured: it costs more than it saves.
-WIDEST = 33
+MAX_CAPTURED_WIDTH = 33
 # Steps of up to 9 tokens per row are captured exactly, wider ones at every fourth width.
 _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
 # Caches have a multiple of this many columns, so that they fit later requests too.
-_LENGTH_STEP = 256
+_COLUMNS_STEP = 256
 # Number of idle caches that are kept per model.
-_MOST_IDLE = 4
+_MAX_IDLE_CACHES = 4
 
 Recorder = Callable[[Callable[[], ForwardOutput]], tuple[ForwardOutput, Callable[[], Any]]]
 
@@ -86,7 +86,7 @@ def _captures(model: CausalModel, backend: str) -> bool:
 
 
 def _round_up_columns(columns: int) -> int:
-    return -(-columns // _LENGTH_STEP) * _LENGTH_STEP
+    return -(-columns // _COLUMNS_STEP) * _COLUMNS_STEP
 
 
 def release_idle(model: CausalModel) -> None:
@@ -158,7 +158,7 @@ class GraphRunner(ModelRunner):
 
         `longest` is the number of filled columns in the fullest row.
         """
-        if width > WIDEST or not self.model.capturable:
+        if width > MAX_CAPTURED_WIDTH or not self.model.capturable:
             return None
         rows = min(_next_power_of_two(batch), self.cache.max_batch)
         for columns in (_captured_width(width), width):
@@ -258,7 +258,7 @@ def _return_slot(model: CausalModel, slot: _Slot) -> None:
     with _lock:
         idle = _idle.setdefault(model, [])
         idle.append(slot)
-        del idle[:-_MOST_IDLE]
+        del idle[:-_MAX_IDLE_CACHES]
 
 
 def _next_power_of_two(number: int) -> int:

@@ -28,20 +28,20 @@ from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput
 from .tiled import TiledCache
 from .weights.quantized import look_up, weight_of
-from .weights.shape import HALVES, head_dim, is_llama
+from .weights.shape import SIXTEEN_BIT, head_dim, is_llama
 
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
 
 # torch splits operations on at least this many numbers among its threads (at::internal::GRAIN_SIZE).
-_SHARED = 32_768
+_TORCH_GRAIN = 32_768
 
 
 def why_not(model: PreTrainedModel) -> str | None:
     """Return why this forward can't run the model, as a clause, or None if it can."""
     if not is_llama(model):
         return "our kernels know Llama and Qwen3, without adapters"
-    if model.dtype not in HALVES:
+    if model.dtype not in SIXTEEN_BIT:
         return "our kernels take 16 bits and fewer"
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     # Matrices are joined and read the same inputs, so they need one dtype.
@@ -102,14 +102,14 @@ class LlamaCompiled(CausalModel):
             real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
             ids = ids[real]
         x = self._embedded(ids)
-        wanted = np.arange(len(x), dtype=np.int64)
+        logit_rows = np.arange(len(x), dtype=np.int64)
         if batch.take is not None:
-            wanted = firsts[:-1] + np.array(batch.take, np.int64)
+            logit_rows = firsts[:-1] + np.array(batch.take, np.int64)
         logits, last, streams = self.packed.run(
             x,
             firsts,
             batch.lengths,
-            wanted,
+            logit_rows,
             cache,
             self._rope_until(max(batch.lengths) + width),
             _window_starts(batch),
@@ -143,11 +143,11 @@ class LlamaCompiled(CausalModel):
     def _embedded(self, ids: Tensor) -> Tensor:
         """Return new float32 embeddings [N, hidden] of ids [N] or of embeddings of any float dtype.
 
-        It works in parts of fewer than _SHARED numbers. For larger ones, torch would wake its threads, which then
-        spin for 2 ms on the cores that our own threads need.
+        It works in parts of fewer than _TORCH_GRAIN numbers. For larger ones, torch would wake its threads, which
+        then spin for 2 ms on the cores that our own threads need.
         """
         x = torch.empty(len(ids), self.hidden)
-        rows_per_part = max(1, (_SHARED - 1) // self.hidden)
+        rows_per_part = max(1, (_TORCH_GRAIN - 1) // self.hidden)
         for start in range(0, len(ids), rows_per_part):
             part = ids[start : start + rows_per_part]
             if not part.is_floating_point():

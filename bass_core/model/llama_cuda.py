@@ -51,8 +51,8 @@ class Plan:
 
     def takes(self, rows: int, itemsize: int) -> bool:
         """Return whether our kernel computes a product of `rows` rows; in float32 (itemsize 4) at most 16."""
-        most = min(self.most_rows, 64 if itemsize == 2 else 16)
-        return rows <= most and (self.gemv or rows > 1)
+        limit = min(self.most_rows, 64 if itemsize == 2 else 16)
+        return rows <= limit and (self.gemv or rows > 1)
 
 
 @dataclass

@@ -22,10 +22,10 @@ from ..machine.torch_state import ours
 from .attention import attention_words, choose_backend, measure_flash
 from .base import CausalModel, refuse_unsupported
 from .draft_head import DraftHead
-from .fitting import fitting
+from .fitting import suggest_drafts
 from .select import select_model, shape_of
 from .weights.modified import Watch
-from .weights.placement import has_waiting, home_device, is_split, places
+from .weights.placement import has_offloaded, home_device, is_split, places
 from .weights.quantized import outputs_of, weight_dtype
 from .weights.shape import head_dim
 
@@ -97,7 +97,7 @@ class ModelPair:
         self._heads = (config.num_attention_heads, kv_heads, head_dim(config))
         measure_flash(self.device, self.dtype, *self._heads)
         # Don't watch offloaded weights, which come and go; nor ZeroGPU's, which move with its device.
-        watched = not (has_waiting(target) or on_zero_gpu())
+        watched = not (has_offloaded(target) or on_zero_gpu())
         models = [model for model in (target, draft) if watched and model is not None]
         # Start to watch before packing, so that a change during packing is noticed at the next call.
         watches = [{numbers: Watch(model, numbers) for numbers in (False, True)} for model in models]
@@ -111,7 +111,7 @@ class ModelPair:
         copies_rows = isinstance(draft, DraftHead)  # a head copies rows of the target's output layer
         steps = [target_step] if draft_step is None else [target_step, draft_step]
         if is_accelerator(self.device):
-            for watch in (watch for each in watches for watch in each.values()):
+            for watch in (watch for by_numbers in watches for watch in by_numbers.values()):
                 watch.moved()
         self._watches = [
             watch[copies_rows or step.copies_weights] for watch, step in zip(watches, steps, strict=False)
@@ -229,13 +229,14 @@ def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, t
     size = outputs_of(target)
     if draft is None:
         return size
-    other = outputs_of(draft)
-    known = None if tokenizer is None else len(tokenizer)
-    if size != other and (known is None or min(size, other) < known):
+    draft_size = outputs_of(draft)
+    tokenizer_size = None if tokenizer is None else len(tokenizer)
+    if size != draft_size and (tokenizer_size is None or min(size, draft_size) < tokenizer_size):
         raise PairError(
-            f"the draft's vocabulary has {other} ids and the target's {size}: {fitting(known or size)}"
+            f"the draft's vocabulary has {draft_size} ids and the target's {size}: "
+            f"{suggest_drafts(tokenizer_size or size)}"
         )
-    return min(size, other)
+    return min(size, draft_size)
 
 
 def check_same_tokens(target_tokenizer: Any, draft_tokenizer: Any) -> None:
@@ -244,5 +245,6 @@ def check_same_tokens(target_tokenizer: Any, draft_tokenizer: Any) -> None:
     if ours != theirs:
         differing = sum(theirs.get(token) != index for token, index in ours.items())
         raise PairError(
-            f"the draft's tokenizer differs from the target's in {max(differing, 1)} tokens: {fitting(len(ours))}"
+            f"the draft's tokenizer differs from the target's in {max(differing, 1)} tokens: "
+            f"{suggest_drafts(len(ours))}"
         )

@@ -116,44 +116,46 @@ class _Feed:
         self, runner: ModelRunner, texts: list[list[int]], starts: list[int], return_states: bool
     ) -> None:
         self.runner, self.starts, self.return_states = runner, starts, return_states
-        self.rests = [text[start:] for text, start in zip(texts, starts, strict=True)]
+        self.remainders = [text[start:] for text, start in zip(texts, starts, strict=True)]
         self.width = max(1, runner.prefill_tokens // len(texts))
-        self.at, self.longest = 0, max(map(len, self.rests))
+        self.position, self.longest = 0, max(map(len, self.remainders))
         self.last: dict[int, Tensor] = {}
         self._chunks: list[Tensor] = []
 
     @property
     def tokens(self) -> int:
-        return sum(map(len, self.rests))
+        return sum(map(len, self.remainders))
 
     @property
     def fed(self) -> int:
-        return sum(min(len(rest), self.at) for rest in self.rests)
+        return sum(min(len(remainder), self.position) for remainder in self.remainders)
 
     @property
     def done(self) -> bool:
-        return self.at >= self.longest
+        return self.position >= self.longest
 
     def step(self) -> Forward:
-        start, stop = self.at, min(self.at + self.width, self.longest)
-        ends = [len(rest) for rest in self.rests]
-        ids = to_device([(rest + [0] * self.longest)[start:stop] for rest in self.rests], self.runner.device)
+        start, stop = self.position, min(self.position + self.width, self.longest)
+        ends = [len(remainder) for remainder in self.remainders]
+        ids = to_device(
+            [(remainder + [0] * self.longest)[start:stop] for remainder in self.remainders], self.runner.device
+        )
         take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
         # A finished text is fed one padding token; its logits are in self.last already.
         counts = [max(1, min(end, stop) - start) for end in ends]
-        lengths = [begin + start for begin in self.starts]
+        lengths = [first + start for first in self.starts]
         output = self.runner.forward(ForwardBatch(ids, lengths, counts, take, self.return_states, eager=True))
         if output.states is not None:
             self._chunks.append(output.states)
         for row, end in enumerate(ends):
             if start < end <= stop:
                 self.last[row] = output.logits[row]
-        self.at = stop
+        self.position = stop
         return Forward(lengths, counts)
 
     def states(self) -> list[Tensor]:
         """Return the states [tokens fed, hidden] of each text; empty if none were wanted."""
         if not self._chunks:
-            return [torch.empty(0)] * len(self.rests)
+            return [torch.empty(0)] * len(self.remainders)
         joined = torch.cat(self._chunks, dim=1)
-        return [joined[row, : len(rest)] for row, rest in enumerate(self.rests)]
+        return [joined[row, : len(remainder)] for row, remainder in enumerate(self.remainders)]

@@ -14,7 +14,7 @@ from kernels.plan import SHARE
 
 Tokens = tuple[int, ...]
 # Depth of the search. Prompts that branch more often than this, one after another, may be grouped less well.
-_LEVELS = 100
+_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ def share_prompts(prompts: Seq[Seq[int]], least_saved: int = SHARE) -> SharedPro
 
 
 def _best_groups(
-    prompts: list[tuple[Tokens, int]], least_saved: int, levels: int = _LEVELS
+    prompts: list[tuple[Tokens, int]], least_saved: int, depth_left: int = _MAX_DEPTH
 ) -> tuple[int, list[Tokens]]:
     """Return the most tokens that these sorted, counted prompts can save, and the prefixes to share for that."""
     first, last = prompts[0][0], prompts[-1][0]
     common = _common_len(first, last)
     saved_as_one = (sum(count for _, count in prompts) - 1) * common
     saved, prefixes = (saved_as_one, [first[:common]]) if saved_as_one >= max(least_saved, 1) else (0, [])
-    if len(prompts) == 1 or not levels:
+    if len(prompts) == 1 or not depth_left:
         return saved, prefixes
     # Sorted prompts with the same next unit are adjacent.
     branches: dict[Tokens, list[tuple[Tokens, int]]] = {}
@@ -98,7 +98,7 @@ def _best_groups(
         branches.setdefault(prompt[common : common + SHARE], []).append((prompt, count))
     if len(branches) == 1:
         return saved, prefixes
-    parts = [_best_groups(branch, least_saved, levels - 1) for branch in branches.values()]
+    parts = [_best_groups(branch, least_saved, depth_left - 1) for branch in branches.values()]
     saved_apart = sum(part[0] for part in parts)
     if saved_apart > saved:
         return saved_apart, [prefix for part in parts for prefix in part[1]]

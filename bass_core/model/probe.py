@@ -121,7 +121,7 @@ def check(model: Probed, expected: Expected, masked: bool) -> Seen:
     except Exception as error:
         raise unsupported(model.name, f"its code fails with our attention ({_first_line(error)})") from error
     if not masked and seen.calls < expected.sizes[0]:
-        raise passes_by(model.name)
+        raise bypass_error(model.name)
     refuse_forgetting(model.name, seen, expected.slides)
     if not _same(first, later, expected):
         # Check for NaN as well: torch's own attention may hide a NaN in a key.
@@ -188,7 +188,7 @@ def refuse_forgetting(name: str, seen: Seen, slides: Sequence[int]) -> None:
         raise unsupported(name, "its cache forgets what its masks still show")
 
 
-def passes_by(name: str) -> PairError:
+def bypass_error(name: str) -> PairError:
     """Make the error for a model whose layers don't call our attention."""
     return unsupported(name, "its attention does not go through transformers' attention interface")
 

@@ -27,7 +27,7 @@ from kernels.reference.quantized import QuantizedWeight
 
 from .modified import hooked_everywhere, is_hooked, is_patched
 from .quantized import weight_of
-from .shape import HALVES, head_dim
+from .shape import SIXTEEN_BIT, head_dim
 
 
 class CompiledLinear(nn.Module):
@@ -80,7 +80,7 @@ def is_plain(layer: Any) -> bool:
     if hooked_everywhere() or is_patched(nn.Linear):
         return False
     plain = type(layer) is nn.Linear and type(layer.weight.data) is Tensor and not is_hooked(layer)
-    return plain and layer.weight.dtype in HALVES
+    return plain and layer.weight.dtype in SIXTEEN_BIT
 
 
 def pack_llama(model: Any) -> PackedLlama:

@@ -53,7 +53,7 @@ def is_hooked(module: nn.Module) -> bool:
     Two of transformers' own hooks are harmless. They change no number and stay in a model after their first use:
     one returns hidden states, the other lets adapters train under gradient checkpointing.
     """
-    hooks = [hook for some in hooks_of(module) for hook in some.values()]
+    hooks = [hook for hooks_by_id in hooks_of(module) for hook in hooks_by_id.values()]
     return "forward" in vars(module) or not all(map(_is_harmless, hooks))
 
 

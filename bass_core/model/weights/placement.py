@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 # Places in a device map where weights are only stored.
-_WAITING = ("cpu", "disk")
+_STORAGE = ("cpu", "disk")
 
 
 def places(model: PreTrainedModel) -> list[str]:
@@ -34,19 +34,19 @@ def is_split(model: PreTrainedModel) -> bool:
     return len(places(model)) > 1 or "disk" in places(model)
 
 
-def has_waiting(model: PreTrainedModel) -> bool:
+def has_offloaded(model: PreTrainedModel) -> bool:
     """Return whether some of the weights are fetched for each forward."""
-    return is_split(model) and not set(_WAITING).isdisjoint(places(model))
+    return is_split(model) and not set(_STORAGE).isdisjoint(places(model))
 
 
 def home_device(model: PreTrainedModel) -> torch.device:
     """Return the model's device, or the first device of a split model that computes."""
     if not is_split(model):
         return model.device
-    return torch.device(next((place for place in places(model) if place not in _WAITING), "cpu"))
+    return torch.device(next((place for place in places(model) if place not in _STORAGE), "cpu"))
 
 
-def waiting_weights(model: PreTrainedModel) -> Iterator[Any]:
+def offloaded_weights(model: PreTrainedModel) -> Iterator[Any]:
     """Yield the maps in which accelerate's hooks keep offloaded weights; copies of a model must share them."""
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)

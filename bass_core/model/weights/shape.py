@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from .quantized import QuantizedLinear
 
 # 16-bit dtypes of weights.
-HALVES = (torch.bfloat16, torch.float16)
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 # Full names, because another package's class of the same name may compute anything.
 _CLASSES = {
     f"transformers.models.{family.lower()}.modeling_{family.lower()}.{family}ForCausalLM"
