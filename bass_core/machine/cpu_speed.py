@@ -27,8 +27,8 @@ LAST_CACHE = 32 << 20
 TARGET_CACHES, MIN_CACHES, MOST_BYTES = 10, 2, 256 << 20
 # Stop reading after this many passes or seconds.
 PASSES, SECONDS = 16, 0.2
-# Sizes of the square matrices; skip those whose product should take longer than PRODUCT_SECONDS; products per
-# size.
+# Square matrices to multiply: their sizes, and the number of products per size. A size is skipped if its product
+# should take longer than PRODUCT_SECONDS.
 SIZES, PRODUCT_SECONDS, PRODUCTS = (256, 512, 1024), 0.15, 5
 
 # Two ways to read an array once; the CPU and the number of threads decide which is faster.

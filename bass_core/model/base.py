@@ -100,8 +100,9 @@ class CausalModel:
 
     # Whether matrix products skip the padding of shorter rows.
     skips_padding = False
-    # Prompts share a prefix only if that saves at least this many tokens, counted over all rows but one. None if
-    # prefixes can't be shared. The value is high because torch needs more calls for attention in two parts.
+    # Prompts share a prefix only if that saves at least this many tokens, counted as in `share_prompts`
+    # (prefix.py); None if prefixes can't be shared. The value is high because torch needs more calls for attention
+    # in two parts.
     least_saved: int | None = 2048
     # Whether the forward is known never to wait for the device. For transformers' own code we test it
     # (capturable.py).

@@ -21,7 +21,7 @@ BEGIN = 1.0, 6.0
 
 
 class Pointer(nn.Module):
-    """The increase of a logit.
+    """Computes the increase of a logit from the head's state and the match length.
 
     Attributes:
         weight: [hidden], multiplied with the head's state.
