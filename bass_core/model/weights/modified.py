@@ -180,14 +180,14 @@ class Watch:
         """Accept the tensors' new addresses: packing on an accelerator joins weights in memory."""
         self._known_addresses = self._addresses()
 
-    def _where(self) -> list[int]:
+    def _addresses(self) -> list[int]:
         return [tensor.data_ptr() for tensor in self._tensors]
 
-    def _counts(self) -> list[int]:
+    def _change_counts(self) -> list[int]:
         """Return torch's count of changes for each tensor whose numbers are watched."""
         return [tensor._version for tensor in self._counted]
 
-    def _read(self) -> bytes:
+    def _read_samples(self) -> bytes:
         return b"".join(sample.tobytes() for tensor in self._sources if (sample := _sample(tensor)) is not None)
 
 
