@@ -65,7 +65,7 @@ KERNEL_MUTANTS = [
            "        raise LeftOut(name)\n", "        pass\n",
            [_KERNELS + "left_out.py::test_attention_takes_the_next_size_before_torch"]),
     Mutant("the start ends with the launch that its compiler died of", "bass_core/machine/gpu_kernels.py",
-           'at += order["step"]', "at = None",
+           'launch += order["step"]', "launch = None",
            ["tests/faults/test_compiler.py::test_the_page_runs_after_a_compiler_that_dies"]),
     Mutant("flash-attn where it was not faster", "kernels/backends.py",
            "plain and shape_key(query, key) in FASTER", "plain",

@@ -112,7 +112,7 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_waits_for(monkeypatch: pyte
     failed = gpu_kernels.compile_all(CARD, [SHAPE], "tests.kernels.compilation.dying:hanging")
     assert failed is not None
     assert [name.split()[0] for name in failed] == ["hangs"]
-    assert list(failed.values()) == ["the compiler said nothing for 20 s"]
+    assert list(failed.values()) == ["the compiler printed nothing for 20 s"]
 
 
 @pytest.mark.slow

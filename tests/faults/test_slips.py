@@ -70,7 +70,7 @@ def test_an_end_that_is_no_token_id(ids: Any) -> None:
     model: Any = tiny("llama")
     # As a file's contents, which transformers does not check.
     vars(model.generation_config)["eos_token_id"] = ids
-    with pytest.raises(PairError, match="which is no token id or list of them"):
+    with pytest.raises(PairError, match="which is not a token id or a list of them"):
         generate(ModelPair(model), prompts(1)[0])
 
 

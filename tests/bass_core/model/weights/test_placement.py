@@ -76,7 +76,11 @@ def test_what_can_not_be_spread_is_one_sentence(folder: str) -> None:
     refused: list[tuple[type[Exception], dict[str, Any], str]] = [
         *nowhere,
         (RequestError, {"device_map": "everywhere"}, "The device map 'everywhere' is not known: choose auto, "),
-        (RequestError, {"device_map": "auto", "device": "cpu"}, "A device_map says where the target goes: leave"),
+        (
+            RequestError,
+            {"device_map": "auto", "device": "cpu"},
+            "The device_map already places the target: leave",
+        ),
         (RequestError, {"device_map": "auto", "dtype": "int8"}, "int8 weights can't be spread over devices: "),
     ]
     for kind, asked, says in refused:

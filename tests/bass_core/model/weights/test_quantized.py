@@ -25,9 +25,9 @@ from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.weights.quantized import (
     QuantizedEmbedding,
     QuantizedLinear,
-    held,
     is_quantized,
     quantise_model,
+    weight_of,
 )
 from kernels.reference.quantized import QuantizedWeight, dequantise, quantise_q8_0
 from tests.support.models import prompts, reference, texts_of, tiny
@@ -79,10 +79,12 @@ def test_layers_and_embedding_are_replaced_and_counted(name: str, tied: bool) ->
     assert not any(isinstance(module, (nn.Linear, nn.Embedding)) for module in model.modules())
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     assert type(head) is QuantizedLinear and type(table) is QuantizedEmbedding
-    assert (held(head) is held(table)) == tied
+    assert (weight_of(head) is weight_of(table)) == tied
     kinds = {module.quantized.kind for module in model.model.modules() if isinstance(module, QuantizedLinear)}
     ends = "int8" if name == "int8" else "q8_0"
-    assert kinds == {"int8" if name == "int8" else "q4_1"} and {held(head).kind, held(table).kind} == {ends}
+    assert kinds == {"int8" if name == "int8" else "q4_1"} and {weight_of(head).kind, weight_of(table).kind} == {
+        ends
+    }
     assert (head.in_features, head.out_features, head.weight.dtype) == (64, 96, torch.float32)
     torch.testing.assert_close(head(torch.eye(64)).T, head.weight)
     assert torch.equal(table(torch.tensor([[5, 2]])), table.weight[torch.tensor([[5, 2]])])
