@@ -75,13 +75,9 @@ def split(
         bias = plan.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
     rows = []
     for row, cached in enumerate(plan.host):
-        this_row, extent = slice(row, row + 1), cached + plan.queries
+        at, extent = slice(row, row + 1), cached + plan.queries
         mask = None if bias is None else bias[row * kv_heads : (row + 1) * kv_heads, :, :extent]
-        rows.append(
-            _attend(
-                query[this_row], key[this_row, :, :extent], value[this_row, :, :extent], mask, scaling, softcap
-            )
-        )
+        rows.append(_attend(query[at], key[at, :, :extent], value[at, :, :extent], mask, scaling, softcap))
     return torch.cat(rows)
 
 

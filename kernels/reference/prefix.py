@@ -54,10 +54,9 @@ def attend_in_parts(
     padded: bool = True,
     aside: Tensor | None = None,
 ) -> Tensor:
-    """Return attention as `pad` does, computed part by part.
+    """Return attention as `pad` does, computed part by part. All other arguments are those of `pad`.
 
     Args:
-        query: as for `pad`, and so are key, value, plan, prefix, scaling, window and softcap.
         padded: whether own columns are padded to the longest row; otherwise each row stops at its exact length.
         aside: float [Hq], an extra score in each head's softmax (a model's attention sinks).
     """
@@ -152,8 +151,8 @@ def readers(plan: AttentionPlan, prefixes: int) -> Iterator[tuple[int, slice | T
         yield from ((group, slice(None), shared.extent) for group in range(prefixes))
         return
     for group in sorted(set(shared.host_groups)):
-        start_and_group = zip(shared.host_starts, shared.host_groups, strict=True)
-        starts = {row: start for row, (start, other) in enumerate(start_and_group) if start and other == group}
+        pairs = zip(shared.host_starts, shared.host_groups, strict=True)
+        starts = {row: start for row, (start, other) in enumerate(pairs) if start and other == group}
         if starts:
             every = len(starts) == len(plan.host)
             yield group, slice(None) if every else plan.lengths.new_tensor(list(starts)), max(starts.values())
@@ -163,11 +162,11 @@ def _hidden(
     plan: AttentionPlan, shared: SharedPart, group: int, rows: slice | Tensor, columns: int, window: Window | None
 ) -> Tensor | None:
     """Return bool [n, S, columns], true if a query of `rows` must not see the prefix; None if all see it whole."""
-    start_and_group = zip(shared.host_starts, shared.host_groups, strict=True)
+    pairs = zip(shared.host_starts, shared.host_groups, strict=True)
     if (
         window is None
         and plan.gap is None
-        and {start for start, other in start_and_group if start and other == group} == {columns}
+        and {start for start, of in pairs if start and of == group} == {columns}
     ):
         return None
     places = torch.arange(columns, device=plan.lengths.device)

@@ -23,10 +23,8 @@ def takes(query: Tensor, plan: AttentionPlan, window: Window | None) -> bool:
     shared = plan.shared
     if shared is None or not plan.host or query.device.type != "cpu" or window is not None or plan.gap is not None:
         return False
-    prefixes_seen = {
-        (group, start) for group, start in zip(shared.host_groups, shared.host_starts, strict=True) if start
-    }
-    return len({group for group, _ in prefixes_seen}) == len(prefixes_seen)
+    seen = {(group, start) for group, start in zip(shared.host_groups, shared.host_starts, strict=True) if start}
+    return len({group for group, _ in seen}) == len(seen)
 
 
 def attend(
