@@ -114,7 +114,10 @@ def mixed(
 
 @cache
 def _flash_attn() -> Any:
-    """Return flash-attn's function, or None. Try the import, as other packages also install a flash_attn namespace."""
+    """Return flash-attn's function, or None.
+
+    Try the import: other packages install a flash_attn namespace too.
+    """
     try:
         from flash_attn import flash_attn_with_kvcache
     except (ImportError, OSError, AttributeError):

@@ -44,8 +44,8 @@ def release(b: Any) -> None:
     tile_call(b, "tilerelease")
 
 
-def scores(b: Any, queries: Any, stride: Any, words: Any, keys: Any, tiles: Any, room: Any) -> None:
-    """Write the scores of `tiles` tiles of keys in rows of `room`; words: per query, a multiple of 16."""
+def scores(b: Any, queries: Any, stride: Any, words: Any, keys: Any, tiles: Any, scratch: Any) -> None:
+    """Write the scores of `tiles` tiles of keys to the rows of `scratch`; words: per query, a multiple of 16."""
 
     def block(first: Any, width: int) -> None:
         for i in range(width):
@@ -59,7 +59,7 @@ def scores(b: Any, queries: Any, stride: Any, words: Any, keys: Any, tiles: Any,
                 tile_call(b, "tileloadd64", _KEYS, b.add(address, of_keys), count(ROW_BYTES))
                 tile_call(b, "tdpbf16ps", i, _QUERIES, _KEYS)
         for i in range(width):
-            to = b.add(room, b.mul(b.add(first, count(i)), count(ROW_BYTES)))
+            to = b.add(scratch, b.mul(b.add(first, count(i)), count(ROW_BYTES)))
             tile_call(b, "tilestored64", i, to, count(_SCORES))
 
     _in_fours(b, tiles, block)

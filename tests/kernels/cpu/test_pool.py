@@ -109,7 +109,7 @@ def test_one_thread_at_a_time_sets_where_numba_keeps_code(monkeypatch: pytest.Mo
                 both.wait()
 
     monkeypatch.setattr(jit, "_Code", Slow)
-    threads = [threading.Thread(target=jit._keep, args=(object(), print)) for _ in range(2)]
+    threads = [threading.Thread(target=jit._cache_on_disk, args=(object(), print)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
