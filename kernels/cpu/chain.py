@@ -185,7 +185,6 @@ def chain_arguments(
     """Return the kernel's argument, and the result that it writes to.
 
     Args:
-        chain: the order.
         lengths: int64 [B], the rows' lengths with their newest tokens.
         hidden: numbers of a state.
         plans: the attention plans of all levels but the last.
@@ -384,7 +383,6 @@ def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) 
             (HiddenStateTap.finish in bass_core/model/base.py). It is overwritten.
         embedded: float32 [N, hidden], the embeddings.
         project: the layer that projects raw states, or None if they need none.
-        fuse: the layer that makes inputs of [embedding, state].
     """
     tokens, hidden = embedded.shape
     steps = max(layer.line().steps for layer in (project, fuse) if layer is not None)

@@ -46,8 +46,7 @@ class PackedLlama:
         matrices: four per layer, then the output layer, in the order of `forward` (forward.py).
         norms: float32 [2 layers + 1, hidden].
         head_norms: float32 [layers, 2, dim], flat, or empty.
-        eps: what RMSNorm adds to the mean of squares.
-        heads, kv_heads, dim: sizes of the attention.
+        eps: added to the mean of squares in RMSNorm.
     """
 
     matrices: list[Packed]

@@ -63,8 +63,7 @@ class Packed:
         form: the format, one of FORMATS (kinds.py).
         dot: whether its bfloat16 products are native.
         data: the packed bytes.
-        scale: float32 scales of the rows, padded like the rows, or None.
-        bias: float32 biases of the rows, padded like the rows, or None.
+        scale, bias: float32, one per row, padded like the rows; or None.
     """
 
     form: str
@@ -105,11 +104,8 @@ class Packed:
 def pack(weight: Tensor, bias: Tensor | None = None, *, dot: bool | None = None) -> Packed:
     """Pack a bfloat16 or float16 weight [rows, inputs].
 
-    Args:
-        weight: the weight.
-        bias: [rows] or None.
-        dot: whether vectors are rounded to bfloat16. By default they are for bfloat16 weights on CPUs with fast
-            bfloat16 products.
+    dot: whether vectors are rounded to bfloat16. By default they are for bfloat16 weights if the CPU has fast
+    products of these.
     """
     form = {torch.bfloat16: "bfloat16", torch.float16: "float16"}[weight.dtype]
     dot = FAST_DOT and form == "bfloat16" if dot is None else dot

@@ -104,13 +104,8 @@ def multiply(
         columns: number of vectors, 1 to COLUMNS.
         w: packed weights [steps].
         x: vectors [steps][columns].
-        y: the results.
-        steps: number of steps.
-        stride: distance of the results of two vectors.
-        ahead: address to fetch; for every _FETCH bytes of weights, the lines at `ahead` and `ahead` + gap are
-            fetched.
-        pace: how far `ahead` moves each time.
-        gap: see `ahead`.
+        ahead, pace, gap: for every _FETCH bytes of weights, the lines at `ahead` and `ahead` + gap are fetched,
+            and `ahead` moves by `pace`.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:

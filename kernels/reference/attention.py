@@ -33,10 +33,7 @@ def pad(
 
     Args:
         query: [B, Hq, S, D].
-        key: [B, Hkv, extent, D].
-        value: [B, Hkv, extent, D].
-        plan: the step's lengths and masks.
-        scaling: factor of the scores.
+        key, value: [B, Hkv, extent, D].
         window: the layer's sliding window or chunks.
         softcap: soft cap of the scores.
         prefix: keys and values [G, Hkv, P, D] of the shared prefixes; None exactly if the plan has no shared part.

@@ -34,12 +34,9 @@ def attend(
 
     Args:
         query: [B, Hkv, M, D].
-        key: [B, Hkv, extent, D], own columns.
-        value: [B, Hkv, extent, D].
-        plan: the step's lengths and prefixes.
+        key, value: [B, Hkv, extent, D], own columns.
         prefix: keys and values [G, Hkv, P, D].
         bias: [B, 1, M, extent], added to the scores of own columns.
-        scale: factor of the scores.
     """
     assert plan.shared is not None
     out, lse = _flash(query, key, value, bias, scale)

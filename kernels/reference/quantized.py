@@ -64,13 +64,7 @@ def dequantise(weight: QuantizedWeight) -> Tensor:
 
 
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + bias: multiplied in float32, returned [..., out] in x's dtype.
-
-    Args:
-        x: [..., in] of any float dtype.
-        weight: [out, in].
-        bias: [out] or None.
-    """
+    """Return x W^T + bias as [..., out] in x's dtype, multiplied in float32; x [..., in] of any float dtype."""
     out = F.linear(x.float(), dequantise(weight), None if bias is None else bias.float())
     return out.to(x.dtype)
 

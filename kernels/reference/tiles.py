@@ -11,14 +11,10 @@ _STEP = 32
 
 
 def tile_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the product of x [N, inputs] and weight [rows, inputs] as tiles compute it: float32 [N, rows].
+    """Multiply bfloat16 x [N, inputs] and weight [rows, inputs] as tiles do: float32 [N, rows].
 
     Of each 32 inputs, the even ones are summed in one chain of float32 additions and the odd ones in another. Then
     the sum of both chains is added to the total. Denormal inputs and results count as zero.
-
-    Args:
-        x: bfloat16 vectors.
-        weight: bfloat16 weights.
     """
     missing = -x.shape[1] % _STEP
     vectors, weights = (_flushed(F.pad(part.float(), (0, missing))).double() for part in (x, weight))

@@ -207,16 +207,14 @@ def accept(
     """Verify drafts, and choose the next token of each row.
 
     Args:
-        p: float32 [B, l+1, V]; None if `choices` decide or for coins without draws.
+        p: float32 [B, l+1, V]; None if it is not needed.
         q: float32 [B, l, V], None for point masses.
         drafts: int64 [B, l].
         num_drafted: int64 [B], drafts per row; the rest of `drafts` is padding.
         choices: int64 [B, l+1], the target's own tokens, from which the next token is taken; None to draw it.
-        sequences: int64 [B], sequence ids of the noise.
-        positions: int64 [B], position of the round's first token.
+        sequences, positions: int64 [B], the noise key of the round's first token.
         seed: int64 [1] on the device.
         begins: int64 [B], where each row's epoch began; None outside AMUSD.
-        verification: the rule.
         chance: the chance of a COIN.
         block: the result of `chances` (kernels/triton/block.py), for BLOCK.
 
@@ -263,10 +261,7 @@ def draw(
     """Draw one column per key from weights float32 [..., V] by Gumbel-max: int64 [...].
 
     Args:
-        weights: unnormalised probabilities.
-        sequences: int64, broadcast to [...], and so are positions and streams.
-        positions: see `sequences`.
-        streams: see `sequences`.
+        sequences, positions, streams: int64, the keys, broadcast to [...].
         seed: int64 [1] on the device.
         ids: int64 [V], the token ids of the columns; None if they are 0 to V - 1.
     """

@@ -48,17 +48,14 @@ UNROLLED = 8
 def tiles(
     head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, tensor_cores: bool = True, tree: bool = False
 ) -> list[dict[str, int]]:
-    """Return tile sizes of `attend`, the best first.
+    """Return tile sizes of `attend`, the best first; rows: group x queries of one key-value head.
 
     The later sizes are for launches that could not be compiled with the earlier ones. Tests compile the first size
     for every architecture and check for register spills.
 
     Args:
-        head_dim: numbers of a head.
-        rows: group x queries of one key-value head.
         itemsize: bytes of a number of the keys.
         shared: bytes of shared memory that a program may use.
-        tensor_cores: whether products use tensor cores.
         tree: whether the new tokens form trees.
     """
     block_d = max(16, triton.next_power_of_2(head_dim))
@@ -93,10 +90,8 @@ def in_parts(
     """Return whether each program takes only one segment.
 
     Args:
-        device: where the kernels run.
         programs: number of programs if each took all segments.
         rows: group x queries of one head.
-        segments: number of segments.
         shares: whether segments lie in a prefix; they are then read once for all its rows.
         numbers: numbers in the sums of all segments.
     """
@@ -120,21 +115,8 @@ def fused(
     """Compute attention in one launch or a few. Same arguments and result as `pad` (reference/attention.py).
 
     If no tile size could be compiled, `pad` computes the result. In this case, and with another size than the
-    first, a row's sums may be rounded differently from those of other launches.
-
-    Args:
-        query: [B, Hq, S, D].
-        key: [B, Hkv, columns, D].
-        value: [B, Hkv, columns, D].
-        plan: the step's lengths, prefixes and trees.
-        scaling: factor of the scores.
-        window: the layer's sliding window.
-        softcap: soft cap of the scores.
-        prefix: keys and values [G, Hkv, columns, D]; None exactly if the plan has no shared part.
-        parts: whether each program takes one segment (for tests); None lets `in_parts` choose.
-
-    Returns:
-        [B, S, Hq, D] in the query's dtype.
+    first, a row's sums may be rounded differently from those of other launches. `parts` fixes whether each program
+    takes one segment (for tests); None lets `in_parts` choose.
 
     Raises:
         ValueError: if shapes or dtypes are not supported, or kernels can't run here.

@@ -96,11 +96,9 @@ def rotate(
 
 
 def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None = None) -> None:
-    """Write keys and values at the end of each row of the cache.
+    """Write keys and values [B, Hkv, S, D] at the end of each row of the cache.
 
     Args:
-        keys: [B, Hkv, S, D].
-        values: [B, Hkv, S, D].
         cache: [2, >=B, Hkv, L, D]; L is not checked.
         lengths: int64 [B], cached tokens of each row.
         starts: int64 [B], how many tokens of each row are in a prefix; None: none.
@@ -134,13 +132,9 @@ def rotate_write(
 
     Args:
         qkv: [B, S, Hq + 2 Hkv, D], contiguous.
-        cache: [2, >=B, Hkv, L, D].
-        lengths: int64 [B], cached tokens of each row.
-        cos: float32 [positions, D / 2]; its last entry serves all later positions.
-        sin: like cos.
+        cache, lengths, starts: as for `write`.
+        cos, sin: float32 [positions, D / 2]; the last entry serves all later positions.
         norms: weights [D] of the RMS norms of queries and keys, or None.
-        eps: what the norms add to the mean of squares.
-        starts: int64 [B], as for `write`.
         positions: int64 [B, S] of the tokens of trees; None if each token follows the one before it.
     """
     _check(qkv, cache, lengths, starts)

@@ -219,7 +219,6 @@ def linear(
         x: [..., K] with 1 to 64 rows (16 in float32).
         weight: [N, K], or [2N, K] with a gate, in x's dtype.
         norm: [K], the weights of an RMS norm.
-        eps: what the norm adds to the mean of squares.
         gate: whether act is silu(gate) * up.
         residual: [..., N].
         tile: tile sizes instead of the default ones.

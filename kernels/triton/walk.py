@@ -147,15 +147,13 @@ def walk_trees(
         parents: int64 [B, N], each draft's parent, which precedes it; -1 is the newest token, -2 padding.
         drawn: int64 [B, N], each draft's row of q; -1 if it was not drawn, -2 for padding or drafts that count as
             no child.
-        sequences: int64 [B], as in accept.py, and so are positions, begins and seed.
-        positions: int64 [B].
-        begins: int64 [B].
+        sequences, positions, begins: int64 [B], as in accept.py.
         seed: int64 [1].
 
     Returns:
-        ends int64 [B, 2]: the last draft of each row's path (-1: none), and the token that follows it; chances
-        float32 [B]: the target's chance of that token; and p, q, u float32 [B, N] of the drafts, NaN for those
-        that were not tested.
+        ends int64 [B, 2]: the last draft of each row's path (-1: none), and the token after it; chances float32
+        [B]: the target's chance of that token; and p, q, u float32 [B, N] of the drafts, NaN for those that were
+        not tested.
 
     Raises:
         ValueError: if shapes do not fit.

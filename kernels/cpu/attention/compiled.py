@@ -38,13 +38,9 @@ _BY_KIND = {FLOAT32: _float32, PAIRS: _pairs, AMX: _amx}
 
 @cache
 def segment_for(dim: int, dot: bool) -> Segment:
-    """Return the compiled `segment` for heads of `dim` numbers.
+    """Return the compiled `segment` for heads of `dim` numbers; dot: whether they are bfloat16.
 
     AMX needs heads that fill its tiles; other heads are multiplied in registers.
-
-    Args:
-        dim: numbers of a head.
-        dot: whether queries, keys and values are bfloat16.
     """
     kind = FLOAT32 if not dot else AMX if TILES and dim % STEP == 0 else PAIRS
     return Segment(jit.address_of(_BY_KIND[kind], SEGMENT_CALL), most_queries(kind))

@@ -85,18 +85,14 @@ def segment(
     Args:
         kind: a literal, FLOAT32, PAIRS or AMX.
         number: number of queries, 1 to most_queries(kind).
-        queries: address of the queries.
-        stride: bytes between two queries.
-        words: words of a query.
-        keys: where the addresses of the keys' tiles are, int64, padded to a multiple of TOGETHER.
-        values: where the addresses of the values' tiles are, int64.
+        queries, stride, words: their address, bytes from one to the next, and words of each.
+        keys, values: where the addresses of the tiles are, int64; those of keys padded to a multiple of TOGETHER.
         tiles: number of tiles; the last contains the last column that a query sees.
         columns: the most columns that a query sees.
         seen: where int64 [number] are, the number of columns that each query sees.
         scratch: ROOM bytes.
-        out: where to write the results, float32 [number, size / 4].
-        size: bytes of a result.
-        stats: where to write [number, 2] float32, the largest score and the sum of the weights.
+        out, size: where to write float32 [number, size / 4], and the bytes of a row of it.
+        stats: where to write float32 [number, 2], the largest score and the sum of the weights.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:

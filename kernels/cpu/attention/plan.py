@@ -31,10 +31,8 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
 
     Args:
         firsts, lengths, starts, groups, gap_ends: int64, see `attend` (phases.py).
-        bases, sees, depths: int64 [B], [N] and [N], see tree.py; empty if the tokens form texts.
+        bases, sees, depths: see tree.py; empty if the tokens form texts.
         group: query heads per key-value head.
-        kv_heads: number of key-value heads.
-        threads: number of threads.
 
     Returns:
         items int64 [I, 6]: row, first and last + 1 token in the order, first and last + 1 segment, kind. tokens

@@ -81,7 +81,6 @@ class Attention:
         Args:
             firsts: int64 [B + 1]; the new tokens of row b begin at firsts[b].
             lengths: int64 [B], cached tokens of each row.
-            cache: the rows' keys and values.
             gap_ends: int64 [B], multiples of 64; columns 64 to gap_ends[b] - 1 are hidden. None: none are.
             tree: the trees that the new tokens form; None if they continue the text.
             segments: the least number of kept segments that scratch has space for.
@@ -140,20 +139,14 @@ def attend_alone(
 ) -> Tensor:
     """Return the attention of a model's first layer: means of the values float32 [N, heads x dim].
 
-    Keys and values are written to the cache.
+    Keys and values are written to the cache. gap_ends, tree: see `Attention.arguments`.
 
     Args:
-        attention: the model's heads.
         y: float32 [N, (heads + 2 x key-value heads) x dim], queries, keys and values of the new tokens, row after
             row. It is rotated in place.
-        lengths: cached tokens of each row.
-        counts: new tokens of each row.
-        cache: the rows' keys and values.
+        lengths, counts: cached and new tokens of each row.
         rope: float32 [positions x dim], flat: cosines, then sines of each position.
-        gap_ends: see `Attention.arguments`, and so for tree.
-        layers: how many layers to compute, one after another and each from y, to measure them. The last one's
-            means are returned.
-        tree: the trees that the new tokens form.
+        layers: how many layers to compute, to measure them, each from y. The last one's means are returned.
     """
     firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
     step = firsts, np.asarray(lengths, np.int64), blocks_of(len(y), 8)

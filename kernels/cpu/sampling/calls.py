@@ -108,13 +108,9 @@ def largest(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tensor:
-    """Spread q [..., V'] over a vocabulary of `size`; column i becomes column ids[i], and the others are 0.
+    """Return q [..., V'] over a vocabulary of `size`: column i becomes column ids[i], and the others are 0.
 
-    Args:
-        q: probabilities.
-        ids: int64 [V'].
-        size: columns of the result.
-        out: contiguous float32 [..., size] to write to.
+    ids: int64 [V']. out: contiguous float32 [..., size] to write to.
     """
     out = torch.empty(*q.shape[:-1], size, dtype=torch.float32) if out is None else out
     _call(distribution.spread, 1, out.numel(), _flat(q), q.shape[-1], ids.contiguous().numpy(), _flat(out), size)
@@ -134,9 +130,7 @@ def draw(weights: Tensor, first: Tensor, second: Tensor, tokens: Tensor | None) 
     """Return the column of the largest weight / exponential in each row of weights [..., V], V > 0: int64 [...].
 
     Args:
-        weights: float32 [..., V].
-        first: int64 [...], a word of the hash of each row's key.
-        second: int64 [...], another word of it.
+        first, second: int64 [...], two words of the hash of each row's key.
         tokens: int64 [V], the token ids of the columns; None if they are 0 to V - 1.
     """
     shape, size, source = weights.shape[:-1], weights.shape[-1], _flat(weights)
@@ -172,9 +166,7 @@ def verify(
     Args:
         q: [B, w, V], the distribution of each draft; None for point masses.
         num_drafted: int64 [B], drafts per row.
-        seed: of the round's noise.
-        ids: int64 [B], of the round's noise.
-        positions: int64 [B], of the round's noise.
+        seed, ids, positions: of the round's noise, int64 [B].
         streams: int64 [B] each: of coins, of a recovered token, and of the target's own.
 
     Returns:

@@ -283,7 +283,10 @@ def spread(state, threads, q, width, ids, out, size):
 
 @kernel
 def placed(state, threads, x, size, at, out):
-    """Write row at[r] of x to row r of out, or zeros if at[r] is -1; at int64 [rows], out float32 [rows * size]."""
+    """Write row at[r] of x to row r of out, or zeros if at[r] is -1.
+
+    at int64 [rows]; out float32 [rows * size].
+    """
     rows = len(at)
     row = claim(state, 0)
     while row < rows:

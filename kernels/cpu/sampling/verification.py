@@ -100,10 +100,8 @@ def verify(
         counts: int64 [B], drafts per row; the rest is padding.
         seed, ids, positions: of the round's noise (NoiseKeys).
         streams: int64 [3, B]: of coins, of a recovered token, and of the target's own.
-        p: scratch, float32 [B * (w + 1) * size].
-        sound: scratch, bool [B, w + 1].
-        q_finite: scratch, bool [B, w].
-        excess: scratch, float64 [B, w].
+        p, sound, q_finite, excess: scratch, float32 [B * (w + 1) * size], bool [B, w + 1] and [B, w], float64 [B,
+            w].
         tests: float32 [4, B, w], for the drafts' p, q, u and chance.
         ends: int64 [3, B], for the number of accepted drafts, the next token, and the number of judged drafts.
         chances: float32 [B], for the next token's p.
