@@ -186,7 +186,7 @@ def chain_arguments(
 
     Args:
         lengths: int64 [B], the rows' lengths with their newest tokens.
-        hidden: numbers of a state.
+        hidden: size of a state.
         plans: the attention plans of all levels but the last.
         starts: the blocks of one token per row (products.py).
     """
@@ -399,5 +399,5 @@ def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) 
 
 
 def can_feed(fuse: Packed, hidden: int, vectors: int) -> bool:
-    """Return whether `feed` can write this layer's inputs and outputs; vectors: the most numbers of a vector."""
+    """Return whether `feed` can write this layer's inputs and outputs; vectors: the largest size of a vector."""
     return fuse.inputs == 2 * hidden <= vectors and fuse.rows == hidden and hidden % PANEL == 0

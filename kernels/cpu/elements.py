@@ -2,8 +2,8 @@
 
 These are compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
 reads them: `width` vectors together, [steps][width] blocks of STEP numbers, in a form that kinds.py names.
-`vectors_u16` and `vectors_f32` are the same bytes, and places in them count numbers in either form. NaN and
-infinity remain or become NaN, so that unsound numbers are found later.
+`vectors_u16` and `vectors_f32` are two views of the same bytes. Positions in them count numbers, whatever their
+form. NaN stays NaN, and infinity stays infinite or becomes NaN, so that unsound numbers are found later.
 """
 
 from __future__ import annotations
@@ -154,16 +154,16 @@ def pack(source, start, size, vectors_u16, vectors_f32, form, base, width):
 
     Indices are unsigned: numba's bounds checks on signed ones prevent vectorisation.
     """
-    one = np.uintp(STEP)
+    step_size = np.uintp(STEP)
     for step in range(np.uintp((size + STEP - 1) // STEP)):
-        at, to = np.uintp(start) + step * one, np.uintp(base) + step * one * np.uintp(width)
-        filled = min(one, np.uintp(size) - step * one)
+        at, to = np.uintp(start) + step * step_size, np.uintp(base) + step * step_size * np.uintp(width)
+        filled = min(step_size, np.uintp(size) - step * step_size)
         if form == AS_PAIRS:
             for i in range(filled):
                 vectors_u16[to + i] = rounded(source[at + i])
-            for i in range(filled, one):
+            for i in range(filled, step_size):
                 vectors_u16[to + i] = np.uint16(0)
-        elif form == AS_BYTES and filled == one:
+        elif form == AS_BYTES and filled == step_size:
             to_bytes(source.ctypes.data + np.uintp(4) * at, _block(vectors_f32, to))
         elif form == AS_BYTES:
             whole = np.zeros(STEP, np.float32)
@@ -174,7 +174,7 @@ def pack(source, start, size, vectors_u16, vectors_f32, form, base, width):
         else:
             for i in range(filled):
                 vectors_f32[to + i] = source[at + i]
-            for i in range(filled, one):
+            for i in range(filled, step_size):
                 vectors_f32[to + i] = np.float32(0.0)
 
 
@@ -219,10 +219,10 @@ def norm(x, start, size, weight, first, eps, out, to):
 @helper
 def silu(y, start, vectors_u16, vectors_f32, form, to):
     """Write silu(gate) * up as a block at `to`: STEP gates from y[start] on, and the STEP ups after them."""
-    at, one = np.uintp(start), np.uintp(STEP)
-    for i in range(one):
+    at, step_size = np.uintp(start), np.uintp(STEP)
+    for i in range(step_size):
         gate = y[at + i]
-        y[at + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + one + i]
+        y[at + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + step_size + i]
     pack(y, start, STEP, vectors_u16, vectors_f32, form, to, 1)
 
 

@@ -177,7 +177,7 @@ class _Pass:
             b.store(zero, slot)
 
     def floats(self) -> None:
-        """Emit 16-bit weights: sums of float32 products, input by input or pair by pair."""
+        """Emit products with 16-bit weights: sums of float32 products, input by input or pair by pair."""
         b, paired, halved = self.b, self.vectors == AS_PAIRS, self.form == "bfloat16"
         with self._each_step() as (w, x):
             for part in range(STEP // 2 if halved else STEP):
@@ -202,7 +202,7 @@ class _Pass:
         self._write()
 
     def bytes(self) -> None:
-        """Emit weights of 8 and 4 bits: a block's integer products and their sum are exact."""
+        """Emit products with weights of 8 and 4 bits: a block's integer products and their sum are exact."""
         b, low = self.b, self.form == "q4_1"
         with self._each_step() as (w, x):
             # The bytes are q + 128, so subtract 128 times the sum of the vector.

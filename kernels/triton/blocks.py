@@ -1,4 +1,4 @@
-"""The steps of attention over a block of columns, and over the sums of columns seen so far; used by segments.py.
+"""Attention's work on a block of columns, and on the sums of the columns seen so far; used by segments.py.
 
 A program's sums over the columns that it has seen are `highest`, the highest score; `total`, the sum of the
 weights 2 ** (score - highest); and `sums`, the sum of the weighted values (Milakov and Gimelshein, arXiv

@@ -80,10 +80,10 @@ def attend(
     query = block * BLOCK_M % queries
     first = 0
     if WINDOW:
-        least = tl.where(query + BLOCK_M <= queries, length + query, length)
+        min_position = tl.where(query + BLOCK_M <= queries, length + query, length)
         if TREE:
-            least = tl.min(tl.where(query_exists, position, NONE), 0)
-        first = least - window + 1
+            min_position = tl.min(tl.where(query_exists, position, NONE), 0)
+        first = min_position - window + 1
         first = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
     end = length + tl.minimum(query + BLOCK_M, queries)
     low, high = first, end
@@ -107,8 +107,8 @@ def attend(
                 )
                 highest, total, sums = nothing(BLOCK_M, BLOCK_D)
                 segment = now
-        own = (n - start).to(tl.int64)
-        keys_at, values_at = k_at + own[None, :] * k_n, v_at + own[:, None] * v_n
+        own_column = (n - start).to(tl.int64)
+        keys_at, values_at = k_at + own_column[None, :] * k_n, v_at + own_column[:, None] * v_n
         if SHARED:
             # Select whole blocks of addresses: then Triton sees that a column's elements are contiguous.
             stored = n.to(tl.int64)

@@ -212,13 +212,13 @@ def _mix(
     size: Any,
 ) -> None:  # fmt: skip
     """Write `width` x 16 numbers of the results, from byte `place` on; rows: how many rows of values are seen."""
-    slots, each = _slots(b, m, width), count(TILE // 2 if dot else TILE)
+    slots, tile_rows = _slots(b, m, width), count(TILE // 2 if dot else TILE)
     with cgutils.for_range(b, tiles) as tile:
         base = b.add(loaded(b, b.add(values, b.mul(tile.index, count(8))), LONG), place)
-        before = b.mul(tile.index, each)
+        before = b.mul(tile.index, tile_rows)
         left = b.sub(rows, before)
         start = b.add(weights, b.mul(before, count(4)))
-        with cgutils.for_range(b, b.select(b.icmp_signed("<", left, each), left, each)) as row:
+        with cgutils.for_range(b, b.select(b.icmp_signed("<", left, tile_rows), left, tile_rows)) as row:
             words = b.add(start, b.mul(row.index, count(4)))
             at = b.add(base, b.mul(row.index, size))
             _add_outer(
@@ -302,9 +302,9 @@ def _exp2(b: Any, dot: bool, x: Any) -> Any:
     def constant(value: float) -> Any:
         return ir.Constant(FLOATS, [value] * LANES)
 
-    least = constant(-125.0)
-    small = b.fcmp_ordered("<", x, least)
-    at = b.select(small, least, x)
+    lowest = constant(-125.0)
+    small = b.fcmp_ordered("<", x, lowest)
+    at = b.select(small, lowest, x)
     # Adding 1.5 x 2^23 leaves the nearest whole number in the lowest bits.
     moved = b.fadd(at, constant(12582912.0))
     rest = b.fsub(at, b.fsub(moved, constant(12582912.0)))

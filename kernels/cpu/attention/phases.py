@@ -48,7 +48,7 @@ def write(
     tokens = firsts[-1]
     block_tokens = max(1, tokens // 16)
     blocks = (tokens + block_tokens - 1) // block_tokens
-    scale, one = _LOG2_E / np.sqrt(np.float32(dim)), np.float32(1.0)
+    scale, unit = _LOG2_E / np.sqrt(np.float32(dim)), np.float32(1.0)
     words = np.empty(dim, np.float32)
     while True:
         chunk = claim(state, phase)
@@ -70,7 +70,7 @@ def write(
             at = token * rows + (heads + head) * dim
             if len(norms):
                 norm(y, at, dim, norms, (2 * layer + 1) * dim, eps, y, at)
-            rotate(y, at, dim // 2, rope, position * dim, one)
+            rotate(y, at, dim // 2, rope, position * dim, unit)
             keys, values = places(caches, 0, layer, row, head, kv_heads, size, dot)
             column = lengths[row] + token - firsts[row] - visible[0][row]
             last = token == firsts[row + 1] - 1
@@ -173,15 +173,15 @@ def attend(
             )
             for first in range(0, queries, segment_of.queries):
                 number = min(segment_of.queries, queries - first)
-                most = _sees(seen[:number], position, first, group, segment, columns, low, high)
-                if most == 0:
+                max_seen = _sees(seen[:number], position, first, group, segment, columns, low, high)
+                if max_seen == 0:
                     continue
                 at = ((head * len(order) + start) * group + first) * size * width
                 at += np.int64(queries_u16.ctypes.data if dot else queries_f32.ctypes.data)
                 call_segment(
                     np.uintp(segment_of.address), number, np.uintp(at), size * width, dim * width // 4,
-                    tiles.ctypes.data, tiles.ctypes.data + np.uintp(8 * TILES), (most + TILE - 1) // TILE, most,
-                    seen.ctypes.data, scratch_at, sums.ctypes.data, 4 * size, stats.ctypes.data,
+                    tiles.ctypes.data, tiles.ctypes.data + np.uintp(8 * TILES), (max_seen + TILE - 1) // TILE,
+                    max_seen, seen.ctypes.data, scratch_at, sums.ctypes.data, 4 * size, stats.ctypes.data,
                 )  # fmt: skip
                 token, query = start + first // group, first % group
                 for i in range(number):
@@ -210,15 +210,15 @@ def _sees(seen, position, first, group, segment, columns, low, high):
 
     position: of the token of query 0; -1: all columns are seen. Columns low to high - 1 have no tiles (`gather`).
     """
-    most, before = 0, segment * SEGMENT
+    max_seen, before = 0, segment * SEGMENT
     last, query = position + first // group + 1 - before, first % group
     for i in range(len(seen)):
         seen[i] = columns if position < 0 else max(0, min(columns, min(last, low) + max(0, last - high)))
-        most = max(most, seen[i])
+        max_seen = max(max_seen, seen[i])
         query += 1
         if query == group:
             last, query = last + 1, 0
-    return most
+    return max_seen
 
 
 @helper

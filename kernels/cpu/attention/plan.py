@@ -1,8 +1,9 @@
 """Divide a step's attention among threads: planned once per step, for all of its layers.
 
-`planned` cuts the attention of a step into items. Each item and key-value head is a chunk of a phase. The columns
-that a token sees are cut into segments of SEGMENT from position 0, whose results are merged in ascending order
-(phases.py), however they are divided into items. Invariant: a plan changes no bit of a result.
+`planned` cuts the attention of a step into items. Each pair of an item and a key-value head is a chunk of a phase.
+The columns that a token sees are cut into segments of SEGMENT from position 0. Their results are merged in
+ascending order (phases.py), however the segments are divided into items. A kept segment is one whose result is
+stored for `merge`. Invariant: a plan changes no bit of a result.
 
 Tokens that form a tree are cut into branches. One branch has the tokens that see all columns of the row up to
 their own, as a text's tokens do. Each other branch ends with a leaf and has those of its ancestors that are in no
@@ -75,7 +76,7 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
                     items, num_items, row, first, at, segment, min(segment + item_segments, shared_segments),
                     SHARED,
                 )  # fmt: skip
-    kept = 0
+    num_kept = 0
     item_tokens = max(1, min(MAX_DIRECT_QUERIES // group, -(-firsts[-1] * kv_heads // (6 * threads))))
     for row in range(rows):
         width = firsts[row + 1] - firsts[row]
@@ -86,19 +87,19 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
             last, branched = max(last, tokens[token, 3] // SEGMENT + 1), branched or tokens[token, 4] >= 0
         direct = last == 1 or width * group >= MIN_WIDE_QUERIES
         for token in range(firsts[row], firsts[row + 1]):
-            tokens[token, 2] = -1 if direct else kept + (token - firsts[row]) * last
+            tokens[token, 2] = -1 if direct else num_kept + (token - firsts[row]) * last
         shared_segments = bases[row] // SEGMENT if branched else 0
         if direct:
             num_items = _divide(
                 items, num_items, tokens, order, row, first_place[row], first_place[row] + width, item_tokens, last
             )
         else:
-            kept += width * last
+            num_kept += width * last
             num_items = _divide_apart(
                 items, num_items, tokens, order, row, first_place[row], first_place[row] + width,
                 first_own_segment[row], shared_segments, last, item_segments, gap_ends[row],
             )  # fmt: skip
-    return items[:num_items], tokens, order, kept
+    return items[:num_items], tokens, order, num_kept
 
 
 @helper

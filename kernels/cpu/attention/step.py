@@ -50,7 +50,7 @@ class Caches(Protocol):
 class _Scratch(threading.local):
     """Scratch of a thread, as large as its largest step so far: queries, and kept segments."""
 
-    tokens, kept = -1, -1
+    tokens, num_kept = -1, -1
     queries: tuple[Array, Array]
     parts: Array
 
@@ -90,14 +90,14 @@ class Attention:
         """
         tokens, size, tree = int(firsts[-1]), self._size, NO_TREE if tree is None else tree
         visible = _visible(cache, len(lengths), gap_ends)
-        items, table, order, kept = self._planned(firsts, lengths, visible, tree)
-        scratch, part_numbers, kept = self._scratch, self.heads * (size + 2), max(kept, segments)
+        items, table, order, num_kept = self._planned(firsts, lengths, visible, tree)
+        scratch, part_numbers, num_kept = self._scratch, self.heads * (size + 2), max(num_kept, segments)
         if scratch.tokens < tokens:
             scratch.tokens, scratch.queries = tokens, vector_buffers(tokens * self.heads * size)
-        if scratch.kept < kept:
-            scratch.kept, scratch.parts = kept, aligned(4 * kept * part_numbers).view(np.float32)
-        sums = kept * self.heads * size
-        parts = scratch.parts[:sums], scratch.parts[sums : kept * part_numbers]
+        if scratch.num_kept < num_kept:
+            scratch.num_kept, scratch.parts = num_kept, aligned(4 * num_kept * part_numbers).view(np.float32)
+        sums = num_kept * self.heads * size
+        parts = scratch.parts[:sums], scratch.parts[sums : num_kept * part_numbers]
         caches = np.array([*_address(cache), *((0, 0, 0) if cache.prefix is None else _address(cache.prefix))])
         shape = self.heads, self.kv_heads, self.dim, size
         return shape, visible, (items, table, order, *tree[:2]), caches, self._segment, scratch.queries, parts

@@ -34,18 +34,18 @@ def scratch_for(size):
 @helper
 def _largest(x, start, size, lanes):
     """Return the largest of x[start : start + size], ignoring NaN. Leaves maxima of disjoint parts in `lanes`."""
-    one, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
-    for j in range(one):
+    num_lanes, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
+    for j in range(num_lanes):
         lanes[j] = np.float32(-np.inf)
     for i in range(whole):
-        at = np.uintp(start) + i * one
-        for j in range(one):
+        at = np.uintp(start) + i * num_lanes
+        for j in range(num_lanes):
             lanes[j] = x[at + j] if x[at + j] > lanes[j] else lanes[j]
-    at = np.uintp(start) + whole * one
-    for j in range(np.uintp(size) - whole * one):
+    at = np.uintp(start) + whole * num_lanes
+    for j in range(np.uintp(size) - whole * num_lanes):
         lanes[j] = x[at + j] if x[at + j] > lanes[j] else lanes[j]
     largest_lane = lanes[0]
-    for j in range(one):
+    for j in range(num_lanes):
         largest_lane = lanes[j] if lanes[j] > largest_lane else largest_lane
     return largest_lane
 
@@ -53,23 +53,23 @@ def _largest(x, start, size, lanes):
 @helper
 def _exponentials(x, start, size, top, factor, floor, out, to, lanes):
     """Write exp((x - top) * factor), or 0 if x < floor, to out[to : to + size]; return the sum."""
-    one, whole, zero = np.uintp(LANES), np.uintp(size) // np.uintp(LANES), np.float32(0.0)
-    for j in range(one):
+    num_lanes, whole, zero = np.uintp(LANES), np.uintp(size) // np.uintp(LANES), np.float32(0.0)
+    for j in range(num_lanes):
         lanes[j] = zero
     for i in range(whole):
-        at, into = np.uintp(start) + i * one, np.uintp(to) + i * one
-        for j in range(one):
+        at, into = np.uintp(start) + i * num_lanes, np.uintp(to) + i * num_lanes
+        for j in range(num_lanes):
             value = exp((x[at + j] - top) * factor)
             out[into + j] = zero if x[at + j] < floor else value
-        for j in range(one):
+        for j in range(num_lanes):
             lanes[j] += out[into + j]
-    at, into = np.uintp(start) + whole * one, np.uintp(to) + whole * one
-    for j in range(np.uintp(size) - whole * one):
+    at, into = np.uintp(start) + whole * num_lanes, np.uintp(to) + whole * num_lanes
+    for j in range(np.uintp(size) - whole * num_lanes):
         value = exp((x[at + j] - top) * factor)
         out[into + j] = zero if x[at + j] < floor else value
         lanes[j] += out[into + j]
     total = 0.0
-    for j in range(one):
+    for j in range(num_lanes):
         total += lanes[j]
     return total
 
@@ -77,9 +77,9 @@ def _exponentials(x, start, size, top, factor, floor, out, to, lanes):
 @helper
 def _select(x, start, size, bar, selected):
     """Write the numbers of x[start : start + size] from `bar` up to `selected`, in order; return how many."""
-    count, one = np.uintp(0), np.uintp(LANES)
-    for first in range(np.uintp(0), np.uintp(size), one):
-        at, few = np.uintp(start) + first, min(one, np.uintp(size) - first)
+    count, num_lanes = np.uintp(0), np.uintp(LANES)
+    for first in range(np.uintp(0), np.uintp(size), num_lanes):
+        at, few = np.uintp(start) + first, min(num_lanes, np.uintp(size) - first)
         any_above = False
         for j in range(few):
             any_above |= x[at + j] >= bar
@@ -126,8 +126,8 @@ def _nucleus(p, start, size, top_p, buckets, selected):
     probabilities above 2**-29 are multiples of 2**-52.
     """
     # The tokens up to the threshold have at least 1 - top_p together, so it is at least (1 - top_p) / size.
-    least = np.float32(max(0.0, 1 - _SLACK - top_p) / size)
-    bar, count, mass = max(_LIKELY, least), np.uintp(0), 0.0
+    lower_bound = np.float32(max(0.0, 1 - _SLACK - top_p) / size)
+    bar, count, mass = max(_LIKELY, lower_bound), np.uintp(0), 0.0
     while True:
         count, mass = _select(p, start, size, bar, selected), 0.0
         for i in range(count):
@@ -136,7 +136,7 @@ def _nucleus(p, start, size, top_p, buckets, selected):
             break
         if bar <= np.float32(0.0):
             return np.float32(0.0), mass
-        bar = least if bar > least else np.float32(0.0)
+        bar = lower_bound if bar > lower_bound else np.float32(0.0)
     prefix, above, reached = np.uint32(0), 0.0, 0.0
     for shift in (20, 10, 0):
         buckets[:1024] = 0.0
@@ -155,9 +155,9 @@ def _nucleus(p, start, size, top_p, buckets, selected):
 @helper
 def _divide_kept(p, start, size, bar, total):
     """Divide the numbers of p[start : start + size] from `bar` up by `total`, in place; zero the others."""
-    one, zero = np.uintp(LANES), np.float32(0.0)
-    for first in range(np.uintp(0), np.uintp(size), one):
-        at, few = np.uintp(start) + first, min(one, np.uintp(size) - first)
+    num_lanes, zero = np.uintp(LANES), np.float32(0.0)
+    for first in range(np.uintp(0), np.uintp(size), num_lanes):
+        at, few = np.uintp(start) + first, min(num_lanes, np.uintp(size) - first)
         any_above = False
         for j in range(few):
             any_above |= p[at + j] >= bar
@@ -228,9 +228,9 @@ def distributions(state, threads, x, size, filters, out):
 @helper
 def first_largest(x, start, size, lanes):
     """Return the first index of the largest of x[start : start + size], ignoring NaN; 0 if all are NaN."""
-    top, one = _largest(x, start, size, lanes), np.uintp(LANES)
-    for first in range(np.uintp(0), np.uintp(size), one):
-        at, few, is_here = np.uintp(start) + first, min(one, np.uintp(size) - first), False
+    top, num_lanes = _largest(x, start, size, lanes), np.uintp(LANES)
+    for first in range(np.uintp(0), np.uintp(size), num_lanes):
+        at, few, is_here = np.uintp(start) + first, min(num_lanes, np.uintp(size) - first), False
         for j in range(few):
             is_here |= x[at + j] == top
         if is_here:

@@ -48,12 +48,12 @@ def _excess(p, at, q, q_at, size, reach, lanes):
 @helper
 def _residual(p, at, q, q_at, size, reach, out):
     """Write max(reach p - q, 0) to `out`; return whether anything is left."""
-    left, right, some = np.uintp(at), np.uintp(q_at), False
+    left, right, any_left = np.uintp(at), np.uintp(q_at), False
     for i in range(np.uintp(size)):
         more = reach * p[left + i] - q[right + i]
         out[i] = more if more > np.float32(0.0) else np.float32(0.0)
-        some |= more > np.float32(0.0)
-    return some
+        any_left |= more > np.float32(0.0)
+    return any_left
 
 
 @helper
