@@ -48,7 +48,7 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
 
 
-def describe(card: Card | None) -> None:
+def set_meta_card(card: Card | None) -> None:
     """Compile for `card` when tensors are on the device "meta"; None ends this.
 
     No GPU is needed to compile.
@@ -69,7 +69,7 @@ def card_of(device: torch.device) -> Card:
     return Card(10 * major + minor, shared_bytes(device), processors(device))
 
 
-def widens(dtype: torch.dtype) -> bool:
+def needs_float32(dtype: torch.dtype) -> bool:
     """Return whether products need float32 copies of their operands.
 
     Triton's interpreter multiplies the bits of bfloat16 numbers as integers, so it needs them.

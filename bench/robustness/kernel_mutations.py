@@ -86,9 +86,9 @@ KERNEL_MUTANTS = [
            "shrink, factor = exp2(old_max - new_max), exp2(segment_max - new_max)",
            "shrink, factor = np.float32(1.0), np.float32(1.0)", [_ATTENTION + "prompts_and_ragged_steps"]),
     Mutant("CPU kernels: a row that writes to its prefix", "kernels/cpu/attention/phases.py",
-           "keys, values = places(caches, 0, layer, row, head, kv_heads, size, dot)\n            column",
+           "keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)\n            column",
            "own = 1 - min(visible[0][row], 1)\n            of = row if own else visible[1][row]\n"
-           "            keys, values = places(caches, 1 - own, layer, of, head, kv_heads, size, dot)\n"
+           "            keys, values = head_addresses(caches, 1 - own, layer, of, head, kv_heads, size, dot)\n"
            "            column", _SHARED),
     Mutant("CPU kernels: a path that lies as in the tree, with room for the siblings",
            "kernels/cpu/attention/paths.py", "            place += 1\n        sees",

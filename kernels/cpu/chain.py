@@ -19,7 +19,7 @@ from torch import Tensor
 from .calls import pool
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
-from .elements import copy, norm, pack, place
+from .elements import copy, norm, pack, vector_position
 from .kinds import PANEL, STEP
 from .packing import NO_LINE, Line, Packed
 from .products import PLAIN, blocks_of, product, vector_buffers
@@ -327,7 +327,7 @@ def feed(
         at = 2 * hidden * row
         copy(chain.embedded, chain.columns[level, row] * hidden, inputs, at, hidden)
         copy(states, wanted[row] * hidden, inputs, at + hidden, hidden)
-        to, width = place(row, starts, line.steps)
+        to, width = vector_position(row, starts, line.steps)
         pack(inputs, at, 2 * hidden, vectors_u16, vectors_f32, line.form, to, width)
         done(state, phase)
     wait(state, phase, rows)
@@ -355,7 +355,7 @@ def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, 
             token = claim(state, 2 * first)
             if token >= tokens:
                 break
-            to, width = place(token, starts, line.steps)
+            to, width = vector_position(token, starts, line.steps)
             if first == 0:
                 for part in range(parts - 1):
                     at = (token * parts + part) * hidden

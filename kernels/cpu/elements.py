@@ -41,7 +41,7 @@ def float_at(_: Any, address: Any) -> Any:
 
 
 @intrinsic
-def short_at(_: Any, address: Any) -> Any:
+def u16_at(_: Any, address: Any) -> Any:
     """Return the uint16 at an address."""
     return types.uint16(types.uintp), lambda context, b, signature, args: loaded(b, args[0], SHORT, 2)
 
@@ -70,18 +70,18 @@ def zero_bytes(_: Any, to: Any, number: Any) -> Any:
 
 
 @intrinsic
-def put(_: Any, address: Any, value: Any) -> Any:
+def store_float(_: Any, address: Any, value: Any) -> Any:
     """Write a float32 number at an address."""
-    return types.void(types.uintp, types.float32), _put
+    return types.void(types.uintp, types.float32), _store
 
 
 @intrinsic
-def put_short(_: Any, address: Any, value: Any) -> Any:
+def store_u16(_: Any, address: Any, value: Any) -> Any:
     """Write a uint16 at an address."""
-    return types.void(types.uintp, types.uint16), _put
+    return types.void(types.uintp, types.uint16), _store
 
 
-def _put(context: Any, b: Any, signature: Any, args: Any) -> Any:
+def _store(context: Any, b: Any, signature: Any, args: Any) -> Any:
     b.store(args[1], b.inttoptr(args[0], args[1].type.as_pointer()))
     return context.get_dummy_value()
 
@@ -134,7 +134,7 @@ def exp2(x):
 
 
 @helper
-def place(vector, starts, steps):
+def vector_position(vector, starts, steps):
     """Return where the first step of a vector lies, in numbers, and how many vectors its block has."""
     block = 0
     while starts[block + 1] <= vector:
@@ -186,7 +186,7 @@ def pack_all(state, phase, x, size, starts, vectors_u16, vectors_f32, form):
         vector = claim(state, phase)
         if vector >= vectors:
             break
-        to, width = place(vector, starts, steps)
+        to, width = vector_position(vector, starts, steps)
         pack(x, vector * size, size, vectors_u16, vectors_f32, form, to, width)
         done(state, phase)
     wait(state, phase, vectors)

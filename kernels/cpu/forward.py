@@ -12,7 +12,7 @@ from .attention.phases import attend, merge, write
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
 from .chain import choose, feed, later_plan
-from .elements import copy, norm, pack, pack_all, place
+from .elements import copy, norm, pack, pack_all, vector_position
 from .kinds import PANEL, STEP
 from .products import ADD, GATE, PLAIN, line_at, product
 
@@ -39,7 +39,7 @@ def _norm_all(state, phase, x, size, weight, first, eps, starts, vectors_u16, ve
         if len(stream):
             copy(x, at, stream, at, size)
         norm(x, at, size, weight, first, eps, out, at)
-        to, width = place(token, starts, steps)
+        to, width = vector_position(token, starts, steps)
         pack(out, at, size, vectors_u16, vectors_f32, form, to, width)
         done(state, phase)
     wait(state, phase, tokens)
@@ -126,7 +126,7 @@ def forward(
             state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, vectors_u16, vectors_f32, form, out,
             stream,
         )  # fmt: skip
-        _pick(state, p + 1, out, hidden, wanted, y)
+        _copy_wanted(state, p + 1, out, hidden, wanted, y)
         pack_all(state, p + 2, y, hidden, wanted_starts, vectors_u16, vectors_f32, last.form)
         if levels:
             at = level * len(wanted) * row_logits % len(logits)
@@ -151,7 +151,7 @@ def forward(
 
 
 @helper
-def _pick(state, phase, x, size, wanted, out):
+def _copy_wanted(state, phase, x, size, wanted, out):
     """Copy the rows `wanted` of x: one phase."""
     while True:
         if claim(state, phase) >= 1:

@@ -62,7 +62,7 @@ def product(
     panels, size = line.panels, line.panel_bytes
     vector_bytes, blocks = bytes_of(line.form), len(starts) - 1
     unit = _GATED_PANELS if epilogue == GATE else 1
-    chunk_panels = _chunk(panels, size, threads, unit, _CHUNK)
+    chunk_panels = _panels_per_chunk(panels, size, threads, unit, _CHUNK)
     chunks = (panels + chunk_panels - 1) // chunk_panels
     chunk = claim(state, phase)
     tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[blocks] > 0
@@ -84,14 +84,14 @@ def product(
                 following = claim(state, phase)
                 if following < chunks:
                     ahead = np.uintp(line.data + following * chunk_panels * size)
-            _panel(
+            _multiply_panel(
                 line, weights, ahead, starts, vectors_f32, vector_bytes, y, base + panel * PANEL, stride, narrow
             )
         for block in range(blocks):
             start, width = starts[block], starts[block + 1] - starts[block]
             for vector in range(start, start + width):
                 at = base + vector * stride
-                _finish(line, y, at, first * PANEL, num_panels * PANEL)
+                _scale_and_bias(line, y, at, first * PANEL, num_panels * PANEL)
                 if epilogue == ADD:
                     to = vector * line.rows + first * PANEL
                     _add(y, at, out, to, min(num_panels * PANEL, line.rows - first * PANEL))
@@ -109,7 +109,7 @@ def product(
 
 
 @helper
-def _panel(line, weights, ahead, starts, vectors_f32, vector_bytes, y, at, stride, narrow):
+def _multiply_panel(line, weights, ahead, starts, vectors_f32, vector_bytes, y, at, stride, narrow):
     """Multiply a panel by all vectors, block by block, into y[at + vector x stride].
 
     With several blocks, each of the first two fetches half of the next panel while this panel is in the
@@ -133,7 +133,7 @@ def _panel(line, weights, ahead, starts, vectors_f32, vector_bytes, y, at, strid
 
 
 @helper
-def _chunk(panels, size, threads, unit, target):
+def _panels_per_chunk(panels, size, threads, unit, target):
     """Return how many panels make a chunk: a multiple of `unit`, about `target` bytes.
 
     All threads get equally many chunks.
@@ -143,7 +143,7 @@ def _chunk(panels, size, threads, unit, target):
 
 
 @helper
-def _finish(line, y, at, row, number):
+def _scale_and_bias(line, y, at, row, number):
     """Multiply by the rows' scales and add their biases, if they have any."""
     start, offset = np.uintp(at), np.uintp(4 * row)
     if line.scale:

@@ -65,9 +65,9 @@ def attend_in_parts(
     batch, heads, queries, dim = query.shape
     folded = query.to(key.dtype).reshape(batch, key.shape[1], -1, dim)
     if _sees_few(plan):
-        parts = [_seen(key, value, plan, window, prefix)]
+        parts = [_visible_part(key, value, plan, window, prefix)]
     else:
-        parts = [*_own(key, value, plan, window, padded), *_shared(plan, window, prefix)]
+        parts = [*_own_parts(key, value, plan, window, padded), *_prefix_parts(plan, window, prefix)]
     # A row's own part contains its newest token, so the highest score over all its parts is finite.
     highest = torch.full((*folded.shape[:3], 1), float("-inf"), device=query.device)
     if aside is not None:
@@ -117,7 +117,9 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return joined.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
 
 
-def _own(key: Tensor, value: Tensor, plan: AttentionPlan, window: Window | None, padded: bool) -> Iterator[_Part]:
+def _own_parts(
+    key: Tensor, value: Tensor, plan: AttentionPlan, window: Window | None, padded: bool
+) -> Iterator[_Part]:
     """Yield the rows' own columns, in one part for all rows or in one part per row."""
     mask = plan.mask(window) if plan.needs_mask or window is not None else None
     if padded or not plan.host:
@@ -129,7 +131,7 @@ def _own(key: Tensor, value: Tensor, plan: AttentionPlan, window: Window | None,
         yield _Part(this_row, key[this_row, :, :end], value[this_row, :, :end], hidden)
 
 
-def _shared(plan: AttentionPlan, window: Window | None, prefix: Pair | None) -> Iterator[_Part]:
+def _prefix_parts(plan: AttentionPlan, window: Window | None, prefix: Pair | None) -> Iterator[_Part]:
     """Yield a part for each prefix that is read."""
     if plan.shared is None or prefix is None:
         return
@@ -174,20 +176,20 @@ def _hidden(
     return (plan.hidden(places, window) | absent[:, None])[rows]
 
 
-def _seen(key: Tensor, value: Tensor, plan: AttentionPlan, window: Window | None, prefix: Pair | None) -> _Part:
+def _visible_part(
+    key: Tensor, value: Tensor, plan: AttentionPlan, window: Window | None, prefix: Pair | None
+) -> _Part:
     """Gather the columns that a gap leaves: the first SINKS, and those from the window's start to the end."""
     tail = torch.arange(_tail(plan), device=key.device)
     starts = plan.window_starts(plan.gap or 0)[:, None]
     sinks = torch.arange(SINKS, device=key.device).expand(len(starts), -1)
     columns = plan.once("seen", lambda: torch.cat((sinks, starts + tail), 1))
     hidden = plan.once(("seen", window), lambda: plan.hidden(columns[:, None], window))
-    gathered = [
-        _gathered(cache, columns, plan.shared, prefix and prefix[i]) for i, cache in enumerate((key, value))
-    ]
+    gathered = [_gather(cache, columns, plan.shared, prefix and prefix[i]) for i, cache in enumerate((key, value))]
     return _Part(slice(None), gathered[0], gathered[1], hidden)
 
 
-def _gathered(own: Tensor, columns: Tensor, shared: SharedPart | None, prefix: Tensor | None) -> Tensor:
+def _gather(own: Tensor, columns: Tensor, shared: SharedPart | None, prefix: Tensor | None) -> Tensor:
     """Gather each row's tokens `columns`, int64 [B, N], as [B, Hkv, N, D].
 
     A column after the row's end gives any of its tokens.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..plan import MOST_TREE, AttentionPlan, TokenTree
 from ..reference.attention import pad
-from ..support import LeftOut, has_tensor_cores, processors, shared_bytes, why_unavailable, widens
+from ..support import LeftOut, has_tensor_cores, needs_float32, processors, shared_bytes, why_unavailable
 from .launch import launch
 from .segments import attend, attend_prefix, merge
 
@@ -173,7 +173,7 @@ def _attend(
         "enable_fp_fusion": False,
     }  # fmt: skip
     products: dict[str, Any] = {
-        "SOFTCAP": softcap is not None, "WIDEN": widens(key.dtype),
+        "SOFTCAP": softcap is not None, "WIDEN": needs_float32(key.dtype),
         "PRECISION": "ieee" if key.dtype == torch.float32 else "tf32", **common, **tile,
     }  # fmt: skip
     scale, cap, width = scaling, softcap or 1.0, window or 0

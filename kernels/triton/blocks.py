@@ -69,7 +69,9 @@ def seen_in_tree(n, base, first, second, position, window, WINDOW: tl.constexpr)
 
 
 @triton.jit
-def sees(segment, last, position, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr):
+def sees_segment(
+    segment, last, position, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr
+):
     """Return whether queries at `position` may see a column of the segment, none of them after `last`."""
     low = segment * SEGMENT
     high = tl.minimum(low + SEGMENT - 1, last)
@@ -81,7 +83,7 @@ def sees(segment, last, position, window, skip, SEGMENT: tl.constexpr, WINDOW: t
 
 
 @triton.jit
-def add(
+def add_block(
     queries, keys_at, values_at, in_range, in_head, seen, highest, total, sums, scaling, softcap,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
@@ -106,7 +108,7 @@ def add(
 
 
 @triton.jit
-def join(highest, total, sums, more_highest, more_total, more_sums):
+def merge_sums(highest, total, sums, more_highest, more_total, more_sums):
     """Return the highest, total and sums of two parts of the columns together."""
     new_highest = tl.maximum(highest, more_highest)
     base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
@@ -116,14 +118,14 @@ def join(highest, total, sums, more_highest, more_total, more_sums):
 
 
 @triton.jit
-def nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+def empty_sums(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return the highest, total and sums of no columns."""
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     return highest, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
 
 @triton.jit
-def keep(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head):
+def store_sums(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head):
     """Store a segment's sums for `merge` in the rows before + m, for queries that see the segment (`active`)."""
     tl.store(peaks + before + m, highest, mask=active)
     tl.store(totals + before + m, total, mask=active)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..reference import linear as reference
-from ..support import LeftOut, processors, why_unavailable, widens
+from ..support import LeftOut, needs_float32, processors, why_unavailable
 from .launch import launch
 
 # The most rows of x, by the bytes of its dtype. Exact float32 products run without tensor cores, from registers,
@@ -262,7 +262,7 @@ def _linear(
         launch(gemv, (blocks,), *pointers, n_size, k_size, eps, **flags, **tile)
     else:
         precision = "ieee" if x.dtype == torch.float32 else "tf32"
-        flags |= {"PRECISION": precision, "WIDEN": widens(x.dtype)}
+        flags |= {"PRECISION": precision, "WIDEN": needs_float32(x.dtype)}
         splits, parts = tile.get("SPLIT_K", 1), out
         if splits > 1:
             # The sums, then the squares.

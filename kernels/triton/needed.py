@@ -39,14 +39,14 @@ _BATCH = 2
 
 def launches(shape: Shape, card: Card, chosen: bool = False) -> list[Launch]:
     """Return the launches, each with a unique name; if `chosen`, also those that a bench may choose."""
-    support.describe(card)
+    support.set_meta_card(card)
     try:
         with collected() as collected_launches:
             for call in _calls(shape, card, chosen):
                 with suppress(LeftOut):
                     call()
     finally:
-        support.describe(None)
+        support.set_meta_card(None)
     return list({launch.name: launch for launch in collected_launches}.values())
 
 

@@ -15,7 +15,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .blocks import NONE, SINKS, add, column, columns, join, keep, nothing, seen_by, seen_in_tree, sees, visible
+from .blocks import (
+    NONE,
+    SINKS,
+    add_block,
+    column,
+    columns,
+    empty_sums,
+    merge_sums,
+    seen_by,
+    seen_in_tree,
+    sees_segment,
+    store_sums,
+    visible,
+)  # fmt: skip
 
 
 # Not specialised on these arguments, so that new values do not compile the kernel again.
@@ -89,23 +102,23 @@ def attend(
     low, high = first, end
     if WHOLE:
         segment = first // SEGMENT
-        joined_highest, joined_total, joined_sums = nothing(BLOCK_M, BLOCK_D)
+        joined_highest, joined_total, joined_sums = empty_sums(BLOCK_M, BLOCK_D)
     else:
         low = tl.maximum(segment * SEGMENT, first)
         high = tl.minimum(segment * SEGMENT + SEGMENT, end)
         if SHARED:
             high = tl.where(segment * SEGMENT + SEGMENT <= start, low, high)
     sinks, resume, blocks = visible(low, high, skip, GAP, BLOCK_N)
-    highest, total, sums = nothing(BLOCK_M, BLOCK_D)
+    highest, total, sums = empty_sums(BLOCK_M, BLOCK_D)
     for i in range(blocks):
         n = columns(i, low, sinks, resume, BLOCK_N)
         if WHOLE:
             now = column(i, low, sinks, resume, BLOCK_N) // SEGMENT
             if now != segment:
-                joined_highest, joined_total, joined_sums = join(
+                joined_highest, joined_total, joined_sums = merge_sums(
                     joined_highest, joined_total, joined_sums, highest, total, sums
                 )
-                highest, total, sums = nothing(BLOCK_M, BLOCK_D)
+                highest, total, sums = empty_sums(BLOCK_M, BLOCK_D)
                 segment = now
         own_column = (n - start).to(tl.int64)
         keys_at, values_at = k_at + own_column[None, :] * k_n, v_at + own_column[:, None] * v_n
@@ -120,24 +133,24 @@ def attend(
             )
         else:
             seen = seen_by(n[None, :], last[:, None], window, skip, WINDOW, GAP)
-        highest, total, sums = add(
+        highest, total, sums = add_block(
             queries_, keys_at, values_at, n < end, in_head, seen, highest, total, sums,
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
 
     if WHOLE:
-        highest, total, sums = join(joined_highest, joined_total, joined_sums, highest, total, sums)
+        highest, total, sums = merge_sums(joined_highest, joined_total, joined_sums, highest, total, sums)
         at = out + (row * queries * HEADS + s * HEADS + hq)[:, None] * size + d[None, :]
         # Rows beyond the last query have seen nothing.
         result = sums / tl.where(query_exists, total, 1.0)[:, None]
         tl.store(at, result.to(out.dtype.element_ty), mask=query_exists[:, None] & in_head[None, :])
     else:
-        active = query_exists & sees(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
+        active = query_exists & sees_segment(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
         if SHARED:
             active = active & (tl.zeros_like(s) + segment * SEGMENT + SEGMENT > start)
         before = (segment * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(2) + rank
         before *= queries * GROUP
-        keep(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head)
+        store_sums(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head)
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "window", "blocks"])
@@ -174,7 +187,7 @@ def attend_prefix(
     skip = tl.zeros_like(last) + SINKS
     if GAP:
         skip = tl.load(skips + row).to(tl.int32)
-    active = active & sees(segment, last, last, window, skip, SEGMENT, WINDOW, GAP)
+    active = active & sees_segment(segment, last, last, window, skip, SEGMENT, WINDOW, GAP)
     # This program's prefix: the one in the block that has program_id(2) smaller ones before it.
     group = tl.where(active, tl.load(groups + row), NONE)
     prefix = tl.min(group, 0)
@@ -199,18 +212,18 @@ def attend_prefix(
     # Queries of other prefixes see no column. Mark them in `last`: keeping `active` too would take registers in
     # the loop.
     last = tl.where(active, last, -1)
-    highest, total, sums = nothing(BLOCK_M, BLOCK_D)
+    highest, total, sums = empty_sums(BLOCK_M, BLOCK_D)
     for i in range(tl.where(prefix == NONE, 0, count)):
         n = columns(i, low, sinks, resume, BLOCK_N)
         keys_at, values_at = k_at + n[None, :].to(tl.int64) * k_n, v_at + n[:, None].to(tl.int64) * v_n
         seen = seen_by(n[None, :], last[:, None], window, skip[:, None], WINDOW, GAP)
-        highest, total, sums = add(
+        highest, total, sums = add_block(
             queries_, keys_at, values_at, n < high, in_head, seen, highest, total, sums,
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
     active = last >= 0
     before = (segment * tl.num_programs(1) + head).to(tl.int64) * batch * queries * GROUP
-    keep(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head)
+    store_sums(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head)
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "window"])
@@ -240,17 +253,17 @@ def merge(
         first = tl.maximum(position - window + 1, 0) // SEGMENT
     d = tl.arange(0, BLOCK_D)
     size = BLOCK_D if EXACT else dim
-    highest, total, sums = nothing(1, BLOCK_D)
+    highest, total, sums = empty_sums(1, BLOCK_D)
     for begin in range(first, last // SEGMENT + 1, UNROLLED):
         for i in tl.static_range(UNROLLED):
             segment = begin + i + tl.zeros([1], tl.int64)
-            seen = sees(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
+            seen = sees_segment(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
             at = (segment * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + m
             more_highest = tl.load(peaks + at, mask=seen, other=float("-inf"))
             more_total = tl.load(totals + at, mask=seen, other=0.0)
             sums_at = parts + at[:, None] * size + d[None, :]
             more_sums = tl.load(sums_at, mask=seen[:, None] & (d < size)[None, :], other=0.0)
-            highest, total, sums = join(highest, total, sums, more_highest, more_total, more_sums)
+            highest, total, sums = merge_sums(highest, total, sums, more_highest, more_total, more_sums)
     joined = sums / total[:, None]
     heads = tl.num_programs(1) * GROUP
     o_row = (row * queries + s) * heads + tl.program_id(1) * GROUP + m // queries % GROUP

@@ -1,19 +1,19 @@
 """Find the columns of a segment that a row sees: in its own tiles, in its prefix's, or in those of a tree's path.
 
-`gather` fills in the addresses that `segment` (outer.py) reads; `lay_path` makes the tiles of a path.
+`gather` fills in the addresses that `segment` (outer.py) reads; `lay_out_path` makes the tiles of a path.
 """
 
 from __future__ import annotations
 
 from ..calls.jit import helper
 from .layout import SEGMENT, SINKS, TILE
-from .paths import TAIL, lay
+from .paths import TAIL, lay_out
 
 TILES = SEGMENT // TILE
 
 
 @helper
-def places(caches, which, layer, row, head, kv_heads, size, dot):
+def head_addresses(caches, which, layer, row, head, kv_heads, size, dot):
     """Return the addresses of a head's keys and values.
 
     They are in the rows' cache (which = 0) or in that of the prefixes (1).
@@ -24,12 +24,12 @@ def places(caches, which, layer, row, head, kv_heads, size, dot):
 
 
 @helper
-def lay_path(leaf, layer, row, head, shape, visible, plan, caches, dot, tail):
+def lay_out_path(leaf, layer, row, head, shape, visible, plan, caches, dot, tail):
     """Lay out a leaf's path (paths.py): TAIL tiles of keys at `tail`, then TAIL tiles of values."""
     _, kv_heads, dim, size = shape
-    keys, values = places(caches, 0, layer, row, head, kv_heads, size, dot)
+    keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)
     tile_bytes, base = TILE * size * (2 if dot else 4), plan[3][row] - visible[0][row]
-    lay(keys, values, base, plan[4][leaf], dim, size, dot, tail, tail + TAIL * tile_bytes)
+    lay_out(keys, values, base, plan[4][leaf], dim, size, dot, tail, tail + TAIL * tile_bytes)
 
 
 @helper
@@ -37,7 +37,7 @@ def gather(segment, layer, row, head, shape, step, visible, plan, caches, dot, l
     """Write the addresses of a segment's tiles that a row sees; return (their columns, low, high).
 
     Columns `low` to `high` - 1 of the segment are hidden and have no tiles. leaf: the tiles from the tree's first
-    one on are read from `tail`, where `lay_path` wrote them; -1: from the row's own cache.
+    one on are read from `tail`, where `lay_out_path` wrote them; -1: from the row's own cache.
     """
     _, kv_heads, _, size = shape
     starts, groups, gap_ends = visible
@@ -48,10 +48,10 @@ def gather(segment, layer, row, head, shape, step, visible, plan, caches, dot, l
     low, high = min(max(SINKS - first, 0), SEGMENT), min(max(gap_ends[row] - first, 0), SEGMENT)
     low, high = (low, high) if low < high else (SEGMENT, SEGMENT)
     tile_bytes = TILE * size * (2 if dot else 4)
-    keys, values = places(caches, 0, layer, row, head, kv_heads, size, dot)
+    keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)
     shared_keys, shared_values = keys, values
     if start:
-        shared_keys, shared_values = places(caches, 1, layer, groups[row], head, kv_heads, size, dot)
+        shared_keys, shared_values = head_addresses(caches, 1, layer, groups[row], head, kv_heads, size, dot)
     num_tiles = 0
     for column in range(0, end, TILE):
         if low <= column < high:

@@ -107,7 +107,7 @@ def segment(
         parts = b.udiv(b.add(b.mul(tiles, count(TILE)), count(_PARTS * LANES - 1)), count(_PARTS * LANES))
         with cgutils.for_range(b, number) as loop:
             at, eight = b.add(scratch, b.mul(loop.index, count(_ROW))), b.mul(loop.index, count(8))
-            _weigh(b, dot, at, loaded(b, b.add(seen, eight), LONG), parts, b.add(stats, eight))
+            _scores_to_weights(b, dot, at, loaded(b, b.add(seen, eight), LONG), parts, b.add(stats, eight))
         if kind_of == AMX:
             tiled.mix(b, scratch, values, tiles, out, size)
             tiled.release(b)
@@ -121,7 +121,7 @@ def segment(
                 if width == TOGETHER or TOGETHER > 1:
                     with cgutils.for_range(b, b.sub(last, first)) as loop:
                         place = b.mul(b.add(first, b.mul(loop.index, count(width))), count(_WORDS))
-                        _mix(b, dot, m, width, scratch, values, tiles, rows, place, out, size)
+                        _mix_values(b, dot, m, width, scratch, values, tiles, rows, place, out, size)
 
         _for_each(b, number, mix)
         return context.get_dummy_value()
@@ -207,7 +207,7 @@ def _scores(
         _store_sums(b, slots, b.add(scratch, b.mul(block.index, count(_WORDS * TOGETHER))), count(_ROW))
 
 
-def _mix(
+def _mix_values(
     b: Any, dot: bool, m: int, width: int, weights: Any, values: Any, tiles: Any, rows: Any, place: Any, out: Any,
     size: Any,
 ) -> None:  # fmt: skip
@@ -228,7 +228,7 @@ def _mix(
     _store_sums(b, slots, b.add(out, place), size)
 
 
-def _weigh(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, stats: Any) -> None:
+def _scores_to_weights(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, stats: Any) -> None:
     """Replace a query's scores by its weights, in bfloat16 or float32; columns from `seen` on get zero.
 
     blocks: how many blocks of _PARTS registers. The weights of a block need no more bytes than its scores, so no
@@ -266,7 +266,7 @@ def _weigh(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, stats: Any) -
             b.store(b.fadd(b.load(slot), part), slot)
         to = b.add(scores, b.mul(block.index, count((2 if dot else 4) * LANES * _PARTS)))
         if dot:
-            weights = [_narrowed(b, *weights[i : i + 2]) for i in range(0, _PARTS, 2)]
+            weights = [_to_bfloat16(b, *weights[i : i + 2]) for i in range(0, _PARTS, 2)]
         for i, part in enumerate(weights):
             store(b, part, b.add(to, count(4 * LANES * i)))
     loop, two, three, four = (b.load(slot) for slot in sums)
@@ -291,7 +291,7 @@ def _largest_lane(b: Any, parts: list[Any]) -> Any:
     return b.extract_element(largest, ir.Constant(INT, 0))
 
 
-def _narrowed(b: Any, low: Any, high: Any) -> Any:
+def _to_bfloat16(b: Any, low: Any, high: Any) -> Any:
     pairs = b.call(function(b, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", BFLOATS, FLOATS, FLOATS), [high, low])
     return b.bitcast(pairs, FLOATS)
 

@@ -1,10 +1,10 @@
 """The path of a tree's token, laid out in tiles as a text's columns would be; also moves columns inside a cache.
 
 Attention groups its sums by column: in pairs, registers and segments. To have the bits that it would have at the
-end of a text, a token of a tree needs its path in consecutive columns. So `lay` copies the columns that precede
-the tree in its first tile, and then the columns of the path, to separate tiles of the thread: column `base` + i of
-this layout is the path's i-th. The values after the path in its last tile are zeroed, because they are read with
-zero weights (tiled.py). Columns are those of the row's own cache.
+end of a text, a token of a tree needs its path in consecutive columns. So `lay_out` copies the columns that
+precede the tree in its first tile, and then the columns of the path, to separate tiles of the thread: column
+`base` + i of this layout is the path's i-th. The values after the path in its last tile are zeroed, because they
+are read with zero weights (tiled.py). Columns are those of the row's own cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...plan import MOST_TREE
 from ..calls.jit import helper, kernel
-from ..elements import copy_bytes, float_at, put, put_short, short_at, zero_bytes
+from ..elements import copy_bytes, float_at, store_float, store_u16, u16_at, zero_bytes
 from .layout import TILE
 
 # The most tiles of a layout: those of the longest path, if it begins at a tile's last column.
@@ -21,7 +21,7 @@ TAIL = (TILE - 1 + MOST_TREE + TILE - 1) // TILE
 
 
 @helper
-def lay(keys, values, base, sees, dim, size, dot, to_keys, to_values):
+def lay_out(keys, values, base, sees, dim, size, dot, to_keys, to_values):
     """Lay out the columns base + j for each bit j of `sees`, from column base % TILE of the tiles at `to_keys` on.
 
     keys, values: addresses of a head's tiles. to_keys, to_values: addresses of up to TAIL tiles each.
@@ -47,7 +47,7 @@ def zero_after(values, column, dim, size):
     if column % 2 == 0:
         to = np.uintp(values + column // 2 * 4 * size + 2)
         for i in range(np.uintp(dim)):
-            put_short(to + np.uintp(4) * i, np.uint16(0))
+            store_u16(to + np.uintp(4) * i, np.uint16(0))
     first = column // 2 + 1
     zero_bytes(np.uintp(values + first * 4 * size), (TILE // 2 - first) * 4 * size)
 
@@ -60,12 +60,12 @@ def _copy(keys, values, column, to_keys, to_values, place, dim, size, dot):
     to_tile, to_inside = place // TILE * tile_bytes, place % TILE
     source, to = np.uintp(keys + tile + 4 * inside), np.uintp(to_keys + to_tile + 4 * to_inside)
     for word in range(np.uintp(dim // 2 if dot else dim)):
-        put(to + np.uintp(4 * TILE) * word, float_at(source + np.uintp(4 * TILE) * word))
+        store_float(to + np.uintp(4 * TILE) * word, float_at(source + np.uintp(4 * TILE) * word))
     if dot:
         source = np.uintp(values + tile + inside // 2 * 4 * size + inside % 2 * 2)
         to = np.uintp(to_values + to_tile + to_inside // 2 * 4 * size + to_inside % 2 * 2)
         for i in range(np.uintp(size)):
-            put_short(to + np.uintp(4) * i, short_at(source + np.uintp(4) * i))
+            store_u16(to + np.uintp(4) * i, u16_at(source + np.uintp(4) * i))
     else:
         source = np.uintp(values + tile + inside * 4 * size)
         copy_bytes(np.uintp(to_values + to_tile + to_inside * 4 * size), source, 4 * size)

@@ -20,9 +20,9 @@ import numpy as np
 
 from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
-from ..elements import copy, exp2, norm, pack, place, put, put_short, rotate, rounded
+from ..elements import copy, exp2, norm, pack, rotate, rounded, store_float, store_u16, vector_position
 from ..kinds import STEP
-from .gather import TILES, gather, lay_path, places
+from .gather import TILES, gather, head_addresses, lay_out_path
 from .layout import SEGMENT, TILE
 from .outer import QUERIES, ROOM, call_segment
 from .paths import TAIL, zero_after
@@ -64,23 +64,23 @@ def write(
                 rotate(y, at, dim // 2, rope, position * dim, scale)
                 to = ((head * tokens + plan[1][token, 1]) * group + query) * size
                 if dot:
-                    _round(y, at, dim, queries_u16, to)
+                    _write_bfloat16(y, at, dim, queries_u16, to)
                 else:
                     copy(y, at, queries_f32, to, dim)
             at = token * rows + (heads + head) * dim
             if len(norms):
                 norm(y, at, dim, norms, (2 * layer + 1) * dim, eps, y, at)
             rotate(y, at, dim // 2, rope, position * dim, unit)
-            keys, values = places(caches, 0, layer, row, head, kv_heads, size, dot)
+            keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)
             column = lengths[row] + token - firsts[row] - visible[0][row]
             last = token == firsts[row + 1] - 1
-            _write(y, at, at + kv_heads * dim, dim, size, column, keys, values, last, dot, words)
+            _write_column(y, at, at + kv_heads * dim, dim, size, column, keys, values, last, dot, words)
         done(state, phase)
     wait(state, phase, blocks * kv_heads)
 
 
 @helper
-def _round(x, start, size, vectors_u16, to):
+def _write_bfloat16(x, start, size, vectors_u16, to):
     """Write x[start : start + size] in bfloat16 to vectors_u16[to : to + size]."""
     at, place = np.uintp(start), np.uintp(to)
     for i in range(np.uintp(size)):
@@ -88,7 +88,7 @@ def _round(x, start, size, vectors_u16, to):
 
 
 @helper
-def _write(y, key, value, dim, size, column, keys, values, last, dot, words):
+def _write_column(y, key, value, dim, size, column, keys, values, last, dot, words):
     """Write y[key : key + dim] and y[value : value + dim] into a row's tiles; words float32 [dim]: scratch.
 
     Two neighbouring columns share each word of the values, and another thread may be writing the other one, so
@@ -98,25 +98,25 @@ def _write(y, key, value, dim, size, column, keys, values, last, dot, words):
     inside, halves = column % TILE, words.view(np.uint16)
     to = np.uintp(keys + tile + 4 * inside)
     if dot:
-        _round(y, value, dim, halves, 0)
+        _write_bfloat16(y, value, dim, halves, 0)
         unsound, at = False, np.uintp(values + tile + inside // 2 * 4 * size + inside % 2 * 2)
         for i in range(np.uintp(dim)):
             unsound |= (halves[i] & _EXPONENT) == _EXPONENT
         # Columns that a query does not see have zero weight, but NaN or infinity times zero is NaN. So an unsound
         # value becomes zero and its key NaN: then only queries that see it get NaN.
         for i in range(np.uintp(dim)):
-            put_short(at + np.uintp(4) * i, np.uint16(0) if unsound else halves[i])
-        _round(y, key, dim, halves, 0)
+            store_u16(at + np.uintp(4) * i, np.uint16(0) if unsound else halves[i])
+        _write_bfloat16(y, key, dim, halves, 0)
         for i in range(np.uintp(dim // 2)):
-            put(to + np.uintp(4 * TILE) * i, np.float32(np.nan) if unsound else words[i])
+            store_float(to + np.uintp(4 * TILE) * i, np.float32(np.nan) if unsound else words[i])
         if last:
             zero_after(values + tile, inside, dim, size)
     else:
         for i in range(np.uintp(dim)):
-            put(to + np.uintp(4 * TILE) * i, y[np.uintp(key) + i])
+            store_float(to + np.uintp(4 * TILE) * i, y[np.uintp(key) + i])
         to = np.uintp(values + tile + inside * 4 * size)
         for i in range(np.uintp(dim)):
-            put(to + np.uintp(4) * i, y[np.uintp(value) + i])
+            store_float(to + np.uintp(4) * i, y[np.uintp(value) + i])
 
 
 @helper
@@ -166,14 +166,14 @@ def attend(
         scratch_at = (scratch.ctypes.data + np.uintp(63)) & ~np.uintp(63)
         tail_at = np.int64((tail.ctypes.data + np.uintp(63)) & ~np.uintp(63))
         if leaf >= 0:
-            lay_path(leaf, layer, row, head, shape, visible, plan, caches, dot, tail_at)
+            lay_out_path(leaf, layer, row, head, shape, visible, plan, caches, dot, tail_at)
         for segment in range(item[3], item[4]):
             columns, low, high = gather(
                 segment, layer, row, head, shape, step, visible, plan, caches, dot, leaf, tail_at, tiles
             )
             for first in range(0, queries, segment_of.queries):
                 number = min(segment_of.queries, queries - first)
-                max_seen = _sees(seen[:number], position, first, group, segment, columns, low, high)
+                max_seen = _count_seen(seen[:number], position, first, group, segment, columns, low, high)
                 if max_seen == 0:
                     continue
                 at = ((head * len(order) + start) * group + first) * size * width
@@ -187,25 +187,25 @@ def attend(
                 for i in range(number):
                     if kind == DIRECT and item[4] == 1:
                         to = (order[token] * heads + head * group + query) * dim
-                        _finish(sums, stats, i, size, out, to, dim)
+                        _write_mean(sums, stats, i, size, out, to, dim)
                     elif kind == DIRECT:
-                        _fold(totals, total_stats, first + i, sums, stats, i, size, segment == 0)
+                        _merge_segment(totals, total_stats, first + i, sums, stats, i, size, segment == 0)
                     elif seen[i]:
                         to = (tokens[order[token], 2] + segment) * heads + head * group + query
-                        _fold(parts, part_stats, to, sums, stats, i, size, True)
+                        _merge_segment(parts, part_stats, to, sums, stats, i, size, True)
                     query += 1
                     if query == group:
                         token, query = token + 1, 0
         if kind == DIRECT and item[4] > 1:
             for query in range(queries):
                 to = (order[start + query // group] * heads + head * group + query % group) * dim
-                _finish(totals, total_stats, query, size, out, to, dim)
+                _write_mean(totals, total_stats, query, size, out, to, dim)
         done(state, phase)
     wait(state, phase, chunks)
 
 
 @helper
-def _sees(seen, position, first, group, segment, columns, low, high):
+def _count_seen(seen, position, first, group, segment, columns, low, high):
     """Set seen[i] to how many of a segment's `columns` query first + i sees; return the largest.
 
     position: of the token of query 0; -1: all columns are seen. Columns low to high - 1 have no tiles (`gather`).
@@ -222,7 +222,7 @@ def _sees(seen, position, first, group, segment, columns, low, high):
 
 
 @helper
-def _fold(totals, total_stats, to, sums, stats, source, size, first):
+def _merge_segment(totals, total_stats, to, sums, stats, source, size, first):
     """Merge a query's sums over one more segment into its totals; the first segment is copied."""
     at, start = np.uintp(to * size), np.uintp(source * size)
     if first:
@@ -242,7 +242,7 @@ def _fold(totals, total_stats, to, sums, stats, source, size, first):
 
 
 @helper
-def _finish(totals, total_stats, source, size, out, to, dim):
+def _write_mean(totals, total_stats, source, size, out, to, dim):
     """Write a query's mean of the values to out[to : to + dim]."""
     at, start, factor = np.uintp(to), np.uintp(source * size), np.float32(1.0) / total_stats[2 * source + 1]
     for i in range(np.uintp(dim)):
@@ -263,15 +263,15 @@ def merge(state, phase, shape, step, visible, plan, parts, part_stats, x, blocks
         row, first_segment = tokens[token, 0], tokens[token, 2]
         last = tokens[token, 3] // SEGMENT
         for head in range(heads if first_segment >= 0 else 0):
-            _fold(totals, total_stats, 0, parts, part_stats, first_segment * heads + head, size, True)
+            _merge_segment(totals, total_stats, 0, parts, part_stats, first_segment * heads + head, size, True)
             for segment in range(1, last + 1):
                 if (segment + 1) * SEGMENT > gap_ends[row]:
-                    _fold(
+                    _merge_segment(
                         totals, total_stats, 0, parts, part_stats, (first_segment + segment) * heads + head, size,
                         False,
                     )  # fmt: skip
-            _finish(totals, total_stats, 0, size, x, token * inputs + head * dim, dim)
-        to, width = place(token, blocks, steps)
+            _write_mean(totals, total_stats, 0, size, x, token * inputs + head * dim, dim)
+        to, width = vector_position(token, blocks, steps)
         pack(x, token * inputs, inputs, vectors_u16, vectors_f32, form, to, width)
         done(state, phase)
     wait(state, phase, len(tokens))

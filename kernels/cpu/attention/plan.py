@@ -60,11 +60,11 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
         for other in range(row, rows):
             same = starts[other] == starts[row] and groups[other] == groups[row]
             if other == row or (
-                same and first_place[other] < 0 and _joins(firsts, starts, gap_ends, other, group)
+                same and first_place[other] < 0 and _may_share(firsts, starts, gap_ends, other, group)
             ):
                 first_place[other], members = at, members + 1
-                at = _place(tokens, order, at, other, firsts, lengths, bases, sees, depths)
-            if other == row and not _joins(firsts, starts, gap_ends, row, group):
+                at = _place_tokens(tokens, order, at, other, firsts, lengths, bases, sees, depths)
+            if other == row and not _may_share(firsts, starts, gap_ends, row, group):
                 break
         if members > 1:
             shared_segments = starts[row] // SEGMENT
@@ -72,7 +72,7 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
                 if first <= first_place[other] < at:
                     first_own_segment[other] = shared_segments
             for segment in range(0, shared_segments, item_segments):
-                num_items = _add(
+                num_items = _add_item(
                     items, num_items, row, first, at, segment, min(segment + item_segments, shared_segments),
                     SHARED,
                 )  # fmt: skip
@@ -90,12 +90,12 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
             tokens[token, 2] = -1 if direct else num_kept + (token - firsts[row]) * last
         shared_segments = bases[row] // SEGMENT if branched else 0
         if direct:
-            num_items = _divide(
+            num_items = _add_direct_items(
                 items, num_items, tokens, order, row, first_place[row], first_place[row] + width, item_tokens, last
             )
         else:
             num_kept += width * last
-            num_items = _divide_apart(
+            num_items = _add_apart_items(
                 items, num_items, tokens, order, row, first_place[row], first_place[row] + width,
                 first_own_segment[row], shared_segments, last, item_segments, gap_ends[row],
             )  # fmt: skip
@@ -103,7 +103,7 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
 
 
 @helper
-def _place(tokens, order, at, row, firsts, lengths, bases, sees, depths):
+def _place_tokens(tokens, order, at, row, firsts, lengths, bases, sees, depths):
     """Put a row's tokens at places `at` and on, branch by branch; return the next place.
 
     The tokens of a branch are consecutive, and so are their positions.
@@ -135,16 +135,16 @@ def _end_of_branch(tokens, order, start, end):
 
 
 @helper
-def _divide(items, num_items, tokens, order, row, first, end, item_tokens, last):
+def _add_direct_items(items, num_items, tokens, order, row, first, end, item_tokens, last):
     """Add a row's DIRECT items, each of up to `item_tokens` tokens of a branch."""
     while first < end:
         stop = _end_of_branch(tokens, order, first, min(first + item_tokens, end))
-        num_items, first = _add(items, num_items, row, first, stop, 0, last, DIRECT), stop
+        num_items, first = _add_item(items, num_items, row, first, stop, 0, last, DIRECT), stop
     return num_items
 
 
 @helper
-def _divide_apart(
+def _add_apart_items(
     items, num_items, tokens, order, row, first, end, segment, shared_segments, last, item_segments, gap_end
 ):
     """Add items for a row's segments up to `last`.
@@ -153,7 +153,7 @@ def _divide_apart(
     """
     while segment < shared_segments:
         stop = min(segment + item_segments, shared_segments)
-        num_items, segment = _add(items, num_items, row, first, end, segment, stop, SHARED), stop
+        num_items, segment = _add_item(items, num_items, row, first, end, segment, stop, SHARED), stop
     start = segment
     while first < end:
         branch, segment = _end_of_branch(tokens, order, first, end), start
@@ -162,20 +162,20 @@ def _divide_apart(
                 segment += 1
                 continue
             stop = min(segment + item_segments, last)
-            num_items, segment = _add(items, num_items, row, first, branch, segment, stop, APART), stop
+            num_items, segment = _add_item(items, num_items, row, first, branch, segment, stop, APART), stop
         first = branch
     return num_items
 
 
 @helper
-def _joins(firsts, starts, gap_ends, row, group):
+def _may_share(firsts, starts, gap_ends, row, group):
     """Return whether a row's queries may be computed together with those of other rows."""
     is_narrow = 0 < (firsts[row + 1] - firsts[row]) * group < MIN_WIDE_QUERIES
     return is_narrow and starts[row] >= SEGMENT and gap_ends[row] <= SINKS
 
 
 @helper
-def _add(items, num_items, row, first, last, start, end, kind):
+def _add_item(items, num_items, row, first, last, start, end, kind):
     items[num_items, 0], items[num_items, 1], items[num_items, 2] = row, first, last
     items[num_items, 3], items[num_items, 4], items[num_items, 5] = start, end, kind
     return num_items + 1

@@ -5,7 +5,7 @@ values. Queries and weights of up to 16 queries are A tiles. The sums of a query
 queries stand next to it, because a tile's rows do not mix.
 
 Tiles read all 16 columns, also those after the last one that a query sees. Their weights are zero, so their values
-must be finite: `write` (phases.py) and `lay` (paths.py) zero what follows the last value, and `write` moves an
+must be finite: `write` (phases.py) and `lay_out` (paths.py) zero what follows the last value, and `write` moves an
 unsound value to its key.
 """
 

@@ -75,7 +75,7 @@ def _reach_after(reach, p, q):
 
 
 @helper
-def _tests(row, width, size, drafts, p, q, counts, sound, q_finite, tests):
+def _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, tests):
     """Return how many of a row's drafts can be judged; write p and q of each draft to tests[0] and tests[1]."""
     judged, count = 0, counts[row]
     while judged < count and sound[row, judged] and q_finite[row, judged]:
@@ -125,7 +125,7 @@ def verify(
     task = claim(state, 1)
     while task < drawn:
         row, i = task // width, task % width
-        if 0 < i < _tests(row, width, size, drafts, p, q, counts, sound, q_finite, own_tests):
+        if 0 < i < _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, own_tests):
             reach = np.float32(1.0)
             for j in range(i):
                 reach = _reach_after(reach, own_tests[0, row, j], own_tests[1, row, j])
@@ -139,7 +139,7 @@ def verify(
     wait(state, 1, drawn)
     row = claim(state, 2)
     while row < rows:
-        judged = _tests(row, width, size, drafts, p, q, counts, sound, q_finite, tests)
+        judged = _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, tests)
         accepted, token, reach = 0, np.int64(UNSOUND), np.float32(1.0)
         if rule == COUPLED:
             for i in range(width):
