@@ -235,8 +235,8 @@ class AttentionPlan:
         hidden = (inside >= 0) & ((seen == 0) | (inside >= MOST_TREE))
         if window is None:
             return hidden
-        # A tree column that a token sees is one of its ancestors, so its depth is the number of visible columns
-        # before it.
+        # A tree column that a token sees is one of its ancestors, so the column's depth is the number of visible
+        # tree columns before it.
         places = torch.arange(MOST_TREE, device=self.lengths.device)
         ranks = ((tree.sees[:, :, None] >> places) & 1).cumsum(-1) - 1
         wide = inside.clamp(0, MOST_TREE - 1).expand(*hidden.shape)

@@ -218,7 +218,7 @@ def norm(x, start, size, weight, first, eps, out, to):
 
 @helper
 def silu(y, start, vectors_u16, vectors_f32, form, to):
-    """Write silu(gate) * up as a block at `to`: STEP gates from y[start] on, and the STEP ups after them."""
+    """Write SiLU(gate) * up as a block at `to`: STEP gates from y[start] on, and the STEP ups after them."""
     at, step_size = np.uintp(start), np.uintp(STEP)
     for i in range(step_size):
         gate = y[at + i]

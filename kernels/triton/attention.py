@@ -34,8 +34,7 @@ Pair = tuple[Tensor, Tensor]
 SEGMENT = 512
 # A program takes one segment if taking all would leave fewer programs per multiprocessor than this.
 _PROGRAMS_PER_PROCESSOR = 3
-# With more query rows per key-value head, the segments' sums would be a large share of the keys' and values'
-# bytes.
+# With more query rows per key-value head, the segments' sums would need many bytes compared with keys and values.
 MOST_SPLIT_ROWS = 256
 # The most numbers (float32) in the sums of all segments: 256 MiB.
 MOST_PART_NUMBERS = 1 << 26
@@ -93,7 +92,7 @@ def in_parts(
         programs: number of programs if each took all segments.
         rows: group x queries of one head.
         shares: whether segments lie in a prefix; they are then read once for all its rows.
-        numbers: numbers in the sums of all segments.
+        numbers: how many numbers the sums of all segments have.
     """
     if segments == 1 or rows > MOST_SPLIT_ROWS or numbers > MOST_PART_NUMBERS:
         return False

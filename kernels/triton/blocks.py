@@ -72,7 +72,7 @@ def seen_in_tree(n, base, first, second, position, window, WINDOW: tl.constexpr)
 def sees_segment(
     segment, last, position, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr
 ):
-    """Return whether queries at `position` may see a column of the segment, none of them after `last`."""
+    """Return whether queries at `position` may see a column of the segment; columns after `last` do not count."""
     low = segment * SEGMENT
     high = tl.minimum(low + SEGMENT - 1, last)
     if WINDOW:

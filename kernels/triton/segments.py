@@ -166,8 +166,8 @@ def attend_prefix(
     """Sum a segment that lies in a shared prefix, in program (block of query rows x segment, kv head, prefix).
 
     Query rows are those of all batch rows, ordered by prefix, so that a block loads a prefix once for many of
-    them. A block with rows of several prefixes is served by as many programs. Writes what `attend` does. The
-    programs of a segment are neighbours, so they find its columns in the hardware's cache.
+    them. A block with rows of several prefixes has one program per prefix. Writes what `attend` does. The programs
+    of a segment are neighbours, so they find its columns in the hardware's cache.
     """
     block = tl.program_id(0) % blocks
     segment = tl.program_id(0) // blocks

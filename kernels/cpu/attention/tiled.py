@@ -1,12 +1,12 @@
 """Both products of attention by AMX's tiles: LLVM code for numba, used by `segment` (outer.py).
 
-Keys and values in a cache (layout.py) already lie as B tiles: 16 words of a tile's keys, and a tile's 8 pairs of
-values. Queries and weights of up to 16 queries are A tiles. The sums of a query have the same bits whichever
-queries stand next to it, because a tile's rows do not mix.
+Keys and values in a cache (layout.py) already have the layout of B tiles: 16 words of a tile's keys, and a tile's
+8 pairs of values. Queries and weights of up to 16 queries are A tiles. Invariant: a query's sums have the same
+bits whichever queries are next to it, because a tile's rows do not mix.
 
 Tiles read all 16 columns, also those after the last one that a query sees. Their weights are zero, so their values
-must be finite: `write` (phases.py) and `lay_out` (paths.py) zero what follows the last value, and `write` moves an
-unsound value to its key.
+must be finite: `write` (phases.py) and `lay_out` (paths.py) zero what follows the last value, and `write` stores
+an unsound value as zero, with NaN in its key.
 """
 
 from __future__ import annotations

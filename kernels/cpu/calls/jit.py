@@ -60,14 +60,17 @@ class _Code(FunctionCache):
 
 
 def kernel(function: _F) -> _F:
-    """Compile a function, cached on disk. Sums are never reordered, and it runs without the interpreter's lock."""
+    """Return a function that is compiled at its first call, cached on disk, and releases the interpreter's lock.
+
+    Sums are never reordered.
+    """
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
     _cache_on_disk(compiled, function)
     return cast(_F, compiled)
 
 
 def helper(function: _F) -> _F:
-    """Compile a function into each kernel that calls it.
+    """Return a function that is compiled into each kernel that calls it.
 
     Python can't call it: the entry point for that would take a quarter of the compile time.
     """
@@ -109,7 +112,7 @@ def _versions_folder(parent: Path) -> Path:
     """
     sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     version = f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}"
-    # Code that uses tiles kills a process that lacks the permission, on the same CPU.
+    # Code with tiles gets a separate folder: on the same CPU, it kills a process that lacks the permission.
     own_folder = parent / f"{version}-numba-{numba.__version__}{'-tiles' if has_tiles() else ''}"
     with suppress(OSError):
         own_folder.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ def run(kernel: Any, phases: int, *arguments: Any) -> None:
     """Call kernel(state, threads, *arguments) on torch's number of threads, with counters for `phases` phases."""
     threads = torch.get_num_threads()
     everything, helpers = (state_of(phases), threads, *arguments), threads - 1
-    # The first call also compiles `watch`, which helpers run. A helper that came meanwhile would only wait for the
+    # The first call also compiles `watch`, which helpers run. Offer it to no helper, which would only wait for the
     # compiler.
     if not kernel.overloads:
         watch(_pool.posted, -1)

@@ -15,7 +15,7 @@ from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
 from ..elements import bits, exp, number
 
-# Numbers in a chunk, and its partial sums or maxima.
+# Numbers in a chunk, and how many partial sums or maxima it has.
 CHUNK, LANES = 4096, 64
 # Buckets of a digit: 11 bits.
 _BUCKETS = 2048
