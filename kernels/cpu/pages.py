@@ -36,7 +36,7 @@ def in_large_pages(size: int) -> Array:
     try:
         pages = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:  # the error that numpy would raise
-        raise MemoryError(f"{size} bytes can't be had") from None
+        raise MemoryError(f"the system has no {size} bytes left") from None
     with suppress(OSError):  # a kernel without large pages
         pages.madvise(huge)
     whole = np.frombuffer(pages, np.uint8)

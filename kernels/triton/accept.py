@@ -232,7 +232,7 @@ def accept(
         or per_position.shape[:2] != (batch, width + 1)
         or (verification == Verification.CHOICES and choices is None)
     ):
-        raise ValueError("accept needs p, or the target's choices, for one position more than was drafted.")
+        raise ValueError("accept needs p or the target's choices for each drafted position and one more.")
     if verification in (Verification.REJECTION, Verification.BLOCK) and p is None:
         raise ValueError(f"{verification.name} needs p.")
     if verification == Verification.BLOCK and block is None:
