@@ -87,9 +87,7 @@ def chances(p: Tensor, q: Tensor | None, drafts: Tensor, num_drafted: Tensor) ->
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
     if p.shape[:2] != (batch, width + 1) or (q is not None and q.shape != (batch, width, p.shape[2])):
-        raise ValueError(
-            "chances needs p for each drafted position and one more, and q for each drafted position."
-        )
+        raise ValueError("chances needs p for each drafted position and one more, and q for the drafted ones.")
     h = torch.empty(batch, width, device=p.device)
     reach = torch.ones(batch, width + 1, device=p.device)
     rows = _ROWS_INTERPRETED if interpreting() else 1
