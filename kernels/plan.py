@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-_T = TypeVar("_Made")
+_T = TypeVar("_T")
 
 # Shared prefixes are multiples of this many tokens.
 SHARE = 16
