@@ -1,17 +1,19 @@
 """Attention of a few new tokens per row over a cache in which every row has its own length.
 
-Contract: row b has `lengths[b]` tokens cached before this step and S new ones, whose keys and values are already
-in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c when
-`c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Other
-contents of the cache (rejected drafts, padding) never affect a result. Where the plan has a shared part, a row's
-first columns are those of a prefix, which is stored once; where it has a gap, the columns in it are not seen;
-where it has a tree, the new tokens see the ancestors that it names (see plan.py). `flash` takes none of these;
-`mixed` is flash where it was measured faster (FASTER), and else `fused`.
+Row b has `lengths[b]` cached tokens and S new ones, whose keys and values are already in the cache at
+`lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c if `c <= lengths[b] + s` and, with a sliding window
+w, `c > lengths[b] + s - w`. plan.py defines shared prefixes, gaps and trees.
+Invariant: other contents of the cache (rejected drafts, padding) never affect a result.
 
-The backends share one signature and differ only in how they divide the work, as in BASS (arXiv 2404.15778):
-`pad` pads every row to the longest, `split` launches once per row at its exact length, `sdpa` passes the padded
-problem and a mask to torch, `fused` is our Triton kernel and `flash` flash-attn's. The last two read the lengths
-on the device only. `why_backend_unavailable` says why a backend can't run here. Non-goals: dropout, training.
+All backends have one signature and differ only in how they divide the work, as in BASS (arXiv 2404.15778):
+
+- `pad` pads every row to the longest; `split` launches once per row at its exact length;
+- `sdpa` passes the padded problem and a mask to torch;
+- `fused` is our Triton kernel, `flash` is flash-attn's; both read the lengths on the device only;
+- `mixed` is `flash` for shapes in which it was measured faster (FASTER), otherwise `fused`.
+
+`flash` supports neither prefixes nor gaps nor trees. Ask `why_backend_unavailable` before choosing a backend.
+Dropout and training are not supported.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def fused(
     softcap: float | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Our Triton kernel (triton/attention.py). Same arguments and result as `pad`."""
+    """Compute attention with our Triton kernel (triton/attention.py). Same arguments and result as `pad`."""
     from .triton.attention import fused as kernel  # imports triton
 
     return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
@@ -56,9 +58,12 @@ def flash(
     softcap: float | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """flash-attn's kernel for caches with row lengths; fp16 and bf16 only. Same arguments and result as `pad`.
+    """Compute attention with flash-attn's kernel for caches with row lengths; fp16 and bf16 only.
 
-    Raises ValueError for a step over shared prefixes, with a gap or of trees, which flash-attn does not compute.
+    Same arguments and result as `pad`.
+
+    Raises:
+        ValueError: if the step has shared prefixes, a gap or trees, which flash-attn does not support.
     """
     if prefix is not None or plan.shared is not None or plan.gap is not None or plan.tree is not None:
         raise ValueError("flash-attn computes no shared prefixes, gaps or trees: choose another backend.")
@@ -75,15 +80,16 @@ def flash(
     return out.to(query.dtype)
 
 
-# Shapes for which flash-attn was measured faster than our kernel (bass_core/model/attention.py): see `shape_key`.
+# Keys of the shapes (`shape_key`) for which flash-attn was measured faster than our kernel; filled by
+# bass_core/model/attention.py.
 FASTER: set[tuple[Any, ...]] = set()
-# More new tokens a row than a round has: a prompt.
-_PROMPT = 64
+# A step with more new tokens per row than this is a prompt; no round has that many.
+_MAX_ROUND_TOKENS = 64
 
 
 def shape_key(query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    """What says which is faster: the device, dtype and heads, and whether it is a prompt."""
-    return key.device, key.dtype, query.shape[1], *key.shape[1::2], query.shape[2] > _PROMPT
+    """Return the key of FASTER: device, dtype, numbers of heads, head size, and whether the step is a prompt."""
+    return key.device, key.dtype, query.shape[1], *key.shape[1::2], query.shape[2] > _MAX_ROUND_TOKENS
 
 
 def mixed(
@@ -97,15 +103,21 @@ def mixed(
     softcap: float | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """flash-attn for texts of a shape in FASTER, our kernel for all else. Same arguments and result as `pad`."""
-    plain = prefix is None and plan.shared is None and plan.gap is None and plan.tree is None
-    kernel = flash if plain and shape_key(query, key) in FASTER else fused
+    """Use flash-attn for plain steps of a shape in FASTER, and our kernel otherwise.
+
+    Same arguments and result as `pad`.
+    """
+    is_plain = prefix is None and plan.shared is None and plan.gap is None and plan.tree is None
+    kernel = flash if is_plain and shape_key(query, key) in FASTER else fused
     return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
 
 
 @cache
 def _flash_attn() -> Any:
-    """flash-attn's function or None. Tries the import: other packages also install a flash_attn namespace."""
+    """Return flash-attn's function, or None.
+
+    Try the import: other packages install a flash_attn namespace too.
+    """
     try:
         from flash_attn import flash_attn_with_kvcache
     except (ImportError, OSError, AttributeError):
@@ -121,34 +133,43 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
     "flash": flash,
     "mixed": mixed,
 }
-# Backends whose launches can be captured once and replayed for any lengths; `split` depends on the host's lengths.
+# Backends whose launches can be captured once and replayed for any lengths. `split` depends on the host's lengths.
 CAPTURABLE = ("fused", "flash", "mixed", "pad", "sdpa")
-_LEAST_EXTENT = 256
+_MIN_EXTENT = 256
 
 
 def captured_extent(backend: str, columns: int, most: int) -> int:
-    """Columns that a captured step reads when its longest row fills `columns` of the cache's `most`.
+    """Return how many columns a captured step reads.
 
     `fused`, `flash` and `mixed` stop at each row's own end, so one capture serves all lengths. The others compute
-    every column and are captured once for each power of two.
+    every column and are captured once per power of two. For example, `pad` reads 512 columns if the longest row
+    fills 300.
+
+    Args:
+        backend: name of the backend.
+        columns: columns that the longest row fills.
+        most: columns of the cache.
     """
     if backend in ("fused", "flash", "mixed"):
         return most
-    return min(most, max(_LEAST_EXTENT, 1 << (columns - 1).bit_length()))
+    return min(most, max(_MIN_EXTENT, 1 << (columns - 1).bit_length()))
 
 
 def why_backend_unavailable(backend: str, device: torch.device, dtype: torch.dtype | None = None) -> str | None:
-    """Why a backend can't run on a device or with a dtype, as a clause that ends a sentence; None if it can."""
+    """Return why a backend can't run on a device or with a dtype, or None if it can.
+
+    The reason is a clause that ends a sentence.
+    """
     if backend == "fused":
         return why_unavailable(device)
     if backend == "flash":
-        return _no_flash(device, dtype)
+        return _why_no_flash(device, dtype)
     if backend == "mixed":
-        return why_unavailable(device) or _no_flash(device, dtype)
+        return why_unavailable(device) or _why_no_flash(device, dtype)
     return None
 
 
-def _no_flash(device: torch.device, dtype: torch.dtype | None) -> str | None:
+def _why_no_flash(device: torch.device, dtype: torch.dtype | None) -> str | None:
     if device.type != "cuda":
         return "flash-attn needs a CUDA device"
     if _flash_attn() is None:

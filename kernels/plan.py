@@ -1,12 +1,12 @@
 """The lengths, positions and masks of one step, as attention needs them.
 
-Contract: a plan serves one step and is then discarded. What its layers share (positions, masks, new lengths) is
-computed once, when a layer first asks for it. A cache makes the plans of the steps that write to it (see
-bass_core/model/cache.py); a plan made by hand has no views.
+An `AttentionPlan` serves one step and is then discarded. What all layers share (positions, masks, new lengths) is
+computed once, when the first layer asks for it. A cache makes the plans of the steps that write to it
+(bass_core/model/cache.py); a plan made by hand has no views.
 
-Rows may share a prefix that is stored once (`SharedPart`). A row's token c is then column c of its prefix if c is
-less than the row's start, and its own column c - start if not. Lengths and positions count the prefix; extents,
-masks and biases describe own columns.
+Rows may share a prefix that is stored once (`SharedPart`). If c is below the row's start, token c of the row is
+column c of its prefix, otherwise its own column c - start. For example, with a start of 32, token 40 is the row's
+own column 8. Lengths and positions count the prefix; extents, masks and biases describe own columns.
 """
 
 from __future__ import annotations
@@ -18,42 +18,48 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-_Made = TypeVar("_Made")
+_T = TypeVar("_T")
 
-# Rows share a prefix in whole units of this many tokens.
+# Shared prefixes are multiples of this many tokens.
 SHARE = 16
-# The tokens at a text's start that the queries of a windowed step see beside their window.
+# The first tokens of a text, which the queries of a windowed step see besides their window.
 SINKS = 64
-# The tokens hidden in a windowed step begin and end at multiples of this.
+# The gap of a windowed step begins and ends at multiples of this.
 _GAP_UNIT = 64
-# The most columns of a row that a token tree may take: what a token sees of them is one bit each of an int64.
+# The most tokens of a tree: an int64 holds one bit for each of them that a token sees.
 MOST_TREE = 63
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """A layer whose tokens see no token before their chunk: chunks of `size` tokens, from the text's start."""
+    """A layer that cuts the text into chunks of `size` tokens; a token sees only its own chunk."""
 
     size: int
 
 
-# What a layer's tokens see of those before them: the last so many, their own included, or their chunk's.
+# What a token of a layer sees: the last N tokens including itself, or its chunk.
 Window = int | Chunks
 
 
 def window_start(length: int, window: int) -> int:
-    """Where the last `window` of a row's `length` cached tokens begin in a windowed step; SINKS: it hides none."""
+    """Return the first column after the gap, when a windowed step sees the last `window` cached tokens of a row.
+
+    The result SINKS means that nothing is hidden. For example, length 1000 and window 256 give 704: columns 64 to
+    703 are hidden.
+    """
     return max(SINKS, (length - window) // _GAP_UNIT * _GAP_UNIT)
 
 
 @dataclass
 class SharedPart:
-    """The prefixes that rows of a step read in place of own columns; row b's has its first starts[b] tokens.
+    """The prefixes that rows of a step read instead of own columns.
 
-    starts: int64 [B], multiples of SHARE, 0 for a row without a prefix; groups: int64 [B], which prefix each row
-    reads (any of them, for a row without one). Both are on the device; host_starts and host_groups are the same
-    on the host, empty for a captured step. extent: columns of the prefixes that any row may see. views: keys and
-    values [G, Hkv, extent, D] of the prefixes in layer 0, then in layer 1, and so on.
+    Attributes:
+        starts: int64 [B] on the device, how many tokens of its prefix a row has; multiples of SHARE, 0 for none.
+        groups: int64 [B] on the device, the prefix of each row; any number for a row without one.
+        host_starts, host_groups: the same on the host; empty for a captured step.
+        extent: how many columns of the prefixes a row may see at most.
+        views: keys and values [G, Hkv, extent, D] of the prefixes in layer 0, then in layer 1, and so on.
     """
 
     starts: Tensor
@@ -66,27 +72,29 @@ class SharedPart:
 
     @property
     def order(self) -> Tensor:
-        """int64 [B]: the rows sorted by prefix, those without one last."""
+        """Return the rows sorted by prefix, those without one last: int64 [B]."""
         if self._order is None:
             last = torch.iinfo(torch.int64).max
             self._order = self.groups.masked_fill(self.starts == 0, last).argsort(stable=True)
         return self._order
 
     def reads(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [G, Hkv, extent, D] of a layer's prefixes."""
+        """Return the keys and values [G, Hkv, extent, D] of a layer's prefixes."""
         return self.views[2 * layer], self.views[2 * layer + 1]
 
 
 @dataclass
 class TokenTree:
-    """The trees that the new tokens of a step form, one a row, instead of a text.
+    """The trees that a step's new tokens form, one per row, instead of continuing the text.
 
-    A row's tree begins at column base = length - before: its first before[b] columns were fed in earlier steps,
-    the row's new tokens are the next ones, at most MOST_TREE in all. Parents come before their children. New token
-    s of row b sees the columns before the base, and column base + j if bit j of sees[b, s] is set: its ancestors
-    and itself. Its position is base + depths[b, s].
+    A row's tree begins at column base = length - before. Earlier steps wrote its first before[b] columns, and the
+    new tokens are the next ones. A tree has at most MOST_TREE tokens, and parents come before their children.
 
-    sees, depths: int64 [B, S] on the device; padding tokens see themselves alone. before: int64 [B] on the device.
+    Attributes:
+        sees: int64 [B, S] on the device. Token s of row b sees all columns before the base, and column base + j if
+            bit j of sees[b, s] is set. These are its ancestors and itself; padding sees only itself.
+        depths: int64 [B, S] on the device; the token's position is base + depths[b, s].
+        before: int64 [B] on the device.
     """
 
     sees: Tensor
@@ -96,13 +104,19 @@ class TokenTree:
 
 @dataclass
 class AttentionPlan:
-    """S = `queries` new tokens for each of B rows; `lengths` int64 [B] (on the device): tokens cached before.
+    """One step with S new tokens in each of B rows.
 
-    host: the same lengths on the host; empty for a captured step, which is replayed for lengths that only the
-    device knows. captured_extent: the own columns that a captured step reads; no row may grow beyond them.
-    shared: the prefixes that rows share; no row is shorter than its start. gap: in a step with a window, the
-    window's tokens: queries see no column from SINKS up to `window_starts(gap)`. None: they see all.
-    views: what the step may read: keys and values [B, Hkv, extent, D] of layer 0, then of layer 1, and so on.
+    Attributes:
+        lengths: int64 [B] on the device, tokens cached before the step.
+        host: the same on the host; empty for a captured step, which is replayed for lengths that only the device
+            knows.
+        queries: S.
+        captured_extent: own columns that a captured step reads; no row may grow beyond them.
+        views: keys and values [B, Hkv, extent, D] that the step may read, of layer 0, then of layer 1, and so on.
+        shared: the prefixes that rows share; a row is at least as long as its start.
+        gap: tokens of the window in a windowed step, whose queries do not see the columns from SINKS up to
+            `window_starts(gap)`; None if they see all.
+        tree: the trees that the new tokens form, if any.
     """
 
     lengths: Tensor
@@ -115,46 +129,46 @@ class AttentionPlan:
     tree: TokenTree | None = None
     _made: dict[Any, Any] = field(default_factory=dict)
 
-    def once(self, key: Any, make: Callable[[], _Made]) -> _Made:
-        """What `make` returns, which is called once a step for each key."""
+    def once(self, key: Any, make: Callable[[], _T]) -> _T:
+        """Return make(), called only once per step and key."""
         if key not in self._made:
             self._made[key] = make()
-        made: _Made = self._made[key]
-        return made
+        value: _T = self._made[key]
+        return value
 
     @property
     def own_host(self) -> list[int]:
-        """`own_lengths` on the host; empty for a captured step."""
+        """Return `own_lengths` on the host; empty for a captured step."""
         if self.shared is None:
             return self.host
         return [length - start for length, start in zip(self.host, self.shared.host_starts, strict=True)]
 
     @property
     def extent(self) -> int:
-        """Own columns that any row of this step may see."""
+        """Return how many own columns a row of this step may see at most."""
         return max(self.own_host) + self.queries if self.captured_extent is None else self.captured_extent
 
     @property
     def longest(self) -> int:
-        """All positions of this step are below this."""
+        """Return a bound above all positions of this step."""
         return self.extent + (0 if self.shared is None else self.shared.extent)
 
     @property
     def needs_mask(self) -> bool:
-        """False when every query sees every column of the extent (one new token, all rows equally long)."""
+        """Return False if every query sees the whole extent: one new token per row and equally long rows."""
         if self.captured_extent is not None or self.queries > 1 or self.gap is not None or self.tree is not None:
             return True
         return min(self.own_host) != max(self.own_host)
 
     @property
     def columns(self) -> Tensor:
-        """int64 [B, S]: the token number of each new token in its row, by which its keys and values are stored."""
+        """Return the number of each new token in its row, where its keys and values are stored: int64 [B, S]."""
         device = self.lengths.device
         return self.once("columns", lambda: self.lengths[:, None] + torch.arange(self.queries, device=device))
 
     @property
     def positions(self) -> Tensor:
-        """int64 [B, S]: the position of each new token in its row's text; in a tree siblings have the same."""
+        """Return the position of each new token in its row's text, int64 [B, S]; siblings in a tree share one."""
         tree = self.tree
         if tree is None:
             return self.columns
@@ -162,7 +176,7 @@ class AttentionPlan:
 
     @property
     def own_lengths(self) -> Tensor:
-        """int64 [B]: the own columns of each row that were filled before this step."""
+        """Return how many own columns of each row were filled before this step: int64 [B]."""
         shared = self.shared
         if shared is None:
             return self.lengths
@@ -170,11 +184,11 @@ class AttentionPlan:
 
     @property
     def new_lengths(self) -> Tensor:
-        """int32 [B]: the own columns of each row including its new tokens."""
+        """Return how many own columns each row has with its new tokens: int32 [B]."""
         return self.once("new lengths", lambda: (self.own_lengths + self.queries).to(torch.int32))
 
     def window_starts(self, window: int) -> Tensor:
-        """int64 [B]: `window_start` of each row."""
+        """Return `window_start` of each row: int64 [B]."""
 
         def make() -> Tensor:
             return ((self.lengths - window) // _GAP_UNIT * _GAP_UNIT).clamp(min=SINKS)
@@ -182,11 +196,11 @@ class AttentionPlan:
         return self.once(("window starts", window), make)
 
     def reads(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, Hkv, extent, D] of a layer that the step may read."""
+        """Return the keys and values [B, Hkv, extent, D] of a layer that the step may read."""
         return self.views[2 * layer], self.views[2 * layer + 1]
 
     def mask(self, window: Window | None) -> Tensor:
-        """Bool [B, S, extent], true where a query must not look."""
+        """Return bool [B, S, extent], true if a query must not see the column."""
 
         def make() -> Tensor:
             columns = torch.arange(self.extent, device=self.lengths.device)
@@ -197,7 +211,12 @@ class AttentionPlan:
         return self.once(("mask", window), make)
 
     def hidden(self, columns: Tensor, window: Window | None) -> Tensor:
-        """Bool [B, S, N], true where a query must not look at a row's tokens `columns`, int64 [N] or [B, 1, N]."""
+        """Return whether each query must not see the row's tokens `columns`: bool [B, S, N].
+
+        Args:
+            columns: int64 [N] or [B, 1, N].
+            window: the layer's window.
+        """
         if self.tree is not None:
             return self._hidden_in_tree(self.tree, columns, window)
         last = self.columns[:, :, None]
@@ -209,14 +228,15 @@ class AttentionPlan:
         return hidden
 
     def _hidden_in_tree(self, tree: TokenTree, columns: Tensor, window: Window | None) -> Tensor:
-        """`hidden` where the new tokens form trees; a sliding window is measured in positions, not columns."""
+        """Return `hidden` for trees; a sliding window counts positions, not columns."""
         base = (self.lengths - tree.before)[:, None, None]
         inside = columns - base
         seen = (tree.sees[:, :, None] >> inside.clamp(0, MOST_TREE)) & 1
         hidden = (inside >= 0) & ((seen == 0) | (inside >= MOST_TREE))
         if window is None:
             return hidden
-        # A column that a token sees in the tree is one of its ancestors: as deep as it sees columns up to it.
+        # A tree column that a token sees is one of its ancestors, so the column's depth is the number of visible
+        # tree columns before it.
         places = torch.arange(MOST_TREE, device=self.lengths.device)
         ranks = ((tree.sees[:, :, None] >> places) & 1).cumsum(-1) - 1
         wide = inside.clamp(0, MOST_TREE - 1).expand(*hidden.shape)
@@ -224,7 +244,7 @@ class AttentionPlan:
         return hidden | _outside(positions, self.positions[:, :, None], window)
 
     def bias(self, window: Window | None, group: int, dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
-        """[B x kv_heads, group x S, extent], -inf where a query must not look and 0 elsewhere."""
+        """Return [B x kv_heads, group x S, extent]: -inf if a query must not see the column, otherwise 0."""
 
         def make() -> Tensor:
             mask = self.mask(window)[:, None, None].expand(-1, kv_heads, group, -1, -1)
@@ -235,7 +255,7 @@ class AttentionPlan:
 
 
 def _outside(positions: Tensor, last: Tensor, window: Window) -> Tensor:
-    """Bool, true where a token at `last` does not see one at `positions` because of the layer's window."""
+    """Return where a layer's window hides a token at `positions` from one at `last`: bool."""
     if isinstance(window, Chunks):
         return positions < last // window.size * window.size
     return positions <= last - window

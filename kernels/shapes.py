@@ -1,6 +1,6 @@
-"""What of a card and of a model decides which variants of the kernels are launched.
+"""The properties of a card and of a model that decide which kernel variants are launched.
 
-Contract: plain numbers, which go to another process as JSON. triton/needed.py makes launches of them.
+These are plain numbers, so they can go to another process as JSON. triton/needed.py turns them into launches.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-# Shared memory of a program in bytes, by compute capability (CUDA C++ Programming Guide), and multiprocessors of a
-# card of that capability: of a T4, A100, A10, L4, H100, B200 and RTX 5090.
+# By compute capability: shared memory of a program in KiB (CUDA C++ Programming Guide), and the multiprocessors of
+# one card of that capability (T4, A100, A10, L4, H100, B200 and RTX 5090).
 _CARDS = {
     75: (64, 40), 80: (163, 108), 86: (99, 72), 89: (99, 58), 90: (227, 132), 100: (227, 148), 120: (99, 170),
 }  # fmt: skip
@@ -19,7 +19,13 @@ CAPABILITIES = tuple(_CARDS)
 
 @dataclass(frozen=True)
 class Card:
-    """A CUDA device. capability: 90 for 9.0; shared: most bytes of a program's shared memory."""
+    """A CUDA device.
+
+    Attributes:
+        capability: compute capability times ten, e.g. 90 for 9.0.
+        shared: the most bytes of shared memory that a program may use.
+        processors: number of multiprocessors.
+    """
 
     capability: int
     shared: int
@@ -27,20 +33,25 @@ class Card:
 
     @classmethod
     def of_capability(cls, capability: int) -> Card:
-        """A card of one of CAPABILITIES."""
+        """Return a card of one of CAPABILITIES."""
         kilobytes, processors = _CARDS[capability]
         return cls(capability, kilobytes * 1024, processors)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes, as its launches have them.
+    """The sizes of a model that its launches depend on.
 
-    dtype: "bfloat16", "float16" or "float32". outputs: its logits a token, of which the first `vocab` are drawn
-    from. hidden, mlp: 0 for a model that transformers' own code runs; normed: its heads have norms. windows:
-    whether layers have a sliding window, once for each kind of layer; capped: whether scores have a soft cap.
-    verifies: of a target, which verifies drafts and may draft over a gap; named: its outputs are a part of the
-    target's ids.
+    Attributes:
+        dtype: "bfloat16", "float16" or "float32".
+        outputs: logits per token.
+        vocab: how many of them, from the first, are drawn from.
+        hidden, mlp: sizes of the state and of the MLP; 0 if transformers' own code runs the model.
+        windows: for each kind of layer, whether it has a sliding window.
+        capped: whether scores have a soft cap.
+        normed: whether queries and keys are normalised per head.
+        verifies: whether it is a target, which verifies drafts and may draft over a gap.
+        named: whether its outputs are only a part of the target's ids.
     """
 
     dtype: str
@@ -59,6 +70,6 @@ class Shape:
 
     @property
     def number(self) -> torch.dtype:
-        """torch's dtype."""
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        """Return torch's dtype."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype

@@ -1,8 +1,8 @@
-"""Whether Triton kernels can run on a device, and what their launches need to know about it.
+"""Find out whether Triton kernels can run on a device, and what their launches need to know about it.
 
-Contract: importing this module does not import triton. `why_unavailable` says in one sentence why kernels can't
-run, or returns None. On a CPU they run only under Triton's interpreter (TRITON_INTERPRET=1, set before the program
-starts): slowly, for tests.
+Importing this module does not import triton. Call `why_unavailable` first: it returns one sentence that says why
+kernels can't run, or None. On a CPU, kernels run only under Triton's interpreter, which is slow and meant for
+tests (set TRITON_INTERPRET=1 before the program starts).
 """
 
 from __future__ import annotations
@@ -18,62 +18,71 @@ import torch
 
 from .shapes import Card
 
-# Assumed number of multiprocessors where it is not known (on a CPU).
+# Assumed number of multiprocessors on a CPU, where it is unknown.
 _FALLBACK_PROCESSORS = 4
-# The card that torch's device "meta" stands for: launches for it are compiled, and never run.
+# The card that stands behind torch's device "meta". Launches for it are compiled but never run.
 _described: Card | None = None
-# Signals that end a compiler for reasons that are not the launch's: Ctrl-C, want of memory, a request to end.
+# Signals that end a compiler for reasons outside the launch: Ctrl-C, out of memory, a request to terminate.
 PASSING_SIGNALS = (2, 9, 15)
 
 
 class LeftOut(RuntimeError):
-    """A launch that Triton could not compile when the program started: it takes other sizes, or torch."""
+    """A launch that Triton could not compile at startup: use other tile sizes, or torch."""
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether the device runs asynchronously to the host: work is queued, and reading a value waits for it."""
+    """Return whether the device runs asynchronously to the host, so that reading a value waits for queued work."""
     return device.type != "cpu"
 
 
 def runtime(device: torch.device) -> Any:
-    """torch's module for an accelerator's streams, events, graphs and memory: torch.cuda for a CUDA device."""
+    """Return torch's module for the device's streams, events, graphs and memory.
+
+    For a CUDA device this is torch.cuda.
+    """
     return torch.get_device_module(device)
 
 
 def interpreting() -> bool:
-    """Whether kernels run under Triton's interpreter, on CPU tensors."""
+    """Return whether kernels run under Triton's interpreter, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
 
 
-def describe(card: Card | None) -> None:
-    """Let tensors of the device "meta" stand for those of a card, for compiling without one; None: no longer."""
+def set_meta_card(card: Card | None) -> None:
+    """Compile for `card` when tensors are on the device "meta"; None ends this.
+
+    No GPU is needed to compile.
+    """
     global _described
     _described = card
-    for known in (why_unavailable, processors, shared_bytes):
-        known.cache_clear()
+    for cached_function in (why_unavailable, processors, shared_bytes):
+        cached_function.cache_clear()
 
 
-def _stands_for(device: torch.device) -> Card | None:
+def _described_card(device: torch.device) -> Card | None:
     return _described if device.type == "meta" else None
 
 
 def card_of(device: torch.device) -> Card:
-    """The card of a CUDA device."""
+    """Return the card of a CUDA device."""
     major, minor = torch.cuda.get_device_capability(device)
     return Card(10 * major + minor, shared_bytes(device), processors(device))
 
 
-def widens(dtype: torch.dtype) -> bool:
-    """Whether to multiply float32 copies: Triton's interpreter multiplies the bits of bfloat16 as integers."""
+def needs_float32(dtype: torch.dtype) -> bool:
+    """Return whether products need float32 copies of their operands.
+
+    Triton's interpreter multiplies the bits of bfloat16 numbers as integers, so it needs them.
+    """
     return dtype == torch.bfloat16 and interpreting()
 
 
 @cache
 def why_unavailable(device: torch.device) -> str | None:
-    """Why Triton kernels can't run on the device; None if they can."""
+    """Return why Triton kernels can't run on the device, or None if they can."""
     if find_spec("triton") is None:
         return "Triton is not installed here (pip install triton, Linux only)"
-    if _stands_for(device) is not None:
+    if _described_card(device) is not None:
         return None
     if interpreting():
         return None if device.type == "cpu" else "TRITON_INTERPRET=1 is for CPU tensors: unset it to use the GPU"
@@ -87,12 +96,12 @@ def why_unavailable(device: torch.device) -> str | None:
 
 
 def available(device: torch.device) -> bool:
-    """Whether Triton kernels can run on the device."""
+    """Return whether Triton kernels can run on the device."""
     return why_unavailable(device) is None
 
 
 def on_zero_gpu() -> bool:
-    """Whether this is a Hugging Face Space on ZeroGPU, which has a device only while it answers a request.
+    """Return whether this is a Hugging Face Space on ZeroGPU, which has a device only while it answers a request.
 
     Until then its CUDA tensors are placeholders whose values are on the host. A forked process moves them to the
     device (read in the source of spaces 0.51.3; not run on a Space).
@@ -101,20 +110,20 @@ def on_zero_gpu() -> bool:
 
 
 def has_tensor_cores(device: torch.device) -> bool:
-    """Whether Triton's products use tensor cores on the device.
+    """Return whether Triton's products use tensor cores on the device.
 
-    Below compute capability 8.0 Triton emits plain multiply-adds. True for other devices than CUDA ones and under
-    the interpreter: nothing depends on it there.
+    Below compute capability 8.0, Triton emits plain multiply-adds. Under the interpreter and on devices other than
+    CUDA the result is True, and nothing depends on it.
     """
-    if (card := _stands_for(device)) is not None:
+    if (card := _described_card(device)) is not None:
         return card.capability >= 80
     return interpreting() or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of the device; a small number on a CPU."""
-    if (card := _stands_for(device)) is not None:
+    """Return the device's number of multiprocessors; on a CPU a small number."""
+    if (card := _described_card(device)) is not None:
         return card.processors
     if device.type != "cuda":
         return _FALLBACK_PROCESSORS
@@ -123,8 +132,11 @@ def processors(device: torch.device) -> int:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory that one program may use on the device; if unknown 99 KiB, which most GPUs have."""
-    if (card := _stands_for(device)) is not None:
+    """Return the bytes of shared memory that one program may use on the device.
+
+    If that is unknown, the result is 99 KiB, which most GPUs have.
+    """
+    if (card := _described_card(device)) is not None:
         return card.shared
     if device.type != "cuda":
         return 99 * 1024
@@ -133,9 +145,9 @@ def shared_bytes(device: torch.device) -> int:
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """A new stream on an accelerator that first waits for the work queued on this thread's stream; none on a CPU.
+    """Enter a new stream that first waits for the work queued on this thread's stream; do nothing on a CPU.
 
-    The current stream of a new thread is the default stream, on which models and caches are usually made.
+    A new thread starts on the default stream, where models and caches are usually created.
     """
     if not is_accelerator(device):
         return nullcontext()
@@ -145,5 +157,5 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Make the device the current one: Triton launches on the current device, wherever its tensors are."""
+    """Make the device current: Triton launches on the current device, wherever its tensors are."""
     return runtime(device).device(device) if is_accelerator(device) else nullcontext()

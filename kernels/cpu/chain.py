@@ -1,10 +1,10 @@
 """The levels of a chain of drafts inside one compiled call: choose each row's token, and feed it.
 
-Contract: `inputs` makes the first level's inputs, in a call of its own. `choose` is a phase that takes one token
-of each row from its newest logits, and says which rows go on; `feed` are two phases that make the body's next
-inputs. Tokens, distributions and inputs have the same bits as those that bass_core/draft/head.py makes level by
-level of the same logits. A level is left out for all rows where none goes on, and every thread finds that in
-`alive`, which is written once.
+`inputs` makes the first level's inputs, in a separate call. `choose` is a phase that takes one token of each row
+from its newest logits and decides which rows go on. `feed` is two phases that make the body's next inputs. Tokens,
+distributions and inputs have the same bits as those that bass_core/draft/head.py makes from the same logits, level
+by level. If no row goes on, the remaining levels are skipped; every thread reads this from `alive`, which is
+written once per level.
 """
 
 from __future__ import annotations
@@ -19,28 +19,33 @@ from torch import Tensor
 from .calls import pool
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
-from .elements import copy, norm, pack, place
+from .elements import copy, norm, pack, vector_position
 from .kinds import PANEL, STEP
 from .packing import NO_LINE, Line, Packed
-from .products import PLAIN, blocks_of, product, scratch
+from .products import PLAIN, blocks_of, product, vector_buffers
 from .sampling.calls import Filters
-from .sampling.distribution import distribution_row, first_largest, room_for
+from .sampling.distribution import distribution_row, first_largest, scratch_for
 from .sampling.draws import BLOCK, draw_row
 
 Array = np.ndarray[Any, Any]
-_NONE = np.empty(0, np.int64)
-# Bits of `alive`: whether a row has its draft of a level, and whether it goes on after it.
+_NO_IDS = np.empty(0, np.int64)
+# Bits of `alive`: whether a row has a draft at a level, and whether it goes on after it.
 HAS_DRAFT, GOES_ON = 1, 2
-# Items, tokens and their order.
-NO_PLAN = np.empty((0, 6), np.int64), np.empty((0, 5), np.int64), _NONE
+# No items, tokens and order.
+NO_PLAN = np.empty((0, 6), np.int64), np.empty((0, 5), np.int64), _NO_IDS
 
 
 class Pointing(NamedTuple):
-    """A head's pointer (bass_core/model/pointer.py): what it searches, and by how much it raises a logit.
+    """A head's pointer (bass_core/model/pointer.py): the text that it searches, and how much it raises a logit.
 
-    text int64 [rows, T], lengths int64 [B]: the rows' texts. columns int64 [V]: the head's columns of the target's
-    ids, -1 for those that it does not have. weight float32 [hidden]: of a state. by_size float32: of matches of
-    `shortest` tokens and more; longer ones than the last are not told from it.
+    Attributes:
+        text: int64 [rows, T], the rows' texts.
+        lengths: int64 [B], their lengths.
+        columns: int64 [V], the head's column of each of the target's ids; -1 for ids that it lacks.
+        weight: float32 [hidden]; its product with a state is added to the logit.
+        by_size: float32, also added, by the size of the match: of `shortest` tokens, of one more, and so on.
+            Longer matches than the last count as the last.
+        shortest: tokens of the shortest match.
     """
 
     text: Array
@@ -53,14 +58,19 @@ class Pointing(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """What a head that reads its own states drafts.
+    """The order for a chain of drafts, from a head that reads its own states.
 
-    most int64 [B], the largest above 0: how many drafts a row may have. fuse: makes inputs of [embedding, state].
-    embedded float32 [V', hidden]: the embeddings of its vocabulary. ids int64 [V']: what its columns stand for,
-    which the noise goes by. words int64 [2, levels, B]: of the noise's keys. filters: temperature, top_k, top_p
-    and min_p (`Filters`), or None to draft greedily.
-    confidence, headroom: HeadDrafter's, 0 for none; soft: whether distributions are wanted; keep: whether all
-    levels' logits are.
+    Attributes:
+        most: int64 [B], the most drafts of each row; at least one row has more than 0.
+        fuse: the layer that makes inputs of [embedding, state].
+        embedded: float32 [V', hidden], the embeddings of the head's vocabulary.
+        ids: int64 [V'], the token id of each of its columns, which the noise depends on.
+        words: int64 [2, levels, B], two words of the hash of each noise key.
+        filters: temperature, top_k, top_p and min_p (`Filters`), or None to draft greedily.
+        confidence, headroom: HeadDrafter's; 0 for none.
+        soft: whether distributions are wanted.
+        keep: whether the logits of all levels are kept.
+        pointing: the head's pointer.
     """
 
     most: Array
@@ -77,17 +87,17 @@ class Chain:
 
     @property
     def levels(self) -> int:
-        """The most drafts of any row."""
+        """Return the most drafts of any row."""
         return int(self.most.max())
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """What a chain drafted.
+    """The drafts of a chain.
 
     Attributes:
         columns: int64 [levels, B], the drafts as columns of the head's vocabulary.
-        probs: float32 [levels, B, V'], what each was drawn from; empty, [0, B, V'], unless `soft`.
+        probs: float32 [levels, B, V'], the distribution of each draft; empty, [0, B, V'], unless `soft`.
         alive: int64 [levels, B], the bits HAS_DRAFT and GOES_ON.
     """
 
@@ -97,18 +107,18 @@ class Drafted:
 
     @property
     def counts(self) -> list[int]:
-        """How many drafts each row has."""
+        """Return the number of drafts of each row."""
         counts: list[int] = (self.alive & HAS_DRAFT).sum(0).tolist()
         return counts
 
     @property
     def forwards(self) -> int:
-        """How many forwards were made."""
+        """Return the number of forwards."""
         return 1 + int((self.alive[:-1] & GOES_ON).any(1).sum())
 
 
 class Draws(NamedTuple):
-    """How a token is chosen: the numbers of `Filters`, and the confidence that a draft needs (HeadDrafter's)."""
+    """How tokens are chosen: the numbers of `Filters`, and the confidence that a draft needs (HeadDrafter's)."""
 
     factor: Any
     top_k: Any
@@ -119,7 +129,7 @@ class Draws(NamedTuple):
 
 
 class Plans(NamedTuple):
-    """The attention plans of all levels after the first, one after the other (attention/plan.py).
+    """The attention plans of all levels after the first, one after another (attention/plan.py).
 
     Attributes:
         items, tokens, orders: as `planned` makes them.
@@ -132,7 +142,7 @@ class Plans(NamedTuple):
     ends: Array
 
 
-class Levels(NamedTuple):
+class ChainArguments(NamedTuple):
     """A Chain for the kernels: its fields, the arrays of its result, and scratch.
 
     Attributes:
@@ -142,9 +152,9 @@ class Levels(NamedTuple):
         greedy: whether the likeliest token is taken.
         columns, probs, alive: the arrays of the Drafted.
         lengths: int64 [levels, B], the rows' lengths before each level.
-        firsts: int64 [B + 1], the first token of each row where each has one.
+        firsts: int64 [B + 1], the first token of each row when every row has one token.
         starts: int64 [blocks + 1], the blocks of these tokens (products.py).
-        sure: float32 [B], how likely a row's drafts so far are, 1 at first.
+        chain_probs: float32 [B], the probability of a row's drafts so far, 1 at first.
         inputs: float32 [B x 2 hidden], scratch for [embedding, state].
         plans: the attention of later levels.
     """
@@ -163,22 +173,21 @@ class Levels(NamedTuple):
     lengths: Array
     firsts: Array
     starts: Array
-    sure: Array
+    chain_probs: Array
     inputs: Array
     plans: Plans
     pointing: Pointing
 
 
-def arguments(
+def chain_arguments(
     chain: Chain, lengths: Array, hidden: int, plans: list[tuple[Array, ...]], starts: Array
-) -> tuple[Levels, Drafted]:
-    """The kernel's argument, and what it writes.
+) -> tuple[ChainArguments, Drafted]:
+    """Return the kernel's argument, and the result that it writes to.
 
     Args:
-        chain: what to draft.
-        lengths: int64 [B], of the rows, their newest tokens included.
-        hidden: numbers of a state.
-        plans: attention/plan.py's of all levels but the last.
+        lengths: int64 [B], the rows' lengths with their newest tokens.
+        hidden: size of a state.
+        plans: the attention plans of all levels but the last.
         starts: the blocks of one token per row (products.py).
     """
     rows, levels, size = len(chain.most), chain.levels, len(chain.ids)
@@ -190,7 +199,7 @@ def arguments(
     )
     items, tokens, orders = (np.concatenate(parts) for parts in zip(NO_PLAN, *plans, strict=True))
     ends = np.cumsum([0, *(len(plan[0]) for plan in plans)])
-    return Levels(
+    return ChainArguments(
         most=chain.most,
         fuse=chain.fuse.line(),
         embedded=chain.embedded.ravel(),
@@ -205,35 +214,21 @@ def arguments(
         lengths=lengths + np.arange(levels, dtype=np.int64)[:, None],
         firsts=np.arange(rows + 1),
         starts=starts,
-        sure=np.ones(rows, np.float32),
+        chain_probs=np.ones(rows, np.float32),
         inputs=np.empty(rows * 2 * hidden, np.float32),
         plans=Plans(items, tokens, orders, ends),
         pointing=chain.pointing,
     ), drafted
 
 
-def _no_levels() -> Levels:
+def _no_levels() -> ChainArguments:
     table, flat = np.empty((0, 0), np.int64), np.empty(0, np.float32)
-    return Levels(
-        most=_NONE,
-        fuse=NO_LINE,
-        embedded=flat,
-        ids=_NONE,
-        words=np.empty((2, 0, 0), np.int64),
-        draws=Draws(*Filters(1.0).numbers(), np.float32(0), np.float32(0)),
-        greedy=True,
-        soft=False,
-        columns=table,
-        probs=flat,
-        alive=table,
-        lengths=table,
-        firsts=_NONE,
-        starts=_NONE,
-        sure=flat,
-        inputs=flat,
-        plans=Plans(*NO_PLAN, _NONE),
-        pointing=Pointing(table, _NONE, _NONE, flat, flat, 0),
-    )
+    return ChainArguments(
+        most=_NO_IDS, fuse=NO_LINE, embedded=flat, ids=_NO_IDS, words=np.empty((2, 0, 0), np.int64),
+        draws=Draws(*Filters(1.0).numbers(), np.float32(0), np.float32(0)), greedy=True, soft=False, columns=table,
+        probs=flat, alive=table, lengths=table, firsts=_NO_IDS, starts=_NO_IDS, chain_probs=flat, inputs=flat,
+        plans=Plans(*NO_PLAN, _NO_IDS), pointing=Pointing(table, _NO_IDS, _NO_IDS, flat, flat, 0),
+    )  # fmt: skip
 
 
 # The argument of a call without a chain.
@@ -242,44 +237,53 @@ NO_CHAIN = _no_levels()
 
 @helper
 def choose(state, phase, level, chain, logits, stride, states, wanted, hidden):
-    """A phase: a column of each row of logits [B, stride], the newest ones; returns whether any row goes on.
+    """Choose a token of each row from its newest logits [B, stride]; return whether any row goes on: one phase.
 
     The pointer raises the logits first. states, wanted: as for `feed`.
     """
     rows, size, draws = len(chain.most), len(chain.ids), chain.draws
-    probs, sure, uniforms, memory = chain.probs, chain.sure, np.empty(BLOCK, np.float32), room_for(size)
+    probs, chain_probs, uniforms, scratch = (
+        chain.probs,
+        chain.chain_probs,
+        np.empty(BLOCK, np.float32),
+        scratch_for(size),
+    )
     while True:
         row = claim(state, phase)
         if row >= rows:
             break
         at = (level * rows + row) * size
-        goes = chain.most[row] > level and (level == 0 or chain.alive[level - 1, row] & GOES_ON != 0)
-        _raise(chain, level, row, logits, row * stride, states, wanted[row] * hidden)
+        has_draft = chain.most[row] > level and (level == 0 or chain.alive[level - 1, row] & GOES_ON != 0)
+        _raise_pointed(chain, level, row, logits, row * stride, states, wanted[row] * hidden)
         if chain.soft:
             filters = draws.factor, draws.top_k, draws.top_p, draws.min_p
-            distribution_row(logits, row * stride, size, filters, probs, at, memory)
-        column = first_largest(logits, row * stride, size, memory[0])
+            distribution_row(logits, row * stride, size, filters, probs, at, scratch)
+        column = first_largest(logits, row * stride, size, scratch[0])
         if draws.confidence > 0:
-            goes = goes and sure[row] * probs[at + column] >= draws.confidence
+            has_draft = has_draft and chain_probs[row] * probs[at + column] >= draws.confidence
         if not chain.greedy:
             first, second = chain.words[0, level, row], chain.words[1, level, row]
             column = draw_row(probs, at, size, chain.ids, True, first, second, uniforms)
         chain.columns[level, row] = column
         if draws.confidence > 0:
-            sure[row] *= probs[at + column]
-        more = goes and chain.most[row] > level + 1 and (draws.confidence == 0 or sure[row] >= draws.headroom)
-        chain.alive[level, row] = (HAS_DRAFT if goes else 0) + (GOES_ON if more else 0)
+            chain_probs[row] *= probs[at + column]
+        goes_on = (
+            has_draft
+            and chain.most[row] > level + 1
+            and (draws.confidence == 0 or chain_probs[row] >= draws.headroom)
+        )
+        chain.alive[level, row] = (HAS_DRAFT if has_draft else 0) + (GOES_ON if goes_on else 0)
         done(state, phase)
     wait(state, phase, rows)
     return chain.alive[level].max() >= GOES_ON
 
 
 @helper
-def _raise(chain, level, row, logits, start, states, at):
-    """Raise what followed the longest earlier match of the row's last tokens, of several the newest."""
+def _raise_pointed(chain, level, row, logits, start, states, at):
+    """Raise the token after the longest earlier match of the row's last tokens; on ties, the most recent match."""
     text, lengths, column_of, weight, by_size, shortest = chain.pointing
     end, longest = lengths[row], shortest + len(by_size) - 1
-    newest, best, behind = _token(chain, end, level, row, 0), 0, 0
+    newest, best, following = _token(chain, end, level, row, 0), 0, 0
     for stop in range(end - 2, -1, -1):
         if text[row, stop] == newest:
             size = 1
@@ -288,30 +292,32 @@ def _raise(chain, level, row, logits, start, states, at):
             ):
                 size += 1
             if size > best:
-                best, behind = size, text[row, stop + 1]
+                best, following = size, text[row, stop + 1]
             if best == longest:
                 break
-    if best < shortest or column_of[behind] < 0:
+    if best < shortest or column_of[following] < 0:
         return
     total = 0.0
     for i in range(len(weight)):
         total += np.float64(states[at + i]) * np.float64(weight[i])
-    logits[start + column_of[behind]] += np.float32(total) + by_size[best - shortest]
+    logits[start + column_of[following]] += np.float32(total) + by_size[best - shortest]
 
 
 @helper
 def _token(chain, end, level, row, back):
-    """The row's last token but `back`, after `level` drafts."""
+    """Return a row's token `back` places before its last one, `level` drafts included."""
     if back < level:
         return chain.ids[chain.columns[level - 1 - back, row]]
     return chain.pointing.text[row, end - 1 - (back - level)]
 
 
 @helper
-def feed(state, phase, threads, level, chain, states, wanted, hidden, short, wide, x, other, another):
-    """Two phases: the body's inputs x [B, hidden] of each row's newest token and of the state before it.
+def feed(
+    state, phase, threads, level, chain, states, wanted, hidden, vectors_u16, vectors_f32, x, next_u16, next_f32
+):
+    """Make the body's inputs x [B, hidden] from each row's newest token and the state before it: two phases.
 
-    states [N, hidden]: the body's, of which row b's newest is wanted[b].
+    states [N, hidden]: the body's; row b's newest is wanted[b].
     """
     rows, line, starts, inputs = len(chain.most), chain.fuse, chain.starts, chain.inputs
     while True:
@@ -321,71 +327,77 @@ def feed(state, phase, threads, level, chain, states, wanted, hidden, short, wid
         at = 2 * hidden * row
         copy(chain.embedded, chain.columns[level, row] * hidden, inputs, at, hidden)
         copy(states, wanted[row] * hidden, inputs, at + hidden, hidden)
-        to, width = place(row, starts, line.steps)
-        pack(inputs, at, 2 * hidden, short, wide, line.form, to, width)
+        to, width = vector_position(row, starts, line.steps)
+        pack(inputs, at, 2 * hidden, vectors_u16, vectors_f32, line.form, to, width)
         done(state, phase)
     wait(state, phase, rows)
-    product(state, phase + 1, threads, line, starts, short, wide, x, PLAIN, x, other, another, 0)
+    product(state, phase + 1, threads, line, starts, vectors_u16, vectors_f32, x, PLAIN, x, next_u16, next_f32, 0)
 
 
 @helper
-def further(chain, level, plan):
-    """The plan of the attention after level `level`; plan: of the step before, for its types."""
-    rows, plans, none = len(chain.most), chain.plans, plan[4][:0]
+def later_plan(chain, level, plan):
+    """Return the attention plan after level `level`; plan: the previous step's, for its types."""
+    rows, plans, no_tree = len(chain.most), chain.plans, plan[4][:0]
     at, end = level * rows, (level + 1) * rows
     items = plans.items[plans.ends[level] : plans.ends[level + 1]]
-    return items, plans.tokens[at:end], plans.orders[at:end], none, none
+    return items, plans.tokens[at:end], plans.orders[at:end], no_tree, no_tree
 
 
 @kernel
-def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, vectors, states, room, x):
-    short, wide, other, another = vectors
+def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, vectors, states, scratch, x):
+    vectors_u16, vectors_f32, next_u16, next_f32 = vectors
     tokens = starts[-1]
     parts = len(raw) // (tokens * hidden)
-    # Without a projection the states are the raw ones.
+    # Without a projection, the states are the raw ones.
     for first in range(0 if project.data else 1, 2):
         line = fuse if first else project
         while True:
             token = claim(state, 2 * first)
             if token >= tokens:
                 break
-            to, width = place(token, starts, line.steps)
+            to, width = vector_position(token, starts, line.steps)
             if first == 0:
                 for part in range(parts - 1):
                     at = (token * parts + part) * hidden
                     norm(raw, at, hidden, ones, 0, np.float32(1e-6), raw, at)
-                pack(raw, token * parts * hidden, parts * hidden, short, wide, line.form, to, width)
+                pack(raw, token * parts * hidden, parts * hidden, vectors_u16, vectors_f32, line.form, to, width)
             else:
                 at = token * 2 * hidden
-                copy(embedded, token * hidden, room, at, hidden)
-                copy(states, token * hidden, room, at + hidden, hidden)
-                pack(room, at, 2 * hidden, short, wide, line.form, to, width)
+                copy(embedded, token * hidden, scratch, at, hidden)
+                copy(states, token * hidden, scratch, at + hidden, hidden)
+                pack(scratch, at, 2 * hidden, vectors_u16, vectors_f32, line.form, to, width)
             done(state, 2 * first)
         wait(state, 2 * first, tokens)
         out = x if first else states
-        product(state, 2 * first + 1, threads, line, starts, short, wide, out, PLAIN, out, other, another, 0)
+        product(
+            state, 2 * first + 1, threads, line, starts, vectors_u16, vectors_f32, out, PLAIN, out, next_u16,
+            next_f32, 0,
+        )  # fmt: skip
 
 
 def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) -> Tensor:
-    """The body's inputs [N, hidden], of raw states [N, (layers + 1) x hidden] and embeddings [N, hidden], float32.
+    """Return the body's inputs [N, hidden], float32.
 
-    raw, which is overwritten: of each layer the residual stream, then the last state (HiddenStateTap.finish in
-    bass_core/model/base.py).
+    Args:
+        raw: float32 [N, (layers + 1) x hidden], the residual stream of each layer, then the last state
+            (HiddenStateTap.finish in bass_core/model/base.py). It is overwritten.
+        embedded: float32 [N, hidden], the embeddings.
+        project: the layer that projects raw states, or None if they need none.
     """
     tokens, hidden = embedded.shape
-    steps = max(one.line().steps for one in (project, fuse) if one is not None)
+    steps = max(layer.line().steps for layer in (project, fuse) if layer is not None)
     states = raw if project is None else torch.empty(tokens, hidden)
-    x, room = torch.empty(tokens, hidden), np.empty(2 * tokens * hidden, np.float32)
-    lines = [NO_LINE if one is None else one.line() for one in (project, fuse)]
-    columns = min(one.columns for one in (project, fuse) if one is not None)
+    x, scratch = torch.empty(tokens, hidden), np.empty(2 * tokens * hidden, np.float32)
+    lines = [NO_LINE if layer is None else layer.line() for layer in (project, fuse)]
+    columns = min(layer.columns for layer in (project, fuse) if layer is not None)
     pool.run(
         _inputs, 4, raw.view(-1).numpy(), hidden, np.ones(hidden, np.float32), embedded.reshape(-1).numpy(),
-        *lines, blocks_of(tokens, columns), (*scratch(tokens * steps * STEP), *scratch(STEP)),
-        states.view(-1).numpy(), room, x.view(-1).numpy(),
+        *lines, blocks_of(tokens, columns), (*vector_buffers(tokens * steps * STEP), *vector_buffers(STEP)),
+        states.view(-1).numpy(), scratch, x.view(-1).numpy(),
     )  # fmt: skip
     return x
 
 
-def fits(fuse: Packed, hidden: int, vectors: int) -> bool:
-    """Whether a layer's inputs and outputs lie as `feed` writes them; vectors: numbers that a vector may have."""
+def can_feed(fuse: Packed, hidden: int, vectors: int) -> bool:
+    """Return whether `feed` can write this layer's inputs and outputs; vectors: the largest size of a vector."""
     return fuse.inputs == 2 * hidden <= vectors and fuse.rows == hidden and hidden % PANEL == 0

@@ -1,9 +1,9 @@
-"""What a layer does besides its products, number by number.
+"""The work of a layer besides its products, number by number.
 
-Contract: compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
-reads them: `width` vectors together, [steps][width] blocks of STEP numbers, in a form that kinds.py names. `short`
-and `wide` are the same bytes, and places in them are in numbers, whatever their form. NaN and infinity stay what
-they are, or become NaN, so that unsound numbers are found later.
+These are compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
+reads them: `width` vectors together, [steps][width] blocks of STEP numbers, in a form that kinds.py names.
+`vectors_u16` and `vectors_f32` are two views of the same bytes. Positions in them count numbers, whatever their
+form. NaN stays NaN, and infinity stays infinite or becomes NaN, so that unsound numbers are found later.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from .vectors import dots, to_bytes
 
 @intrinsic
 def bits(_: Any, value: Any) -> Any:
-    """The bits of a float32 number, as an int32."""
+    """Return the bits of a float32 number as an int32."""
     return types.int32(types.float32), lambda context, b, signature, args: b.bitcast(args[0], INT)
 
 
 @intrinsic
 def number(_: Any, value: Any) -> Any:
-    """The float32 number of an int32's bits."""
+    """Return the float32 number with an int32's bits."""
     return types.float32(types.int32), lambda context, b, signature, args: b.bitcast(args[0], FLOAT)
 
 
 @intrinsic
 def float_at(_: Any, address: Any) -> Any:
-    """The float32 number at an address."""
+    """Return the float32 number at an address."""
     return types.float32(types.uintp), lambda context, b, signature, args: loaded(b, args[0], FLOAT)
 
 
 @intrinsic
-def short_at(_: Any, address: Any) -> Any:
-    """The uint16 at an address."""
+def u16_at(_: Any, address: Any) -> Any:
+    """Return the uint16 at an address."""
     return types.uint16(types.uintp), lambda context, b, signature, args: loaded(b, args[0], SHORT, 2)
 
 
 @intrinsic
 def copy_bytes(_: Any, to: Any, source: Any, number: Any) -> Any:
-    """Copy so many bytes from an address to another, where they do not overlap."""
+    """Copy `number` bytes between addresses that do not overlap."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        to, source = (b.inttoptr(one, ir.IntType(8).as_pointer()) for one in args[:2])
+        to, source = (b.inttoptr(address, ir.IntType(8).as_pointer()) for address in args[:2])
         cgutils.raw_memcpy(b, to, source, args[2], 1)
         return context.get_dummy_value()
 
@@ -60,7 +60,7 @@ def copy_bytes(_: Any, to: Any, source: Any, number: Any) -> Any:
 
 @intrinsic
 def zero_bytes(_: Any, to: Any, number: Any) -> Any:
-    """Zero so many bytes from an address on."""
+    """Zero `number` bytes from an address on."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         cgutils.memset(b, b.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1], 0)
@@ -70,25 +70,25 @@ def zero_bytes(_: Any, to: Any, number: Any) -> Any:
 
 
 @intrinsic
-def put(_: Any, address: Any, value: Any) -> Any:
+def store_float(_: Any, address: Any, value: Any) -> Any:
     """Write a float32 number at an address."""
-    return types.void(types.uintp, types.float32), _put
+    return types.void(types.uintp, types.float32), _store
 
 
 @intrinsic
-def put_short(_: Any, address: Any, value: Any) -> Any:
+def store_u16(_: Any, address: Any, value: Any) -> Any:
     """Write a uint16 at an address."""
-    return types.void(types.uintp, types.uint16), _put
+    return types.void(types.uintp, types.uint16), _store
 
 
-def _put(context: Any, b: Any, signature: Any, args: Any) -> Any:
+def _store(context: Any, b: Any, signature: Any, args: Any) -> Any:
     b.store(args[1], b.inttoptr(args[0], args[1].type.as_pointer()))
     return context.get_dummy_value()
 
 
 @helper
 def rounded(value):
-    """A float32 number as bfloat16 bits, to nearest even; NaN stays NaN."""
+    """Round a float32 number to bfloat16 bits, to nearest even; NaN stays NaN."""
     whole = np.uint32(bits(value))
     nearest = (whole + np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.uint16(nearest if value == value else np.uint32(0x7FC0))
@@ -96,7 +96,10 @@ def rounded(value):
 
 @helper
 def exp(x):
-    """e^x in float32 within 2 ulp; 0 below -87.3, infinity above 88.4 (Cephes' expf: a polynomial of degree 5)."""
+    """Return e^x in float32 within 2 ulp; 0 below -87.3, infinity above 88.4.
+
+    Cephes' expf: a polynomial of degree 5.
+    """
     low, high = np.float32(-87.3), np.float32(88.7)
     at = low if x < low else high if x > high else x
     power = np.floor(at * np.float32(1.4426950408889634) + np.float32(0.5))
@@ -115,7 +118,7 @@ def exp(x):
 
 @helper
 def exp2(x):
-    """2^x in float32 within 2 ulp for x <= 0, exactly 1 for 0; 0 below -126."""
+    """Return 2^x in float32 within 2 ulp for x <= 0, exactly 1 for 0; 0 below -126."""
     low = np.float32(-126.0)
     at = low if x < low else x
     power = np.floor(at + np.float32(0.5))
@@ -131,8 +134,8 @@ def exp2(x):
 
 
 @helper
-def place(vector, starts, steps):
-    """Where the first step of a vector lies, in numbers, and how many vectors are in its block."""
+def vector_position(vector, starts, steps):
+    """Return where the first step of a vector lies, in numbers, and how many vectors its block has."""
     block = 0
     while starts[block + 1] <= vector:
         block += 1
@@ -141,67 +144,70 @@ def place(vector, starts, steps):
 
 @helper
 def bytes_of(form):
-    """Bytes of a block of STEP numbers in a form."""
+    """Return the bytes of a block of STEP numbers in a form."""
     return VECTOR_BYTES[form]
 
 
 @helper
-def pack(source, start, size, short, wide, form, base, width):
-    """Write source[start : start + size] as a vector whose first step is at `base`; zeros fill its last step.
+def pack(source, start, size, vectors_u16, vectors_f32, form, base, width):
+    """Write source[start : start + size] as a vector whose first step is at `base`; pad its last step with zeros.
 
-    Indices are unsigned, since numba would test signed ones for being negative, and could not use vectors then.
+    Indices are unsigned: numba's bounds checks on signed ones prevent vectorisation.
     """
-    one = np.uintp(STEP)
+    step_size = np.uintp(STEP)
     for step in range(np.uintp((size + STEP - 1) // STEP)):
-        at, to = np.uintp(start) + step * one, np.uintp(base) + step * one * np.uintp(width)
-        filled = min(one, np.uintp(size) - step * one)
+        at, to = np.uintp(start) + step * step_size, np.uintp(base) + step * step_size * np.uintp(width)
+        filled = min(step_size, np.uintp(size) - step * step_size)
         if form == AS_PAIRS:
             for i in range(filled):
-                short[to + i] = rounded(source[at + i])
-            for i in range(filled, one):
-                short[to + i] = np.uint16(0)
-        elif form == AS_BYTES and filled == one:
-            to_bytes(source.ctypes.data + np.uintp(4) * at, _block(wide, to))
+                vectors_u16[to + i] = rounded(source[at + i])
+            for i in range(filled, step_size):
+                vectors_u16[to + i] = np.uint16(0)
+        elif form == AS_BYTES and filled == step_size:
+            to_bytes(source.ctypes.data + np.uintp(4) * at, _block(vectors_f32, to))
         elif form == AS_BYTES:
             whole = np.zeros(STEP, np.float32)
             for i in range(filled):
                 whole[i] = source[at + i]
-            to_bytes(whole.ctypes.data, _block(wide, to))
+            to_bytes(whole.ctypes.data, _block(vectors_f32, to))
             whole[0] = 0
         else:
             for i in range(filled):
-                wide[to + i] = source[at + i]
-            for i in range(filled, one):
-                wide[to + i] = np.float32(0.0)
+                vectors_f32[to + i] = source[at + i]
+            for i in range(filled, step_size):
+                vectors_f32[to + i] = np.float32(0.0)
 
 
 @helper
-def pack_all(state, phase, x, size, starts, short, wide, form):
-    """A phase (calls/threads.py): all vectors of x [N, size]."""
+def pack_all(state, phase, x, size, starts, vectors_u16, vectors_f32, form):
+    """Pack all vectors of x [N, size]: one phase (calls/threads.py)."""
     steps, vectors = (size + STEP - 1) // STEP, starts[-1]
     while True:
         vector = claim(state, phase)
         if vector >= vectors:
             break
-        to, width = place(vector, starts, steps)
-        pack(x, vector * size, size, short, wide, form, to, width)
+        to, width = vector_position(vector, starts, steps)
+        pack(x, vector * size, size, vectors_u16, vectors_f32, form, to, width)
         done(state, phase)
     wait(state, phase, vectors)
 
 
 @helper
-def _block(wide, to):
-    """The address of the block of bytes at a place in numbers."""
-    return wide.ctypes.data + to // np.uintp(STEP) * np.uintp(VECTOR_BYTES[AS_BYTES])
+def _block(vectors_f32, to):
+    """Return the address of the block of bytes at a place in numbers."""
+    return vectors_f32.ctypes.data + to // np.uintp(STEP) * np.uintp(VECTOR_BYTES[AS_BYTES])
 
 
 @helper
 def norm(x, start, size, weight, first, eps, out, to):
-    """out[to : to + size] = RMSNorm of x[start : start + size], weights from weight[first] on; out may be x."""
-    row, kept = x.ctypes.data + np.uintp(4 * start), x[start]
+    """Write out[to : to + size] = RMSNorm of x[start : start + size], with weights from weight[first] on.
+
+    out may be x.
+    """
+    row, first_number = x.ctypes.data + np.uintp(4 * start), x[start]
     dots(row, row, out.ctypes.data + np.uintp(4 * to), 1, size)
     total = out[to]
-    x[start] = kept
+    x[start] = first_number
     for i in range(size - size % LANES, size):
         total += x[start + i] * x[start + i]
     factor = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
@@ -211,29 +217,35 @@ def norm(x, start, size, weight, first, eps, out, to):
 
 
 @helper
-def silu(y, start, short, wide, form, to):
-    """silu(gate) * up of STEP gates from y[start] on and the STEP numbers after them, as a block at `to`."""
-    at, one = np.uintp(start), np.uintp(STEP)
-    for i in range(one):
+def silu(y, start, vectors_u16, vectors_f32, form, to):
+    """Write SiLU(gate) * up as a block at `to`: STEP gates from y[start] on, and the STEP ups after them."""
+    at, step_size = np.uintp(start), np.uintp(STEP)
+    for i in range(step_size):
         gate = y[at + i]
-        y[at + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + one + i]
-    pack(y, start, STEP, short, wide, form, to, 1)
+        y[at + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + step_size + i]
+    pack(y, start, STEP, vectors_u16, vectors_f32, form, to, 1)
 
 
 @helper
 def copy(source, at, target, to, size):
-    """target[to : to + size] = source[at : at + size]. Assigning a slice takes numba a second to compile."""
+    """Copy source[at : at + size] to target[to : to + size].
+
+    A slice assignment would take numba a second to compile.
+    """
     a, b = np.uintp(at), np.uintp(to)
     for i in range(np.uintp(size)):
         target[b + i] = source[a + i]
 
 
 @helper
-def rotate(x, start, half, turns, first, factor):
-    """Rotary embedding in place of x[start : start + 2 half]; turns[first]: `half` cosines, then `half` sines."""
-    at, turn, size = np.uintp(start), np.uintp(first), np.uintp(half)
+def rotate(x, start, half, rope, first, factor):
+    """Apply rotary embedding and a factor to x[start : start + 2 half] in place.
+
+    rope[first] begins `half` cosines, then `half` sines.
+    """
+    at, rope_at, size = np.uintp(start), np.uintp(first), np.uintp(half)
     for i in range(size):
         a, b = x[at + i], x[at + size + i]
-        c, s = turns[turn + i], turns[turn + size + i]
+        c, s = rope[rope_at + i], rope[rope_at + size + i]
         x[at + i] = (a * c - b * s) * factor
         x[at + size + i] = (b * c + a * s) * factor

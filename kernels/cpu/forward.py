@@ -1,9 +1,9 @@
-"""A whole forward of a Llama-shaped model over few tokens, in one compiled call, and a chain of drafts after it.
+"""A whole forward of a Llama-shaped model over few tokens, and a chain of drafts after it, in one compiled call.
 
-Contract: `forward` takes the N real tokens of all rows, row after row. A layer is nine phases that the threads of
-the call share (threads.py); the output layer is four more, and a draft three (chain.py). Every number of a token
-is summed in one order, so it depends on its own row alone: not on other rows, on how many tokens the step has, or
-on the number of threads.
+`forward` takes the N real tokens of all rows, row after row. A layer is nine phases that the threads of the call
+share (threads.py), the output layer four more, and a draft three (chain.py). Invariant: every number of a token is
+summed in a fixed order, so it depends only on its own row: not on other rows, the number of tokens in the step, or
+the number of threads.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from .attention.phases import attend, merge, write
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
-from .chain import choose, feed, further
-from .elements import copy, norm, pack, pack_all, place
+from .chain import choose, feed, later_plan
+from .elements import copy, norm, pack, pack_all, vector_position
 from .kinds import PANEL, STEP
 from .products import ADD, GATE, PLAIN, line_at, product
 
@@ -20,13 +20,16 @@ _LAYER_PHASES, _LAST_PHASES, _DRAFT_PHASES = 9, 4, 3
 
 
 def phases_of(layers: int, drafts: int) -> int:
-    """How many phases a forward has, and those that a chain of drafts goes on with."""
+    """Return the number of phases of a forward that drafts `drafts` tokens."""
     return (_LAYER_PHASES * layers + _LAST_PHASES + _DRAFT_PHASES) * max(drafts, 1)
 
 
 @helper
-def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, form, out, stream):
-    """A phase: the RMSNorm of x [N, size] in `out` and as vectors; a copy of x in `stream`, if it has room."""
+def _norm_all(state, phase, x, size, weight, first, eps, starts, vectors_u16, vectors_f32, form, out, stream):
+    """Write the RMSNorm of x [N, size] to `out` and as vectors: one phase.
+
+    Also copy x to `stream`, unless that is empty.
+    """
     steps, tokens = (size + STEP - 1) // STEP, starts[-1]
     while True:
         token = claim(state, phase)
@@ -36,109 +39,120 @@ def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, fo
         if len(stream):
             copy(x, at, stream, at, size)
         norm(x, at, size, weight, first, eps, out, at)
-        to, width = place(token, starts, steps)
-        pack(out, at, size, short, wide, form, to, width)
+        to, width = vector_position(token, starts, steps)
+        pack(out, at, size, vectors_u16, vectors_f32, form, to, width)
         done(state, phase)
     wait(state, phase, tokens)
 
 
 @kernel
 def forward(
-    state,
-    threads,
-    lines,
-    norms,
-    head_norms,
-    eps,
-    shape,
-    step,
-    sight,
-    plan,
-    caches,
-    segment,
-    turns,
-    x,
-    reads,
-    streams,
-    room,
-    short,
-    wide,
-    queries,
-    parts,
-    dot,
-    out,
-    logits,
-    chain,
-):
-    """x float32 [N, hidden] becomes the residual stream; out [N, hidden] its final norm; logits [M, V].
+    state, threads, lines, norms, head_norms, eps, shape, step, visible, plan, caches, segment, rope, x,
+    stream_index, streams, scratch, vectors_u16, vectors_f32, queries, parts, dot, out, logits, chain,
+):  # fmt: skip
+    """Turn x float32 [N, hidden] into the residual stream, and compute its final norm and logits.
 
-    lines int64 [4 layers + 1, 9]: Packed.line of each layer's joined query, key and value, output, joined gate
-    and up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms: the
-    weights of query and key norms [layers, 2, dim], flat, or nothing. turns: cosines and sines of a position,
-    [positions, dim], flat. shape, sight, plan, caches, segment, queries, parts: attention/phases.py. step: int64
-    arrays firsts [B + 1], lengths [B], starts (products.py), the M tokens wanted whose logits are computed,
-    and the starts of these. reads int64 [layers + 1]: before which layers x is
-    kept, by its place in streams [places, N x hidden]; -1: not kept. dot: whether queries, keys and values are
-    bfloat16. room, short, wide: scratch. chain: chain.py; with one, M = B, and logits [levels, B, V].
+    Args:
+        lines: int64 [4 layers + 1, 9], Packed.line of each layer's joined query, key and value, output, joined
+            gate and up, and down products, and then of the output layer.
+        norms: float32 [2 layers + 1, hidden].
+        head_norms: weights of query and key norms [layers, 2, dim], flat, or empty.
+        shape, visible, plan, caches, segment, queries, parts: see attention/phases.py.
+        step: int64 arrays firsts [B + 1], lengths [B], starts (products.py), the M wanted tokens, whose logits are
+            computed, and the starts of these.
+        rope: [positions, dim], flat: cosines and sines of each position.
+        stream_index: int64 [layers + 1], the row of `streams` to which x is copied before each layer; -1 for none.
+        streams: [copies, N x hidden].
+        scratch, vectors_u16, vectors_f32: scratch.
+        dot: whether queries, keys and values are bfloat16.
+        out: the final norm, [N, hidden].
+        logits: [M, V]; with a chain M = B, and [levels, B, V].
+        chain: see chain.py.
     """
     heads, kv_heads, dim, _ = shape
     hidden, layers, last = norms.shape[1], len(lines) // 4, line_at(lines, len(lines) - 1)
-    form, weights, none = line_at(lines, 0).form, norms.ravel(), x[:0]
+    form, weights, no_stream = line_at(lines, 0).form, norms.ravel(), x[:0]
     rows = heads * dim + 2 * kv_heads * dim
     rows += -rows % PANEL
-    # Two products' vectors: those of the down product are written while gates and ups read theirs.
-    half = len(wide) // 2
-    short, other, wide, another = short[: 2 * half], short[2 * half :], wide[:half], wide[half:]
+    # Vectors of two products: those of the down product are written while gates and ups still read theirs.
+    half = len(vectors_f32) // 2
+    vectors_u16, next_u16, vectors_f32, next_f32 = (
+        vectors_u16[: 2 * half],
+        vectors_u16[2 * half :],
+        vectors_f32[:half],
+        vectors_f32[half:],
+    )
     levels = len(chain.columns)
-    each, first, chosen = PANEL * last.panels, 0, logits
-    # One loop for the forward and those of its drafts: what stands here twice is compiled twice.
+    row_logits, first_phase, level_logits = PANEL * last.panels, 0, logits
+    # One loop for the forward and the drafts: numba compiles every call site separately.
     for level in range(max(1, levels)):
         _, _, starts, wanted, wanted_starts = step
         tokens = starts[-1]
-        mixed, y = room[: tokens * heads * dim], room[(tokens * heads * dim + 15) // 16 * 16 :]
+        mixed, y = scratch[: tokens * heads * dim], scratch[(tokens * heads * dim + 15) // 16 * 16 :]
         for layer in range(layers):
-            p, four, norm = first + _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
-            kept = none if reads[layer] < 0 else streams[reads[layer]]
-            _norm_all(state, p, x, hidden, weights, norm, eps, starts, short, wide, form, out, kept)
-            line = line_at(lines, four)
-            product(state, p + 1, threads, line, starts, short, wide, y, PLAIN, x, other, another, form)
+            p, first_line, norm = first_phase + _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
+            stream = no_stream if stream_index[layer] < 0 else streams[stream_index[layer]]
+            _norm_all(state, p, x, hidden, weights, norm, eps, starts, vectors_u16, vectors_f32, form, out, stream)
+            line = line_at(lines, first_line)
+            product(
+                state, p + 1, threads, line, starts, vectors_u16, vectors_f32, y, PLAIN, x, next_u16, next_f32,
+                form,
+            )  # fmt: skip
             write(
-                state, p + 2, layer, y, rows, shape, step, sight, plan, caches, turns, head_norms, eps, *queries,
+                state, p + 2, layer, y, rows, shape, step, visible, plan, caches, rope, head_norms, eps, *queries,
                 dot,
             )  # fmt: skip
-            attend(state, p + 3, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, mixed)
-            merge(state, p + 4, shape, step, sight, plan, *parts, mixed, starts, short, wide, form)
-            line = line_at(lines, four + 1)
-            product(state, p + 5, threads, line, starts, short, wide, y, ADD, x, other, another, form)
-            _norm_all(state, p + 6, x, hidden, weights, norm + hidden, eps, starts, short, wide, form, out, none)
-            line = line_at(lines, four + 2)
-            product(state, p + 7, threads, line, starts, short, wide, y, GATE, x, other, another, form)
-            line = line_at(lines, four + 3)
-            product(state, p + 8, threads, line, starts, other, another, y, ADD, x, short, wide, form)
-        p = first + _LAYER_PHASES * layers
-        kept = none if reads[layers] < 0 else streams[reads[layers]]
-        _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, short, wide, form, out, kept)
-        _pick(state, p + 1, out, hidden, wanted, y)
-        pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last.form)
+            attend(state, p + 3, layer, shape, step, visible, plan, caches, segment, *queries, dot, *parts, mixed)
+            merge(state, p + 4, shape, step, visible, plan, *parts, mixed, starts, vectors_u16, vectors_f32, form)
+            line = line_at(lines, first_line + 1)
+            product(
+                state, p + 5, threads, line, starts, vectors_u16, vectors_f32, y, ADD, x, next_u16, next_f32, form
+            )
+            _norm_all(
+                state, p + 6, x, hidden, weights, norm + hidden, eps, starts, vectors_u16, vectors_f32, form, out,
+                no_stream,
+            )  # fmt: skip
+            line = line_at(lines, first_line + 2)
+            product(
+                state, p + 7, threads, line, starts, vectors_u16, vectors_f32, y, GATE, x, next_u16, next_f32, form
+            )
+            line = line_at(lines, first_line + 3)
+            product(
+                state, p + 8, threads, line, starts, next_u16, next_f32, y, ADD, x, vectors_u16, vectors_f32, form
+            )
+        p = first_phase + _LAYER_PHASES * layers
+        stream = no_stream if stream_index[layers] < 0 else streams[stream_index[layers]]
+        _norm_all(
+            state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, vectors_u16, vectors_f32, form, out,
+            stream,
+        )  # fmt: skip
+        _copy_wanted(state, p + 1, out, hidden, wanted, y)
+        pack_all(state, p + 2, y, hidden, wanted_starts, vectors_u16, vectors_f32, last.form)
         if levels:
-            at = level * len(wanted) * each % len(logits)
-            chosen = logits[at : at + len(wanted) * each]
-        product(state, p + 3, threads, last, wanted_starts, short, wide, chosen, PLAIN, x, other, another, form)
-        first = p + _LAST_PHASES
+            at = level * len(wanted) * row_logits % len(logits)
+            level_logits = logits[at : at + len(wanted) * row_logits]
+        product(
+            state, p + 3, threads, last, wanted_starts, vectors_u16, vectors_f32, level_logits, PLAIN, x, next_u16,
+            next_f32, form,
+        )  # fmt: skip
+        first_phase = p + _LAST_PHASES
         if levels == 0:
             return
-        more = choose(state, first, level, chain, chosen, each, out, wanted, hidden)
+        more = choose(state, first_phase, level, chain, level_logits, row_logits, out, wanted, hidden)
         if not more or level == levels - 1:
             return
-        feed(state, first + 1, threads, level, chain, out, wanted, hidden, short, wide, x, other, another)
-        first += _DRAFT_PHASES
+        feed(
+            state, first_phase + 1, threads, level, chain, out, wanted, hidden, vectors_u16, vectors_f32, x,
+            next_u16, next_f32,
+        )  # fmt: skip
+        first_phase += _DRAFT_PHASES
         step = chain.firsts, chain.lengths[level], chain.starts, chain.firsts[: len(wanted)], chain.starts
-        plan = further(chain, level, plan)
+        plan = later_plan(chain, level, plan)
 
 
 @helper
-def _pick(state, phase, x, size, wanted, out):
-    """A phase: the rows `wanted` of x."""
+def _copy_wanted(state, phase, x, size, wanted, out):
+    """Copy the rows `wanted` of x: one phase."""
     while True:
         if claim(state, phase) >= 1:
             break

@@ -1,15 +1,18 @@
 """How weights and vectors lie in memory, and how a step of a product multiplies them.
 
-Contract: a packed matrix is a stream [panels][steps] of blocks, each PANEL rows x STEP inputs; the lanes of a
-register are rows, so a product never adds lanes. Packed blocks:
+A packed matrix is a stream [panels][steps] of blocks, each PANEL rows x STEP inputs. The lanes of a register are
+rows, so a product never adds lanes. Blocks:
+
 - bfloat16: [STEP / 2][PANEL][2]; float16: [STEP][PANEL];
 - int8: [STEP / 4][PANEL][4] unsigned bytes, q + 128; the product is multiplied by the row's scale afterwards;
 - q8_0: the same, then [PANEL] float16 scales d; a weight is d q;
 - q4_1: [STEP / 8][PANEL][4] bytes, then [PANEL] float16 d and [PANEL] float16 m; a weight is d q + m. Of eight
   inputs, byte j holds q of input j in its low half and of input j + 4 in its high half.
+
 A vector is a row of blocks of STEP inputs, in the form that a kind of weights reads (`vectors_of`):
-- FLOATS: STEP float32; PAIRS: STEP bfloat16; products and sums are float32;
-- BYTES: STEP signed bytes, float32 scale s = max |x| / 127, int32 -128 sum q, float32 s sum q; x is about s q
+
+- AS_FLOATS: STEP float32; AS_PAIRS: STEP bfloat16; products and sums are float32;
+- AS_BYTES: STEP signed bytes q, float32 scale s = max |x| / 127, int32 -128 sum q, float32 s sum q; x is about s q
   (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2, a block for a row). Sums over a block are exact.
 """
 
@@ -23,18 +26,18 @@ from numba.core import cgutils
 from .calls.jit import cpu_features, cpu_name, has_tiles
 
 _AVX512, _AVX2 = "avx512f" in cpu_features(), "avx2" in cpu_features()
-# Numbers in a float32 register, rows of a panel (two registers), inputs of a block.
+# Numbers in a float32 register, rows of a panel (two registers), and inputs of a block.
 LANES = 16 if _AVX512 else 8 if _AVX2 else 4
 PANEL, STEP = 2 * LANES, 32
 # Whether the CPU has dot products of bfloat16 pairs, and whether it multiplies bfloat16 tiles (AMX).
 HAS_DOT = "avx512bf16" in cpu_features()
 TILES = has_tiles()
-# Whether bfloat16 products are faster than float32 ones. A Zen 4 does 32 per cycle against 16 in float32. An
-# Emerald Rapids does 16 of either, but 512 by tiles (measured).
+# Whether bfloat16 products are faster than float32 ones. A Zen 4 does 32 per cycle, and 16 in float32. An Emerald
+# Rapids does 16 of either, but 512 with tiles (measured).
 FAST_DOT = TILES or (HAS_DOT and cpu_name().startswith("znver"))
-# Most vectors of a block, which are multiplied together: their sums fit the registers beside the weights. A Zen 4
-# is faster with half of what would fit, because the next panel is fetched during the second half; an Emerald
-# Rapids is not (measured). Six tiles of sums hold 48 vectors.
+# The most vectors that are multiplied together: their sums must fit the registers besides the weights. A Zen 4 is
+# faster with half of what would fit, because the next panel is fetched during the second half; an Emerald Rapids
+# is not (measured). Six tiles of sums hold 48 vectors.
 COLUMNS = 8 if _AVX512 and not (HAS_DOT and cpu_name().startswith("znver")) else 4
 TILE_COLUMNS = 48
 HAS_VNNI = ("avx512vnni" if _AVX512 else "avxvnni") in cpu_features()
@@ -43,7 +46,7 @@ FLOAT, BYTE, SHORT, INT, LONG = ir.FloatType(), ir.IntType(8), ir.IntType(16), i
 FLOATS = ir.VectorType(FLOAT, LANES)
 INTS = ir.VectorType(INT, LANES)
 FORMATS = ("bfloat16", "float16", "int8", "q8_0", "q4_1")
-# Forms of a vector, and bytes of STEP of its numbers.
+# Forms of a vector, and the bytes of STEP numbers in each.
 AS_FLOATS, AS_PAIRS, AS_BYTES = 0, 1, 2
 VECTOR_BYTES = (4 * STEP, 2 * STEP, STEP + 12)
 # Bits of a weight, and bytes of a row's scales in a block.
@@ -68,14 +71,15 @@ BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 def block_bytes(form: str) -> int:
-    """Bytes of PANEL x STEP weights."""
+    """Return the bytes of PANEL x STEP weights."""
     return PANEL * (STEP * _BITS[form] // 8 + _SCALES.get(form, 0))
 
 
 def vectors_of(form: str, dot: bool) -> int:
-    """The form of the vectors that weights are multiplied by.
+    """Return the form of the vectors that weights are multiplied by.
 
-    Raises ValueError for float16 with `dot`, which would round the weights.
+    Raises:
+        ValueError: for float16 with `dot`, which would round the weights.
     """
     if dot and form == "float16":
         raise ValueError("float16 weights are not bfloat16 numbers")
@@ -83,51 +87,53 @@ def vectors_of(form: str, dot: bool) -> int:
 
 
 def columns_of(form: str, dot: bool) -> int:
-    """The most vectors that weights of a format are multiplied by at once."""
+    """Return the most vectors that weights of a format are multiplied by at once."""
     return TILE_COLUMNS if TILES and vectors_of(form, dot) == AS_PAIRS else COLUMNS
 
 
 def count(value: int) -> ir.Constant:
-    """An address's offset."""
+    """Return an int64 constant, e.g. an offset of an address."""
     return ir.Constant(LONG, value)
 
 
 def loaded(b: Any, address: Any, kind: Any, align: int = 4) -> Any:
-    """The value of an LLVM type at an address."""
+    """Load a value of an LLVM type from an address."""
     value = b.load(b.inttoptr(address, kind.as_pointer()))
     value.align = align
     return value
 
 
 def function(b: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """A declared LLVM function."""
+    """Declare an LLVM function, or return the declared one."""
     return cgutils.get_or_insert_function(b.module, ir.FunctionType(result, arguments), name)
 
 
 def splat(b: Any, value: Any, lanes: int) -> Any:
-    """A vector of one number."""
-    one = b.insert_element(ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined), value, ir.Constant(INT, 0))
-    return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(INT, lanes), [0] * lanes))
+    """Return a vector with one number in all lanes."""
+    first_lane = b.insert_element(
+        ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined), value, ir.Constant(INT, 0)
+    )
+    return b.shuffle_vector(first_lane, first_lane, ir.Constant(ir.VectorType(INT, lanes), [0] * lanes))
 
 
 def whole(value: int) -> ir.Constant:
-    """A register of one int32."""
+    """Return a register with one int32 in all lanes."""
     return ir.Constant(INTS, [value] * LANES)
 
 
 def fma(b: Any, first: Any, second: Any, third: Any) -> Any:
-    """first x second + third, rounded once."""
+    """Return first x second + third, rounded once."""
     return b.call(function(b, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS), [first, second, third])
 
 
 def add_pairs(b: Any, total: Any, first: Any, second: Any) -> Any:
-    """total + the products of bfloat16 numbers, two a lane."""
+    """Return total + the products of bfloat16 numbers, two per lane."""
     dot = function(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, BFLOATS, BFLOATS)
     return b.call(dot, [total, first, second])
 
 
 def add_fours(b: Any, total: Any, first: Any, second: Any) -> Any:
-    """total + the products of unsigned bytes and signed ones, four a lane, int32: exact."""
+    """Return total + the products of unsigned and signed bytes, four per lane, as int32: exact."""
     if HAS_VNNI:
         dot = function(b, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", INTS, INTS, INTS, INTS)
         return b.call(dot, [total, first, second])
@@ -135,14 +141,14 @@ def add_fours(b: Any, total: Any, first: Any, second: Any) -> Any:
     eight = ir.Constant(shorts, [8] * 2 * LANES)
     first, second = b.bitcast(first, shorts), b.bitcast(second, shorts)
     low = b.and_(first, ir.Constant(shorts, [255] * 2 * LANES)), b.ashr(b.shl(second, eight), eight)
-    for one, other in (low, (b.lshr(first, eight), b.ashr(second, eight))):
+    for left, right in (low, (b.lshr(first, eight), b.ashr(second, eight))):
         for odd in (0, 1):
             lanes = ir.Constant(ir.VectorType(INT, LANES), list(range(odd, 2 * LANES, 2)))
-            parts = [b.sext(b.shuffle_vector(part, part, lanes), INTS) for part in (one, other)]
+            parts = [b.sext(b.shuffle_vector(part, part, lanes), INTS) for part in (left, right)]
             total = b.add(total, b.mul(*parts))
     return total
 
 
 def halves(b: Any, address: Any) -> Any:
-    """LANES float16 numbers as float32."""
+    """Load LANES float16 numbers as float32."""
     return b.fpext(loaded(b, address, ir.VectorType(ir.HalfType(), LANES), 2), FLOATS)

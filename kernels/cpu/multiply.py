@@ -1,7 +1,7 @@
 """The compiled products of each kind of weights, called by their addresses.
 
-Contract: `address_of_kind` compiles the product of a kind when it is first asked for it, so that a start compiles
-what its model needs alone, and once for all kernels that call it.
+`address_of_kind` compiles a product on first use. So a start compiles only the products that its model needs, and
+each only once for all kernels that call it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _q4_1(columns, w, x, y, steps, stride, ahead, pace, gap):
     multiply(8, columns, w, x, y, steps, stride, ahead, pace, gap)
 
 
-# Written out, because numba keeps a function on disk by its source, and literals alone choose a kind.
+# One function per kind: numba caches a function by its source, and `multiply` needs a literal kind.
 _BY_NAME: dict[tuple[str, bool], Callable[..., Any]] = {
     ("bfloat16", False): _bfloat16,
     ("bfloat16", True): _bfloat16_tiles if TILES else _bfloat16_dot,
@@ -57,5 +57,5 @@ _BY_NAME: dict[tuple[str, bool], Callable[..., Any]] = {
 
 @cache
 def address_of_kind(form: str, dot: bool) -> int:
-    """The address of `multiply` for weights of a format; dot: bfloat16 ones with native products."""
+    """Return the address of `multiply` for weights of a format; dot: whether bfloat16 products are native."""
     return jit.address_of(_BY_NAME[form, dot], MULTIPLY)

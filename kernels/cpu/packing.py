@@ -1,8 +1,8 @@
 """Weights as one stream, in the order in which the products read them.
 
-Contract: `pack` makes a `Packed` from a plain weight or from parts of quantised ones. Rows are padded with zeros
-to a multiple of PANEL, inputs to one of STEP. The layout of each format: kinds.py. Packed arrays begin at
-multiples of 64 bytes and are never changed.
+Call `pack` for a plain weight, `pack_quantized` for a quantised one. Rows are padded with zeros to a multiple of
+PANEL, inputs to one of STEP; kinds.py has the layout of each format. Packed arrays begin at multiples of 64 bytes
+and are never changed.
 """
 
 from __future__ import annotations
@@ -57,9 +57,13 @@ NO_LINE = Line(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix [rows, inputs]: `data` bytes; scale: float32 [rows] or None; bias: float32 [rows] or None.
+    """A packed matrix [rows, inputs].
 
-    dot: whether products of bfloat16 are native. scale and bias are padded like the rows.
+    Attributes:
+        form: the format, one of FORMATS (kinds.py).
+        dot: whether its bfloat16 products are native.
+        data: the packed bytes.
+        scale, bias: float32, one per row, padded like the rows; or None.
     """
 
     form: str
@@ -71,7 +75,7 @@ class Packed:
     bias: Array | None = None
 
     def line(self) -> Line:
-        """The addresses and sizes that kernels need."""
+        """Return the addresses and sizes that kernels need."""
         scale, bias = (0 if part is None else part.ctypes.data for part in (self.scale, self.bias))
         steps = -(-self.inputs // STEP)
         return Line(
@@ -88,19 +92,20 @@ class Packed:
 
     @property
     def columns(self) -> int:
-        """The most vectors that this matrix is multiplied by at once."""
+        """Return the most vectors that this matrix is multiplied by at once."""
         return columns_of(self.form, self.dot)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads."""
+        """Return the bytes that a product reads."""
         return int(self.data.nbytes) + (0 if self.scale is None else int(self.scale.nbytes))
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, dot: bool | None = None) -> Packed:
     """Pack a bfloat16 or float16 weight [rows, inputs].
 
-    dot: whether vectors are rounded to bfloat16; by default for bfloat16 weights where products of these are fast.
+    dot: whether vectors are rounded to bfloat16. By default they are for bfloat16 weights if the CPU has fast
+    products of these.
     """
     form = {torch.bfloat16: "bfloat16", torch.float16: "float16"}[weight.dtype]
     dot = FAST_DOT and form == "bfloat16" if dot is None else dot
@@ -112,11 +117,11 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, dot: bool | None = None)
 
 
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packed:
-    """Pack a quantised weight; its numbers stay as they are."""
+    """Pack a quantised weight, whose numbers stay as they are."""
     rows, inputs = weight.shape
     steps, scale, scales = -(-inputs // STEP), None, []
     if weight.kind == "q4_1":
-        # Byte j of a block holds inputs j and j + 16; here byte j of eight inputs holds j and j + 4.
+        # Byte j of a block holds inputs j and j + 16; here, byte j of eight inputs holds j and j + 4.
         low, high = weight.values & 15, weight.values >> 4
         plain = torch.cat((low, high), dim=2).view(rows, steps, 4, 2, 4)
         values = _blocks((plain[..., 0, :] | plain[..., 1, :] << 4).flatten(1), STEP // 2, steps)
@@ -125,40 +130,40 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
     if weight.kind == "int8":
         scale = _floats(weight.scales, rows)
     else:
-        scales = [_blocks(one, 1, steps) for one in weight.scales.view(rows, steps, -1).unbind(2)]
+        scales = [_blocks(part, 1, steps) for part in weight.scales.view(rows, steps, -1).unbind(2)]
     data = _joined(values.unflatten(3, (-1, 4)).transpose(2, 3), *scales)
     return Packed(weight.kind, False, rows, inputs, data, scale, _floats(bias, rows))
 
 
 def _blocks(part: Tensor, each: int, steps: int, value: int = 0) -> Tensor:
-    """A part [rows, steps x each], or shorter, padded with `value`: [panels, steps, PANEL, each]."""
+    """Pad a part [rows, up to steps x each] with `value`: [panels, steps, PANEL, each]."""
     missing = 0, steps * each - part.shape[1], 0, -len(part) % PANEL
     padded = F.pad(part, missing, value=value) if any(missing) else part
     return padded.view(-1, PANEL, steps, each).transpose(1, 2)
 
 
 def _joined(*parts: Tensor) -> Array:
-    """The bytes of each block's parts [panels, steps, ...], one part after the other."""
+    """Join the bytes of each block's parts [panels, steps, ...], one part after another."""
     panels, steps = parts[0].shape[:2]
     sizes = [math.prod(part.shape[2:]) * part.itemsize for part in parts]
-    data = _lasting(panels * steps * sum(sizes))
-    room = torch.from_numpy(data).view(panels, steps, sum(sizes)).split(sizes, dim=2)
-    for place, part in zip(room, parts, strict=True):
+    data = _weight_bytes(panels * steps * sum(sizes))
+    blocks = torch.from_numpy(data).view(panels, steps, sum(sizes)).split(sizes, dim=2)
+    for place, part in zip(blocks, parts, strict=True):
         place.view(part.dtype).view(part.shape).copy_(part)
     return data
 
 
-def _lasting(size: int) -> Array:
-    """Aligned bytes for weights, which share large pages."""
+def _weight_bytes(size: int) -> Array:
+    """Return aligned bytes for weights, cut from shared large pages."""
     with _lock:
         if size > len(_arena.free):
             _arena.free = in_large_pages(max(size, 32 * PAGE))
-        given, _arena.free = _arena.free[:size], _arena.free[-(-size // 64) * 64 :]
-    return given
+        taken, _arena.free = _arena.free[:size], _arena.free[-(-size // 64) * 64 :]
+    return taken
 
 
 class _Arena:
-    """What is left of the newest large pages; arrays in them keep them alive."""
+    """The unused rest of the newest large pages; arrays that lie in them keep them alive."""
 
     free = np.zeros(0, np.uint8)
 
@@ -167,7 +172,7 @@ _arena = _Arena()
 
 
 def _floats(numbers: Tensor | None, rows: int) -> Array | None:
-    """float32, padded like the rows."""
+    """Return the numbers as float32, padded like the rows."""
     if numbers is None:
         return None
     return np.ascontiguousarray(F.pad(numbers.detach().float(), (0, -rows % PANEL)).numpy())

@@ -1,8 +1,7 @@
-"""Memory in large pages, for arrays that a step reads whole: weights and caches.
+"""Memory in large pages, for weights and caches, which every step reads whole.
 
-A step reads all weights and all cached tokens. Looking up tens of thousands of small pages takes 10 % of the time
-of its products (measured on an Emerald Rapids), and a fifth of that of writing keys and values for 16 rows (on a
-Sapphire Rapids).
+With small pages, looking up tens of thousands of them takes 10 % of the time of the products (measured on an
+Emerald Rapids) and a fifth of the time of writing keys and values for 16 rows (on a Sapphire Rapids).
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ PAGE = 2 << 20
 
 
 def aligned(size: int) -> Array:
-    """Zeroed bytes [size] that begin at a multiple of 64."""
+    """Return `size` zeroed bytes that begin at a multiple of 64."""
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size]
 
 
 def in_large_pages(size: int) -> Array:
-    """Zeroed bytes [size] that begin at a large page if the system has them, else like `aligned`.
+    """Return `size` zeroed bytes that begin at a large page if the system has them, otherwise like `aligned`.
 
     Raises:
-        MemoryError: if the system does not give that many bytes.
+        MemoryError: if the system does not have that many bytes.
     """
     huge = getattr(mmap, "MADV_HUGEPAGE", None)
     if huge is None or size < PAGE:
@@ -37,7 +36,7 @@ def in_large_pages(size: int) -> Array:
     try:
         pages = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:  # the error that numpy would raise
-        raise MemoryError(f"{size} bytes can't be had") from None
+        raise MemoryError(f"the system has no {size} bytes left") from None
     with suppress(OSError):  # a kernel without large pages
         pages.madvise(huge)
     whole = np.frombuffer(pages, np.uint8)

@@ -1,8 +1,8 @@
 """Products of a packed matrix and any number of vectors, shared by the threads of a call.
 
-Contract: `product` is a phase of a call (threads.py): each panel of rows is multiplied by all vectors, block by
-block, while the next panel is fetched. `starts` int64 [blocks + 1] says which vectors make a block (`blocks_of`);
-`line` is a matrix's Line (packing.py). `linear` is a call with one product.
+`linear` multiplies one matrix; `product` is a phase of a larger call (threads.py). Each panel of rows is
+multiplied by all vectors, block by block, while the next panel is fetched. `blocks_of` divides the vectors into
+blocks: `starts`, int64 [blocks + 1]. A `line` is the Line of a matrix (packing.py).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .pages import aligned
 from .tiles import ROWS, configure, release
 from .vectors import call
 
-# Bytes of weights in a chunk: memory streams longer through larger ones, smaller ones share work more evenly.
+# Bytes of weights in a chunk: memory streams longer through larger chunks, smaller ones share work more evenly.
 _CHUNK = 221_184
-# How many bytes before they are read weights are fetched, where each is read once.
+# How many bytes ahead of the reading weights are fetched, if each weight is read once.
 _AHEAD = 3072
-# What becomes of a product: y itself, y added to `out`, or silu(gate) * up packed as the next product's vectors.
+# Where a product goes: to y itself, added to `out`, or as silu(gate) * up into the next product's vectors.
 PLAIN, ADD, GATE = 0, 1, 2
-# Rows of a gated matrix come as STEP gates, then their STEP ups, so that a chunk holds both.
+# A gated matrix has STEP gates, then their STEP ups, and so on, so that a chunk holds both.
 _GATED_PANELS = 2 * STEP // PANEL
 
 
 def blocks_of(vectors: int, columns: int) -> np.ndarray[Any, Any]:
-    """The first vector of each block of at most `columns`, and `vectors` at the end: int64 [blocks + 1].
+    """Return the first vector of each block of at most `columns`, then `vectors`: int64 [blocks + 1].
 
-    Blocks are as equal as they can be. For example, 50 vectors in blocks of 48 make two blocks of 25.
+    Blocks are as equal as possible. For example, 50 vectors in blocks of at most 48 make two blocks of 25.
     """
     blocks = max(1, -(-vectors // columns))
     return np.arange(blocks + 1, dtype=np.int64) * vectors // blocks
@@ -44,59 +44,63 @@ def blocks_of(vectors: int, columns: int) -> np.ndarray[Any, Any]:
 
 @helper
 def line_at(lines, index):
-    """Row `index` of lines int64 [matrices, 9] as a Line."""
+    """Return row `index` of lines int64 [matrices, 9] as a Line."""
     row = lines[index]
     return Line(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8])
 
 
 @helper
-def product(state, phase, threads, line, starts, short, wide, y, then, out, next_short, next_wide, next_form):
-    """One phase: the products of a matrix and all vectors, and what `then` says becomes of them.
+def product(
+    state, phase, threads, line, starts, vectors_u16, vectors_f32, y, epilogue, out, next_u16, next_f32, next_form
+):
+    """Multiply a matrix by all vectors, and pass the products on as `epilogue` demands: one phase.
 
-    A plain product is y [vectors, PANEL x panels]. Otherwise y is scratch, in which each chunk has its own
-    [vectors, rows of the chunk]: rows a power of two apart would compete for the same lines of the cache.
-    next_form: of the next product's vectors.
+    A PLAIN product is y [vectors, PANEL x panels]. Otherwise y is scratch, in which each chunk has a separate
+    [vectors, rows of the chunk]: rows a power of two apart would compete for the same cache lines. next_form is
+    the form of the next product's vectors.
     """
     panels, size = line.panels, line.panel_bytes
-    each_vector, blocks = bytes_of(line.form), len(starts) - 1
-    unit = _GATED_PANELS if then == GATE else 1
-    each = _chunk(panels, size, threads, unit, _CHUNK)
-    chunks = (panels + each - 1) // each
+    vector_bytes, blocks = bytes_of(line.form), len(starts) - 1
+    unit = _GATED_PANELS if epilogue == GATE else 1
+    chunk_panels = _panels_per_chunk(panels, size, threads, unit, _CHUNK)
+    chunks = (panels + chunk_panels - 1) // chunk_panels
     chunk = claim(state, phase)
     tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[blocks] > 0
-    # One configuration serves blocks of equal widths, or of 16 vectors and more.
+    # One configuration serves blocks of equal width, and all blocks of 16 vectors or more.
     narrow = tiled and blocks > 1 and starts[1] - starts[0] < ROWS
     if tiled:
         configure(starts[1] - starts[0])
     while chunk < chunks:
-        first, following = chunk * each, -1
-        number = min(each, panels - first)
+        first, following = chunk * chunk_panels, -1
+        num_panels = min(chunk_panels, panels - first)
         base, stride = first * PANEL, panels * PANEL
-        if then != PLAIN:
-            base, stride = base * starts[blocks], number * PANEL
-        for panel in range(number):
+        if epilogue != PLAIN:
+            base, stride = base * starts[blocks], num_panels * PANEL
+        for panel in range(num_panels):
             weights = np.uintp(line.data + (first + panel) * size)
             ahead = weights + np.uintp(size)
-            # A chunk is claimed early only if its first panel is fetched.
-            if panel == number - 1 and blocks > 1:
+            # Claim the next chunk early only if its first panel is fetched during this one.
+            if panel == num_panels - 1 and blocks > 1:
                 following = claim(state, phase)
                 if following < chunks:
-                    ahead = np.uintp(line.data + following * each * size)
-            _panel(line, weights, ahead, starts, wide, each_vector, y, base + panel * PANEL, stride, narrow)
+                    ahead = np.uintp(line.data + following * chunk_panels * size)
+            _multiply_panel(
+                line, weights, ahead, starts, vectors_f32, vector_bytes, y, base + panel * PANEL, stride, narrow
+            )
         for block in range(blocks):
             start, width = starts[block], starts[block + 1] - starts[block]
             for vector in range(start, start + width):
                 at = base + vector * stride
-                _finish(line, y, at, first * PANEL, number * PANEL)
-                if then == ADD:
+                _scale_and_bias(line, y, at, first * PANEL, num_panels * PANEL)
+                if epilogue == ADD:
                     to = vector * line.rows + first * PANEL
-                    _add(y, at, out, to, min(number * PANEL, line.rows - first * PANEL))
-                elif then == GATE:
-                    # Half of the rows so far were gates, in blocks of STEP.
+                    _add(y, at, out, to, min(num_panels * PANEL, line.rows - first * PANEL))
+                elif epilogue == GATE:
+                    # Half of the rows up to here were gates, in blocks of STEP.
                     place = (start * panels + first * width) * PANEL // 2 + (vector - start) * STEP
-                    for step in range(number // _GATED_PANELS):
+                    for step in range(num_panels // _GATED_PANELS):
                         to = place + step * width * STEP
-                        silu(y, at + 2 * STEP * step, next_short, next_wide, next_form, to)
+                        silu(y, at + 2 * STEP * step, next_u16, next_f32, next_form, to)
         done(state, phase)
         chunk = claim(state, phase) if following < 0 else following
     if tiled:
@@ -105,20 +109,18 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
 
 
 @helper
-def _panel(line, weights, ahead, starts, wide, each_vector, y, at, stride, narrow):
-    """A panel times all vectors, block by block, to y[at + vector x stride].
+def _multiply_panel(line, weights, ahead, starts, vectors_f32, vector_bytes, y, at, stride, narrow):
+    """Multiply a panel by all vectors, block by block, into y[at + vector x stride].
 
-    narrow: whether tiles must be configured for each block.
-
-    If there are several blocks, each of the first two fetches a half of the next panel, while their own lies in
-    the second-level cache.
+    With several blocks, each of the first two fetches half of the next panel while this panel is in the
+    second-level cache. narrow: whether tiles must be configured for each block.
     """
     blocks, steps = len(starts) - 1, line.steps
     for block in range(blocks):
         start, width = starts[block], starts[block + 1] - starts[block]
         if narrow:
             configure(width)
-        x = wide.ctypes.data + np.uintp(each_vector * start * steps)
+        x = vectors_f32.ctypes.data + np.uintp(vector_bytes * start * steps)
         to = y.ctypes.data + np.uintp(4 * (start * stride + at))
         if blocks == 1:
             ahead = weights + np.uintp(_AHEAD)
@@ -131,15 +133,18 @@ def _panel(line, weights, ahead, starts, wide, each_vector, y, at, stride, narro
 
 
 @helper
-def _chunk(panels, size, threads, unit, target):
-    """Panels in a chunk: about `target` bytes, as many chunks for each thread, in multiples of `unit`."""
+def _panels_per_chunk(panels, size, threads, unit, target):
+    """Return how many panels make a chunk: a multiple of `unit`, about `target` bytes.
+
+    All threads get equally many chunks.
+    """
     chunks = threads * max(1, (panels * size + threads * target // 2) // (threads * target))
     return max(1, (panels + chunks * unit - 1) // (chunks * unit)) * unit
 
 
 @helper
-def _finish(line, y, at, row, number):
-    """Multiply by the rows' scales and add their biases, where there are any."""
+def _scale_and_bias(line, y, at, row, number):
+    """Multiply by the rows' scales and add their biases, if they have any."""
     start, offset = np.uintp(at), np.uintp(4 * row)
     if line.scale:
         for i in range(np.uintp(number)):
@@ -157,23 +162,23 @@ def _add(y, at, out, to, number):
 
 
 @kernel
-def _linear(state, threads, line, x, size, starts, short, wide, y):
-    pack_all(state, 0, x, size, starts, short, wide, line.form)
-    product(state, 1, threads, line, starts, short, wide, y, PLAIN, y, short, wide, 0)
+def _linear(state, threads, line, x, size, starts, vectors_u16, vectors_f32, y):
+    pack_all(state, 0, x, size, starts, vectors_u16, vectors_f32, line.form)
+    product(state, 1, threads, line, starts, vectors_u16, vectors_f32, y, PLAIN, y, vectors_u16, vectors_f32, 0)
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
-    """x [..., inputs] float32 times the weight: [..., rows] float32."""
+    """Return the product of x [..., inputs] float32 and the weight: [..., rows] float32."""
     flat = x.reshape(-1, weight.inputs).contiguous()
     vectors, line = len(flat), weight.line()
     y = np.empty((vectors, PANEL * line.panels), np.float32)
-    short, wide = scratch(vectors * line.steps * STEP)
+    vectors_u16, vectors_f32 = vector_buffers(vectors * line.steps * STEP)
     starts = blocks_of(vectors, weight.columns)
-    pool.run(_linear, 2, line, flat.numpy().ravel(), weight.inputs, starts, short, wide, y.ravel())
+    pool.run(_linear, 2, line, flat.numpy().ravel(), weight.inputs, starts, vectors_u16, vectors_f32, y.ravel())
     return torch.from_numpy(y)[:, : weight.rows].view(*x.shape[:-1], weight.rows)
 
 
-def scratch(numbers: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Room for so many numbers in any form of vectors, as uint16 and as float32: the same aligned bytes."""
-    room = aligned(4 * numbers)
-    return room.view(np.uint16), room.view(np.float32)
+def vector_buffers(numbers: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return an aligned buffer for vectors of `numbers` numbers in any form, viewed as uint16 and as float32."""
+    buffer = aligned(4 * numbers)
+    return buffer.view(np.uint16), buffer.view(np.float32)

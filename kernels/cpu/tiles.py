@@ -9,9 +9,9 @@ step's weights are [16 pairs][32 rows][2], so 16 of its rows are a B tile. For m
 several A tiles, and the last 16 vectors overlap the 16 before them: for example, 20 vectors are multiplied as 0 to
 15 and 4 to 19. A block of 17 vectors or more therefore needs the same configuration as one of 16.
 
-Invariant: the sums of a vector have the same bits whatever the number of vectors. In each step of 32 inputs
-tdpbf16ps adds up the even inputs and the odd inputs in separate chains of float32 additions, and adds the sum of
-both to the total. It rounds to nearest even and flushes denormals (kernels/reference/tiles.py has the same bits).
+Invariant: the sums of a vector have the same bits for any number of vectors. In each step of 32 inputs, tdpbf16ps
+adds up the even inputs and the odd inputs in separate chains of float32 additions, and adds the sum of both to the
+total. It rounds to nearest even and flushes denormals (kernels/reference/tiles.py has the same bits).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VOID = ir.VoidType()
 def multiply_tiles(
     _: Any, columns: Any, w: Any, x: Any, y: Any, steps: Any, stride: Any, ahead: Any, pace: Any, gap: Any
 ) -> Any:
-    """Like `multiply` (vectors.py) for bfloat16 weights and 1 to TILE_COLUMNS vectors, on configured tiles."""
+    """Multiply like `multiply` (vectors.py): bfloat16 weights, 1 to TILE_COLUMNS vectors, on configured tiles."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         groups = b.udiv(b.add(args[0], count(ROWS - 1)), count(ROWS))
@@ -58,12 +58,15 @@ def _multiply(
     b: Any, groups: int, columns: Any, w: Any, x: Any, y: Any, steps: Any, stride: Any, ahead: Any, pace: Any,
     gap: Any,
 ) -> None:  # fmt: skip
-    """The code for 1 to 3 groups of 16 vectors: the sums of group g and half h of the rows are in tile 2 g + h."""
+    """Emit the code for 1 to 3 groups of 16 vectors.
+
+    Tile 2 g + h holds the sums of group g and half h of the rows.
+    """
     sums = range(2 * groups)
     for tile in sums:
         tile_call(b, "tilezero", tile)
     width = b.mul(columns, count(ROW_BYTES))
-    # The first vector of each group: the last group ends with the last vector.
+    # The first vector of each group; the last group ends with the last vector.
     firsts = [count(ROWS * group) for group in range(groups)]
     if groups > 1:
         firsts[-1] = b.sub(columns, count(ROWS))
@@ -106,10 +109,10 @@ def configure(_: Any, vectors: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         few = b.icmp_signed("<", args[0], count(ROWS))
         rows = b.trunc(b.select(few, args[0], count(ROWS)), BYTE)
-        whole = ir.Constant(BYTE, ROWS)
-        # Sums and A tiles have as many rows as there are vectors. Tiles 6 and 7 hold weights; with three groups of
-        # vectors tile 6 holds vectors, which are 16 then.
-        configure_tiles(b, [(rows, ROW_BYTES)] * 6 + [(whole, ROW_BYTES)] * 2)
+        all_rows = ir.Constant(BYTE, ROWS)
+        # Sums and A tiles have as many rows as there are vectors. Tiles 6 and 7 hold weights. With three groups
+        # tile 6 holds vectors instead, and then there are 16.
+        configure_tiles(b, [(rows, ROW_BYTES)] * 6 + [(all_rows, ROW_BYTES)] * 2)
         return context.get_dummy_value()
 
     return types.void(types.intp), generate
@@ -128,8 +131,8 @@ def release(_: Any) -> Any:
 
 def configure_tiles(b: Any, tiles: list[tuple[Any, int]]) -> None:
     """Configure tiles 0 to 7, each with a number of rows (an i8 value from 1 to 16) and bytes per row."""
-    room = cgutils.alloca_once(b, ir.ArrayType(BYTE, 64))
-    at = b.ptrtoint(room, LONG)
+    config = cgutils.alloca_once(b, ir.ArrayType(BYTE, 64))
+    at = b.ptrtoint(config, LONG)
 
     def put(place: int, value: Any) -> None:
         b.store(value, b.inttoptr(b.add(at, count(place)), value.type.as_pointer())).align = 1

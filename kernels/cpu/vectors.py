@@ -1,9 +1,10 @@
 """Products and sums in vector registers: LLVM code for numba.
 
-Contract: `multiply` multiplies a panel of packed weights (kinds.py) by a few vectors, `dots` a vector by one.
-Every number is summed in one order whatever stands beside it: of a product over the inputs, of `dots` lane by
-lane, then the lanes in a fixed tree. So it has the same bits alone and among others. `to_bytes` rounds a block of
-a vector to signed bytes. One text serves AVX-512, AVX2 and NEON. Arguments are addresses, as uintp, and sizes.
+`multiply` multiplies a panel of packed weights (kinds.py) by a few vectors, `dots` several vectors by one, and
+`to_bytes` rounds a block of a vector to signed bytes. The same code serves AVX-512, AVX2 and NEON. Arguments are
+addresses, as uintp, and sizes. Invariant: every number is summed in a fixed order, so it has the same bits on its
+own and among others. Products are summed over the inputs; `dots` sums lane by lane, then the lanes in a fixed
+tree.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from .kinds import (
 
 # Keys that are multiplied at once: their sums fit one register.
 _KEYS = min(8, LANES)
-# Bytes of weights for which two lines of what comes next are fetched.
+# Two lines are fetched ahead for this many bytes of weights.
 _FETCH = 128
-# columns, addresses of weights, vectors and results, steps, stride; where to fetch, how many bytes on each time,
-# and how far from the first line the second one is.
+# Columns; addresses of weights, vectors and results; steps; stride; the address to fetch ahead, how far it moves
+# each time, and the distance of the second line fetched.
 MULTIPLY = types.void(
     types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.uintp, types.intp, types.intp
 )
@@ -61,13 +62,13 @@ def shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
 
 
 def sum_of_lanes(b: Any, sums: list[Any]) -> Any:
-    """[len(sums)]: each vector's sum, of at most as many vectors as lanes.
+    """Return the sum of each vector, as a vector [len(sums)]; there are at most as many as lanes.
 
-    In each step the upper half of the lanes is added to the lower.
+    Each step adds the upper half of the lanes to the lower.
     """
     lanes = sums[0].type.count
     while lanes > 1:
-        # Two vectors are joined before they are halved, while there are two.
+        # Join two vectors before halving them, while there are two.
         pairs = list(zip(sums[::2], sums[1::2], strict=True)) if len(sums) > 1 else [(sums[0], sums[0])]
         width = sums[0].type.count
         starts = [at for at in range(0, width * min(len(sums), 2), lanes)]
@@ -96,11 +97,15 @@ def multiply(
     pace: Any,
     gap: Any,
 ) -> Any:
-    """y[c * stride + r] = the product of row r of a panel and vector c, float32.
+    """Write y[c * stride + r] = row r of a panel times vector c, in float32.
 
-    kind: a literal, 2 x the format's place in FORMATS + `dot`; columns: 1 to COLUMNS; w: packed weights [steps];
-    x: vectors [steps][columns]. For every _FETCH bytes of weights the lines at `ahead` and `ahead` + gap are
-    fetched, and `ahead` grows by `pace`.
+    Args:
+        kind: a literal, 2 x the format's place in FORMATS + `dot`.
+        columns: number of vectors, 1 to COLUMNS.
+        w: packed weights [steps].
+        x: vectors [steps][columns].
+        ahead, pace, gap: for every _FETCH bytes of weights, the lines at `ahead` and `ahead` + gap are fetched,
+            and `ahead` moves by `pace`.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -140,7 +145,7 @@ def call(
     """Call the compiled `multiply` of a kind (multiply.py) at an address."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [one.type for one in args[1:]])
+        kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in args[1:]])
         b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
@@ -172,7 +177,7 @@ class _Pass:
             b.store(zero, slot)
 
     def floats(self) -> None:
-        """Weights of 16 bits: sums of float32 products, input by input or pair by pair."""
+        """Emit products with 16-bit weights: sums of float32 products, input by input or pair by pair."""
         b, paired, halved = self.b, self.vectors == AS_PAIRS, self.form == "bfloat16"
         with self._each_step() as (w, x):
             for part in range(STEP // 2 if halved else STEP):
@@ -181,9 +186,9 @@ class _Pass:
                     weights = [[halves(b, at) for at in places]]
                 else:
                     raw = [loaded(b, at, INTS, 4 * LANES) for at in places]
-                    low = [b.bitcast(b.shl(one, whole(16)), FLOATS) for one in raw]
-                    high = [b.bitcast(b.and_(one, whole(-65536)), FLOATS) for one in raw]
-                    weights = [[b.bitcast(one, BFLOATS) for one in raw]] if paired else [low, high]
+                    low = [b.bitcast(b.shl(pairs, whole(16)), FLOATS) for pairs in raw]
+                    high = [b.bitcast(b.and_(pairs, whole(-65536)), FLOATS) for pairs in raw]
+                    weights = [[b.bitcast(pairs, BFLOATS) for pairs in raw]] if paired else [low, high]
                 for i, registers in enumerate(weights):
                     for c in range(self.width):
                         word = self._word(x, c, len(weights) * part + i, INT if paired else FLOAT)
@@ -197,10 +202,10 @@ class _Pass:
         self._write()
 
     def bytes(self) -> None:
-        """Weights of bytes and fewer bits: a block's integer products and their sum are exact."""
+        """Emit products with weights of 8 and 4 bits: a block's integer products and their sum are exact."""
         b, low = self.b, self.form == "q4_1"
         with self._each_step() as (w, x):
-            # The bytes are q + 128, so the sum of 128 times the vector is taken away.
+            # The bytes are q + 128, so subtract 128 times the sum of the vector.
             start = [whole(0) if low else self._word(x, c, STEP // 4 + 1, INT) for c in range(self.width)]
             sums = [list(start) for _ in self._sums]
             for part in range(STEP // 8 if low else STEP // 4):
@@ -209,7 +214,7 @@ class _Pass:
                 parts = [raw]
                 if low:
                     parts = [
-                        [b.and_(one, whole(0x0F0F0F0F)) for one in (raw if half == 0 else _shifted(b, raw))]
+                        [b.and_(bits, whole(0x0F0F0F0F)) for bits in (raw if half == 0 else _shifted(b, raw))]
                         for half in range(2)
                     ]
                 for i, weights in enumerate(parts):
@@ -221,7 +226,7 @@ class _Pass:
         self._write()
 
     def _scale(self, w: Any, x: Any, sums: list[list[Any]]) -> None:
-        """Add a block's integer sums, times the vectors' scales and the weights', to the sums so far."""
+        """Add a block's integer sums, times the scales of vectors and weights, to the sums so far."""
         b, scales = self.b, []
         for _ in range({"q8_0": 1, "q4_1": 2}.get(self.form, 0)):
             scales.append([halves(b, b.add(w, count(self._read(2 * LANES)))) for _ in sums])
@@ -238,7 +243,7 @@ class _Pass:
 
     @contextmanager
     def _each_step(self) -> Iterator[tuple[Any, Any]]:
-        """A loop over the steps: the addresses of their weights and of their vectors."""
+        """Loop over the steps; yield the addresses of their weights and vectors."""
         b = self.b
         with cgutils.for_range(b, self._steps) as step:
             self._used, read = 0, b.mul(step.index, count(block_bytes(self.form)))
@@ -247,7 +252,7 @@ class _Pass:
             yield w, b.add(self._x, b.mul(step.index, count(self.width * VECTOR_BYTES[self.vectors])))
 
     def _read(self, size: int) -> int:
-        """Where the next `size` bytes of a block lie; fetches ahead for every _FETCH bytes that are begun."""
+        """Return the offset of the next `size` bytes of a block; fetch ahead for every _FETCH bytes begun."""
         b, before = self.b, self._used
         self._used += size
         if -(-before // _FETCH) != -(-self._used // _FETCH):
@@ -258,7 +263,7 @@ class _Pass:
         return before
 
     def _word(self, x: Any, c: int, word: int, kind: Any) -> Any:
-        """A word of a block of vector c in all lanes."""
+        """Load a word of a block of vector c into all lanes."""
         at = self.b.add(x, count(c * VECTOR_BYTES[self.vectors] + 4 * word))
         return splat(self.b, loaded(self.b, at, kind), LANES)
 
@@ -271,37 +276,37 @@ class _Pass:
 
 
 def _shifted(b: Any, numbers: list[Any]) -> list[Any]:
-    return [b.lshr(one, whole(4)) for one in numbers]
+    return [b.lshr(number, whole(4)) for number in numbers]
 
 
 def fetch(b: Any, address: Any) -> None:
     """Prefetch a cache line to the second-level cache."""
     pointer = ir.IntType(8).as_pointer()
     prefetch = function(b, "llvm.prefetch.p0", ir.VoidType(), pointer, INT, INT, INT)
-    b.call(prefetch, [b.inttoptr(address, pointer), *(ir.Constant(INT, one) for one in (0, 2, 1))])
+    b.call(prefetch, [b.inttoptr(address, pointer), *(ir.Constant(INT, option) for option in (0, 2, 1))])
 
 
 @intrinsic
 def to_bytes(_: Any, source: Any, to: Any) -> Any:
     """Write STEP float32 numbers at an address as a block of signed bytes with its scale and sums (kinds.py).
 
-    NaN or infinity among them makes the scale NaN or infinite, and so every product. Bytes are 0 where all numbers
-    are below 2^-100.
+    NaN or infinity among them makes the scale NaN or infinite, and so every product. If all numbers are below
+    2^-100, the bytes are 0.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         source, to = args
         parts = [loaded(b, b.add(source, count(at)), FLOATS) for at in range(0, 4 * STEP, 4 * LANES)]
-        # Without their sign the bits of numbers are ordered as the numbers are, and NaN is above all.
+        # Without the sign, the bits of numbers have the order of the numbers, and NaN is above all.
         sizes = [b.and_(b.bitcast(part, INTS), whole(0x7FFFFFFF)) for part in parts]
         largest = sizes[0]
         for size in sizes[1:]:
             largest = b.select(b.icmp_unsigned(">", size, largest), size, largest)
-        most = b.bitcast(_reduced(b, "umax", largest), FLOAT)
-        inverse = b.fdiv(ir.Constant(FLOAT, 127.0), most)
-        tiny = b.fcmp_ordered("<", most, ir.Constant(FLOAT, 2.0**-100))
+        maximum = b.bitcast(_reduced(b, "umax", largest), FLOAT)
+        inverse = b.fdiv(ir.Constant(FLOAT, 127.0), maximum)
+        tiny = b.fcmp_ordered("<", maximum, ir.Constant(FLOAT, 2.0**-100))
         inverse = b.select(tiny, ir.Constant(FLOAT, 0.0), inverse)
-        scale, sums, factor = b.fdiv(most, ir.Constant(FLOAT, 127.0)), None, splat(b, inverse, LANES)
+        scale, sums, factor = b.fdiv(maximum, ir.Constant(FLOAT, 127.0)), None, splat(b, inverse, LANES)
         nearest = function(b, f"llvm.roundeven.v{LANES}f32", FLOATS, FLOATS)
         zero = ir.Constant(FLOATS, [0.0] * LANES)
         for i, part in enumerate(parts):
@@ -324,16 +329,16 @@ def _reduced(b: Any, how: str, numbers: Any) -> Any:
 
 @intrinsic
 def dots(_: Any, query: Any, keys: Any, out: Any, number: Any, size: Any) -> Any:
-    """out[j] = query x key j, float32, over the first size - size % LANES of their `size` numbers."""
+    """Write out[j] = query x key j, in float32, over the first size - size % LANES of their `size` numbers."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         query, keys, out, number, size = args
         many = b.udiv(number, count(_KEYS))
-        with cgutils.for_range(b, many) as one:
-            _dots(b, query, keys, out, b.mul(one.index, count(_KEYS)), _KEYS, size)
+        with cgutils.for_range(b, many) as loop:
+            _dots(b, query, keys, out, b.mul(loop.index, count(_KEYS)), _KEYS, size)
         rest = b.mul(many, count(_KEYS))
-        with cgutils.for_range(b, b.sub(number, rest)) as one:
-            _dots(b, query, keys, out, b.add(rest, one.index), 1, size)
+        with cgutils.for_range(b, b.sub(number, rest)) as loop:
+            _dots(b, query, keys, out, b.add(rest, loop.index), 1, size)
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.uintp, types.intp, types.intp), generate
@@ -341,16 +346,16 @@ def dots(_: Any, query: Any, keys: Any, out: Any, number: Any, size: Any) -> Any
 
 def _dots(b: Any, query: Any, keys: Any, out: Any, first: Any, number: int, size: Any) -> None:
     zero = ir.Constant(FLOATS, [0.0] * LANES)
-    held = [cgutils.alloca_once_value(b, zero) for _ in range(number)]
-    for slot in held:
+    slots = [cgutils.alloca_once_value(b, zero) for _ in range(number)]
+    for slot in slots:
         b.store(zero, slot)
     row = b.mul(size, count(4))
     base = b.add(keys, b.mul(first, row))
     with cgutils.for_range(b, b.udiv(size, count(LANES))) as part:
         at = b.mul(part.index, count(4 * LANES))
         x = loaded(b, b.add(query, at), FLOATS)
-        for j, slot in enumerate(held):
+        for j, slot in enumerate(slots):
             key = loaded(b, b.add(b.add(base, at), b.mul(row, count(j))), FLOATS)
             b.store(fma(b, x, key, b.load(slot)), slot)
-    sums = sum_of_lanes(b, [b.load(slot) for slot in held])
+    sums = sum_of_lanes(b, [b.load(slot) for slot in slots])
     store(b, sums, b.add(out, b.mul(first, count(4))))

@@ -1,7 +1,6 @@
 """Ragged attention in plain torch, in three versions; the reference of kernels/triton/attention.py.
 
-Contract: the three functions take the same arguments and return the same values within rounding; see
-kernels/backends.py for what they compute.
+All three take the same arguments and return the same values within rounding (kernels/backends.py).
 """
 
 from __future__ import annotations
@@ -28,11 +27,22 @@ def pad(
     softcap: float | None = None,
     prefix: Pair | None = None,
 ) -> Tensor:
-    """One batched QK, one softmax and one batched PV over the padded maximum (BASS-PAD).
+    """Compute one batched QK, one softmax and one batched PV over the longest row's columns (BASS-PAD).
 
-    query [B, Hq, S, D]; key, value [B, Hkv, extent, D]; prefix: keys and values [G, Hkv, P, D] of the prefixes
-    that rows share, given if and only if the plan has a shared part (ValueError if not). Returns [B, S, Hq, D] in
-    the query's dtype. Grouped heads are folded into the query axis, so keys and values are never repeated.
+    Grouped heads are folded into the query axis, so keys and values are never repeated.
+
+    Args:
+        query: [B, Hq, S, D].
+        key, value: [B, Hkv, extent, D].
+        window: the layer's sliding window or chunks.
+        softcap: soft cap of the scores.
+        prefix: keys and values [G, Hkv, P, D] of the shared prefixes; None exactly if the plan has no shared part.
+
+    Returns:
+        [B, S, Hq, D] in the query's dtype.
+
+    Raises:
+        ValueError: if only one of `prefix` and the plan's shared part is there.
     """
     if in_parts(plan, prefix):
         return attend_in_parts(query, key, value, plan, prefix, scaling=scaling, window=window, softcap=softcap)
@@ -53,7 +63,7 @@ def split(
     softcap: float | None = None,
     prefix: Pair | None = None,
 ) -> Tensor:
-    """One launch per sequence at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
+    """Launch once per row at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
     if in_parts(plan, prefix):
         options: Any = {"scaling": scaling, "window": window, "softcap": softcap}
         return attend_in_parts(query, key, value, plan, prefix, **options, padded=False)
@@ -62,9 +72,9 @@ def split(
         bias = plan.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
     rows = []
     for row, cached in enumerate(plan.host):
-        one, extent = slice(row, row + 1), cached + plan.queries
+        at, extent = slice(row, row + 1), cached + plan.queries
         mask = None if bias is None else bias[row * kv_heads : (row + 1) * kv_heads, :, :extent]
-        rows.append(_attend(query[one], key[one, :, :extent], value[one, :, :extent], mask, scaling, softcap))
+        rows.append(_attend(query[at], key[at, :, :extent], value[at, :, :extent], mask, scaling, softcap))
     return torch.cat(rows)
 
 
@@ -79,13 +89,13 @@ def sdpa(
     softcap: float | None = None,
     prefix: Pair | None = None,
 ) -> Tensor:
-    """torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
+    """Call torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
 
-    Grouped heads are folded into the query axis here as well. torch's function has no logit soft-cap, so layers
-    with one use `pad`, and so do steps over prefixes of which something is hidden (prefix_sdpa.py).
+    Grouped heads are folded into the query axis here too. torch's function has no soft cap, so layers with one use
+    `pad`. So do steps over prefixes that some queries do not see whole (prefix_sdpa.py).
     """
-    whole = softcap is None and prefix is not None and prefix_sdpa.takes(query, plan, window)
-    if softcap is not None or (in_parts(plan, prefix) and not whole):
+    fused_prefix = softcap is None and prefix is not None and prefix_sdpa.takes(query, plan, window)
+    if softcap is not None or (in_parts(plan, prefix) and not fused_prefix):
         return pad(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
     batch, heads, queries, dim = query.shape
     kv_heads = key.shape[1]
@@ -94,7 +104,7 @@ def sdpa(
     bias = None
     if plan.needs_mask or window is not None:
         bias = plan.bias(window, group, key.dtype)[:, None]
-    if whole and prefix is not None:
+    if fused_prefix and prefix is not None:
         out = prefix_sdpa.attend(folded, key, value, plan, prefix, bias, scaling)
     else:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scaling)
@@ -104,10 +114,10 @@ def sdpa(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float, softcap: float | None
 ) -> Tensor:
-    """Attention as `pad` returns it; `bias` [B x Hkv, group x S, extent] is added to the scores."""
+    """Return attention as `pad` does; `bias` [B x Hkv, group x S, extent] is added to the scores."""
     batch, heads, queries, dim = query.shape
     _, kv_heads, extent, _ = key.shape
-    # As few launches and views as possible: for a few tokens they take much of the time on a CPU.
+    # Few launches and views: with a few tokens, these take much of the time on a CPU.
     folded = query.reshape(batch * kv_heads, -1, dim)
     folded = folded if query.dtype == key.dtype else folded.to(key.dtype)
     keys, values = key.reshape(-1, extent, dim).mT, value.reshape(-1, extent, dim)

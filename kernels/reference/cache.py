@@ -1,7 +1,4 @@
-"""The torch references of kernels/triton/cache_write.py; imports no triton.
-
-Contract: the same arguments and effects.
-"""
+"""The torch references of kernels/triton/cache_write.py, with the same arguments; imports no triton."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from torch import Tensor
 
 
 def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None = None) -> None:
-    """Write keys and values at each row's end: see kernels/triton/cache_write.py."""
+    """Write keys and values at the end of each row (see kernels/triton/cache_write.py)."""
     lengths = lengths if starts is None else lengths - starts
     batch, _, queries, _ = keys.shape
     rows = torch.arange(batch, device=lengths.device)[:, None]
@@ -30,21 +27,21 @@ def rotate_write(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> None:
-    """Rotate queries in place, and write keys and values: see kernels/triton/cache_write.py."""
+    """Rotate queries in place, and write rotated keys and values (see kernels/triton/cache_write.py)."""
     queries, total, dim = qkv.shape[1:]
     kv_heads = cache.shape[2]
     heads = total - 2 * kv_heads
-    turned = qkv[:, :, : heads + kv_heads].float()
+    rotated = qkv[:, :, : heads + kv_heads].float()
     if norms is not None:
-        turned = turned * torch.rsqrt(turned.square().mean(-1, keepdim=True) + eps)
+        rotated = rotated * torch.rsqrt(rotated.square().mean(-1, keepdim=True) + eps)
         weights = [norms[0].float().expand(heads, dim), norms[1].float().expand(kv_heads, dim)]
-        turned = turned * torch.cat(weights)
+        rotated = rotated * torch.cat(weights)
     if positions is None:
         positions = lengths[:, None] + torch.arange(queries, device=lengths.device)
     places = positions.clamp(max=cos.shape[0] - 1)
     c, n = cos[places][:, :, None], sin[places][:, :, None]
-    x, y = turned.chunk(2, dim=-1)
-    turned = torch.cat((x * c - y * n, y * c + x * n), dim=-1).to(qkv.dtype)
-    qkv[:, :, :heads] = turned[:, :, :heads]
-    keys, values = turned[:, :, heads:], qkv[:, :, heads + kv_heads :]
+    x, y = rotated.chunk(2, dim=-1)
+    rotated = torch.cat((x * c - y * n, y * c + x * n), dim=-1).to(qkv.dtype)
+    qkv[:, :, :heads] = rotated[:, :, :heads]
+    keys, values = rotated[:, :, heads:], qkv[:, :, heads + kv_heads :]
     write(keys.transpose(1, 2), values.transpose(1, 2), cache, lengths, starts)

@@ -1,7 +1,4 @@
-"""The torch reference of kernels/triton/linear.py; imports no triton.
-
-Contract: the same arguments and result, for any number of rows.
-"""
+"""The torch reference of kernels/triton/linear.py, for any number of rows; imports no triton."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ def linear(
     gate: bool = False,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """act(norm(x) W^T) + residual: see kernels/triton/linear.py."""
+    """Return act(norm(x) W^T) + residual, with the arguments of kernels/triton/linear.py."""
     if norm is not None:
         x = F.rms_norm(x, (x.shape[-1],), norm, eps)
     out = F.linear(x, weight)

@@ -1,8 +1,8 @@
-"""Weights in four and eight bits: their forms, how they are made, and the torch reference of products.
+"""Weights in four and eight bits: their formats, how to make them, and the torch reference of their products.
 
-Contract: a `QuantizedWeight` stands for a float32 matrix [out, in], which `dequantise` gives. A float16 scale and
-an integer multiply exactly in float32, so an element of a block is rounded at most once. Nothing writes to a
-weight's tensors. Non-goals: GGUF's other forms.
+A `QuantizedWeight` represents a float32 matrix [out, in], which `dequantise` returns. A float16 scale times an
+integer is exact in float32, so an element is rounded at most once. Nothing writes to a weight's tensors.
+Other GGUF formats are not supported.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ BLOCK = 32
 class QuantizedWeight:
     """A matrix [out, in] of one of three kinds.
 
-    int8: values int8 [out, in]; scales float32 [out]; w = scale * value.
-    q8_0: values int8 [out, in]; scales float16 [out, in / 32]; w = scale * value.
-    q4_1: values uint8 [out, in / 32, 16], where byte j holds element j of its block in the low four bits and
-        element j + 16 in the high four; scales float16 [out, in / 32, 2], d and m; w = d * value + m.
+    Attributes:
+        kind: "int8" (w = scale * value), "q8_0" (the same) or "q4_1" (w = d * value + m).
+        values: int8 [out, in] for int8 and q8_0. For q4_1 uint8 [out, in / 32, 16]: byte j holds element j of its
+            block in the low four bits and element j + 16 in the high four.
+        scales: float32 [out] for int8, float16 [out, in / 32] for q8_0, float16 [out, in / 32, 2] for q4_1: d and
+            m.
     """
 
     kind: str
@@ -35,21 +37,21 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)."""
+        """Return (out, in)."""
         return self.values.shape[0], self.values.shape[1] * (BLOCK if self.kind == "q4_1" else 1)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
+        """Return the bytes of values and scales."""
         return self.values.nbytes + self.scales.nbytes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
-        """Itself: it never changes, so copies of a model share it."""
+        """Return itself: it never changes, so copies of a model share it."""
         return self
 
 
 def dequantise(weight: QuantizedWeight) -> Tensor:
-    """The float32 matrix [out, in] that the weight stands for."""
+    """Return the float32 matrix [out, in] that the weight represents."""
     rows, size = weight.shape
     if weight.kind == "int8":
         return weight.values.float() * weight.scales[:, None]
@@ -62,42 +64,45 @@ def dequantise(weight: QuantizedWeight) -> Tensor:
 
 
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    """x W^T + bias for x [..., in] of any float dtype; multiplied in float32, returned [..., out] in x's dtype."""
+    """Return x W^T + bias as [..., out] in x's dtype, multiplied in float32; x [..., in] of any float dtype."""
     out = F.linear(x.float(), dequantise(weight), None if bias is None else bias.float())
     return out.to(x.dtype)
 
 
 def in_bytes(x: Tensor) -> Tensor:
-    """x [..., in] as kernels/cpu multiplies it by quantised weights, float32.
+    """Round x [..., in] to bytes as kernels/cpu does before products with quantised weights; float32.
 
-    Each block of 32 numbers becomes signed bytes, rounded to nearest even, times max |x| / 127; 0 where all are
-    below 2^-100.
+    Each block of 32 numbers becomes signed bytes, rounded to nearest even, times max |x| / 127. A block whose
+    numbers are all below 2^-100 becomes 0.
     """
     blocks = F.pad(x.float(), (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
-    most = blocks.abs().amax(-1, keepdim=True)
-    values = (blocks * torch.where(most < 2**-100, 0, 127 / most)).round()
-    return (values * (most / 127)).flatten(-2)[..., : x.shape[-1]]
+    largest = blocks.abs().amax(-1, keepdim=True)
+    values = (blocks * torch.where(largest < 2**-100, 0, 127 / largest)).round()
+    return (values * (largest / 127)).flatten(-2)[..., : x.shape[-1]]
 
 
 def take_rows(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
-    """The outputs `rows`, int64 [n], in that order: [n, in]; exact."""
+    """Return the outputs `rows` (int64 [n]) in that order as a weight [n, in]; exact."""
     return QuantizedWeight(weight.kind, weight.values[rows], weight.scales[rows])
 
 
 def embedding(ids: Tensor, table: QuantizedWeight) -> Tensor:
-    """float32 [..., in]: the rows `ids`, int64 of any shape, of an embedding table [out, in]."""
+    """Return rows `ids` of an embedding table [out, in]: float32 [..., in] for int64 ids [...]."""
     return dequantise(take_rows(table, ids.flatten())).view(*ids.shape, table.shape[1])
 
 
 def quantise_int8(weight: Tensor) -> QuantizedWeight:
-    """int8 with a symmetric scale a row: scale = max |w| / 127, value = round(w / scale)."""
+    """Quantise to int8 with a symmetric scale per row: scale = max |w| / 127, value = round(w / scale)."""
     weight = _checked(weight, 1)
     scales = weight.abs().amax(1) / 127
     return QuantizedWeight("int8", _rounded(weight, scales[:, None], -127, 127).to(torch.int8), scales)
 
 
 def quantise_q8_0(weight: Tensor) -> QuantizedWeight:
-    """GGUF's Q8_0: a block of 32 has d = max |w| / 127 in float16; values are rounded with the stored d."""
+    """Quantise to GGUF's Q8_0: each block of 32 has d = max |w| / 127 in float16.
+
+    Values are rounded with the stored, rounded d.
+    """
     blocks = _checked(weight, BLOCK).unflatten(1, (-1, BLOCK))
     scales = _half(blocks.abs().amax(2) / 127)
     values = _rounded(blocks, scales.float()[..., None], -127, 127).to(torch.int8)
@@ -105,10 +110,13 @@ def quantise_q8_0(weight: Tensor) -> QuantizedWeight:
 
 
 def quantise_q4_1(weight: Tensor) -> QuantizedWeight:
-    """GGUF's Q4_1: a block of 32 has m = min w and d = (max w - m) / 15, float16; rounded with the stored ones."""
+    """Quantise to GGUF's Q4_1: each block of 32 has m = min w and d = (max w - m) / 15 in float16.
+
+    Values are rounded with the stored, rounded d and m.
+    """
     blocks = _checked(weight, BLOCK).unflatten(1, (-1, BLOCK))
-    least = blocks.amin(2)
-    scales = _half(torch.stack(((blocks.amax(2) - least) / 15, least), dim=2))
+    lowest = blocks.amin(2)
+    scales = _half(torch.stack(((blocks.amax(2) - lowest) / 15, lowest), dim=2))
     d, m = scales.float()[..., None].unbind(2)
     low, high = _rounded(blocks - m, d, 0, 15).to(torch.uint8).chunk(2, dim=2)
     return QuantizedWeight("q4_1", low | high << 4, scales)
@@ -122,7 +130,7 @@ QUANTISERS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
 
 
 def _checked(weight: Tensor, multiple: int) -> Tensor:
-    """The weight [out, in] in float32; ValueError unless it consists of whole blocks of finite numbers."""
+    """Return the weight [out, in] in float32; raise ValueError unless it has whole blocks of finite numbers."""
     if weight.dim() != 2 or not weight.numel() or weight.shape[1] % multiple:
         raise ValueError(f"a weight of shape {tuple(weight.shape)} is not made of blocks of {multiple} inputs")
     if not torch.isfinite(weight).all():
@@ -131,13 +139,13 @@ def _checked(weight: Tensor, multiple: int) -> Tensor:
 
 
 def _half(scales: Tensor) -> Tensor:
-    """The scales in float16; ValueError where that can't hold them."""
+    """Return the scales in float16; raise ValueError if they overflow."""
     halves = scales.half()
     if not torch.isfinite(halves).all():
         raise ValueError("a weight is too large for blocks with float16 scales")
     return halves
 
 
-def _rounded(weight: Tensor, scales: Tensor, least: int, most: int) -> Tensor:
-    """weight / scales to the nearest integer within the bounds; 0 where the scale is 0."""
-    return (weight / scales.masked_fill(scales == 0, torch.inf)).round_().clamp_(least, most)
+def _rounded(weight: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
+    """Return weight / scales rounded to the nearest integer within the bounds; 0 if the scale is 0."""
+    return (weight / scales.masked_fill(scales == 0, torch.inf)).round_().clamp_(lowest, highest)

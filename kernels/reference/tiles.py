@@ -6,19 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Inputs that a tile multiplies at once.
+# Inputs that one tile instruction multiplies.
 _STEP = 32
 
 
 def tile_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [N, inputs] times weight [rows, inputs] as tiles compute it: float32 [N, rows].
+    """Multiply bfloat16 x [N, inputs] and weight [rows, inputs] as tiles do: float32 [N, rows].
 
-    Of each 32 inputs the even ones are added up in one chain of float32 additions and the odd ones in another; the
-    sum of both is added to the total. Denormal inputs and results count as zero.
-
-    Args:
-        x: bfloat16 vectors.
-        weight: bfloat16 weights.
+    Of each 32 inputs, the even ones are summed in one chain of float32 additions and the odd ones in another. Then
+    the sum of both chains is added to the total. Denormal inputs and results count as zero.
     """
     missing = -x.shape[1] % _STEP
     vectors, weights = (_flushed(F.pad(part.float(), (0, missing))).double() for part in (x, weight))
@@ -28,7 +24,7 @@ def tile_linear(x: Tensor, weight: Tensor) -> Tensor:
         for parity in (0, 1):
             chain = torch.zeros_like(total)
             for i in range(first + parity, first + _STEP, 2):
-                # One rounding per product, as a fused multiply-add has.
+                # Round once per product, as a fused multiply-add does.
                 chain = _flushed((chain.double() + vectors[:, None, i] * weights[:, i]).float())
             chains.append(chain)
         total = _flushed(total + _flushed(chains[0] + chains[1]))
@@ -36,5 +32,5 @@ def tile_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _flushed(x: Tensor) -> Tensor:
-    """x with zeros in the place of denormal numbers."""
+    """Return x with denormal numbers replaced by zero."""
     return torch.where(x.abs() < torch.finfo(torch.float32).tiny, torch.zeros_like(x), x)

@@ -1,11 +1,11 @@
-"""Verifies the drafts of all rows in one launch, and draws tokens by Gumbel-max.
+"""Verify the drafts of all rows in one launch, and draw tokens by Gumbel-max.
 
-Contract: given the same probabilities and noise, results equal those of the torch references,
-bass_core/verify/rejection.py and bass_core/sample/draw.py. Nothing is read on the host. `accept` launches
-once per round, with one program per row: it tests the row's drafts, then makes one pass over the vocabulary to
-draw the token after the accepted ones; for BLOCK, kernels/triton/block.py launches before it. `draw` launches
-once, with one program per key. Non-goals: temperature, top-k and top-p, which are applied before
-(bass_core/sample/distribution.py).
+`accept` launches once per round, with one program per row: it tests the row's drafts, then makes one pass over the
+vocabulary to draw the token after the accepted ones. For BLOCK, kernels/triton/block.py launches before it. `draw`
+launches once, with one program per key. Nothing is read on the host. Invariant: given the same probabilities and
+noise, results equal those of the torch references, bass_core/verify/rejection.py and bass_core/sample/draw.py.
+
+Temperature, top-k and top-p are applied before (bass_core/sample/distribution.py).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ROWS_INTERPRETED = 16
 
 
 class Verification(IntEnum):
-    """When a draft is accepted.
+    """The condition for accepting a draft.
 
-    REJECTION: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance. BLOCK: a draft at or after it
-    has u < its own chance, which kernels/triton/block.py computed.
+    REJECTION: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance. BLOCK: it or a later draft has
+    u < its chance, which kernels/triton/block.py computed.
     """
 
     REJECTION = 0
@@ -40,7 +40,7 @@ class Verification(IntEnum):
     BLOCK = 3
 
 
-# What is written lies one after another in one tensor, so its alignment depends on the batch.
+# The outputs lie one after another in one tensor, so their alignment depends on the batch.
 @triton.jit(
     do_not_specialize=["batch", "width"],
     do_not_specialize_on_alignment=["next_out", "p_out", "q_out", "u_out"],
@@ -52,78 +52,79 @@ def decide(
     VERIFICATION: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Each program verifies ROWS rows. SOFT: q is given. DRAWN: the next token is drawn, else taken from choices.
+    """Verify ROWS rows per program.
 
-    BLOCK: draft i is tested by chances[i], and the p of a recovered token is multiplied with reach[accepted].
+    SOFT: q is given. DRAWN: the next token is drawn, otherwise taken from choices. BLOCK: chances[i] tests draft
+    i, and the p of a recovered token is multiplied by reach[accepted].
 
     Noise streams as in bass_core/sample/noise.py: 0 target; 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    real = row < batch
-    # One hash call for both uses: the upper half of the lanes tests draft i, the lower half draws the token after
-    # i accepted drafts.
+    row_exists = row < batch
+    # One hash call serves both uses: the upper half of the lanes tests draft i, the lower half draws the token
+    # after i accepted drafts.
     lane = tl.arange(0, BLOCK_L)[None, :]
     i = lane % (BLOCK_L // 2)
     tests = lane >= BLOCK_L // 2
-    known = real[:, None] & (i < width)
-    inside = known & tests
-    count = tl.load(num_drafted + row, mask=real, other=0)[:, None]
+    draft_exists = row_exists[:, None] & (i < width)
+    is_test = draft_exists & tests
+    count = tl.load(num_drafted + row, mask=row_exists, other=0)[:, None]
     seed_low = tl.load(seed).to(tl.uint32)
     seed_high = (tl.load(seed) >> 32).to(tl.uint32)
     at = row[:, None] * width + i
-    draft = tl.load(drafts + at, mask=known, other=0)
+    draft = tl.load(drafts + at, mask=draft_exists, other=0)
     p_row = p + row[:, None] * (width + 1) * vocab
     q_row = q + row[:, None] * width * vocab
-    begin = 8 * tl.load(begins + row, mask=real, other=0)[:, None]
+    begin = 8 * tl.load(begins + row, mask=row_exists, other=0)[:, None]
     JUDGED: tl.constexpr = VERIFICATION == 0 or VERIFICATION == 3
-    own = tl.where((i < count) & JUDGED, begin + 3, 0)
-    stream = tl.where(tests, begin + (4 if VERIFICATION == 2 else 2), own)
-    sequence = tl.load(sequences + row, mask=real, other=0)[:, None]
-    position = tl.load(positions + row, mask=real, other=0)[:, None] + i
+    draw_stream = tl.where((i < count) & JUDGED, begin + 3, 0)
+    stream = tl.where(tests, begin + (4 if VERIFICATION == 2 else 2), draw_stream)
+    sequence = tl.load(sequences + row, mask=row_exists, other=0)[:, None]
+    position = tl.load(positions + row, mask=row_exists, other=0)[:, None] + i
     first, second, _, _ = words(seed_low, seed_high, sequence, position, stream)
     u = to_uniform(first)
     ones = u * 0.0 + 1.0
     p_draft = ones * chance
     q_draft = ones
     if SOFT:
-        q_draft = tl.load(q_row + i * vocab + draft, mask=inside, other=1.0)
+        q_draft = tl.load(q_row + i * vocab + draft, mask=is_test, other=1.0)
     if VERIFICATION == 2:
-        passed = u < p_draft
+        passes = u < p_draft
     elif VERIFICATION == 1:
-        choice = tl.load(choices + row[:, None] * (width + 1) + i, mask=inside, other=-1)
-        passed = choice == draft
+        choice = tl.load(choices + row[:, None] * (width + 1) + i, mask=is_test, other=-1)
+        passes = choice == draft
         u = ones * 0.5
-        p_draft = passed.to(tl.float32)
+        p_draft = passes.to(tl.float32)
     else:
-        p_draft = tl.load(p_row + i * vocab + draft, mask=inside, other=0.0)
-        passed = u * q_draft < p_draft
+        p_draft = tl.load(p_row + i * vocab + draft, mask=is_test, other=0.0)
+        passes = u * q_draft < p_draft
     if VERIFICATION == 3:
-        passed = u < tl.load(chances + at, mask=inside, other=0.0)
-        accepted = tl.max(tl.where(inside & passed & (i < count), i + 1, 0), 1)
+        passes = u < tl.load(chances + at, mask=is_test, other=0.0)
+        accepted = tl.max(tl.where(is_test & passes & (i < count), i + 1, 0), 1)
     else:
-        # The accepted prefix ends at the first position whose draft was rejected or that has no draft.
-        accepted = tl.min(tl.where(inside & ~(passed & (i < count)), i, width), 1)
-    tl.store(accepted_out + row, accepted.to(tl.int64), mask=real)
-    tl.store(p_out + at, p_draft, mask=inside)
-    tl.store(q_out + at, q_draft, mask=inside)
-    tl.store(u_out + at, u, mask=inside)
+        # The accepted drafts end before the first position whose draft was rejected or that has no draft.
+        accepted = tl.min(tl.where(is_test & ~(passes & (i < count)), i, width), 1)
+    tl.store(accepted_out + row, accepted.to(tl.int64), mask=row_exists)
+    tl.store(p_out + at, p_draft, mask=is_test)
+    tl.store(q_out + at, q_draft, mask=is_test)
+    tl.store(u_out + at, u, mask=is_test)
     if DRAWN:
         here = (i == accepted[:, None]) & ~tests
         first = tl.max(tl.where(here, first, 0), 1)[:, None]
         second = tl.max(tl.where(here, second, 0), 1)[:, None]
-        lost = tl.max(tl.where(here, draft, 0), 1)[:, None]
+        rejected_draft = tl.max(tl.where(here, draft, 0), 1)[:, None]
         rejected = JUDGED & (accepted[:, None] < count)
         factor = tl.full([ROWS, 1], 1.0, tl.float32)
         if VERIFICATION == 3:
-            factor = tl.load(reach + row * (width + 1) + accepted, mask=real, other=1.0)[:, None]
-        # If max(p - q, 0) is zero everywhere, the token is drawn from p with the same noise: track both maxima.
+            factor = tl.load(reach + row * (width + 1) + accepted, mask=row_exists, other=1.0)[:, None]
+        # If max(p - q, 0) is zero everywhere, the token is drawn from p with the same noise, so track both maxima.
         best = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
         best_at = tl.zeros([ROWS, BLOCK_V], tl.int32)
         plain = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
         plain_at = tl.zeros([ROWS, BLOCK_V], tl.int32)
         for start in range(0, vocab, BLOCK_V):
             token = start + tl.arange(0, BLOCK_V)[None, :]
-            exists = real[:, None] & (token < vocab)
+            exists = row_exists[:, None] & (token < vocab)
             weight = tl.load(p_row + accepted[:, None] * vocab + token, mask=exists, other=0.0)
             noise = exponential(token_uniforms(first, second, token))
             score = tl.where(exists, weight / noise, -1.0)
@@ -134,7 +135,7 @@ def decide(
                     taken = tl.load(q_row + accepted[:, None] * vocab + token, mask=exists & rejected, other=0.0)
                     left = tl.maximum(factor * weight - taken, 0.0)
                 else:
-                    left = tl.where(token == lost, 0.0, weight)
+                    left = tl.where(token == rejected_draft, 0.0, weight)
                 score = tl.where(exists, left / noise, -1.0)
                 best_at = tl.where(score > best, token, best_at)
                 best = tl.maximum(score, best)
@@ -142,16 +143,16 @@ def decide(
         if JUDGED:
             top, other = first_best(best, best_at)
             token = tl.where((accepted < tl.max(count, 1)) & (top > 0.0), other, token)
-        # If all scores are NaN, no token is best: the caller refuses such logits, but needs a valid id here.
-        tl.store(next_out + row, tl.minimum(token, vocab - 1).to(tl.int64), mask=real)
+        # If all scores are NaN, no token is best. The caller refuses such logits, but needs a valid id here.
+        tl.store(next_out + row, tl.minimum(token, vocab - 1).to(tl.int64), mask=row_exists)
     else:
-        token = tl.load(choices + row * (width + 1) + accepted, mask=real, other=0)
-        tl.store(next_out + row, token, mask=real)
+        token = tl.load(choices + row * (width + 1) + accepted, mask=row_exists, other=0)
+        tl.store(next_out + row, token, mask=row_exists)
 
 
 @triton.jit
 def first_best(scores, tokens):
-    """The highest score of each row [R, V], and the lowest token id that has it, as argmax returns."""
+    """Return the highest score of each row [R, V], and the lowest token id that has it, like argmax."""
     top = tl.max(scores, 1)
     return top, tl.min(tl.where(scores == top[:, None], tokens, 2147483647), 1)
 
@@ -160,7 +161,7 @@ def first_best(scores, tokens):
 def gumbel(
     weights, sequences, positions, streams, seed, ids, out, vocab, NAMED: tl.constexpr, BLOCK_V: tl.constexpr
 ):  # fmt: skip
-    """Program r draws a column of row r of weights float32 [R, V]. NAMED: column c is token ids[c]."""
+    """Draw a column of row r of weights float32 [R, V] in program r. NAMED: column c is token ids[c]."""
     row = tl.program_id(0).to(tl.int64)
     seed_low = tl.load(seed).to(tl.uint32)
     seed_high = (tl.load(seed) >> 32).to(tl.uint32)
@@ -184,7 +185,7 @@ def gumbel(
 
 
 def lanes(width: int) -> int:
-    """BLOCK_L of `decide` for up to `width` drafts a row: few sizes, as each is compiled by itself."""
+    """Return BLOCK_L of `decide` for up to `width` drafts per row: one of few sizes, each compiled separately."""
     return next((size for size in (16, 128) if 2 * (width + 1) <= size), 2 * triton.next_power_of_2(width + 1))
 
 
@@ -203,23 +204,35 @@ def accept(
     chance: float = 0.0,
     block: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns accepted, next_token int64 [B], and p, q, u float32 [B, l] of each draft.
+    """Verify drafts, and choose the next token of each row.
 
-    drafts int64 [B, l], the first num_drafted[b] of row b real; p float32 [B, l+1, V]; q float32 [B, l, V], None
-    for point masses; choices int64 [B, l+1]: the target's own tokens, from which the next token is then taken
-    (else it is drawn). sequences, positions int64 [B]: noise key of the round's first token; begins int64 [B]:
-    where its epoch began, None outside AMUSD; seed int64 [1] on the device. block: for BLOCK, what `chances` of
-    kernels/triton/block.py returned. Raises ValueError for wrong shapes.
+    Args:
+        p: float32 [B, l+1, V]; None if it is not needed.
+        q: float32 [B, l, V], None for point masses.
+        drafts: int64 [B, l].
+        num_drafted: int64 [B], drafts per row; the rest of `drafts` is padding.
+        choices: int64 [B, l+1], the target's own tokens, from which the next token is taken; None to draw it.
+        sequences, positions: int64 [B], the noise key of the round's first token.
+        seed: int64 [1] on the device.
+        begins: int64 [B], where each row's epoch began; None outside AMUSD.
+        chance: the chance of a COIN.
+        block: the result of `chances` (kernels/triton/block.py), for BLOCK.
+
+    Returns:
+        accepted and next_token int64 [B], and p, q, u float32 [B, l] of each draft.
+
+    Raises:
+        ValueError: if shapes do not fit, or an argument that the rule needs is missing.
     """
     batch, width = drafts.shape
     _check(drafts)
-    given = p if p is not None else choices
+    per_position = p if p is not None else choices
     if (
-        given is None
-        or given.shape[:2] != (batch, width + 1)
+        per_position is None
+        or per_position.shape[:2] != (batch, width + 1)
         or (verification == Verification.CHOICES and choices is None)
     ):
-        raise ValueError("accept needs p, or the target's choices, for one position more than was drafted.")
+        raise ValueError("accept needs p or the target's choices for each drafted position and one more.")
     if verification in (Verification.REJECTION, Verification.BLOCK) and p is None:
         raise ValueError(f"{verification.name} needs p.")
     if verification == Verification.BLOCK and block is None:
@@ -245,9 +258,12 @@ def accept(
 def draw(
     weights: Tensor, sequences: Tensor, positions: Tensor, streams: Tensor, seed: Tensor, ids: Tensor | None = None
 ) -> Tensor:
-    """Draw one column per key from weights float32 [..., V] by Gumbel-max: int64 [...]; keys broadcast to [...].
+    """Draw one column per key from weights float32 [..., V] by Gumbel-max: int64 [...].
 
-    ids int64 [V]: the token id of each column if not 0..V-1; seed int64 [1] on the device.
+    Args:
+        sequences, positions, streams: int64, the keys, broadcast to [...].
+        seed: int64 [1] on the device.
+        ids: int64 [V], the token ids of the columns; None if they are 0 to V - 1.
     """
     _check(weights)
     shape = weights.shape[:-1]
@@ -262,7 +278,7 @@ def draw(
 
 
 def _dense(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """The tensor as contiguous float32; `stand_in` for None, where the kernel reads nothing."""
+    """Return the tensor as contiguous float32; for None return `stand_in`, which the kernel does not read."""
     return stand_in if tensor is None else tensor.float().contiguous()
 
 

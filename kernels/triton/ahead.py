@@ -1,17 +1,19 @@
-"""`python -m kernels.triton.ahead ORDER`: compile launches ahead, in a process that the compiler may end.
+"""`python -m kernels.triton.ahead ORDER`: compile launches ahead of time, in a process that the compiler may kill.
 
-Contract: ORDER is a JSON object {"card", "shapes", "first", "step", "of", "left_out"}. `of`, "module:function",
-lists what is compiled for a shape and a card: `launches` of needed.py, or a test's own. Of that list the `first`
-launch and every `step`-th after it are compiled into Triton's cache; `left_out`: launches that can't be. Prints a
-JSON line {"total"}, and for each launch {"at", "name"} before it and {"at", "error", "passing"} after it: so the
-reader knows of what a process has died. passing: the machine may be the cause, not the launch. No device is
-touched: Triton's driver is a stand-in that names the card's target.
+ORDER is a JSON object {"card", "shapes", "first", "step", "of", "left_out"}. `of`, "module:function", names the
+function that lists what is compiled for a shape and a card: `launches` of needed.py, or a test's. The launch at
+`first` and every `step`-th one after it are compiled into Triton's cache. `left_out`: launches that can't be
+compiled.
+
+The process prints a JSON line {"total"}, and for each launch {"at", "name"} before it and {"at", "error",
+"passing"} after it. So if it dies, the reader knows which launch it was compiling. passing: the machine may be the
+cause, not the launch. No device is touched: Triton's driver is replaced by a `Target` that names the card.
 
 An entry's key in Triton's cache is a hash of Triton, the function's source, the arguments' types and attributes,
-what is compiled in, ptxas, target, options and some environment variables (`get_cache_key` and `ASTSource.hash` in
-Triton 3.7.1 and 3.9.0). `JITFunction.warmup` makes all these as a launch does, so its entry is the one that the
-launch finds. `triton.compile(ASTSource(...))` finds it only where a caller writes the same attributes by hand, an
-empty list of those for each argument that has none included.
+compile-time constants, ptxas, target, options and some environment variables (`get_cache_key` and `ASTSource.hash`
+in Triton 3.7.1 and 3.9.0). `JITFunction.warmup` computes all these as a launch does, so a launch finds its entry.
+`triton.compile(ASTSource(...))` would need the same attributes written by hand, including an empty list for each
+argument that has none.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from .launch import Launch, left_out
 
 
 class Target:
-    """What Triton asks of a driver in order to compile, and nothing that needs a device."""
+    """What Triton needs of a driver to compile, without a device."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -39,7 +41,7 @@ class Target:
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        # Of each device a kernel keeps what it has compiled.
+        # A kernel keeps its compiled code per device.
         return self.capability
 
     def get_current_stream(self, device: int) -> int:
@@ -47,24 +49,24 @@ class Target:
 
 
 def aim_at(card: Card) -> None:
-    """Let Triton compile for this card from now on, in this process."""
+    """Make Triton compile for this card from now on, in this process."""
     from triton.runtime.driver import driver
 
     driver.set_active(Target(card.capability))
 
 
 def compile_one(launch: Launch) -> tuple[str | None, bool]:
-    """Why the launch can't be compiled for the card that `aim_at` chose, or None; and whether that may pass."""
+    """Compile a launch for the card of `aim_at`; return the error or None, and whether the error may pass."""
     try:
         launch.compile()
     except Exception as error:
-        # In some versions the first line holds only the class, so take the end of the message.
+        # In some versions the first line has only the class, so take the end of the message.
         return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}", passing(error)
     return None, False
 
 
 def passing(error: BaseException | None) -> bool:
-    """Whether files, memory or a signal from outside to ptxas, and no fault of the compiler, caused the error."""
+    """Return whether the machine caused the error: files, memory, or a signal to ptxas from outside."""
     while error is not None:
         if isinstance(error, (OSError, MemoryError)):
             return True
@@ -75,14 +77,14 @@ def passing(error: BaseException | None) -> bool:
 
 
 def main(order: dict[str, Any]) -> None:
-    """Compile and print."""
+    """Compile the launches of an order, and print what happens."""
     card = Card(**order["card"])
     left_out.update(order["left_out"])
     module, function = order["of"].split(":")
     listed = getattr(import_module(module), function)
-    shapes = [Shape(**{**one, "windows": tuple(one["windows"])}) for one in order["shapes"]]
-    named = {one.name: one for shape in shapes for one in listed(shape, card)}
-    launches = [one for name, one in named.items() if name not in left_out]
+    shapes = [Shape(**{**fields, "windows": tuple(fields["windows"])}) for fields in order["shapes"]]
+    named = {launch.name: launch for shape in shapes for launch in listed(shape, card)}
+    launches = [launch for name, launch in named.items() if name not in left_out]
     print(json.dumps({"total": len(launches)}), flush=True)
     aim_at(card)
     for at in range(order["first"], len(launches), order["step"]):

@@ -1,14 +1,15 @@
-"""Ragged attention in one launch or a few: what BASS-SPLIT computes, with hardly more launches than BASS-PAD.
+"""Ragged attention in one launch or a few: the result of BASS-SPLIT with hardly more launches than BASS-PAD.
 
-Contract: the same arguments and result as `pad` in backends.py, which is the torch reference. Lengths, starts and
-groups are read on the device, so that a captured launch serves every later step. fp16, bf16 and fp32; head_dim up
-to 256. Each program takes a block of the query rows of one key-value head, (g, s) folded into one axis, and a
-segment of the columns; a further launch joins the segments (flash-decoding). Where the rows alone fill the device,
-as in a prefill, a program takes all segments, and one launch is enough. Segments that lie in a prefix that rows
-share are computed for all these rows together (bifurcated attention, arXiv 2403.08845). Trees of tokens take the
-same launches: what a query sees of its tree is one number, read once a program.
-A row's sums depend neither on what is shared, nor on the other rows, nor on the number of launches (segments.py).
-Non-goals: backward, dropout.
+`fused` takes the arguments of `pad` (reference/attention.py), its torch reference, and returns the same. Lengths,
+starts and groups are read on the device, so a captured launch serves every later step. It supports fp16, bf16 and
+fp32, and head_dim up to 256, but neither backward nor dropout.
+
+Each program takes a block of the query rows of one key-value head, with (g, s) folded into one axis, and a segment
+of the columns; another launch merges the segments (flash-decoding). If the rows alone fill the device, as in a
+prefill, a program takes all segments, and one launch is enough. Segments that lie in a shared prefix are computed
+for all its rows together (bifurcated attention, arXiv 2403.08845). Trees of tokens use the same launches: what a
+query sees of its tree is one number, read once per program. Invariant: a row's sums depend neither on what is
+shared, nor on other rows, nor on the number of launches (segments.py).
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from torch import Tensor
 
 from ..plan import MOST_TREE, AttentionPlan, TokenTree
 from ..reference.attention import pad
-from ..support import LeftOut, has_tensor_cores, processors, shared_bytes, why_unavailable, widens
+from ..support import LeftOut, has_tensor_cores, needs_float32, processors, shared_bytes, why_unavailable
 from .launch import launch
 from .segments import attend, attend_prefix, merge
 
 Pair = tuple[Tensor, Tensor]
 
-# Columns of a segment, a multiple of every tile's columns. Enough segments of a long row fill a device, and their
-# sums are a few percent of the bytes of their keys and values.
+# Columns of a segment, a multiple of every tile's columns. A long row has enough segments to fill a device, and
+# their sums are a few percent of the bytes of their keys and values.
 SEGMENT = 512
-# A program takes one segment, if with all segments there were less than so many programs per multiprocessor.
+# A program takes one segment if taking all would leave fewer programs per multiprocessor than this.
 _PROGRAMS_PER_PROCESSOR = 3
-# With more query rows per key-value head, the sums of segments would take much of the keys' and values' bytes.
+# With more query rows per key-value head, the segments' sums would need many bytes compared with keys and values.
 MOST_SPLIT_ROWS = 256
-# The most numbers (float32) of all segments' sums: 256 MiB.
+# The most numbers (float32) in the sums of all segments: 256 MiB.
 MOST_PART_NUMBERS = 1 << 26
-# Bytes of shared memory for a program; devices of capability 8.6, 8.9 and 12.0 have less.
+# Devices of capability 8.6, 8.9 and 12.0 have fewer bytes of shared memory per program.
 _AMPLE_SHARED = 128 * 1024
 # Segments that `merge` loads at once.
 UNROLLED = 8
@@ -46,25 +47,30 @@ UNROLLED = 8
 def tiles(
     head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, tensor_cores: bool = True, tree: bool = False
 ) -> list[dict[str, int]]:
-    """Tile sizes of `attend`, the best first. rows: group x queries of one key-value head; itemsize: of a key.
+    """Return tile sizes of `attend`, the best first; rows: group x queries of one key-value head.
 
-    shared: bytes of shared memory that a program may use. tree: whether a tree's tokens attend. A size after the
-    first is for launches that could not be compiled with those before it. The tests compile the first for every
-    architecture and check for register spills.
+    The later sizes are for launches that could not be compiled with the earlier ones. Tests compile the first size
+    for every architecture and check for register spills.
+
+    Args:
+        itemsize: bytes of a number of the keys.
+        shared: bytes of shared memory that a program may use.
+        tree: whether the new tokens form trees.
     """
     block_d = max(16, triton.next_power_of_2(head_dim))
     plain = itemsize == 4 or not tensor_cores
     if plain:
-        # Products without tensor cores run from registers: exact float32 ones, and all on old devices.
+        # Products without tensor cores run from registers: exact float32 ones, and all products on old devices.
         block_m, choices = 16, [(32, 2)] if block_d < 128 else [(16, 2)]
     else:
-        # Two sums of 64 rows of 256 numbers, of a segment and of those before it, would not fit the registers.
+        # Two sums of 64 rows of 256 numbers (of a segment, and of those before it) would not fit the registers.
         block_m = 16 if rows <= 16 else 64 if block_d <= 128 else 32
         choices = [(64, 3), (64, 2), (32, 2), (16, 2)] if block_d <= 128 else [(32, 2), (16, 2)]
         if block_d <= 128 and (tree or (block_m == 64 and shared < _AMPLE_SHARED)):
-            # Capability 12.0 spills with 64 columns. That the others alike take fewer has not been timed. For 64
-            # rows of trees, Triton 3.7.0 and 3.7.1 abort the process while they compile 64 columns for 8.0 and
-            # 9.0; fewer rows take as many columns, so that a row's bits don't depend on the widest tree beside it.
+            # Capability 12.0 spills with 64 columns. The others also take fewer here, which has not been timed.
+            # For trees of 64 rows, Triton 3.7.0 and 3.7.1 abort the process when they compile 64 columns for 8.0
+            # and 9.0. Fewer rows of trees take the same number of columns, so that a row's bits don't depend on
+            # the widest tree in the batch.
             choices = choices[2:]
     needed = {
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
@@ -80,9 +86,13 @@ def tiles(
 def in_parts(
     device: torch.device, programs: int, rows: int, segments: int, shares: bool, numbers: int = 0
 ) -> bool:
-    """Whether each program takes one segment. programs: launched if not; rows: group x queries of one head.
+    """Return whether each program takes only one segment.
 
-    shares: whether segments lie in a prefix, which are then read once for all. numbers: of the segments' sums.
+    Args:
+        programs: number of programs if each took all segments.
+        rows: group x queries of one head.
+        shares: whether segments lie in a prefix; they are then read once for all its rows.
+        numbers: how many numbers the sums of all segments have.
     """
     if segments == 1 or rows > MOST_SPLIT_ROWS or numbers > MOST_PART_NUMBERS:
         return False
@@ -101,13 +111,14 @@ def fused(
     prefix: Pair | None = None,
     parts: bool | None = None,
 ) -> Tensor:
-    """query [B, Hq, S, D]; key, value [B, Hkv, columns, D]; returns [B, S, Hq, D] in the query's dtype.
+    """Compute attention in one launch or a few. Same arguments and result as `pad` (reference/attention.py).
 
-    prefix: keys and values [G, Hkv, columns, D], given if and only if the plan has a shared part. `parts` fixes
-    whether each program takes one segment (for tests); None lets `in_parts` choose. Where no size could be
-    compiled, `pad` computes the result; then, and with another size than the first, a row's sums may be rounded
-    differently from those of other launches. Raises ValueError for shapes and dtypes outside the contract, and
-    where kernels can't run.
+    If no tile size could be compiled, `pad` computes the result. In this case, and with another size than the
+    first, a row's sums may be rounded differently from those of other launches. `parts` fixes whether each program
+    takes one segment (for tests); None lets `in_parts` choose.
+
+    Raises:
+        ValueError: if shapes or dtypes are not supported, or kernels can't run here.
     """
     _check(query, key, value, plan, prefix)
     device, rows = query.device, query.shape[1] // key.shape[1] * query.shape[2]
@@ -132,7 +143,7 @@ def _attend(
     parts: bool | None,
     tile: dict[str, int],
 ) -> Tensor:
-    """`fused` with tiles of one size. Raises LeftOut if one of its launches could not be compiled."""
+    """Compute `fused` with tiles of one size. Raise LeftOut if one of its launches could not be compiled."""
     batch, heads, queries, dim = query.shape
     kv_heads, columns = key.shape[1:3]
     group, shared, device = heads // kv_heads, plan.shared, query.device
@@ -150,18 +161,18 @@ def _attend(
         peaks, totals = (torch.empty(segments, rows, dtype=torch.float32, device=device) for _ in range(2))
     lengths = plan.lengths
     skips = lengths if plan.gap is None else plan.window_starts(plan.gap)
-    # What is not there is not read.
+    # Absent tensors are replaced by `lengths`, and not read.
     starts, groups, order = (lengths,) * 3 if shared is None else (shared.starts, shared.groups, shared.order)
     bases, positions, marks = (lengths,) * 3 if plan.tree is None else _tree(plan, plan.tree, window)
     stored = (key, value) if prefix is None else prefix
-    strides = [stride for one in stored for stride in one.stride()[:3]]
+    strides = [stride for tensor in stored for stride in tensor.stride()[:3]]
     common: dict[str, Any] = {
         "GROUP": group, "EXACT": dim == tile["BLOCK_D"], "BLOCK_D": tile["BLOCK_D"], "SEGMENT": SEGMENT,
         "WINDOW": window is not None, "GAP": plan.gap is not None, "TREE": plan.tree is not None,
         "enable_fp_fusion": False,
     }  # fmt: skip
     products: dict[str, Any] = {
-        "SOFTCAP": softcap is not None, "WIDEN": widens(key.dtype),
+        "SOFTCAP": softcap is not None, "WIDEN": needs_float32(key.dtype),
         "PRECISION": "ieee" if key.dtype == torch.float32 else "tf32", **common, **tile,
     }  # fmt: skip
     scale, cap, width = scaling, softcap or 1.0, window or 0
@@ -188,12 +199,12 @@ def _attend(
 
 
 def _tree(plan: AttentionPlan, tree: TokenTree, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """bases int64 [B], positions and marks int64 [B, S] of segments.py, made once a step."""
+    """Return bases int64 [B], positions and marks int64 [B, S] of segments.py, computed once per step."""
 
     def marks() -> Tensor:
         sees = tree.sees
         if window is not None:
-            # The tokens of its path are as many positions apart as there are bits between them.
+            # Two tokens of a path are as many positions apart as there are bits from one to the other.
             places = torch.arange(MOST_TREE, device=sees.device)
             bits = (sees[:, :, None] >> places) & 1
             above = bits.flip(-1).cumsum(-1).flip(-1)
@@ -220,8 +231,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, prefi
         raise ValueError(f"trees of {tuple(plan.tree.sees.shape)} tokens don't fit the step, or it has a gap too.")
     if (prefix is None) != (plan.shared is None):
         raise ValueError("a prefix and the plan's shared part belong together: give both or neither.")
-    for one in prefix or ():
-        if one.dtype != key.dtype or one.shape[1::2] != key.shape[1::2] or one.stride(3) != 1:
-            raise ValueError(f"a prefix of shape {tuple(one.shape)} does not fit keys {tuple(key.shape)}.")
+    for stored in prefix or ():
+        if stored.dtype != key.dtype or stored.shape[1::2] != key.shape[1::2] or stored.stride(3) != 1:
+            raise ValueError(f"a prefix of shape {tuple(stored.shape)} does not fit keys {tuple(key.shape)}.")
     if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:
         raise ValueError("the last dimension of query, key and value must be contiguous.")

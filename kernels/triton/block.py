@@ -1,8 +1,8 @@
 """The chances of block verification: one launch for all drafts of all rows.
 
-Contract: given the same probabilities, results equal those of the torch reference, which has the formulas
-(bass_core/verify/block.py), up to the order of sums. One program per row and draft; each sums over the
-vocabulary, so that no program waits for another. Nothing is read on the host.
+One program per row and draft sums over the vocabulary, so that no program waits for another. Nothing is read on
+the host. Given the same probabilities, results equal those of the torch reference, which has the formulas
+(bass_core/verify/block.py), up to the order of sums.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def weigh(
     p, q, drafts, num_drafted, chances_out, reach_out, batch, width, vocab,
     SOFT: tl.constexpr, ROWS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i): how far ROWS rows reach after their first i + 1 drafts, and the chance of draft i + 1.
+    """Compute the reach after i + 1 drafts and the chance of draft i + 1, of ROWS rows, in program (b, i).
 
-    SOFT: q is given. What they reach after none of them is 1 and not written.
+    SOFT: q is given. The reach before the first draft is 1 and not written.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < batch
@@ -43,7 +43,7 @@ def weigh(
         q_draft = share * 0.0 + 1.0
         if SOFT:
             q_draft = tl.load(q_row + i * vocab + draft, mask=real, other=1.0)
-        # A token without probability is refused even if a drafter claims to have drawn it with none.
+        # Refuse a token with p = 0, even if a drafter claims q = 0 for it.
         whole = tl.where(share > 0.0, 1.0, 0.0)
         reach = tl.where(share < q_draft, share / tl.where(q_draft > 0.0, q_draft, 1.0), whole)
     chance = reach
@@ -71,17 +71,23 @@ def weigh(
 
 
 def chances(p: Tensor, q: Tensor | None, drafts: Tensor, num_drafted: Tensor) -> tuple[Tensor, Tensor]:
-    """(h float32 [B, l], reach float32 [B, l+1]); numbers after a row's last draft mean nothing.
+    """Return h float32 [B, l] and reach float32 [B, l+1]; numbers after a row's last draft are undefined.
 
-    p float32 [B, l+1, V]; q float32 [B, l, V], None for point masses; drafts int64 [B, l], of which the first
-    num_drafted[b] of row b are real. Raises ValueError for wrong shapes.
+    Args:
+        p: float32 [B, l+1, V].
+        q: float32 [B, l, V], None for point masses.
+        drafts: int64 [B, l].
+        num_drafted: int64 [B], drafts per row; the rest of `drafts` is padding.
+
+    Raises:
+        ValueError: if shapes do not fit.
     """
     batch, width = drafts.shape
     reason = why_unavailable(drafts.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
     if p.shape[:2] != (batch, width + 1) or (q is not None and q.shape != (batch, width, p.shape[2])):
-        raise ValueError("chances needs p for one position more than was drafted, and q for those drafted.")
+        raise ValueError("chances needs p for each drafted position and one more, and q for the drafted ones.")
     h = torch.empty(batch, width, device=p.device)
     reach = torch.ones(batch, width + 1, device=p.device)
     rows = _ROWS_INTERPRETED if interpreting() else 1

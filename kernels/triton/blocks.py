@@ -1,8 +1,8 @@
-"""What attention does with a block of columns, and with the sums that it holds; for segments.py.
+"""Attention's work on a block of columns, and on the sums of the columns seen so far; used by segments.py.
 
-Contract: what a program holds of the columns that it has seen are `highest`, the highest score; `total`, the sum
-of the weights 2 ** (score - highest); and `sums`, the sum of the weighted values: Milakov and Gimelshein, arXiv
-1805.02867. All are float32; scores are in base 2. The functions run on the device.
+A program's sums over the columns that it has seen are `highest`, the highest score; `total`, the sum of the
+weights 2 ** (score - highest); and `sums`, the sum of the weighted values (Milakov and Gimelshein, arXiv
+1805.02867). All are float32; scores are in base 2. The functions run on the device.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# As _GAP_UNIT and SINKS in plan.py: a windowed step sees the first tokens and those from `skip` on.
+# SINKS of plan.py: a windowed step sees the first tokens, and those from `skip` on.
 SINKS: tl.constexpr = tl.constexpr(64)
-# As MOST_TREE in plan.py.
+# MOST_TREE of plan.py.
 MOST_TREE: tl.constexpr = tl.constexpr(63)
-# No prefix and no position: greater than all.
+# Stands for no prefix or no position: greater than all.
 NONE: tl.constexpr = tl.constexpr(2147483647)
 
 
 @triton.jit
 def visible(low, high, skip, GAP: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(blocks of sinks, column at which the rest begins, all blocks) that cover low..high without the gap."""
+    """Return (blocks of sinks, column where the rest begins, all blocks) to cover low..high without the gap."""
     sinks = 0
     resume = low
     if GAP:
@@ -31,19 +31,19 @@ def visible(low, high, skip, GAP: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def column(i, low, sinks, resume, BLOCK_N: tl.constexpr):
-    """The first column of block i of `visible`."""
+    """Return the first column of block i of `visible`."""
     return tl.where(i < sinks, low + i * BLOCK_N, resume + (i - sinks) * BLOCK_N)
 
 
 @triton.jit
 def columns(i, low, sinks, resume, BLOCK_N: tl.constexpr):
-    """The columns of block i of `visible`."""
+    """Return the columns of block i of `visible`."""
     return column(i, low, sinks, resume, BLOCK_N) + tl.arange(0, BLOCK_N)
 
 
 @triton.jit
 def seen_by(n, last, window, skip, WINDOW: tl.constexpr, GAP: tl.constexpr):
-    """Whether queries at positions `last` see columns n; skip: where each one's gap ends."""
+    """Return whether queries at positions `last` see columns n; skip: where each query's gap ends."""
     seen = n <= last
     if WINDOW:
         seen = seen & (n > last - window)
@@ -54,13 +54,13 @@ def seen_by(n, last, window, skip, WINDOW: tl.constexpr, GAP: tl.constexpr):
 
 @triton.jit
 def seen_in_tree(n, base, first, second, position, window, WINDOW: tl.constexpr):
-    """Whether queries at `position` see columns n, where a tree begins at column `base`.
+    """Return whether queries at `position` see columns n, if a tree begins at column `base`.
 
-    first, second: int32, what each query sees of columns base to base + 31 and of the next 31, a bit each; those
-    that its window hides are cleared.
+    first, second: int32, one bit for each of the columns base to base + 31, and of the next 31, that a query sees.
+    Bits of columns that its window hides are cleared.
     """
     inside = n - base
-    # Words of 32 bits: a block of 64-bit ones would take twice the registers.
+    # Use words of 32 bits: a block of 64-bit ones would take twice the registers.
     seen = (tl.where(inside < 32, first, second) >> (inside & 31)) & 1 != 0
     before = inside < 0
     if WINDOW:
@@ -69,8 +69,10 @@ def seen_in_tree(n, base, first, second, position, window, WINDOW: tl.constexpr)
 
 
 @triton.jit
-def sees(segment, last, position, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr):
-    """Whether queries at `position` may see a column of the segment up to `last`."""
+def sees_segment(
+    segment, last, position, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr
+):
+    """Return whether queries at `position` may see a column of the segment; columns after `last` do not count."""
     low = segment * SEGMENT
     high = tl.minimum(low + SEGMENT - 1, last)
     if WINDOW:
@@ -81,12 +83,12 @@ def sees(segment, last, position, window, skip, SEGMENT: tl.constexpr, WINDOW: t
 
 
 @triton.jit
-def add(
-    queries, keys_at, values_at, there, kept, seen, highest, total, sums, scaling, softcap,
+def add_block(
+    queries, keys_at, values_at, in_range, in_head, seen, highest, total, sums, scaling, softcap,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Add a block of columns: keys at [D, N], values at [N, D]; returns the new highest, total and sums."""
-    keys = tl.load(keys_at, mask=there[None, :] & kept[:, None], other=0.0)
+    """Add a block of columns: keys at [D, N], values at [N, D]; return the new highest, total and sums."""
+    keys = tl.load(keys_at, mask=in_range[None, :] & in_head[:, None], other=0.0)
     if WIDEN:
         keys = keys.to(tl.float32)
     scores = tl.dot(queries, keys, input_precision=PRECISION) * scaling
@@ -94,38 +96,38 @@ def add(
         # tanh(x) = 1 - 2 / (exp(2x) + 1)
         scores = softcap * (1 - 2 / (tl.exp2(scores * (2 * 1.4426950408889634) / softcap) + 1))
     scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
-    raised = tl.maximum(highest, tl.max(scores, 1))
-    base = tl.where(raised == float("-inf"), 0.0, raised)
+    new_highest = tl.maximum(highest, tl.max(scores, 1))
+    base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(highest - base)
-    values = tl.load(values_at, mask=there[:, None] & kept[None, :], other=0.0)
+    values = tl.load(values_at, mask=in_range[:, None] & in_head[None, :], other=0.0)
     if WIDEN:
         values = values.to(tl.float32)
     sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
-    return raised, total * shrink + tl.sum(weights, 1), sums
+    return new_highest, total * shrink + tl.sum(weights, 1), sums
 
 
 @triton.jit
-def join(highest, total, sums, more_highest, more_total, more_sums):
-    """The highest, total and sums of two parts of the columns."""
-    raised = tl.maximum(highest, more_highest)
-    base = tl.where(raised == float("-inf"), 0.0, raised)
+def merge_sums(highest, total, sums, more_highest, more_total, more_sums):
+    """Return the highest, total and sums of two parts of the columns together."""
+    new_highest = tl.maximum(highest, more_highest)
+    base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
     shrink, more_shrink = tl.exp2(highest - base), tl.exp2(more_highest - base)
     total = total * shrink + more_total * more_shrink
-    return raised, total, sums * shrink[:, None] + more_sums * more_shrink[:, None]
+    return new_highest, total, sums * shrink[:, None] + more_sums * more_shrink[:, None]
 
 
 @triton.jit
-def nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The highest, total and sums of no columns."""
+def empty_sums(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return the highest, total and sums of no columns."""
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     return highest, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
 
 @triton.jit
-def keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept):
-    """Store a segment's sums for `merge` in the rows before + m, where they were found."""
-    tl.store(peaks + before + m, highest, mask=found)
-    tl.store(totals + before + m, total, mask=found)
+def store_sums(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head):
+    """Store a segment's sums for `merge` in the rows before + m, for queries that see the segment (`active`)."""
+    tl.store(peaks + before + m, highest, mask=active)
+    tl.store(totals + before + m, total, mask=active)
     at = out + before * size + m[:, None] * size + d[None, :]
-    tl.store(at, sums, mask=found[:, None] & kept[None, :])
+    tl.store(at, sums, mask=active[:, None] & in_head[None, :])

@@ -1,12 +1,13 @@
-"""Writes the new keys and values of all rows to the cache, each row at its own end, in one launch.
+"""Write the new keys and values of all rows to the cache, each at the end of its row, in one launch.
 
-Contract: `write` stores finished keys and values. `rotate_write` reads the joined QKV product
-[B, S, Hq + 2 Hkv, D] of a layer, normalises the heads where the architecture does, rotates queries (in place) and
-keys, and stores keys and values: one pass where torch makes four. Token s of row b is at position lengths[b] + s,
-or in a tree (TokenTree in plan.py) at positions[b, s]; it is written to column lengths[b] + s of its row either
-way, of which the first starts[b] are in a prefix. The torch references are in reference/cache.py; they also do
-what could not be compiled.
-Non-goals: rotary embeddings of a part of a head, or whose factors depend on the text's length.
+`write` stores finished keys and values. `rotate_write` reads a layer's joined QKV product [B, S, Hq + 2 Hkv, D],
+normalises the heads if the architecture does, rotates queries (in place) and keys, and stores keys and values: one
+pass instead of torch's four. Token s of row b is at position lengths[b] + s, or in a tree (TokenTree in plan.py)
+at positions[b, s]. In both cases it is written to column lengths[b] + s of its row, of which the first starts[b]
+are in a prefix.
+
+The torch references in reference/cache.py also replace launches that could not be compiled. Not supported: rotary
+embeddings of only a part of a head, or with factors that depend on the text's length.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def put(
     keys, values, cache, lengths, starts, queries, k_b, k_h, k_s, v_b, v_h, v_s, c_kv, c_b, c_h, c_n,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head) copies one key and one value to its row's end."""
+    """Copy one key and one value to its row's end, in program (token, head)."""
     row = (tl.program_id(0) // queries).to(tl.int64)
     s = tl.program_id(0) % queries
     head = tl.program_id(1)
@@ -48,7 +49,10 @@ def rotate(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
     SHARED: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head of q, k or v): normalise, rotate (RoFormer, pairs i and i + D / 2) and store it."""
+    """Normalise, rotate and store one head of q, k or v, in program (token, head).
+
+    The rotation is RoFormer's, of pairs i and i + D / 2.
+    """
     token = tl.program_id(0).to(tl.int64)
     row = token // queries
     s = token % queries
@@ -82,19 +86,22 @@ def rotate(
         angle = tl.minimum(position, last_position) * HALF + i
         c = tl.load(cos + angle, mask=inside, other=0.0)
         n = tl.load(sin + angle, mask=inside, other=0.0)
-        turned = (x * c - y * n, y * c + x * n)
+        rotated = (x * c - y * n, y * c + x * n)
         if head < HEADS:
-            tl.store(at, turned[0].to(qkv.dtype.element_ty), mask=inside)
-            tl.store(at + HALF, turned[1].to(qkv.dtype.element_ty), mask=inside)
+            tl.store(at, rotated[0].to(qkv.dtype.element_ty), mask=inside)
+            tl.store(at + HALF, rotated[1].to(qkv.dtype.element_ty), mask=inside)
         else:
-            tl.store(to, turned[0].to(cache.dtype.element_ty), mask=inside)
-            tl.store(to + HALF, turned[1].to(cache.dtype.element_ty), mask=inside)
+            tl.store(to, rotated[0].to(cache.dtype.element_ty), mask=inside)
+            tl.store(to + HALF, rotated[1].to(cache.dtype.element_ty), mask=inside)
 
 
 def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None = None) -> None:
-    """Write keys, values [B, Hkv, S, D] to cache [2, >=B, Hkv, L, D] at lengths int64 [B]; L is not checked.
+    """Write keys and values [B, Hkv, S, D] at the end of each row of the cache.
 
-    starts: int64 [B], how many tokens of each row are in a prefix; None: none.
+    Args:
+        cache: [2, >=B, Hkv, L, D]; L is not checked.
+        lengths: int64 [B], cached tokens of each row.
+        starts: int64 [B], how many tokens of each row are in a prefix; None: none.
     """
     _check(keys, cache, lengths, starts)
     batch, heads, queries, dim = keys.shape
@@ -121,11 +128,14 @@ def rotate_write(
     starts: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> None:
-    """Rotate the queries of qkv [B, S, Hq + 2 Hkv, D] (contiguous) in place; write keys and values to the cache.
+    """Rotate the queries of `qkv` in place; write rotated keys, and values, to the cache.
 
-    cache [2, >=B, Hkv, L, D]; lengths int64 [B]; cos, sin float32 [positions, D / 2], whose last entry serves all
-    later positions; norms: weights [D] of the queries' and keys' RMS norms; starts: as in `write`; positions:
-    int64 [B, S] of the tokens of trees, None where each token follows the one before it.
+    Args:
+        qkv: [B, S, Hq + 2 Hkv, D], contiguous.
+        cache, lengths, starts: as for `write`.
+        cos, sin: float32 [positions, D / 2]; the last entry serves all later positions.
+        norms: weights [D] of the RMS norms of queries and keys, or None.
+        positions: int64 [B, S] of the tokens of trees; None if each token follows the one before it.
     """
     _check(qkv, cache, lengths, starts)
     batch, queries, total, dim = qkv.shape

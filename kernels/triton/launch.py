@@ -1,9 +1,9 @@
-"""How every kernel is launched, and what is known of launches that could not be compiled.
+"""How every kernel is launched, and which launches could not be compiled.
 
-Contract: `launch(kernel, grid, *arguments, **options)` is `kernel[grid](*arguments, **options)`. Inside
-`collected()` nothing runs: each launch goes to a list, from which it can be compiled. A launch whose name is in
-`left_out` raises LeftOut (kernels/support.py): its caller takes other sizes, or torch. Names are those of Triton's
-variants: the kernel, the arguments' types, and what is compiled in.
+`launch(kernel, grid, *arguments, **options)` is `kernel[grid](*arguments, **options)`. Inside `collected()`
+nothing runs: each launch goes to a list, from which it can be compiled. If a launch's name is in `left_out`,
+LeftOut (kernels/support.py) is raised, and its caller takes other sizes, or torch. Names are those of Triton's
+variants: the kernel, the arguments' types, and the compile-time constants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..support import LeftOut, interpreting
 
-# Names of launches that no process may compile: the compiler died of them, or raised.
+# Names of launches that the compiler died of or refused; no process may try them again.
 left_out: set[str] = set()
 _collecting: list[Launch] | None = None
 
@@ -32,25 +32,28 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The same for all launches that Triton compiles once."""
-        given = zip(self.arguments, self.kernel.arg_names, strict=False)
-        types = [_type(value, name not in _unspecialised(self.kernel)) for value, name in given]
+        """Return a name shared by all launches that Triton compiles once."""
+        named_arguments = zip(self.arguments, self.kernel.arg_names, strict=False)
+        types = [_type(value, name not in _unspecialised(self.kernel)) for value, name in named_arguments]
         options = [f"{name}={value}" for name, value in sorted(self.options.items())]
         return f"{self.kernel.__name__} {','.join(types)} {' '.join(options)}"
 
     def compile(self) -> Any:
-        """Let Triton compile it for its active driver's target, into its cache, as the launch itself would."""
+        """Compile for the active driver's target into Triton's cache, as the launch itself would."""
         return self.kernel.warmup(*self.arguments, grid=(1,), **self.options)
 
 
 def _unspecialised(kernel: Any) -> list[str]:
-    """The arguments for whose values a kernel is not compiled again; an interpreted one keeps its options."""
+    """Return the arguments whose values a kernel is not specialised on.
+
+    An interpreted kernel keeps them in its options.
+    """
     named = kernel.kwargs.get("do_not_specialize") if interpreting() else kernel.do_not_specialize
     return list(named or ())
 
 
 def _type(value: Any, specialised: bool) -> str:
-    """An argument's type as Triton specialises it: integers that are 1, or multiples of 16, are told apart."""
+    """Return an argument's type as Triton specialises it: "1" and multiples of 16 differ from other integers."""
     if isinstance(value, Tensor):
         return str(value.dtype)[6:]
     if isinstance(value, float) or not specialised:
@@ -59,7 +62,11 @@ def _type(value: Any, specialised: bool) -> str:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Launch a kernel, or collect the launch. Raises LeftOut for one that can't be compiled."""
+    """Launch a kernel, or collect the launch.
+
+    Raises:
+        LeftOut: if it can't be compiled.
+    """
     if left_out and (name := Launch(kernel, arguments, options).name) in left_out:
         raise LeftOut(name)
     if _collecting is not None:
@@ -70,11 +77,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 @contextmanager
 def collected() -> Iterator[list[Launch]]:
-    """Collect the block's launches, of any thread, in place of running them."""
+    """Collect the block's launches, of any thread, instead of running them."""
     global _collecting
-    found: list[Launch] = []
-    _collecting = found
+    launches: list[Launch] = []
+    _collecting = launches
     try:
-        yield found
+        yield launches
     finally:
         _collecting = None

@@ -1,10 +1,10 @@
 """Products of a few rows with a large weight, fused with the norm, gate and residual around them.
 
-Contract: y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K]: gate above up, and
-then act is silu(gate) * up). With so few rows, reading W takes all the time; the norm, the gate and the sum are
-fused in, so that a layer takes four such launches and its attention. A tile with SPLIT_K above 1 splits K into
-that many parts, which a second launch adds up, always in the same order. reference/linear.py computes the same in
-torch, and is used where M is larger. Non-goals: biases, backward.
+`linear` computes y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K], gates
+above ups; act is then silu(gate) * up). With so few rows, reading W takes all the time. Norm, gate and sum are
+fused in, so a layer takes four such launches and its attention. A tile with SPLIT_K above 1 splits K into that
+many parts, which a second launch adds up, always in the same order. reference/linear.py computes the same in
+torch, also for more rows. Biases and backward are not supported.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..reference import linear as reference
-from ..support import LeftOut, processors, why_unavailable, widens
+from ..support import LeftOut, needs_float32, processors, why_unavailable
 from .launch import launch
 
-# The most rows of x by the bytes of its dtype. Exact float32 products run without tensor cores, from registers,
+# The most rows of x, by the bytes of its dtype. Exact float32 products run without tensor cores, from registers,
 # which hold no more than 16 rows.
 MOST_ROWS = {2: 64, 4: 16}
 # Outputs per program of `add_parts`.
@@ -33,7 +33,7 @@ def gemv(
     NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program j: BLOCK_N outputs of the only row x [K], without tensor cores; STAGES > 1 prefetches."""
+    """Compute BLOCK_N outputs of the only row x [K] in program j, without tensor cores; STAGES > 1 prefetches."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     at = weight + n[:, None].to(tl.int64) * k_size + k[None, :]
@@ -77,9 +77,10 @@ def skinny(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr, SPLIT_K: tl.constexpr = 1,
 ):  # fmt: skip
-    """Program (j, part): BLOCK_N outputs of all rows from a part of K, on tensor cores.
+    """Compute BLOCK_N outputs of all rows from a part of K, in program (j, part), on tensor cores.
 
-    SPLIT_K > 1: out is float32: the parts' sums [SPLIT_K, M, N or 2N], then their sums of squares [SPLIT_K, M].
+    SPLIT_K > 1: out is float32, with the parts' sums [SPLIT_K, M, N or 2N], then their sums of squares [SPLIT_K,
+    M].
     """
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -126,7 +127,7 @@ def skinny(
         tl.store(at_part, sums, mask=mask)
         if GATE:
             tl.store(at_part + n_size, gates, mask=mask)
-        # All programs of a part compute the same squares: one of them stores these.
+        # All programs of a part compute the same squares; one of them stores these.
         if NORM and tl.program_id(0) == 0:
             tl.store(out + SPLIT_K * m_size * width + row, squares, mask=rows)
     else:
@@ -147,7 +148,7 @@ def add_parts(
     parts, residual, out, m_size, n_size, k_size, eps,
     NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (j, m): BLOCK outputs of row m, from the parts that `skinny` stored, added in order."""
+    """Add the parts that `skinny` stored, in order: BLOCK outputs of row m in program (j, m)."""
     row = tl.program_id(1)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = n < n_size
@@ -175,7 +176,7 @@ def add_parts(
 
 
 def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
-    """The default tile sizes: of `gemv` for one row, of `skinny` for more. The tests compile them all."""
+    """Return the default tile sizes: of `gemv` for one row, of `skinny` for more. The tests compile them all."""
     if rows == 1:
         return {"BLOCK_N": 4 if gate else 8, "BLOCK_K": 512, "STAGES": 1, "num_warps": 4}
     block_m = 16 if rows <= 16 else 64
@@ -186,16 +187,16 @@ def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
 
 
 def split_tiles(rows: int, outputs: int, gate: bool, itemsize: int, programs: int) -> dict[str, int]:
-    """Like `tiles`, but above 16 rows 64 outputs per program and K in parts, about `programs` programs in all.
+    """Return tile sizes as `tiles` does, but for more than 16 rows with 64 outputs per program and K in parts.
 
-    Each program reads all of x for its own rows of W: at M = 40 and 32 outputs, more bytes of x than of W. Off by
-    default until it has been measured on a GPU.
+    The grid has about `programs` programs. Each program reads all of x for its own rows of W: with M = 40 and 32
+    outputs, that would be more bytes of x than of W. Off by default until it has been measured on a GPU.
     """
     if rows <= 16 or itemsize == 4:
         return tiles(rows, gate, itemsize)
     parts = min(8, max(1, programs // triton.cdiv(outputs, 64)))
     tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-    # Powers of two only, because each value is compiled as a kernel of its own.
+    # Powers of two only, because each value is compiled separately.
     return tile | {"SPLIT_K": 1 << (parts.bit_length() - 1)}
 
 
@@ -210,12 +211,21 @@ def linear(
     tile: dict[str, int] | None = None,
     split_k: bool = False,
 ) -> Tensor:
-    """act(norm(x) W^T) + residual as [..., N] in x's dtype.
+    """Return act(norm(x) W^T) + residual as [..., N] in x's dtype.
 
-    x [..., K] of 1 to 64 rows (16 in float32); weight [N, K], or [2N, K] with gate, in x's dtype; norm [K]: an RMS
-    norm's weights; residual [..., N]. `tile` replaces the default sizes, `split_k` takes them from `split_tiles`.
-    torch computes it if it could not be compiled. Raises ValueError for more rows, other shapes, or where kernels
-    can't run.
+    torch computes it if the launch could not be compiled.
+
+    Args:
+        x: [..., K] with 1 to 64 rows (16 in float32).
+        weight: [N, K], or [2N, K] with a gate, in x's dtype.
+        norm: [K], the weights of an RMS norm.
+        gate: whether act is silu(gate) * up.
+        residual: [..., N].
+        tile: tile sizes instead of the default ones.
+        split_k: whether to take the sizes of `split_tiles`.
+
+    Raises:
+        ValueError: for more rows or other shapes, or if kernels can't run here.
     """
     try:
         return _linear(x, weight, norm, eps, gate, residual, tile, split_k)
@@ -252,7 +262,7 @@ def _linear(
         launch(gemv, (blocks,), *pointers, n_size, k_size, eps, **flags, **tile)
     else:
         precision = "ieee" if x.dtype == torch.float32 else "tf32"
-        flags |= {"PRECISION": precision, "WIDEN": widens(x.dtype)}
+        flags |= {"PRECISION": precision, "WIDEN": needs_float32(x.dtype)}
         splits, parts = tile.get("SPLIT_K", 1), out
         if splits > 1:
             # The sums, then the squares.
@@ -281,9 +291,9 @@ def _check(x: Tensor, weight: Tensor, rows: int, residual: Tensor | None, n_size
     reason = why_unavailable(x.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
-    most = MOST_ROWS.get(x.element_size(), 0)
-    if not 1 <= rows <= most:
-        raise ValueError(f"the kernel takes 1 to {most} rows of {x.dtype}; got {rows}.")
+    max_rows = MOST_ROWS.get(x.element_size(), 0)
+    if not 1 <= rows <= max_rows:
+        raise ValueError(f"the kernel takes 1 to {max_rows} rows of {x.dtype}; got {rows}.")
     if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit weight {tuple(weight.shape)} {weight.dtype}.")
     if not (x.is_contiguous() and weight.is_contiguous()):

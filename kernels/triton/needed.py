@@ -1,10 +1,11 @@
-"""Every launch that a model's shape needs on a card, whatever is asked of the model.
+"""Every launch that a model's shape needs on a card, for any request.
 
-Contract: `launches(shape, card)` calls the kernels' own wrappers with tensors of no data and lists their launches,
-each variant once: so there is one list of what is compiled ahead (ahead.py), and of what the tests compile for all
-cards. Launches that are left out (launch.py) are replaced by those that take their place. A launch that is missing
-here is compiled when it first comes. Non-goals: strides beyond 2**31 elements;
-products with K in parts, which are off (`split_tiles` in linear.py), and are listed only where `chosen`.
+`launches(shape, card)` calls the kernels' own wrappers with tensors without data and lists their launches, each
+variant once. The list serves both to compile ahead (ahead.py) and to test all cards. Launches that are left out
+(launch.py) are replaced by those that take their place. A launch that is missing here is compiled on first use.
+
+Strides beyond 2**31 elements are not covered. Products with K in parts (`split_tiles` in linear.py) are off by
+default, and are listed only if `chosen`.
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ from . import accept, attention, block, cache_write, linear, nucleus, walk
 from .launch import Launch, collected
 
 Call = Callable[[], object]
-# Queries of one row and head, and drafts of one row: one number for each size of tile.
+# Queries of one row and head, and drafts of one row: one number for each tile size.
 QUERIES, WIDTHS = (1, 17), (3, 17)
-# Rows of a product: of `gemv`, and of the two tiles of `skinny`.
+# Rows of a product: for `gemv`, and for the two tiles of `skinny`.
 PRODUCT_ROWS = (1, 2, 17)
-# Columns: enough that attention takes several segments.
+# Columns: enough for several segments of attention.
 _COLUMNS = 4 * attention.SEGMENT
 _META = torch.device("meta")
 _BATCH = 2
 
 
 def launches(shape: Shape, card: Card, chosen: bool = False) -> list[Launch]:
-    """The launches, each with a name of its own. chosen: those as well that a bench may choose."""
-    support.describe(card)
+    """Return the launches, each with a unique name; if `chosen`, also those that a bench may choose."""
+    support.set_meta_card(card)
     try:
-        with collected() as found:
+        with collected() as collected_launches:
             for call in _calls(shape, card, chosen):
                 with suppress(LeftOut):
                     call()
     finally:
-        support.describe(None)
-    return list({one.name: one for one in found}.values())
+        support.set_meta_card(None)
+    return list({launch.name: launch for launch in collected_launches}.values())
 
 
 def _calls(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
     """Call the wrappers, the most usual first."""
-    own = shape.hidden > 0
+    own_forward = shape.hidden > 0
     yield from _attention(shape)
-    if own and card.capability >= 80:
+    if own_forward and card.capability >= 80:
         yield from _products(shape, card, chosen)
-    yield from _writes(shape, own)
+    yield from _writes(shape, own_forward)
     yield from _draws(shape)
     if shape.verifies:
         yield from _decisions(shape.vocab)
@@ -70,7 +71,7 @@ def _part() -> SharedPart:
 
 
 def _attention(shape: Shape) -> Iterator[Call]:
-    """Chains, trees, and of a target steps over a gap; with a prefix and without; in parts and whole."""
+    """Yield chains, trees, and a target's steps over a gap; with a prefix and without; in parts and whole."""
     dim, number = shape.head_dim, shape.number
     keys = _empty(_BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
     kinds = [(False, False), (True, False)] + [(False, True)] * shape.verifies
@@ -91,7 +92,7 @@ def _attention(shape: Shape) -> Iterator[Call]:
 
 
 def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
-    """The five products of a forward, by the number of rows."""
+    """Yield the five products of a forward, for each number of rows."""
     attended = shape.heads * shape.head_dim
     joined = attended + 2 * shape.kv_heads * shape.head_dim
     # Inputs, outputs, and whether it has a norm, a gate and a residual.
@@ -111,27 +112,28 @@ def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
             yield partial(linear.linear, x, weight, **options, split_k=split_k)
 
 
-def _writes(shape: Shape, own: bool) -> Iterator[Call]:
-    """Keys and values to the cache: rotated, by our own forward, or as transformers' code makes them."""
+def _writes(shape: Shape, own_forward: bool) -> Iterator[Call]:
+    """Yield writes of keys and values to the cache, rotated by our own forward or by transformers' code."""
     dim, number = shape.head_dim, shape.number
     cache = _empty(2, _BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
     for shared, tree in product((False, True), (False, True)):
         starts = _empty(_BATCH) if shared else None
-        if own:
+        if own_forward:
             qkv = _empty(_BATCH, 3, shape.heads + 2 * shape.kv_heads, dim, dtype=number)
-            turns = _empty(_COLUMNS, dim // 2, dtype=torch.float32)
+            angles = _empty(_COLUMNS, dim // 2, dtype=torch.float32)
             norms = (_empty(dim, dtype=number),) * 2 if shape.normed else None
             positions = _empty(_BATCH, 3) if tree else None
             yield partial(
-                cache_write.rotate_write, qkv, cache, _empty(_BATCH), turns, turns, norms, 1e-5, starts, positions
-            )
+                cache_write.rotate_write, qkv, cache, _empty(_BATCH), angles, angles, norms, 1e-5, starts,
+                positions,
+            )  # fmt: skip
         elif not tree:
             keys = _empty(_BATCH, shape.kv_heads, 3, dim, dtype=number)
             yield partial(cache_write.write, keys, keys, cache, _empty(_BATCH), starts)
 
 
 def _draws(shape: Shape) -> Iterator[Call]:
-    """Draws, and top-p."""
+    """Yield draws, and top-p."""
     weights = _empty(_BATCH, shape.vocab, dtype=torch.float32)
     keys = (_empty(_BATCH),) * 3
     yield partial(accept.draw, weights, *keys, _empty(1), _empty(shape.vocab) if shape.named else None)
@@ -139,25 +141,25 @@ def _draws(shape: Shape) -> Iterator[Call]:
 
 
 def _decisions(vocab: int) -> Iterator[Call]:
-    """Each rule, by drafts that were drawn and by point masses; and trees."""
-    one, seed = _empty(_BATCH), _empty(1)
+    """Yield each rule for drawn drafts and for point masses; and trees."""
+    keys, seed = _empty(_BATCH), _empty(1)
     for width, (rule, soft, drawn) in product(WIDTHS, _RULES):
         p = _empty(_BATCH, width + 1, vocab, dtype=torch.float32)
         q = _empty(_BATCH, width, vocab, dtype=torch.float32) if soft else None
         drafts, choices = _empty(_BATCH, width), None if drawn else _empty(_BATCH, width + 1)
         chances = None
         if rule == accept.Verification.BLOCK:
-            yield partial(block.chances, p, q, drafts, one)
+            yield partial(block.chances, p, q, drafts, keys)
             chances = _empty(_BATCH, width, dtype=torch.float32), _empty(_BATCH, width + 1, dtype=torch.float32)
         yield partial(
-            accept.accept, p if drawn else None, q, drafts, one, choices, one, one, seed,
-            begins=one, verification=rule, chance=0.5, block=chances,
+            accept.accept, p if drawn else None, q, drafts, keys, choices, keys, keys, seed,
+            begins=keys, verification=rule, chance=0.5, block=chances,
         )  # fmt: skip
     p, nodes = _empty(_BATCH, 8, vocab, dtype=torch.float32), _empty(_BATCH, 7)
-    yield partial(walk.walk_trees, p, p[0], nodes, nodes, nodes, one, one, one, seed)
+    yield partial(walk.walk_trees, p, p[0], nodes, nodes, nodes, keys, keys, keys, seed)
 
 
-# (rule, whether q is given, whether the next token is drawn), by how often they are asked for.
+# (rule, whether q is given, whether the next token is drawn), the most frequent first.
 _RULES = [
     (accept.Verification.CHOICES, False, False), (accept.Verification.BLOCK, True, True),
     (accept.Verification.BLOCK, False, True), (accept.Verification.REJECTION, True, True),

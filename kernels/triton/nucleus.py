@@ -1,8 +1,8 @@
 """The smallest probability that top-p keeps, found without sorting.
 
-Contract: the same result as `_threshold` in bass_core/sample/distribution.py, the torch reference: the smallest
-probability such that all more likely tokens together have less than top_p. One program per row tries eight
-candidates per pass over the vocabulary; about ten passes find it. Nothing is read on the host.
+`threshold` returns the same as `_threshold` in bass_core/sample/distribution.py, the torch reference: the smallest
+probability for which all more likely tokens together have less than top_p. One program per row tries eight
+candidates per pass over the vocabulary, and finds it in about ten passes. Nothing is read on the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARPS = 8
 
 @triton.jit
 def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
-    """Program r: the threshold of row r of probs float32 [R, V], found by searching over bit patterns.
+    """Find the threshold of row r of probs float32 [R, V] in program r, by searching over bit patterns.
 
     Bit patterns of numbers in [0, 1], read as integers, have the same order as the numbers.
     """
@@ -38,7 +38,7 @@ def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
             p = tl.load(probs + row * vocab + token, mask=token < vocab, other=0.0)
             likelier = p.to(tl.int32, bitcast=True)[None, :] > tried[:, None]
             mass += tl.where(likelier, p[None, :], 0.0)
-        # Nothing is less than any top_p, also than one that float32 rounds to 0.
+        # An empty mass counts as less than any top_p, even one that float32 rounds to 0.
         mass_above = tl.sum(mass, 1)
         short = (mass_above < top_p) | (mass_above == 0.0)
         high = tl.min(tl.where(short, tried, high), 0)
@@ -47,7 +47,7 @@ def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
 
 
 def threshold(probs: Tensor, top_p: float) -> Tensor:
-    """The smallest probability float32 [..., 1] that top_p keeps of probs float32 [..., V]."""
+    """Return the smallest probability float32 [..., 1] that top_p keeps of probs float32 [..., V]."""
     reason = why_unavailable(probs.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")

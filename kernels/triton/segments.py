@@ -1,13 +1,13 @@
-"""The device's side of attention.py: sums over segments of the columns, and their merging.
+"""The device side of attention.py: sums over segments of the columns, and their merging.
 
-Contract: columns are cut into segments of SEGMENT tokens from a row's first token on, wherever these are stored. A
-segment's blocks are added in ascending order, and so are a row's segments, in a program (WHOLE) or by `merge`, in
-the same operations. So a row's sums depend neither on which of its tokens are in a prefix nor on the other rows.
-What a program holds of a segment are `highest`, the highest score; `total`, the sum of the weights 2 ** (score -
-highest); and `sums`, the sum of the weighted values: Milakov and Gimelshein, arXiv 1805.02867. All are float32,
-scores are in base 2. TREE: the new tokens form trees (TokenTree in plan.py). Row b's begins at column bases[b];
-its query s is at positions[b, s] and sees of the tree what marks[b, s] says, a bit a column. Without TREE none of
-the three is read.
+Columns are cut into segments of SEGMENT tokens from a row's first token on, no matter where these are stored. A
+segment's blocks are added in ascending order. So are a row's segments, in one program (WHOLE) or by `merge`, in
+the same operations. blocks.py defines the sums of a segment: `highest`, `total` and `sums`. Invariant: a row's
+sums depend neither on which of its tokens are in a prefix nor on other rows.
+
+TREE: the new tokens form trees (TokenTree in plan.py). Row b's tree begins at column bases[b]. Its query s is at
+positions[b, s] and sees the tree columns whose bits are set in marks[b, s]. Without TREE none of the three is
+read.
 """
 
 from __future__ import annotations
@@ -15,10 +15,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .blocks import NONE, SINKS, add, column, columns, join, keep, nothing, seen_by, seen_in_tree, sees, visible
+from .blocks import (
+    NONE,
+    SINKS,
+    add_block,
+    column,
+    columns,
+    empty_sums,
+    merge_sums,
+    seen_by,
+    seen_in_tree,
+    sees_segment,
+    store_sums,
+    visible,
+)  # fmt: skip
 
 
-# Not specialised on these values, so that new ones do not compile the kernel again.
+# Not specialised on these arguments, so that new values do not compile the kernel again.
 @triton.jit(do_not_specialize=["queries", "window", "segments"])
 def attend(
     q, k, v, prefix_k, prefix_v, lengths, starts, groups, order, skips, bases, positions, marks,
@@ -29,12 +42,12 @@ def attend(
     WINDOW: tl.constexpr, GAP: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr,
     WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of query rows x segment, kv head, batch row): the sums of a segment, or of all (WHOLE).
+    """Sum one segment, or all (WHOLE), in program (block of query rows x segment, kv head, batch row).
 
-    Writes out float32 [segments, rows, D], peaks and totals float32 [segments, rows] for the queries that see the
-    segment. Their rows are [Hkv, B, group, S], and the B are ordered by prefix. Segments that lie in a row's
-    prefix are left to `attend_prefix`. WHOLE: `segments` is 1, out [B, S, Hq, D] is the result in its own dtype,
-    and peaks and totals are not written.
+    Writes out float32 [segments, rows, D], peaks and totals float32 [segments, rows], for the queries that see the
+    segment. Their rows are [Hkv, B, group, S], with B ordered by prefix. Segments in a row's prefix are left to
+    `attend_prefix`. WHOLE: `segments` is 1, out [B, S, Hq, D] is the result in its dtype, and peaks and totals are
+    not written.
     """
     segment = tl.program_id(0) % segments
     block = tl.program_id(0) // segments
@@ -50,13 +63,13 @@ def attend(
     m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     s = m % queries
     hq = head * GROUP + m // queries
-    real = m < queries * GROUP
+    query_exists = m < queries * GROUP
     d = tl.arange(0, BLOCK_D)
     # Head dimensions that are not powers of two share a kernel, with the elements beyond `dim` masked.
     size = BLOCK_D if EXACT else dim
-    kept = d < size
+    in_head = d < size
     q_at = q + row * q_b + hq[:, None] * q_h + s[:, None] * q_s + d[None, :]
-    queries_ = tl.load(q_at, mask=real[:, None] & kept[None, :], other=0.0).to(k.dtype.element_ty)
+    queries_ = tl.load(q_at, mask=query_exists[:, None] & in_head[None, :], other=0.0).to(k.dtype.element_ty)
     if WIDEN:
         queries_ = queries_.to(tl.float32)
     last = length + s
@@ -76,41 +89,41 @@ def attend(
         pv_at = prefix_v + group * pv_b + head.to(tl.int64) * pv_h + d[None, :]
 
     # Skip columns that no row of this block sees: in a prefill, half of all. A block that reaches into the next
-    # head contains both the last queries and the first.
+    # head has both the last queries and the first.
     query = block * BLOCK_M % queries
     first = 0
     if WINDOW:
-        least = tl.where(query + BLOCK_M <= queries, length + query, length)
+        min_position = tl.where(query + BLOCK_M <= queries, length + query, length)
         if TREE:
-            least = tl.min(tl.where(real, position, NONE), 0)
-        first = least - window + 1
+            min_position = tl.min(tl.where(query_exists, position, NONE), 0)
+        first = min_position - window + 1
         first = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
     end = length + tl.minimum(query + BLOCK_M, queries)
     low, high = first, end
     if WHOLE:
         segment = first // SEGMENT
-        joined_highest, joined_total, joined_sums = nothing(BLOCK_M, BLOCK_D)
+        joined_highest, joined_total, joined_sums = empty_sums(BLOCK_M, BLOCK_D)
     else:
         low = tl.maximum(segment * SEGMENT, first)
         high = tl.minimum(segment * SEGMENT + SEGMENT, end)
         if SHARED:
             high = tl.where(segment * SEGMENT + SEGMENT <= start, low, high)
     sinks, resume, blocks = visible(low, high, skip, GAP, BLOCK_N)
-    highest, total, sums = nothing(BLOCK_M, BLOCK_D)
+    highest, total, sums = empty_sums(BLOCK_M, BLOCK_D)
     for i in range(blocks):
         n = columns(i, low, sinks, resume, BLOCK_N)
         if WHOLE:
             now = column(i, low, sinks, resume, BLOCK_N) // SEGMENT
             if now != segment:
-                joined_highest, joined_total, joined_sums = join(
+                joined_highest, joined_total, joined_sums = merge_sums(
                     joined_highest, joined_total, joined_sums, highest, total, sums
                 )
-                highest, total, sums = nothing(BLOCK_M, BLOCK_D)
+                highest, total, sums = empty_sums(BLOCK_M, BLOCK_D)
                 segment = now
-        own = (n - start).to(tl.int64)
-        keys_at, values_at = k_at + own[None, :] * k_n, v_at + own[:, None] * v_n
+        own_column = (n - start).to(tl.int64)
+        keys_at, values_at = k_at + own_column[None, :] * k_n, v_at + own_column[:, None] * v_n
         if SHARED:
-            # Chosen for whole blocks: Triton then sees that a column's elements lie side by side.
+            # Select whole blocks of addresses: then Triton sees that a column's elements are contiguous.
             stored = n.to(tl.int64)
             keys_at = tl.where((n < start)[None, :], pk_at + stored[None, :] * pk_n, keys_at)
             values_at = tl.where((n < start)[:, None], pv_at + stored[:, None] * pv_n, values_at)
@@ -120,24 +133,24 @@ def attend(
             )
         else:
             seen = seen_by(n[None, :], last[:, None], window, skip, WINDOW, GAP)
-        highest, total, sums = add(
-            queries_, keys_at, values_at, n < end, kept, seen, highest, total, sums,
+        highest, total, sums = add_block(
+            queries_, keys_at, values_at, n < end, in_head, seen, highest, total, sums,
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
 
     if WHOLE:
-        highest, total, sums = join(joined_highest, joined_total, joined_sums, highest, total, sums)
+        highest, total, sums = merge_sums(joined_highest, joined_total, joined_sums, highest, total, sums)
         at = out + (row * queries * HEADS + s * HEADS + hq)[:, None] * size + d[None, :]
         # Rows beyond the last query have seen nothing.
-        result = sums / tl.where(real, total, 1.0)[:, None]
-        tl.store(at, result.to(out.dtype.element_ty), mask=real[:, None] & kept[None, :])
+        result = sums / tl.where(query_exists, total, 1.0)[:, None]
+        tl.store(at, result.to(out.dtype.element_ty), mask=query_exists[:, None] & in_head[None, :])
     else:
-        found = real & sees(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
+        active = query_exists & sees_segment(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
         if SHARED:
-            found = found & (tl.zeros_like(s) + segment * SEGMENT + SEGMENT > start)
+            active = active & (tl.zeros_like(s) + segment * SEGMENT + SEGMENT > start)
         before = (segment * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(2) + rank
         before *= queries * GROUP
-        keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
+        store_sums(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head)
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "window", "blocks"])
@@ -150,11 +163,11 @@ def attend_prefix(
     WINDOW: tl.constexpr, GAP: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of query rows x segment, kv head, prefix): the sums of a segment that lies in rows' prefix.
+    """Sum a segment that lies in a shared prefix, in program (block of query rows x segment, kv head, prefix).
 
-    Query rows are those of all batch rows, ordered by prefix, so that a block loads a prefix once for many; where
-    it holds rows of several prefixes, as many programs serve it. Writes what `attend` does. The programs of a
-    segment are neighbours, and find its columns in the hardware's cache.
+    Query rows are those of all batch rows, ordered by prefix, so that a block loads a prefix once for many of
+    them. A block with rows of several prefixes has one program per prefix. Writes what `attend` does. The programs
+    of a segment are neighbours, so they find its columns in the hardware's cache.
     """
     block = tl.program_id(0) % blocks
     segment = tl.program_id(0) // blocks
@@ -163,53 +176,54 @@ def attend_prefix(
     m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rank = m // (queries * GROUP)
     row = tl.load(order + rank, mask=rank < batch, other=0)
-    found = (rank < batch) & (tl.load(starts + row) >= high)
+    active = (rank < batch) & (tl.load(starts + row) >= high)
     s = m % queries
     hq = head * GROUP + m // queries % GROUP
     last = tl.load(lengths + row).to(tl.int32) + s
     if TREE:
-        # Prefixes end before trees begin, so that all that hides a column of a prefix is a window. A step has few
-        # tokens, and an offset of 64 bits spills where a head has 256 numbers of 32.
+        # Prefixes end before trees begin, so only a window can hide a prefix's columns. A step has few tokens;
+        # 64-bit offsets would spill for heads of 256 float32 numbers.
         last = tl.load(positions + (row.to(tl.int32) * queries + s)).to(tl.int32)
     skip = tl.zeros_like(last) + SINKS
     if GAP:
         skip = tl.load(skips + row).to(tl.int32)
-    found = found & sees(segment, last, last, window, skip, SEGMENT, WINDOW, GAP)
-    # This program's prefix: of those in the block, the one that has program_id(2) smaller ones before it.
-    group = tl.where(found, tl.load(groups + row), NONE)
+    active = active & sees_segment(segment, last, last, window, skip, SEGMENT, WINDOW, GAP)
+    # This program's prefix: the one in the block that has program_id(2) smaller ones before it.
+    group = tl.where(active, tl.load(groups + row), NONE)
     prefix = tl.min(group, 0)
     for _ in range(tl.program_id(2)):
         prefix = tl.min(tl.where(group > prefix, group, NONE), 0)
-    found = found & (group == prefix)
+    active = active & (group == prefix)
     d = tl.arange(0, BLOCK_D)
     size = BLOCK_D if EXACT else dim
-    kept = d < size
+    in_head = d < size
     q_at = q + row[:, None] * q_b + hq[:, None] * q_h + s[:, None] * q_s + d[None, :]
-    queries_ = tl.load(q_at, mask=found[:, None] & kept[None, :], other=0.0).to(k.dtype.element_ty)
+    queries_ = tl.load(q_at, mask=active[:, None] & in_head[None, :], other=0.0).to(k.dtype.element_ty)
     if WIDEN:
         queries_ = queries_.to(tl.float32)
 
     # Columns that some row of this block sees.
     if WINDOW:
-        first = tl.min(tl.where(found, last, NONE), 0) - window + 1
+        first = tl.min(tl.where(active, last, NONE), 0) - window + 1
         low = tl.maximum(low, first // BLOCK_N * BLOCK_N)
-    sinks, resume, count = visible(low, high, tl.min(tl.where(found, skip, NONE), 0), GAP, BLOCK_N)
+    sinks, resume, count = visible(low, high, tl.min(tl.where(active, skip, NONE), 0), GAP, BLOCK_N)
     k_at = k + prefix * k_b + head.to(tl.int64) * k_h + d[:, None]
     v_at = v + prefix * v_b + head.to(tl.int64) * v_h + d[None, :]
-    # Other prefixes' queries see no column. Kept in `last`: `found` too would take registers in the loop.
-    last = tl.where(found, last, -1)
-    highest, total, sums = nothing(BLOCK_M, BLOCK_D)
+    # Queries of other prefixes see no column. Mark them in `last`: keeping `active` too would take registers in
+    # the loop.
+    last = tl.where(active, last, -1)
+    highest, total, sums = empty_sums(BLOCK_M, BLOCK_D)
     for i in range(tl.where(prefix == NONE, 0, count)):
         n = columns(i, low, sinks, resume, BLOCK_N)
         keys_at, values_at = k_at + n[None, :].to(tl.int64) * k_n, v_at + n[:, None].to(tl.int64) * v_n
         seen = seen_by(n[None, :], last[:, None], window, skip[:, None], WINDOW, GAP)
-        highest, total, sums = add(
-            queries_, keys_at, values_at, n < high, kept, seen, highest, total, sums,
+        highest, total, sums = add_block(
+            queries_, keys_at, values_at, n < high, in_head, seen, highest, total, sums,
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
-    found = last >= 0
+    active = last >= 0
     before = (segment * tl.num_programs(1) + head).to(tl.int64) * batch * queries * GROUP
-    keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
+    store_sums(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head)
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "window"])
@@ -218,9 +232,9 @@ def merge(
     GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr,
     WINDOW: tl.constexpr, GAP: tl.constexpr, TREE: tl.constexpr, SHARED: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
-    """Program (query row, kv head) joins the segments of row (rank, g, s) that its query sees: out [B, S, Hq, D].
+    """Merge the segments that a query sees, in program (query row, kv head): out [B, S, Hq, D].
 
-    UNROLLED segments are loaded at once, and joined one after the other.
+    The query row is (rank, g, s). UNROLLED segments are loaded at once, and merged one after another.
     """
     m = tl.program_id(0)
     s = m % queries
@@ -239,17 +253,17 @@ def merge(
         first = tl.maximum(position - window + 1, 0) // SEGMENT
     d = tl.arange(0, BLOCK_D)
     size = BLOCK_D if EXACT else dim
-    highest, total, sums = nothing(1, BLOCK_D)
+    highest, total, sums = empty_sums(1, BLOCK_D)
     for begin in range(first, last // SEGMENT + 1, UNROLLED):
         for i in tl.static_range(UNROLLED):
             segment = begin + i + tl.zeros([1], tl.int64)
-            seen = sees(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
+            seen = sees_segment(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
             at = (segment * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + m
             more_highest = tl.load(peaks + at, mask=seen, other=float("-inf"))
             more_total = tl.load(totals + at, mask=seen, other=0.0)
             sums_at = parts + at[:, None] * size + d[None, :]
             more_sums = tl.load(sums_at, mask=seen[:, None] & (d < size)[None, :], other=0.0)
-            highest, total, sums = join(highest, total, sums, more_highest, more_total, more_sums)
+            highest, total, sums = merge_sums(highest, total, sums, more_highest, more_total, more_sums)
     joined = sums / total[:, None]
     heads = tl.num_programs(1) * GROUP
     o_row = (row * queries + s) * heads + tl.program_id(1) * GROUP + m // queries % GROUP

@@ -1,10 +1,12 @@
-"""Verifies trees of drafts in one launch: the sampled walk of bass_core/verify/tree.py.
+"""Verify trees of drafts in one launch: the sampled walk of bass_core/verify/tree.py.
 
-Contract: given the same probabilities and noise, a row's decisions are those of that walk, its torch reference.
 One program walks one row from its newest token to the token that ends the round; nothing is read on the host. At
-each node it tests the child that was drawn, if there is one, in float64, as the reference does; where that falls,
-or there is none, it makes one pass over the vocabulary for the target's draw. Non-goals: greedy and coupled trees,
-whose walk needs no kernel; temperature, top-k and top-p (bass_core/sample/distribution.py).
+each node it tests the child that was drawn, if there is one, in float64 like the reference. If that child is
+rejected or missing, it makes one pass over the vocabulary for the target's draw. Invariant: given the same
+probabilities and noise, a row's decisions are those of the torch reference.
+
+Greedy and coupled trees need no kernel. Temperature, top-k and top-p are applied before
+(bass_core/sample/distribution.py).
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ from .noise import exponential, to_uniform, token_uniforms, words
 
 BLOCK_V = 2048
 WARPS = 8
-# Drafts of a row, at most: a row's tree has 63 tokens, its newest one included (MOST_TREE in plan.py).
-MOST_DRAFTS = 62
+# The most drafts of a row: its tree has up to 63 tokens, including the newest one (MOST_TREE in plan.py).
+MAX_DRAFTS = 62
 BLOCK_N: tl.constexpr = tl.constexpr(64)
 
 
-# The tests lie one after another in one tensor, so their alignment depends on the batch.
+# The outputs lie one after another in one tensor, so their alignment depends on the batch.
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["p_out", "q_out", "u_out"])
 def walk(
     p, q, tokens, parents, drawn, sequences, positions, begins, seed, ends, chances, p_out, q_out, u_out,
     width, vocab, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Program b walks row b. drawn: as in `walk_trees`, and less than -1 for a lane that is no child."""
+    """Walk row b in program b. drawn: as in `walk_trees`, but below -1 in lanes that are no child."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
-    real = lane < width
-    token_of = tl.load(tokens + row * width + lane, mask=real, other=-1)
-    parent_of = tl.load(parents + row * width + lane, mask=real, other=-2)
-    q_row_of = tl.load(drawn + row * width + lane, mask=real, other=-2)
+    draft_exists = lane < width
+    token_of = tl.load(tokens + row * width + lane, mask=draft_exists, other=-1)
+    parent_of = tl.load(parents + row * width + lane, mask=draft_exists, other=-2)
+    q_row_of = tl.load(drawn + row * width + lane, mask=draft_exists, other=-2)
     seed_low = tl.load(seed).to(tl.uint32)
     seed_high = (tl.load(seed) >> 32).to(tl.uint32)
     sequence = tl.load(sequences + row)
@@ -56,11 +58,11 @@ def walk(
         children = parent_of == node
         drawn_child = tl.max(tl.where(children & (q_row_of >= 0), lane, -1), 0)
         here = lane == drawn_child
-        lost = tl.sum(tl.where(here, token_of, 0), 0)
+        drawn_draft = tl.sum(tl.where(here, token_of, 0), 0)
         q_at = q + tl.sum(tl.where(here, q_row_of, 0), 0) * vocab
         tested = drawn_child >= 0
-        chance = tl.load(p_at + lost, mask=tested, other=0.0)
-        proposed = tl.load(q_at + lost, mask=tested, other=0.0)
+        chance = tl.load(p_at + drawn_draft, mask=tested, other=0.0)
+        proposed = tl.load(q_at + drawn_draft, mask=tested, other=0.0)
         word, _, _, _ = words(seed_low, seed_high, sequence, position, begin + 2)
         coin = to_uniform(word)
         p_tests = tl.where(here, chance, p_tests)
@@ -87,26 +89,29 @@ def walk(
     tl.store(ends + row * 2, node)
     tl.store(ends + row * 2 + 1, end)
     tl.store(chances + row, end_chance)
-    tl.store(p_out + row * width + lane, p_tests, mask=real)
-    tl.store(q_out + row * width + lane, q_tests, mask=real)
-    tl.store(u_out + row * width + lane, u_tests, mask=real)
+    tl.store(p_out + row * width + lane, p_tests, mask=draft_exists)
+    tl.store(q_out + row * width + lane, q_tests, mask=draft_exists)
+    tl.store(u_out + row * width + lane, u_tests, mask=draft_exists)
 
 
 @triton.jit
 def drawn_token(p_at, q_at, rejected, vocab, first, second, BLOCK_V: tl.constexpr):
-    """The Gumbel-max draw from p, or where a draft was rejected from max(p - q, 0), and from p where that is 0."""
-    # Both maxima are tracked in one pass, with the same noise.
+    """Draw a token by Gumbel-max: from p, or after a rejected draft from max(p - q, 0).
+
+    If max(p - q, 0) is 0 everywhere, draw from p.
+    """
+    # Track both maxima in one pass, with the same noise.
     plain = tl.full([BLOCK_V], -1.0, tl.float32)
     best = plain
     plain_at = tl.zeros([BLOCK_V], tl.int32)
     best_at = plain_at
-    # Nothing of q is read where nothing was rejected.
-    known = tl.where(rejected, vocab, 0)
+    # Read nothing of q if no draft was rejected.
+    q_size = tl.where(rejected, vocab, 0)
     for start in range(0, vocab, BLOCK_V):
         token = start + tl.arange(0, BLOCK_V)
         exists = token < vocab
         weight = tl.load(p_at + token, mask=exists, other=0.0)
-        taken = tl.load(q_at + token, mask=token < known, other=0.0)
+        taken = tl.load(q_at + token, mask=token < q_size, other=0.0)
         noise = exponential(token_uniforms(first, second, token))
         score = tl.where(exists, weight / noise, -1.0)
         plain_at = tl.where(score > plain, token, plain_at)
@@ -115,11 +120,11 @@ def drawn_token(p_at, q_at, rejected, vocab, first, second, BLOCK_V: tl.constexp
         best_at = tl.where(left > best, token, best_at)
         best = tl.maximum(left, best)
     top = tl.max(best, 0)
-    # The lowest token of those that tie, as argmax returns.
+    # On ties take the lowest token, like argmax.
     chosen = tl.min(tl.where(best == top, best_at, 2147483647), 0)
-    own = tl.min(tl.where(plain == tl.max(plain, 0), plain_at, 2147483647), 0)
-    # If all scores are NaN, no token is best: the caller refuses such logits, but needs a valid id here.
-    return tl.minimum(tl.where(rejected & (top > 0.0), chosen, own), vocab - 1)
+    plain_choice = tl.min(tl.where(plain == tl.max(plain, 0), plain_at, 2147483647), 0)
+    # If all scores are NaN, no token is best. The caller refuses such logits, but needs a valid id here.
+    return tl.minimum(tl.where(rejected & (top > 0.0), chosen, plain_choice), vocab - 1)
 
 
 def walk_trees(
@@ -133,20 +138,31 @@ def walk_trees(
     begins: Tensor,
     seed: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns ends int64 [B, 2], chances float32 [B], and p, q, u float32 [B, N] of the drafts that were tested.
+    """Walk the trees of all rows.
 
-    ends: the last draft of a row's path (-1: none), and the token that follows it, which the target gives the
-    chance chances[b]. NaN stands for what was not tested. p float32 [B, 1 + N, V]: the target's distributions
-    after the newest token and after each draft; q float32 [D, V]: what drafts were drawn from. tokens, parents,
-    drawn int64 [B, N]: of the drafts, parents below their children; parents: -1 is the newest token, -2 padding;
-    drawn: the row of q, -1: not drawn, -2: padding, or what counts as no child. sequences, positions, begins
-    int64 [B] and seed int64 [1]: as in accept.py. Raises ValueError for wrong shapes.
+    Args:
+        p: float32 [B, 1 + N, V], the target's distributions after the newest token and after each draft.
+        q: float32 [D, V], the distributions of the drawn drafts.
+        tokens: int64 [B, N], the drafts.
+        parents: int64 [B, N], each draft's parent, which precedes it; -1 is the newest token, -2 padding.
+        drawn: int64 [B, N], each draft's row of q; -1 if it was not drawn, -2 for padding or drafts that count as
+            no child.
+        sequences, positions, begins: int64 [B], as in accept.py.
+        seed: int64 [1].
+
+    Returns:
+        ends int64 [B, 2]: the last draft of each row's path (-1: none), and the token after it; chances float32
+        [B]: the target's chance of that token; and p, q, u float32 [B, N] of the drafts, NaN for those that were
+        not tested.
+
+    Raises:
+        ValueError: if shapes do not fit.
     """
     batch, width = tokens.shape
     reason = why_unavailable(tokens.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
-    if p.shape[:2] != (batch, width + 1) or width > MOST_DRAFTS:
+    if p.shape[:2] != (batch, width + 1) or width > MAX_DRAFTS:
         raise ValueError(f"p of shape {tuple(p.shape)} does not fit {batch} rows of {width} drafts.")
     if parents.shape != tokens.shape or drawn.shape != tokens.shape:
         raise ValueError(

@@ -1,6 +1,6 @@
 """The compiled attention over a segment, called by its address.
 
-`segment_for` chooses the kind for a model and compiles it the first time it is asked for.
+`segment_for` chooses the kind for a model and compiles it on first use.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _BY_KIND = {FLOAT32: _float32, PAIRS: _pairs, AMX: _amx}
 
 @cache
 def segment_for(dim: int, dot: bool) -> Segment:
-    """The kind for heads of `dim` numbers; dot: whether queries, keys and values are bfloat16.
+    """Return the compiled `segment` for heads of `dim` numbers; dot: whether they are bfloat16.
 
-    AMX needs heads that fill its tiles, so other heads are multiplied in registers.
+    AMX needs heads that fill its tiles; other heads are multiplied in registers.
     """
     kind = FLOAT32 if not dot else AMX if TILES and dim % STEP == 0 else PAIRS
     return Segment(jit.address_of(_BY_KIND[kind], SEGMENT_CALL), most_queries(kind))

@@ -1,26 +1,29 @@
-"""How keys and values lie in a cache of tiles.
+"""The layout of keys and values in a cache of tiles.
 
-Contract: a cache is [layers, 2, rows, key-value heads, tiles, TILE x padded(dim)] of keys, then values. A tile
-holds TILE columns in words of four bytes: float32 numbers, or pairs of bfloat16 numbers. Word k of a column's key
-is its number k, or its numbers 2k and 2k + 1: keys are [words][TILE]. A word of a value is a number, or the same
-number of columns 2k and 2k + 1: values are [columns or pairs of columns][padded(dim)]. So both products of
-attention read rows of 16 words, one after another.
+A cache is [layers, 2, rows, key-value heads, tiles, TILE x padded(dim)]: keys, then values. A tile holds TILE
+columns in words of four bytes. A word is a float32 number or a pair of bfloat16 numbers:
+
+- keys are [words][TILE]; word k of a column's key is its number k, or its numbers 2k and 2k + 1;
+- values are [columns or pairs of columns][padded(dim)]; a word is one number, or the same number of columns 2k and
+  2k + 1.
+
+So both products of attention read rows of 16 words, one after another.
 """
 
 from __future__ import annotations
 
 from ...plan import SHARE, SINKS
 
-# Columns of a tile, so that a prefix ends with one; columns whose softmax is made at once.
+# Columns of a tile (so that every prefix ends with a tile), and columns whose softmax is computed at once.
 TILE, SEGMENT = SHARE, 256
 __all__ = ["SEGMENT", "SINKS", "TILE", "padded", "tiles_of"]
 
 
 def padded(dim: int) -> int:
-    """Numbers of a head in a tile: `dim` and zeros after it."""
+    """Return the numbers of a head in a tile: `dim`, padded with zeros."""
     return dim + -dim % 16
 
 
 def tiles_of(columns: int) -> int:
-    """Tiles that hold so many columns."""
+    """Return the number of tiles that hold `columns` columns."""
     return -(-columns // TILE)

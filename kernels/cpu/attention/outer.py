@@ -1,13 +1,15 @@
 """Attention of a few queries over one segment of the columns, in vector registers: LLVM code for numba.
 
 `segment` computes scores, their softmax and the sums of the values for a few queries of one head (`most_queries`).
-Keys and values come in tiles (layout.py), so that both products are sums of outer products: words of the queries
-or of the weights, each times 16 words of a tile. There are three kinds: FLOAT32; PAIRS, whose queries and weights
-are bfloat16 and whose products are summed in pairs in float32 (dpbf16ps); and AMX, the same by tiles of up to 16
-queries (tiled.py). One text serves AVX-512, AVX2 and NEON. Sizes are intp, addresses uintp.
+Keys and values come in tiles (layout.py), so both products are sums of outer products: words of the queries or of
+the weights, each times 16 words of a tile. There are three kinds:
 
-Invariant: a query's sums are made in the order of the columns whichever queries stand next to it, so it has the
-same bits alone and among others.
+- FLOAT32;
+- PAIRS: queries and weights are bfloat16, and their products are summed in pairs in float32 (dpbf16ps);
+- AMX: the same with tiles of up to 16 queries (tiled.py).
+
+The same code serves AVX-512, AVX2 and NEON. Sizes are intp, addresses uintp. Invariant: a query is summed in the
+order of the columns, so it has the same bits on its own and next to others.
 """
 
 from __future__ import annotations
@@ -41,23 +43,25 @@ from . import tiled
 from .layout import SEGMENT, TILE
 
 FLOAT32, PAIRS, AMX = 0, 1, 2
-# Queries at once in registers, and tiles of keys or sixteen numbers of values: as many sums as fit the registers.
+# Queries that fit the registers at once, and tiles of keys or groups of 16 numbers of values: their sums must fit
+# too.
 _IN_REGISTERS = 6
 TOGETHER = 4 if LANES == 16 else 1
 # The most queries at once of any kind on this CPU.
 QUERIES = ROWS if TILES else _IN_REGISTERS
-# Bytes of a row of scores and of 16 words.
+# Bytes of a row of scores, and of 16 words.
 _ROW, _WORDS = 4 * SEGMENT, 64
-# Registers of scores that are weighed at once.
+# Registers of scores that are turned into weights at once.
 _PARTS = 4
-# Bytes of scratch: scores, which their weights replace.
+# Bytes of scratch: scores, which are replaced by their weights.
 ROOM = QUERIES * _ROW
 # The arguments of `segment` after its kind.
 SEGMENT_CALL = types.void(
     types.intp, types.uintp, types.intp, types.intp, types.uintp, types.uintp, types.intp, types.intp, types.uintp,
     types.uintp, types.uintp, types.intp, types.uintp,
 )  # fmt: skip
-# 2^x - 1 over x for -1/2 <= x <= 1/2, by the least relative error: 1e-4, well below bfloat16's, and 9e-8.
+# (2^x - 1) / x for -1/2 <= x <= 1/2, with the least relative error: 1e-4, well below bfloat16's (True), and 9e-8
+# (False).
 _POWERS = {
     True: (0.6932829022407532, 0.24221095442771912, 0.05500892177224159),
     False: (
@@ -67,39 +71,45 @@ _POWERS = {
 
 
 def most_queries(kind: int) -> int:
-    """The most queries that one call of `segment` takes."""
+    """Return the most queries that one call of `segment` takes."""
     return ROWS if kind == AMX else _IN_REGISTERS
 
 
 @intrinsic(prefer_literal=True)
 def segment(
     _: Any, kind: Any, number: Any, queries: Any, stride: Any, words: Any, keys: Any, values: Any, tiles: Any,
-    columns: Any, seen: Any, room: Any, out: Any, size: Any, stats: Any,
+    columns: Any, seen: Any, scratch: Any, out: Any, size: Any, stats: Any,
 ) -> Any:  # fmt: skip
-    """out [number, size / 4] float32: the sums of the values, weighted with 2^(score - largest score).
+    """Write the weighted sums of the values, with weights 2^(score - largest score).
 
-    kind: a literal, FLOAT32, PAIRS or AMX. queries: `number` (1 to most_queries(kind)) of `words` words each,
-    `stride` bytes apart. keys, values: where the addresses of the tiles are, int64; those of the keys in multiples
-    of TOGETHER. columns: the most that a query sees, of which the last is in the last of the `tiles`; seen: where
-    int64 [number] says how many each does. room: scratch, ROOM bytes. size: bytes of a result. stats: where to
-    write [number, 2] float32, the largest score and the sum of the weights.
+    Args:
+        kind: a literal, FLOAT32, PAIRS or AMX.
+        number: number of queries, 1 to most_queries(kind).
+        queries, stride, words: their address, bytes from one to the next, and words of each.
+        keys, values: where the addresses of the tiles are, int64; those of keys padded to a multiple of TOGETHER.
+        tiles: number of tiles; the last contains the last column that a query sees.
+        columns: the most columns that a query sees.
+        seen: where int64 [number] are, the number of columns that each query sees.
+        scratch: ROOM bytes.
+        out, size: where to write float32 [number, size / 4], and the bytes of a row of it.
+        stats: where to write float32 [number, 2], the largest score and the sum of the weights.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         kind_of, dot = kind.literal_value, kind.literal_value != FLOAT32
-        number, queries, stride, words, keys, values, tiles, columns, seen, room, out, size, stats = args[1:]
+        number, queries, stride, words, keys, values, tiles, columns, seen, scratch, out, size, stats = args[1:]
         if kind_of == AMX:
             tiled.configure(b, number)
-            tiled.scores(b, queries, stride, words, keys, tiles, room)
+            tiled.scores(b, queries, stride, words, keys, tiles, scratch)
         else:
             blocks = b.udiv(b.add(tiles, count(TOGETHER - 1)), count(TOGETHER))
-            _for_each(b, number, lambda m: _scores(b, dot, m, queries, stride, words, keys, blocks, room))
+            _for_each(b, number, lambda m: _scores(b, dot, m, queries, stride, words, keys, blocks, scratch))
         parts = b.udiv(b.add(b.mul(tiles, count(TILE)), count(_PARTS * LANES - 1)), count(_PARTS * LANES))
-        with cgutils.for_range(b, number) as one:
-            at, eight = b.add(room, b.mul(one.index, count(_ROW))), b.mul(one.index, count(8))
-            _weigh(b, dot, at, loaded(b, b.add(seen, eight), LONG), parts, b.add(stats, eight))
+        with cgutils.for_range(b, number) as loop:
+            at, eight = b.add(scratch, b.mul(loop.index, count(_ROW))), b.mul(loop.index, count(8))
+            _scores_to_weights(b, dot, at, loaded(b, b.add(seen, eight), LONG), parts, b.add(stats, eight))
         if kind_of == AMX:
-            tiled.mix(b, room, values, tiles, out, size)
+            tiled.mix(b, scratch, values, tiles, out, size)
             tiled.release(b)
             return context.get_dummy_value()
         rows = b.udiv(b.add(columns, count(1)), count(2)) if dot else columns
@@ -109,9 +119,9 @@ def segment(
         def mix(m: int) -> None:
             for width, first, last in ((TOGETHER, count(0), many), (1, b.mul(many, count(TOGETHER)), groups)):
                 if width == TOGETHER or TOGETHER > 1:
-                    with cgutils.for_range(b, b.sub(last, first)) as one:
-                        place = b.mul(b.add(first, b.mul(one.index, count(width))), count(_WORDS))
-                        _mix(b, dot, m, width, room, values, tiles, rows, place, out, size)
+                    with cgutils.for_range(b, b.sub(last, first)) as loop:
+                        place = b.mul(b.add(first, b.mul(loop.index, count(width))), count(_WORDS))
+                        _mix_values(b, dot, m, width, scratch, values, tiles, rows, place, out, size)
 
         _for_each(b, number, mix)
         return context.get_dummy_value()
@@ -124,12 +134,12 @@ def segment(
 @intrinsic
 def call_segment(
     _: Any, address: Any, number: Any, queries: Any, stride: Any, words: Any, keys: Any, values: Any, tiles: Any,
-    columns: Any, seen: Any, room: Any, out: Any, size: Any, stats: Any,
+    columns: Any, seen: Any, scratch: Any, out: Any, size: Any, stats: Any,
 ) -> Any:  # fmt: skip
     """Call the compiled `segment` of a kind (compiled.py) at an address."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [one.type for one in args[1:]])
+        kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in args[1:]])
         b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
@@ -137,7 +147,7 @@ def call_segment(
 
 
 def _for_each(b: Any, number: Any, emit: Any) -> None:
-    """The code that `emit` makes for each number of queries."""
+    """Emit code for each number of queries, by calling `emit`."""
     after = b.append_basic_block("after")
     switch = b.switch(number, after)
     for m in range(1, _IN_REGISTERS + 1):
@@ -150,25 +160,25 @@ def _for_each(b: Any, number: Any, emit: Any) -> None:
 
 
 def _slots(b: Any, m: int, width: int) -> list[list[Any]]:
-    """Zeroed sums of m queries and `width` times 16 columns."""
-    held = [[cgutils.alloca_once(b, FLOATS) for _ in range(width * TILE // LANES)] for _ in range(m)]
-    for slot in (slot for row in held for slot in row):
+    """Return zeroed sums of m queries and `width` times 16 columns."""
+    slots = [[cgutils.alloca_once(b, FLOATS) for _ in range(width * TILE // LANES)] for _ in range(m)]
+    for slot in (slot for row in slots for slot in row):
         b.store(ir.Constant(FLOATS, [0.0] * LANES), slot)
-    return held
+    return slots
 
 
-def _add_outer(b: Any, dot: bool, held: list[list[Any]], rows: list[Any], columns: list[Any]) -> None:
-    """held[m] += the word at rows[m] times the 16 words at each of `columns`."""
+def _add_outer(b: Any, dot: bool, slots: list[list[Any]], rows: list[Any], columns: list[Any]) -> None:
+    """Add the word at rows[m] times the 16 words at each of `columns` to slots[m]."""
     add, parts = (add_pairs if dot else _fma), []
     for at in columns:
         if dot:
             parts.append(b.bitcast(loaded(b, at, ir.VectorType(SHORT, 2 * LANES)), BFLOATS))
         else:
             parts += [loaded(b, b.add(at, count(i)), FLOATS) for i in range(0, _WORDS, 4 * LANES)]
-    for slots, at in zip(held, rows, strict=True):
+    for query_slots, at in zip(slots, rows, strict=True):
         word = splat(b, loaded(b, at, INT if dot else FLOAT), LANES)
         word = b.bitcast(word, BFLOATS) if dot else word
-        for slot, part in zip(slots, parts, strict=True):
+        for slot, part in zip(query_slots, parts, strict=True):
             b.store(add(b, b.load(slot), word, part), slot)
 
 
@@ -176,58 +186,58 @@ def _fma(b: Any, total: Any, first: Any, second: Any) -> Any:
     return fma(b, first, second, total)
 
 
-def _store_sums(b: Any, held: list[list[Any]], out: Any, stride: Any) -> None:
-    for m, slots in enumerate(held):
-        for i, slot in enumerate(slots):
+def _store_sums(b: Any, slots: list[list[Any]], out: Any, stride: Any) -> None:
+    for m, query_slots in enumerate(slots):
+        for i, slot in enumerate(query_slots):
             store(b, b.load(slot), b.add(b.add(out, b.mul(stride, count(m))), count(4 * LANES * i)))
 
 
 def _scores(
-    b: Any, dot: bool, m: int, queries: Any, stride: Any, words: Any, keys: Any, blocks: Any, room: Any
+    b: Any, dot: bool, m: int, queries: Any, stride: Any, words: Any, keys: Any, blocks: Any, scratch: Any
 ) -> None:
-    """The scores of `blocks` times TOGETHER tiles, in the rows of `room`."""
+    """Write the scores of `blocks` times TOGETHER tiles to the rows of `scratch`."""
     with cgutils.for_range(b, blocks) as block:
-        held = _slots(b, m, TOGETHER)
+        slots = _slots(b, m, TOGETHER)
         first = b.add(keys, b.mul(block.index, count(8 * TOGETHER)))
         tiles = [loaded(b, b.add(first, count(8 * i)), LONG) for i in range(TOGETHER)]
         with cgutils.for_range(b, words) as word:
             at, row = b.mul(word.index, count(4)), b.mul(word.index, count(_WORDS))
             rows = [b.add(b.add(queries, b.mul(stride, count(i))), at) for i in range(m)]
-            _add_outer(b, dot, held, rows, [b.add(tile, row) for tile in tiles])
-        _store_sums(b, held, b.add(room, b.mul(block.index, count(_WORDS * TOGETHER))), count(_ROW))
+            _add_outer(b, dot, slots, rows, [b.add(tile, row) for tile in tiles])
+        _store_sums(b, slots, b.add(scratch, b.mul(block.index, count(_WORDS * TOGETHER))), count(_ROW))
 
 
-def _mix(
+def _mix_values(
     b: Any, dot: bool, m: int, width: int, weights: Any, values: Any, tiles: Any, rows: Any, place: Any, out: Any,
     size: Any,
 ) -> None:  # fmt: skip
-    """`width` x 16 numbers of the results, from byte `place` on; rows: how many rows of values are seen."""
-    held, each = _slots(b, m, width), count(TILE // 2 if dot else TILE)
+    """Write `width` x 16 numbers of the results, from byte `place` on; rows: how many rows of values are seen."""
+    slots, tile_rows = _slots(b, m, width), count(TILE // 2 if dot else TILE)
     with cgutils.for_range(b, tiles) as tile:
         base = b.add(loaded(b, b.add(values, b.mul(tile.index, count(8))), LONG), place)
-        before = b.mul(tile.index, each)
+        before = b.mul(tile.index, tile_rows)
         left = b.sub(rows, before)
         start = b.add(weights, b.mul(before, count(4)))
-        with cgutils.for_range(b, b.select(b.icmp_signed("<", left, each), left, each)) as row:
+        with cgutils.for_range(b, b.select(b.icmp_signed("<", left, tile_rows), left, tile_rows)) as row:
             words = b.add(start, b.mul(row.index, count(4)))
             at = b.add(base, b.mul(row.index, size))
             _add_outer(
-                b, dot, held, [b.add(words, count(_ROW * i)) for i in range(m)],
+                b, dot, slots, [b.add(words, count(_ROW * i)) for i in range(m)],
                 [b.add(at, count(_WORDS * i)) for i in range(width)],
             )  # fmt: skip
-    _store_sums(b, held, b.add(out, place), size)
+    _store_sums(b, slots, b.add(out, place), size)
 
 
-def _weigh(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, stats: Any) -> None:
-    """Replace a query's scores by its weights, in bfloat16 or float32, zero for columns from `seen` on.
+def _scores_to_weights(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, stats: Any) -> None:
+    """Replace a query's scores by its weights, in bfloat16 or float32; columns from `seen` on get zero.
 
-    blocks: of _PARTS registers. A block's weights take no more room than its scores did, so none is overwritten
-    unread.
+    blocks: how many blocks of _PARTS registers. The weights of a block need no more bytes than its scores, so no
+    score is overwritten before it is read.
     """
     lowest = ir.Constant(FLOATS, [float("-inf")] * LANES)
     first = b.udiv(seen, count(LANES))
-    with cgutils.for_range(b, b.sub(b.mul(blocks, count(_PARTS)), first)) as one:
-        part = b.add(first, one.index)
+    with cgutils.for_range(b, b.sub(b.mul(blocks, count(_PARTS)), first)) as loop:
+        part = b.add(first, loop.index)
         at = b.add(scores, b.mul(part, count(4 * LANES)))
         left = splat(b, b.trunc(b.sub(seen, b.mul(part, count(LANES))), INT), LANES)
         lanes = ir.Constant(ir.VectorType(INT, LANES), list(range(LANES)))
@@ -237,64 +247,64 @@ def _weigh(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, stats: Any) -
         at = b.add(scores, b.mul(block.index, count(4 * LANES * _PARTS)))
         return [loaded(b, b.add(at, count(4 * LANES * i)), FLOATS) for i in range(_PARTS)]
 
-    most = [cgutils.alloca_once(b, FLOATS) for _ in range(_PARTS)]
+    maxima = [cgutils.alloca_once(b, FLOATS) for _ in range(_PARTS)]
     sums = [cgutils.alloca_once(b, FLOATS) for _ in range(_PARTS)]
-    for slot in most:
+    for slot in maxima:
         b.store(lowest, slot)
     for slot in sums:
         b.store(ir.Constant(FLOATS, [0.0] * LANES), slot)
     with cgutils.for_range(b, blocks) as block:
-        for slot, part in zip(most, parts(block), strict=True):
+        for slot, part in zip(maxima, parts(block), strict=True):
             b.store(_greater(b, part, b.load(slot)), slot)
-    largest = _largest_lane(b, [b.load(slot) for slot in most])
-    # A query that sees nothing here has no largest score, and zero weights.
-    none = b.fcmp_ordered("==", largest, ir.Constant(FLOAT, float("-inf")))
-    base = splat(b, b.select(none, ir.Constant(FLOAT, 0.0), largest), LANES)
+    largest = _largest_lane(b, [b.load(slot) for slot in maxima])
+    # A query that sees nothing here has a largest score of -inf, and zero weights.
+    sees_none = b.fcmp_ordered("==", largest, ir.Constant(FLOAT, float("-inf")))
+    base = splat(b, b.select(sees_none, ir.Constant(FLOAT, 0.0), largest), LANES)
     with cgutils.for_range(b, blocks) as block:
-        made = [_exp2(b, dot, b.fsub(part, base)) for part in parts(block)]
-        for slot, part in zip(sums, made, strict=True):
+        weights = [_exp2(b, dot, b.fsub(part, base)) for part in parts(block)]
+        for slot, part in zip(sums, weights, strict=True):
             b.store(b.fadd(b.load(slot), part), slot)
         to = b.add(scores, b.mul(block.index, count((2 if dot else 4) * LANES * _PARTS)))
         if dot:
-            made = [_narrowed(b, *made[i : i + 2]) for i in range(0, _PARTS, 2)]
-        for i, part in enumerate(made):
+            weights = [_to_bfloat16(b, *weights[i : i + 2]) for i in range(0, _PARTS, 2)]
+        for i, part in enumerate(weights):
             store(b, part, b.add(to, count(4 * LANES * i)))
-    one, two, three, four = (b.load(slot) for slot in sums)
-    total = sum_of_lanes(b, [b.fadd(b.fadd(one, two), b.fadd(three, four))])
+    loop, two, three, four = (b.load(slot) for slot in sums)
+    total = sum_of_lanes(b, [b.fadd(b.fadd(loop, two), b.fadd(three, four))])
     store(b, largest, stats)
     store(b, b.extract_element(total, ir.Constant(INT, 0)), b.add(stats, count(4)))
 
 
 def _greater(b: Any, first: Any, second: Any) -> Any:
-    """The larger numbers; the second where one is NaN, whose weight will be NaN."""
+    """Return the larger numbers; if one is NaN, the second, as its weight will be NaN."""
     return b.select(b.fcmp_ordered(">", first, second), first, second)
 
 
 def _largest_lane(b: Any, parts: list[Any]) -> Any:
     while len(parts) > 1:
         parts = [_greater(b, *pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
-    found, lanes = parts[0], LANES
+    largest, lanes = parts[0], LANES
     while lanes > 1:
         lanes //= 2
-        low, high = (shuffled(b, found, found, list(range(at, at + lanes))) for at in (0, lanes))
-        found = _greater(b, low, high)
-    return b.extract_element(found, ir.Constant(INT, 0))
+        low, high = (shuffled(b, largest, largest, list(range(at, at + lanes))) for at in (0, lanes))
+        largest = _greater(b, low, high)
+    return b.extract_element(largest, ir.Constant(INT, 0))
 
 
-def _narrowed(b: Any, low: Any, high: Any) -> Any:
-    made = b.call(function(b, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", BFLOATS, FLOATS, FLOATS), [high, low])
-    return b.bitcast(made, FLOATS)
+def _to_bfloat16(b: Any, low: Any, high: Any) -> Any:
+    pairs = b.call(function(b, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", BFLOATS, FLOATS, FLOATS), [high, low])
+    return b.bitcast(pairs, FLOATS)
 
 
 def _exp2(b: Any, dot: bool, x: Any) -> Any:
-    """2^x for x <= 0; zero below -125. NaN stays NaN: only payloads that no CPU makes could change its bits."""
+    """Return 2^x for x <= 0, and 0 below -125. NaN stays NaN, unless it has a payload that no CPU produces."""
 
     def constant(value: float) -> Any:
         return ir.Constant(FLOATS, [value] * LANES)
 
-    least = constant(-125.0)
-    small = b.fcmp_ordered("<", x, least)
-    at = b.select(small, least, x)
+    lowest = constant(-125.0)
+    small = b.fcmp_ordered("<", x, lowest)
+    at = b.select(small, lowest, x)
     # Adding 1.5 x 2^23 leaves the nearest whole number in the lowest bits.
     moved = b.fadd(at, constant(12582912.0))
     rest = b.fsub(at, b.fsub(moved, constant(12582912.0)))
@@ -302,6 +312,6 @@ def _exp2(b: Any, dot: bool, x: Any) -> Any:
     for power in (*_POWERS[dot][-2::-1], 1.0):
         value = fma(b, value, rest, constant(power))
     whole = ir.VectorType(INT, LANES)
-    turned = b.shl(b.bitcast(moved, whole), ir.Constant(whole, [23] * LANES))
-    value = b.bitcast(b.add(b.bitcast(value, whole), turned), FLOATS)
+    exponent = b.shl(b.bitcast(moved, whole), ir.Constant(whole, [23] * LANES))
+    value = b.bitcast(b.add(b.bitcast(value, whole), exponent), FLOATS)
     return b.select(small, constant(0.0), value)

@@ -1,10 +1,10 @@
-"""The path of a tree's token, laid out in tiles as a text's columns would lie; columns moved inside a cache.
+"""The path of a tree's token, laid out in tiles as a text's columns would be; also moves columns inside a cache.
 
-Contract: sums of attention are grouped by column, in pairs, registers and segments. So that a token of a tree has
-the bits that it would have at the end of a text, `lay` copies what the tile of the tree's first column holds
-before it, and then the columns of the path, one after another, to tiles of the thread's own: column `base` + i of
-this layout is the path's i-th. The values after the path in its last tile are zeroed, because they are read with
-weights of zero (tiled.py). Columns are those of the row's own cache.
+Attention groups its sums by column: in pairs, registers and segments. To have the bits that it would have at the
+end of a text, a token of a tree needs its path in consecutive columns. So `lay_out` copies the columns that
+precede the tree in its first tile, and then the columns of the path, to separate tiles of the thread: column
+`base` + i of this layout is the path's i-th. The values after the path in its last tile are zeroed, because they
+are read with zero weights (tiled.py). Columns are those of the row's own cache.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import numpy as np
 
 from ...plan import MOST_TREE
 from ..calls.jit import helper, kernel
-from ..elements import copy_bytes, float_at, put, put_short, short_at, zero_bytes
+from ..elements import copy_bytes, float_at, store_float, store_u16, u16_at, zero_bytes
 from .layout import TILE
 
-# The most tiles of a layout: those of the longest path, from a tile's last column on.
+# The most tiles of a layout: those of the longest path, if it begins at a tile's last column.
 TAIL = (TILE - 1 + MOST_TREE + TILE - 1) // TILE
 
 
 @helper
-def lay(keys, values, base, sees, dim, size, dot, to_keys, to_values):
-    """Lay out the columns base + j of the bits j of `sees`, from column base % TILE of the tiles at `to_keys` on.
+def lay_out(keys, values, base, sees, dim, size, dot, to_keys, to_values):
+    """Lay out the columns base + j for each bit j of `sees`, from column base % TILE of the tiles at `to_keys` on.
 
-    keys, values: addresses of a head's tiles; to_keys, to_values: of the first of up to TAIL tiles each.
+    keys, values: addresses of a head's tiles. to_keys, to_values: addresses of up to TAIL tiles each.
     """
-    each, place = TILE * size * (2 if dot else 4), base % TILE
+    tile_bytes, place = TILE * size * (2 if dot else 4), base % TILE
     if place:
-        tile = base // TILE * each
-        copy_bytes(np.uintp(to_keys), np.uintp(keys + tile), each)
+        tile = base // TILE * tile_bytes
+        copy_bytes(np.uintp(to_keys), np.uintp(keys + tile), tile_bytes)
         copy_bytes(np.uintp(to_values), np.uintp(values + tile), ((place + 1) // 2 if dot else place) * 4 * size)
     column = base
     while sees:
@@ -38,7 +38,7 @@ def lay(keys, values, base, sees, dim, size, dot, to_keys, to_values):
             place += 1
         sees, column = sees >> 1, column + 1
     if dot and place % TILE:
-        zero_after(to_values + place // TILE * each, place % TILE - 1, dim, size)
+        zero_after(to_values + place // TILE * tile_bytes, place % TILE - 1, dim, size)
 
 
 @helper
@@ -47,7 +47,7 @@ def zero_after(values, column, dim, size):
     if column % 2 == 0:
         to = np.uintp(values + column // 2 * 4 * size + 2)
         for i in range(np.uintp(dim)):
-            put_short(to + np.uintp(4) * i, np.uint16(0))
+            store_u16(to + np.uintp(4) * i, np.uint16(0))
     first = column // 2 + 1
     zero_bytes(np.uintp(values + first * 4 * size), (TILE // 2 - first) * 4 * size)
 
@@ -55,17 +55,17 @@ def zero_after(values, column, dim, size):
 @helper
 def _copy(keys, values, column, to_keys, to_values, place, dim, size, dot):
     """Copy a column's key and value to column `place` of the tiles at `to_keys` and `to_values`."""
-    each = TILE * size * (2 if dot else 4)
-    tile, inside = column // TILE * each, column % TILE
-    to_tile, to_inside = place // TILE * each, place % TILE
+    tile_bytes = TILE * size * (2 if dot else 4)
+    tile, inside = column // TILE * tile_bytes, column % TILE
+    to_tile, to_inside = place // TILE * tile_bytes, place % TILE
     source, to = np.uintp(keys + tile + 4 * inside), np.uintp(to_keys + to_tile + 4 * to_inside)
     for word in range(np.uintp(dim // 2 if dot else dim)):
-        put(to + np.uintp(4 * TILE) * word, float_at(source + np.uintp(4 * TILE) * word))
+        store_float(to + np.uintp(4 * TILE) * word, float_at(source + np.uintp(4 * TILE) * word))
     if dot:
         source = np.uintp(values + tile + inside // 2 * 4 * size + inside % 2 * 2)
         to = np.uintp(to_values + to_tile + to_inside // 2 * 4 * size + to_inside % 2 * 2)
         for i in range(np.uintp(size)):
-            put_short(to + np.uintp(4) * i, short_at(source + np.uintp(4) * i))
+            store_u16(to + np.uintp(4) * i, u16_at(source + np.uintp(4) * i))
     else:
         source = np.uintp(values + tile + inside * 4 * size)
         copy_bytes(np.uintp(to_values + to_tile + to_inside * 4 * size), source, 4 * size)
@@ -73,15 +73,15 @@ def _copy(keys, values, column, to_keys, to_values, place, dim, size, dot):
 
 @kernel
 def move(address, layers, rows, kv_heads, tiles, row, first, sources, dim, size, dot):
-    """Make a row's columns `sources` int64 [K], ascending, its columns first, first + 1, ... in every layer.
+    """Move a row's columns `sources` int64 [K], ascending, to its columns first, first + 1, ... in every layer.
 
-    None may lie below its place. address: of a cache's tiles, [layers, 2, rows, kv_heads, tiles].
+    No source may lie below its target. address: of a cache's tiles, [layers, 2, rows, kv_heads, tiles].
     """
-    each = tiles * TILE * size * (2 if dot else 4)
+    head_bytes = tiles * TILE * size * (2 if dot else 4)
     for layer in range(layers):
         for head in range(kv_heads):
-            keys = address + ((2 * layer * rows + row) * kv_heads + head) * each
-            values = keys + rows * kv_heads * each
+            keys = address + ((2 * layer * rows + row) * kv_heads + head) * head_bytes
+            values = keys + rows * kv_heads * head_bytes
             for i in range(len(sources)):
                 if sources[i] != first + i:
                     _copy(keys, values, sources[i], keys, values, first + i, dim, size, dot)

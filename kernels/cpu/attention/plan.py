@@ -1,12 +1,13 @@
-"""Who computes which part of a step's attention: planned once a step, for all of its layers.
+"""Divide a step's attention among threads: planned once per step, for all of its layers.
 
-Contract: `planned` cuts the attention of a step into items, which are the chunks of a phase, one for each item and
-key-value head. What a token sees is cut into segments of SEGMENT columns from position 0, whose results are merged
-in ascending order (phases.py), however they are cut into items: a plan changes no bit of a result.
+`planned` cuts the attention of a step into items. Each pair of an item and a key-value head is a chunk of a phase.
+The columns that a token sees are cut into segments of SEGMENT from position 0. Their results are merged in
+ascending order (phases.py), however the segments are divided into items. A kept segment is one whose result is
+stored for `merge`. Invariant: a plan changes no bit of a result.
 
-Tokens that form a tree are cut into branches. Of one branch are those that see all columns of the row up to their
-own, as a text's tokens do; of another the ancestors of its last token, the leaf, that are in none before. A branch
-is computed over one layout of columns: the row's own, or its leaf's path (paths.py).
+Tokens that form a tree are cut into branches. One branch has the tokens that see all columns of the row up to
+their own, as a text's tokens do. Each other branch ends with a leaf and has those of its ancestors that are in no
+branch yet. A branch is computed over one layout of columns: the row's own, or its leaf's path (paths.py).
 """
 
 from __future__ import annotations
@@ -16,54 +17,67 @@ import numpy as np
 from ..calls.jit import helper, kernel
 from .layout import SEGMENT, SINKS
 
-# What an item computes. DIRECT: all that some tokens of a branch see, to the end. APART: some segments of a
-# branch, each kept by itself. SHARED: the same for all who see whole segments: rows of a prefix, a row's branches.
+# Kinds of items. DIRECT: all that some tokens of a branch see, to the end. APART: some segments of a branch, each
+# kept separately. SHARED: segments that are the same for all who see them whole: for rows of a prefix, or for a
+# row's branches.
 DIRECT, APART, SHARED = 0, 1, 2
-# A row of as many queries a head reads its columns often enough by itself; queries of a DIRECT item.
-WIDE, MOST = 48, 96
+# A row with this many queries per head reads its columns often enough without others; the most queries of a DIRECT
+# item.
+MIN_WIDE_QUERIES, MAX_DIRECT_QUERIES = 48, 96
 
 
 @kernel
-def planned(firsts, lengths, starts, groups, skip, bases, sees, depths, group, kv_heads, threads):
-    """Items, tokens, the order of the tokens, and how many segments are kept.
+def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, group, kv_heads, threads):
+    """Return items, tokens, the order of the tokens, and the number of kept segments.
 
-    firsts [B + 1], lengths, starts, groups, skip, bases [B], sees, depths [N]: int64, see phases.py. group: query
-    heads of a key-value head. items int64 [I, 6]: row, first and last + 1 token in order, first and last + 1
-    segment, what it computes. tokens int64 [N, 5]: row, place in the order, the first of its kept segments or -1,
-    position, the leaf of its branch or -1 for the row's own layout. order int64 [N]: the tokens, those of rows
-    that are computed together side by side, and those of a branch.
+    Args:
+        firsts, lengths, starts, groups, gap_ends: int64, see `attend` (phases.py).
+        bases, sees, depths: see tree.py; empty if the tokens form texts.
+        group: query heads per key-value head.
+
+    Returns:
+        items int64 [I, 6]: row, first and last + 1 token in the order, first and last + 1 segment, kind. tokens
+        int64 [N, 5]: row, place in the order, its first kept segment or -1, position, leaf of its branch or -1 for
+        the row's own layout. order int64 [N]: the tokens; rows that are computed together, and tokens of a branch,
+        are next to each other. The number of kept segments.
     """
     rows = len(lengths)
     order, tokens = np.empty(firsts[-1], np.int64), np.empty((firsts[-1], 5), np.int64)
-    # Of each row: its first place (-1: not placed yet), and its first segment that is not computed together.
-    base, alone = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
-    most = 0
+    # For each row: its first place in the order (-1: not placed yet), and the first segment that it does not
+    # share.
+    first_place, first_own_segment = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
+    max_items = 0
     for row in range(rows):
         width = firsts[row + 1] - firsts[row]
-        most += width + 2 * ((lengths[row] + width) // SEGMENT + 2)
+        max_items += width + 2 * ((lengths[row] + width) // SEGMENT + 2)
     # A branch has one item, or one for each of the at most two segments that its path lies in.
-    items, made, at = np.empty((most + len(sees), 6), np.int64), 0, 0
-    each = max(1, min(4, most * kv_heads // (32 * threads)))
+    items, num_items, at = np.empty((max_items + len(sees), 6), np.int64), 0, 0
+    item_segments = max(1, min(4, max_items * kv_heads // (32 * threads)))
     for row in range(rows):
-        if base[row] >= 0:
+        if first_place[row] >= 0:
             continue
         first, members = at, 0
         for other in range(row, rows):
             same = starts[other] == starts[row] and groups[other] == groups[row]
-            if other == row or (same and base[other] < 0 and _joins(firsts, starts, skip, other, group)):
-                base[other], members = at, members + 1
-                at = _place(tokens, order, at, other, firsts, lengths, bases, sees, depths)
-            if other == row and not _joins(firsts, starts, skip, row, group):
+            if other == row or (
+                same and first_place[other] < 0 and _may_share(firsts, starts, gap_ends, other, group)
+            ):
+                first_place[other], members = at, members + 1
+                at = _place_tokens(tokens, order, at, other, firsts, lengths, bases, sees, depths)
+            if other == row and not _may_share(firsts, starts, gap_ends, row, group):
                 break
         if members > 1:
-            whole = starts[row] // SEGMENT
+            shared_segments = starts[row] // SEGMENT
             for other in range(row, rows):
-                if first <= base[other] < at:
-                    alone[other] = whole
-            for segment in range(0, whole, each):
-                made = _add(items, made, row, first, at, segment, min(segment + each, whole), SHARED)
-    kept = 0
-    some = max(1, min(MOST // group, -(-firsts[-1] * kv_heads // (6 * threads))))
+                if first <= first_place[other] < at:
+                    first_own_segment[other] = shared_segments
+            for segment in range(0, shared_segments, item_segments):
+                num_items = _add_item(
+                    items, num_items, row, first, at, segment, min(segment + item_segments, shared_segments),
+                    SHARED,
+                )  # fmt: skip
+    num_kept = 0
+    item_tokens = max(1, min(MAX_DIRECT_QUERIES // group, -(-firsts[-1] * kv_heads // (6 * threads))))
     for row in range(rows):
         width = firsts[row + 1] - firsts[row]
         if width == 0:
@@ -71,26 +85,28 @@ def planned(firsts, lengths, starts, groups, skip, bases, sees, depths, group, k
         last, branched = 0, False
         for token in range(firsts[row], firsts[row + 1]):
             last, branched = max(last, tokens[token, 3] // SEGMENT + 1), branched or tokens[token, 4] >= 0
-        direct = last == 1 or width * group >= WIDE
+        direct = last == 1 or width * group >= MIN_WIDE_QUERIES
         for token in range(firsts[row], firsts[row + 1]):
-            tokens[token, 2] = -1 if direct else kept + (token - firsts[row]) * last
-        whole = bases[row] // SEGMENT if branched else 0
+            tokens[token, 2] = -1 if direct else num_kept + (token - firsts[row]) * last
+        shared_segments = bases[row] // SEGMENT if branched else 0
         if direct:
-            made = _divide(items, made, tokens, order, row, base[row], base[row] + width, some, last)
+            num_items = _add_direct_items(
+                items, num_items, tokens, order, row, first_place[row], first_place[row] + width, item_tokens, last
+            )
         else:
-            kept += width * last
-            made = _divide_apart(
-                items, made, tokens, order, row, base[row], base[row] + width, alone[row], whole, last, each,
-                skip[row],
+            num_kept += width * last
+            num_items = _add_apart_items(
+                items, num_items, tokens, order, row, first_place[row], first_place[row] + width,
+                first_own_segment[row], shared_segments, last, item_segments, gap_ends[row],
             )  # fmt: skip
-    return items[:made], tokens, order, kept
+    return items[:num_items], tokens, order, num_kept
 
 
 @helper
-def _place(tokens, order, at, row, firsts, lengths, bases, sees, depths):
-    """Put a row's tokens at places `at` and on, branch by branch; returns the next place.
+def _place_tokens(tokens, order, at, row, firsts, lengths, bases, sees, depths):
+    """Put a row's tokens at places `at` and on, branch by branch; return the next place.
 
-    Within a branch, tokens stand one after another, so their positions follow one another as well.
+    The tokens of a branch are consecutive, and so are their positions.
     """
     first, end = firsts[row], firsts[row + 1]
     before = lengths[row] - bases[row] if len(sees) else 0
@@ -100,7 +116,7 @@ def _place(tokens, order, at, row, firsts, lengths, bases, sees, depths):
         if len(sees) == 0 or sees[token] == (1 << (before + token - first + 1)) - 1:
             order[at], tokens[token, 1] = token, at
             at += 1
-    # From the last token on, as a token in no branch yet then is a leaf.
+    # Go from the last token to the first: then a token that is in no branch yet is a leaf.
     for leaf in range(end - 1, first - 1, -1):
         for token in range(first, leaf + 1 if tokens[leaf, 1] < 0 else first):
             if tokens[token, 1] < 0 and (sees[leaf] >> (before + token - first)) & 1:
@@ -111,7 +127,7 @@ def _place(tokens, order, at, row, firsts, lengths, bases, sees, depths):
 
 @helper
 def _end_of_branch(tokens, order, start, end):
-    """The first place from `start` on that is of another branch, or `end`."""
+    """Return the first place after `start` that belongs to another branch, or `end`."""
     stop = start + 1
     while stop < end and tokens[order[stop], 4] == tokens[order[start], 4]:
         stop += 1
@@ -119,42 +135,47 @@ def _end_of_branch(tokens, order, start, end):
 
 
 @helper
-def _divide(items, made, tokens, order, row, first, end, some, last):
-    """A row's DIRECT items, each of up to `some` tokens of a branch."""
+def _add_direct_items(items, num_items, tokens, order, row, first, end, item_tokens, last):
+    """Add a row's DIRECT items, each of up to `item_tokens` tokens of a branch."""
     while first < end:
-        stop = _end_of_branch(tokens, order, first, min(first + some, end))
-        made, first = _add(items, made, row, first, stop, 0, last, DIRECT), stop
-    return made
+        stop = _end_of_branch(tokens, order, first, min(first + item_tokens, end))
+        num_items, first = _add_item(items, num_items, row, first, stop, 0, last, DIRECT), stop
+    return num_items
 
 
 @helper
-def _divide_apart(items, made, tokens, order, row, first, end, segment, whole, last, each, skip):
-    """Items of a row's segments up to `last`: those below `whole` for all of its branches, others for each."""
-    while segment < whole:
-        stop = min(segment + each, whole)
-        made, segment = _add(items, made, row, first, end, segment, stop, SHARED), stop
+def _add_apart_items(
+    items, num_items, tokens, order, row, first, end, segment, shared_segments, last, item_segments, gap_end
+):
+    """Add items for a row's segments up to `last`.
+
+    Segments below `shared_segments` get one item for all branches, the others one per branch.
+    """
+    while segment < shared_segments:
+        stop = min(segment + item_segments, shared_segments)
+        num_items, segment = _add_item(items, num_items, row, first, end, segment, stop, SHARED), stop
     start = segment
     while first < end:
         branch, segment = _end_of_branch(tokens, order, first, end), start
         while segment < last:
-            if segment > 0 and (segment + 1) * SEGMENT <= skip:
+            if segment > 0 and (segment + 1) * SEGMENT <= gap_end:
                 segment += 1
                 continue
-            stop = min(segment + each, last)
-            made, segment = _add(items, made, row, first, branch, segment, stop, APART), stop
+            stop = min(segment + item_segments, last)
+            num_items, segment = _add_item(items, num_items, row, first, branch, segment, stop, APART), stop
         first = branch
-    return made
+    return num_items
 
 
 @helper
-def _joins(firsts, starts, skip, row, group):
-    """Whether a row's queries may be computed together with others'."""
-    few = 0 < (firsts[row + 1] - firsts[row]) * group < WIDE
-    return few and starts[row] >= SEGMENT and skip[row] <= SINKS
+def _may_share(firsts, starts, gap_ends, row, group):
+    """Return whether a row's queries may be computed together with those of other rows."""
+    is_narrow = 0 < (firsts[row + 1] - firsts[row]) * group < MIN_WIDE_QUERIES
+    return is_narrow and starts[row] >= SEGMENT and gap_ends[row] <= SINKS
 
 
 @helper
-def _add(items, made, row, first, last, start, end, what):
-    items[made, 0], items[made, 1], items[made, 2] = row, first, last
-    items[made, 3], items[made, 4], items[made, 5] = start, end, what
-    return made + 1
+def _add_item(items, num_items, row, first, last, start, end, kind):
+    items[num_items, 0], items[num_items, 1], items[num_items, 2] = row, first, last
+    items[num_items, 3], items[num_items, 4], items[num_items, 5] = start, end, kind
+    return num_items + 1

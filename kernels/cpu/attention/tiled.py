@@ -1,12 +1,12 @@
 """Both products of attention by AMX's tiles: LLVM code for numba, used by `segment` (outer.py).
 
-Keys and values in a cache (layout.py) already lie as B tiles: 16 words of a tile's keys, and a tile's 8 pairs of
-values. Queries and weights of up to 16 queries are A tiles. The sums of a query have the same bits whichever
-queries stand next to it, because a tile's rows do not mix.
+Keys and values in a cache (layout.py) already have the layout of B tiles: 16 words of a tile's keys, and a tile's
+8 pairs of values. Queries and weights of up to 16 queries are A tiles. Invariant: a query's sums have the same
+bits whichever queries are next to it, because a tile's rows do not mix.
 
 Tiles read all 16 columns, also those after the last one that a query sees. Their weights are zero, so their values
-must be finite: `write` (phases.py) and `lay` (paths.py) zero what follows the last value, and `write` moves an
-unsound value to its key.
+must be finite: `write` (phases.py) and `lay_out` (paths.py) zero what follows the last value, and `write` stores
+an unsound value as zero, with NaN in its key.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def release(b: Any) -> None:
     tile_call(b, "tilerelease")
 
 
-def scores(b: Any, queries: Any, stride: Any, words: Any, keys: Any, tiles: Any, room: Any) -> None:
-    """Write the scores of `tiles` tiles of keys in rows of `room`; words: per query, a multiple of 16."""
+def scores(b: Any, queries: Any, stride: Any, words: Any, keys: Any, tiles: Any, scratch: Any) -> None:
+    """Write the scores of `tiles` tiles of keys to the rows of `scratch`; words: per query, a multiple of 16."""
 
     def block(first: Any, width: int) -> None:
         for i in range(width):
@@ -59,7 +59,7 @@ def scores(b: Any, queries: Any, stride: Any, words: Any, keys: Any, tiles: Any,
                 tile_call(b, "tileloadd64", _KEYS, b.add(address, of_keys), count(ROW_BYTES))
                 tile_call(b, "tdpbf16ps", i, _QUERIES, _KEYS)
         for i in range(width):
-            to = b.add(room, b.mul(b.add(first, count(i)), count(ROW_BYTES)))
+            to = b.add(scratch, b.mul(b.add(first, count(i)), count(ROW_BYTES)))
             tile_call(b, "tilestored64", i, to, count(_SCORES))
 
     _in_fours(b, tiles, block)

@@ -1,7 +1,4 @@
-"""The trees that a step's new tokens form, as the compiled forward takes them.
-
-Contract: plain arrays; nothing is imported that needs numba.
-"""
+"""The trees that a step's new tokens form, as the compiled forward takes them: plain arrays, no numba."""
 
 from __future__ import annotations
 
@@ -13,10 +10,12 @@ Array = np.ndarray[Any, Any]
 
 
 class Tree(NamedTuple):
-    """The trees that the new tokens of a step form (TokenTree in kernels/plan.py), one a row.
+    """The trees that the new tokens of a step form, one per row (TokenTree in kernels/plan.py).
 
-    bases int64 [B]: the first column of a row's tree, `lengths` less what earlier steps fed of it. sees, depths
-    int64 [N], of each new token: which columns base + j it sees, a bit j each, and how many of them are before it.
+    Attributes:
+        bases: int64 [B], the first column of each row's tree: its length minus the tree tokens of earlier steps.
+        sees: int64 [N]; a token sees column base + j if bit j is set.
+        depths: int64 [N]; a token's position is base + depth.
     """
 
     bases: Array

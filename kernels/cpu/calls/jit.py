@@ -1,10 +1,10 @@
-"""How the CPU's kernels are compiled: by numba, once for each kind of CPU, and kept on disk.
+"""How the CPU's kernels are compiled: by numba, once for each kind of CPU, and cached on disk.
 
-Contract: `kernel` compiles a function at its first call, without the interpreter's lock. The compiled code is kept
-in `folder` (a program may set it before it imports the kernels), below a name that changes with the sources of
-this package and with numba's version: numba itself looks only at the file of the function that is called, not at
-those that it calls. A folder that can't be written, or code that can't be read, only costs compiling again.
-Kernels start no threads (pool.py does), so numba's threading layers are never used.
+`kernel` compiles a function at its first call and releases the interpreter's lock while it runs. Compiled code is
+cached in `folder`, which a program may set before it imports the kernels, under a name that changes with the
+sources of this package and with numba's version. (numba itself checks only the file of the called function, not of
+those that it calls.) If the folder can't be written or code can't be read, the kernels are compiled again. Kernels
+start no threads (pool.py does), so numba's threading layers are never used.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from numba.core.codegen import get_host_cpu_features
 config: Any = numba.config
 _F = TypeVar("_F", bound=Callable[..., Any])
 folder = Path(__file__).parents[1] / "__pycache__"
-# Other versions' code is removed if nobody has used it for so many days.
-_KEPT_DAYS = 30
+# Other versions' code is removed if nobody has used it for this many days.
+_MAX_UNUSED_DAYS = 30
 # Linux's arch_prctl, its request for a permission, and the permission to use AMX's tiles
 # (Documentation/arch/x86/xstate).
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
-# Compiled functions live as long as the process: their addresses are in packed weights.
-_kept: list[Any] = []
+# Keeps compiled functions alive until the process ends: their addresses are in packed weights.
+_compiled_functions: list[Any] = []
 _lock = threading.Lock()
 
 
@@ -60,64 +60,72 @@ class _Code(FunctionCache):
 
 
 def kernel(function: _F) -> _F:
-    """A compiled function, kept on disk. Sums are never reordered, and the lock is released while it runs."""
+    """Return a function that is compiled at its first call, cached on disk, and releases the interpreter's lock.
+
+    Sums are never reordered.
+    """
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    _keep(compiled, function)
+    _cache_on_disk(compiled, function)
     return cast(_F, compiled)
 
 
 def helper(function: _F) -> _F:
-    """A function that is compiled into each kernel that calls it.
+    """Return a function that is compiled into each kernel that calls it.
 
-    Python must not call it: it has no way in from there, which would take a quarter of the compiler's time.
+    Python can't call it: the entry point for that would take a quarter of the compile time.
     """
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not in numba's own types
     return cast(_F, numba.njit(error_model="numpy", **options)(function))
 
 
 def address_of(function: Callable[..., Any], signature: Any) -> int:
-    """The address of a function compiled for other kernels to call; compiled at once, and kept on disk."""
+    """Compile a function at once, cached on disk, and return the address by which other kernels call it."""
     compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, {"error_model": "numpy"})
-    _keep(compiled, function)
+    _cache_on_disk(compiled, function)
     compiled.compile()
-    _kept.append(compiled)
+    _compiled_functions.append(compiled)
     return int(compiled.address)
 
 
-def _keep(compiled: Any, function: Callable[..., Any]) -> None:
-    """Keep a function's code on disk, if some folder can be written."""
-    own = str(_versions_folder(folder))
-    with _lock:  # weights are packed, and their products compiled, by several threads
-        before, config.CACHE_DIR = config.CACHE_DIR, own
+def _cache_on_disk(compiled: Any, function: Callable[..., Any]) -> None:
+    """Cache a function's code on disk, if some folder can be written."""
+    own_folder = str(_versions_folder(folder))
+    with _lock:  # several threads pack weights and compile their products
+        before, config.CACHE_DIR = config.CACHE_DIR, own_folder
         try:
             code = _Code(function)
-        except RuntimeError:  # no folder at all can be written
+        except RuntimeError:  # no folder can be written
             return
         finally:
             config.CACHE_DIR = before
-    if code.cache_path.startswith(own):  # else numba chose another folder, where versions are not told apart
+    if code.cache_path.startswith(
+        own_folder
+    ):  # otherwise numba chose another folder, which does not separate versions
         compiled._cache = code
 
 
 @cache
 def _versions_folder(parent: Path) -> Path:
-    """Where this version's code is kept; its time says when it was last used. Others' old code is removed."""
+    """Return the folder of this version's code, and remove other versions' old code.
+
+    Its modification time is the time of its last use.
+    """
     sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     version = f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}"
-    # Code that uses tiles kills a process that may not, on the same CPU.
-    own = parent / f"{version}-numba-{numba.__version__}{'-tiles' if has_tiles() else ''}"
+    # Code with tiles gets a separate folder: on the same CPU, it kills a process that lacks the permission.
+    own_folder = parent / f"{version}-numba-{numba.__version__}{'-tiles' if has_tiles() else ''}"
     with suppress(OSError):
-        own.mkdir(parents=True, exist_ok=True)
-        os.utime(own)
+        own_folder.mkdir(parents=True, exist_ok=True)
+        os.utime(own_folder)
         for other in parent.glob("????????-numba-*"):
-            if other.stat().st_mtime < time.time() - 86_400 * _KEPT_DAYS:
+            if other.stat().st_mtime < time.time() - 86_400 * _MAX_UNUSED_DAYS:
                 shutil.rmtree(other, ignore_errors=True)
-    return own
+    return own_folder
 
 
 @contextmanager
 def watched(bar: Callable[[], Any]) -> Iterator[None]:
-    """Make a progress bar when a function begins to be compiled in this block, and update it for each function."""
+    """Create a progress bar when the first function is compiled in this block, and update it for each function."""
     watcher = _Watcher(bar)
     try:
         with events.install_listener("numba:compile", watcher):
@@ -141,25 +149,27 @@ class _Watcher(events.Listener):
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """LLVM's names of what numba compiles for: of what this CPU can do, such as avx512f, unless NUMBA_CPU_FEATURES
-    or NUMBA_ENABLE_AVX say otherwise."""
+    """Return LLVM's names of the CPU features that numba compiles for, e.g. avx512f.
+
+    These are the features of this CPU, unless NUMBA_CPU_FEATURES or NUMBA_ENABLE_AVX override them.
+    """
     features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
-    named = [one.strip() for one in features.split(",")]
-    return frozenset(one[1:] for one in named if one.startswith("+"))
+    signed_names = [name.strip() for name in features.split(",")]
+    return frozenset(name[1:] for name in signed_names if name.startswith("+"))
 
 
 @cache
 def cpu_name() -> str:
-    """LLVM's name of the CPU that numba compiles for, such as znver4, unless NUMBA_CPU_NAME says otherwise."""
+    """Return LLVM's name of the CPU that numba compiles for, e.g. znver4; NUMBA_CPU_NAME overrides it."""
     return str(get_host_cpu_name() if config.CPU_NAME is None else config.CPU_NAME)
 
 
 @cache
 def has_tiles() -> bool:
-    """Whether this CPU multiplies bfloat16 tiles (AMX) and this process may use them.
+    """Return whether this CPU multiplies bfloat16 tiles (AMX) and this process may use them.
 
     The first call asks Linux for the permission, which holds for all threads of the process and for its forks.
-    Without it the first tile instruction kills the process. BASS_TILES=0 leaves them off.
+    Without it, the first tile instruction kills the process. BASS_TILES=0 disables tiles.
     """
     if os.environ.get("BASS_TILES") == "0" or not {"amx-bf16", "avx512bf16"} <= cpu_features():
         return False

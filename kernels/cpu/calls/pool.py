@@ -1,9 +1,9 @@
 """The threads that help a call.
 
-Contract: `run` calls a kernel on this thread, and on helpers if torch is set to more threads than one. Any number
-of threads and processes may call it at once: the helpers belong to the process, take one call after another, and a
-call that gets none is finished by its own thread (threads.py). A helper that has nothing to do looks for work for
-a fraction of a millisecond and then sleeps.
+`run` calls a kernel on this thread, and on helpers if torch is set to more than one thread. Any number of threads
+and processes may call it at once. The helpers belong to the process and take one call after another. If a call
+gets none, its own thread finishes it (threads.py). An idle helper looks for work for a fraction of a millisecond
+and then sleeps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Pool:
         self._lock = threading.Lock()
 
     def post(self, helpers: int, kernel: Any, arguments: tuple[Any, ...]) -> None:
-        """Offer a call to so many helpers, or to those that can be started."""
+        """Offer a call to `helpers` helpers, or to as many as can be started."""
         if self._threads < helpers:
             with self._lock, suppress(RuntimeError):
                 while self._threads < helpers:
@@ -52,7 +52,7 @@ _pool = _Pool()
 
 
 def _renew() -> None:
-    """A forked process has none of its parent's threads."""
+    """Start afresh after a fork, which copies none of the parent's threads."""
     global _pool
     _pool = _Pool()
 
@@ -62,10 +62,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def run(kernel: Any, phases: int, *arguments: Any) -> None:
-    """Call kernel(state, threads, *arguments) on torch's number of threads, with counters for so many phases."""
+    """Call kernel(state, threads, *arguments) on torch's number of threads, with counters for `phases` phases."""
     threads = torch.get_num_threads()
     everything, helpers = (state_of(phases), threads, *arguments), threads - 1
-    # The first call compiles, also what a helper runs; one that came meanwhile would only wait for that.
+    # The first call also compiles `watch`, which helpers run. Offer it to no helper, which would only wait for the
+    # compiler.
     if not kernel.overloads:
         watch(_pool.posted, -1)
     elif helpers > 0:

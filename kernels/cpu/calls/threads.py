@@ -1,9 +1,9 @@
 """How the threads of one call share its work, phase by phase.
 
-Contract: a call is a row of phases; each has a number of chunks. Every thread runs the same code: it claims chunks
-of a phase until none is left, and waits until all of them are done. No chunk belongs to a thread, so one thread
-alone finishes the call, a thread that comes late finds nothing to do, and results never depend on who computed
-them. `state` holds two int64 counters for each phase, zero before the call, each pair a cache line of its own.
+A call is a sequence of phases, each with a number of chunks. Every thread runs the same code: it claims chunks of
+a phase until none is left, and waits until all of them are done. No chunk belongs to a thread. So a single thread
+can finish the call, a thread that comes late finds nothing to do, and results never depend on who computed them.
+`state` holds two int64 counters per phase, zero before the call; each pair has a separate cache line.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .jit import helper, kernel
 
 # int64 numbers in a cache line.
 LINE = 8
-# How often a waiting thread looks before it gives its core away, in case the other needs it.
+# How often a waiting thread looks before it yields its core, in case the other thread needs it.
 _LOOKS = 512
 
 
 def state_of(phases: int) -> Any:
-    """Counters for a call of so many phases."""
+    """Return the counters of a call with `phases` phases."""
     return np.zeros(LINE * phases, np.int64)
 
 
 @intrinsic
 def _fetch_add(_: Any, address: Any, amount: Any) -> Any:
-    """Add to the int64 at an address; returns what it was before."""
+    """Add to the int64 at an address; return its value before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
@@ -43,7 +43,7 @@ def _fetch_add(_: Any, address: Any, amount: Any) -> Any:
 
 @intrinsic
 def _load(_: Any, address: Any) -> Any:
-    """The int64 at an address, as other threads left it."""
+    """Return the int64 at an address, as other threads left it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
@@ -67,13 +67,13 @@ def _give_way(_: Any) -> Any:
 
 @helper
 def claim(state, phase):
-    """The next chunk of a phase that nobody has claimed; a number beyond the last one if there is none."""
+    """Claim the next free chunk of a phase; a number beyond the last chunk means that none is left."""
     return _fetch_add(state.ctypes.data + np.uintp(8 * LINE * phase), 1)
 
 
 @helper
 def done(state, phase):
-    """Say that a claimed chunk is finished."""
+    """Count a claimed chunk as finished."""
     _fetch_add(state.ctypes.data + np.uintp(8 * LINE * phase + 8), 1)
 
 

@@ -1,8 +1,8 @@
 """The kernels of this folder, called with tensors.
 
-Contract: rows are float32 on the CPU. Results never depend on the number of rows or of threads. A few rows are
-left to the calling thread: waking another one takes as long as they do. `compile_all` makes sure that none of the
-kernels is compiled while a clock runs.
+Rows are float32 on the CPU. Results never depend on the number of rows or threads. A few rows are left to the
+calling thread, because waking another one takes as long as they do. Call `compile_all` before a clock starts, so
+that no kernel is compiled while it runs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from ..calls.threads import state_of, watch
 from . import distribution, draws, noise
 from . import verification as judging
 
-# Less work than this stays on the calling thread: four vocabularies of 49,152, 0.2 ms.
+# Less work than this stays on the calling thread: 0.2 ms, e.g. four vocabularies of 49,152.
 _LEAST_SHARED = 4 * 49_152
 _NONE = np.empty(0, np.int64)
 _NO_Q = np.empty(0, np.float32)
 
 
 class Filters(NamedTuple):
-    """How logits become a distribution (SamplingParams); top_k = 0 and top_p = 1 filter nothing.
+    """How logits become a distribution (SamplingParams).
 
-    temperature: at most 2**126, whose reciprocal float32 still holds; above it, -inf times 0 would be NaN.
+    Attributes:
+        temperature: at most 2**126, whose reciprocal float32 still holds; above it, -inf times 0 would be NaN.
+        top_k: 0 for no filter.
+        top_p: 1 for no filter.
+        min_p: 0 for no filter.
     """
 
     temperature: float
@@ -36,14 +40,15 @@ class Filters(NamedTuple):
     min_p: float = 0.0
 
     def numbers(self) -> tuple[Any, ...]:
-        """As `distribution_row` reads them."""
-        # A top_p too small for float32 is raised to its smallest normal number, so that the likeliest token stays.
+        """Return the numbers as `distribution_row` reads them."""
+        # Raise a top_p that is too small for float32 to its smallest normal number, so that the likeliest token
+        # stays.
         top_p = np.float32(max(self.top_p, 2.0**-126))
         return np.float32(1 / self.temperature), min(self.top_k, 2**62), top_p, np.float32(self.min_p)
 
 
 class Verified(NamedTuple):
-    """What `verify` returns."""
+    """The result of `verify`."""
 
     accepted: Tensor
     next_token: Tensor
@@ -63,12 +68,15 @@ def _call(kernel: Any, phases: int, numbers: int, *arguments: Any) -> None:
 
 
 def _flat(rows: Tensor) -> Any:
-    """The numbers of the rows; a copy if they do not lie together, which numpy makes without torch's threads."""
+    """Return the numbers of the rows, copied if they are not contiguous: by numpy, which starts no threads."""
     return np.ascontiguousarray(rows.detach().numpy()).reshape(-1)
 
 
 def _in_place(q: Tensor) -> tuple[Any, int, int]:
-    """The memory of q [B, w, V], and how far its rows and places lie apart; a copy if numbers of a row do."""
+    """Return the memory of q [B, w, V], and the strides of its rows and places.
+
+    It is a copy if a row is not contiguous.
+    """
     q = q.detach().float()
     if q.numel() and q.stride(2) != 1:
         q = torch.from_numpy(np.ascontiguousarray(q.numpy()))
@@ -78,7 +86,10 @@ def _in_place(q: Tensor) -> tuple[Any, int, int]:
 
 
 def probabilities(logits: Tensor, filters: Filters, out: Tensor | None = None) -> Tensor:
-    """The distribution of each row of logits [..., V], V > 0; NaN if a row is unsound. out: contiguous float32."""
+    """Return the distribution of each row of logits [..., V], V > 0; NaN for unsound rows.
+
+    out: contiguous float32 to write to.
+    """
     out = torch.empty(logits.shape, dtype=torch.float32) if out is None else out
     source, size = _flat(logits), logits.shape[-1]
     _call(distribution.distributions, 1, len(source), source, size, filters.numbers(), _flat(out))
@@ -86,9 +97,9 @@ def probabilities(logits: Tensor, filters: Filters, out: Tensor | None = None) -
 
 
 def largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index of the largest number of each row of values [..., V], V > 0, int64 [...], and the number.
+    """Return the first index of the largest number of each row of values [..., V], int64 [...], and the number.
 
-    NaN counts as the largest.
+    NaN counts as the largest. V > 0.
     """
     shape, size, source = values.shape[:-1], values.shape[-1], _flat(values)
     places, numbers = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.float32)
@@ -97,9 +108,9 @@ def largest(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tensor:
-    """q [..., V'] over a vocabulary of `size`, in which its columns are `ids` int64 [V']; 0 elsewhere.
+    """Return q [..., V'] over a vocabulary of `size`: column i becomes column ids[i], and the others are 0.
 
-    out: contiguous float32 [..., size].
+    ids: int64 [V']. out: contiguous float32 [..., size] to write to.
     """
     out = torch.empty(*q.shape[:-1], size, dtype=torch.float32) if out is None else out
     _call(distribution.spread, 1, out.numel(), _flat(q), q.shape[-1], ids.contiguous().numpy(), _flat(out), size)
@@ -107,7 +118,7 @@ def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tens
 
 
 def placed(x: Tensor, places: Tensor, rows: int) -> Tensor:
-    """x float32 [N, ...] as [rows, ...]: row i at the place places[i], int64 [N]; zeros elsewhere."""
+    """Return x float32 [N, ...] as [rows, ...], with row i at places[i] (int64 [N]) and zeros elsewhere."""
     out = torch.empty(rows, *x.shape[1:], dtype=torch.float32)
     at, size = np.full(rows, -1, np.int64), x.shape[1:].numel()
     at[places.numpy()] = np.arange(len(places))
@@ -116,20 +127,22 @@ def placed(x: Tensor, places: Tensor, rows: int) -> Tensor:
 
 
 def draw(weights: Tensor, first: Tensor, second: Tensor, tokens: Tensor | None) -> Tensor:
-    """The column of the largest weight / exponential in each row of weights [..., V], V > 0: int64 [...].
+    """Return the column of the largest weight / exponential in each row of weights [..., V], V > 0: int64 [...].
 
-    first, second int64 [...]: two words of the hash of each row's key; tokens int64 [V]: what columns stand for.
+    Args:
+        first, second: int64 [...], two words of the hash of each row's key.
+        tokens: int64 [V], the token ids of the columns; None if they are 0 to V - 1.
     """
     shape, size, source = weights.shape[:-1], weights.shape[-1], _flat(weights)
     places = torch.empty(shape, dtype=torch.int64)
-    given = _NONE if tokens is None else tokens.contiguous().numpy()
+    token_ids = _NONE if tokens is None else tokens.contiguous().numpy()
     keys = (word.reshape(-1).contiguous().numpy() for word in (first, second))
-    _call(draws.draw, 1, len(source), source, size, given, tokens is not None, *keys, places.view(-1).numpy())
+    _call(draws.draw, 1, len(source), source, size, token_ids, tokens is not None, *keys, places.view(-1).numpy())
     return places
 
 
 def words(seed: int, sequences: Tensor, positions: Tensor, streams: Tensor) -> tuple[Tensor, ...]:
-    """The four hash words of each key, int64, in the shape of the int64 arguments, which is one."""
+    """Return the four hash words of each key, int64, in the common shape of the int64 arguments."""
     keys = [bits.reshape(-1).contiguous().numpy() for bits in (sequences, positions, streams)]
     out = torch.empty(4, sequences.numel(), dtype=torch.int64)
     noise.words(_signed(seed), keys[0], keys[1], keys[2], out.numpy())
@@ -151,7 +164,7 @@ def verify(
     """Verify drafts int64 [B, w] by logits [B, w + 1, V] and one of the rules in verification.py; w may be 0.
 
     Args:
-        q: [B, w, V], what each draft was drawn from; None: point masses.
+        q: [B, w, V], the distribution of each draft; None for point masses.
         num_drafted: int64 [B], drafts per row.
         seed, ids, positions: of the round's noise, int64 [B].
         streams: int64 [B] each: of coins, of a recovered token, and of the target's own.
@@ -163,7 +176,7 @@ def verify(
     (rows, width), size = drafts.shape, logits.shape[-1]
     tests, ends = np.zeros((4, rows, width), np.float32), np.empty((3, rows), np.int64)
     chances, source = np.empty(rows, np.float32), _flat(logits)
-    counts, *keys = (one.contiguous().numpy() for one in (num_drafted, ids, positions))
+    counts, *keys = (numbers.contiguous().numpy() for numbers in (num_drafted, ids, positions))
     drawn_from = (_NO_Q, 0, 0) if q is None else _in_place(q)
     _call(
         judging.verify, 3, len(source), source, size, filters.numbers(), rule, drafts.contiguous().numpy(),
@@ -179,7 +192,7 @@ def _signed(seed: int) -> int:
 
 
 def compile_all() -> None:
-    """Compile these kernels, and what helpers wait with, or load their code from disk; each has one signature."""
+    """Compile these kernels and `watch`, or load their code from disk; each has one signature."""
     key, none = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.int64)
     rows = torch.ones(1, 3, 1, dtype=torch.float32)
     first, second, _, _ = words(0, key, key, key)

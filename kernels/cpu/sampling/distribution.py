@@ -1,7 +1,7 @@
 """Distributions over whole vocabularies: softmax, top-k, top-p and min-p of one row of logits.
 
-Contract: `distribution_row` makes a row's distribution. One thread computes it, always in the same order, so its
-bits do not depend on other rows or on the number of threads. A row with NaN, +inf or nothing finite becomes NaN.
+`distribution_row` computes a row's distribution, on one thread and in a fixed order. So its bits do not depend on
+other rows or the number of threads. A row with NaN, +inf or nothing finite becomes NaN.
 
 top-k and top-p don't sort: they select their threshold digit by digit (radix selection) from the bits of the few
 candidates.
@@ -15,84 +15,84 @@ from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
 from ..elements import bits, exp, number
 
-# Numbers in a chunk, and partial sums or maxima of it.
+# Numbers in a chunk, and how many partial sums or maxima it has.
 CHUNK, LANES = 4096, 64
 # Buckets of a digit: 11 bits.
 _BUCKETS = 2048
-# Where the search for top-p's threshold starts: below it lies hardly any mass of a language model's distribution.
+# Where the search for top-p's threshold starts: a language model has hardly any probability mass below it.
 _LIKELY = np.float32(2.0**-13)
-# How far the sum of a softmax may be from 1, generously.
+# How far the sum of a softmax may be from 1 (a generous bound).
 _SLACK = 1e-4
 
 
 @helper
-def room_for(size):
-    """Scratch memory for rows of `size` numbers: lanes, buckets, and numbers that were selected."""
+def scratch_for(size):
+    """Return scratch for rows of `size` numbers: lanes, buckets, and selected numbers."""
     return np.empty(LANES, np.float32), np.empty(_BUCKETS, np.float64), np.empty(size + LANES, np.float32)
 
 
 @helper
 def _largest(x, start, size, lanes):
-    """The largest of x[start : start + size]; skips NaN. `lanes` then holds maxima of disjoint parts."""
-    one, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
-    for j in range(one):
+    """Return the largest of x[start : start + size], ignoring NaN. Leaves maxima of disjoint parts in `lanes`."""
+    num_lanes, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
+    for j in range(num_lanes):
         lanes[j] = np.float32(-np.inf)
     for i in range(whole):
-        at = np.uintp(start) + i * one
-        for j in range(one):
+        at = np.uintp(start) + i * num_lanes
+        for j in range(num_lanes):
             lanes[j] = x[at + j] if x[at + j] > lanes[j] else lanes[j]
-    at = np.uintp(start) + whole * one
-    for j in range(np.uintp(size) - whole * one):
+    at = np.uintp(start) + whole * num_lanes
+    for j in range(np.uintp(size) - whole * num_lanes):
         lanes[j] = x[at + j] if x[at + j] > lanes[j] else lanes[j]
-    found = lanes[0]
-    for j in range(one):
-        found = lanes[j] if lanes[j] > found else found
-    return found
+    largest_lane = lanes[0]
+    for j in range(num_lanes):
+        largest_lane = lanes[j] if lanes[j] > largest_lane else largest_lane
+    return largest_lane
 
 
 @helper
 def _exponentials(x, start, size, top, factor, floor, out, to, lanes):
-    """out[to : to + size] = exp((x - top) * factor), or 0 if x < floor; returns their sum."""
-    one, whole, zero = np.uintp(LANES), np.uintp(size) // np.uintp(LANES), np.float32(0.0)
-    for j in range(one):
+    """Write exp((x - top) * factor), or 0 if x < floor, to out[to : to + size]; return the sum."""
+    num_lanes, whole, zero = np.uintp(LANES), np.uintp(size) // np.uintp(LANES), np.float32(0.0)
+    for j in range(num_lanes):
         lanes[j] = zero
     for i in range(whole):
-        at, into = np.uintp(start) + i * one, np.uintp(to) + i * one
-        for j in range(one):
+        at, into = np.uintp(start) + i * num_lanes, np.uintp(to) + i * num_lanes
+        for j in range(num_lanes):
             value = exp((x[at + j] - top) * factor)
             out[into + j] = zero if x[at + j] < floor else value
-        for j in range(one):
+        for j in range(num_lanes):
             lanes[j] += out[into + j]
-    at, into = np.uintp(start) + whole * one, np.uintp(to) + whole * one
-    for j in range(np.uintp(size) - whole * one):
+    at, into = np.uintp(start) + whole * num_lanes, np.uintp(to) + whole * num_lanes
+    for j in range(np.uintp(size) - whole * num_lanes):
         value = exp((x[at + j] - top) * factor)
         out[into + j] = zero if x[at + j] < floor else value
         lanes[j] += out[into + j]
     total = 0.0
-    for j in range(one):
+    for j in range(num_lanes):
         total += lanes[j]
     return total
 
 
 @helper
-def _select(x, start, size, bar, found):
-    """Write the numbers of x[start : start + size] from `bar` up to `found`, in order; returns how many."""
-    count, one = np.uintp(0), np.uintp(LANES)
-    for first in range(np.uintp(0), np.uintp(size), one):
-        at, few = np.uintp(start) + first, min(one, np.uintp(size) - first)
+def _select(x, start, size, bar, selected):
+    """Write the numbers of x[start : start + size] from `bar` up to `selected`, in order; return how many."""
+    count, num_lanes = np.uintp(0), np.uintp(LANES)
+    for first in range(np.uintp(0), np.uintp(size), num_lanes):
+        at, few = np.uintp(start) + first, min(num_lanes, np.uintp(size) - first)
         any_above = False
         for j in range(few):
             any_above |= x[at + j] >= bar
         if any_above:
             for j in range(few):
-                found[count] = x[at + j]
+                selected[count] = x[at + j]
                 count += np.uintp(x[at + j] >= bar)
     return count
 
 
 @helper
 def _rank(values, count, place, buckets):
-    """The number at `place` (1: the largest) among the first `count` values, none of them NaN."""
+    """Return the number at `place` (1: the largest) among the first `count` values, none of which is NaN."""
     prefix, above = np.uint32(0), 0.0
     for shift in (21, 10, 0):
         digit = np.uint32(_BUCKETS - 1 if shift else 1023)
@@ -112,38 +112,38 @@ def _rank(values, count, place, buckets):
 
 @helper
 def _ordered(value):
-    """The bits of a number as a word whose order is that of the numbers."""
+    """Return the bits of a number as a word that sorts like the number."""
     word, sign = np.uint32(bits(value)), np.uint32(0x80000000)
     return np.uint32(~word) if word & sign else np.uint32(word | sign)
 
 
 @helper
-def _nucleus(p, start, size, top_p, buckets, found):
-    """(threshold, mass): top-p keeps the tokens from `threshold` up, which have that mass.
+def _nucleus(p, start, size, top_p, buckets, selected):
+    """Return (threshold, mass): top-p keeps the tokens from `threshold` up, which have that mass.
 
     The threshold is the largest probability for which the mass of the tokens at least that likely, rounded to
-    float32, reaches top_p; 0 if none does. Masses are sums in float64, which are exact for all that matters here:
+    float32, reaches top_p; 0 if none does. Masses are float64 sums, which are exact for all that matters here:
     probabilities above 2**-29 are multiples of 2**-52.
     """
     # The tokens up to the threshold have at least 1 - top_p together, so it is at least (1 - top_p) / size.
-    least = np.float32(max(0.0, 1 - _SLACK - top_p) / size)
-    bar, count, mass = max(_LIKELY, least), np.uintp(0), 0.0
+    lower_bound = np.float32(max(0.0, 1 - _SLACK - top_p) / size)
+    bar, count, mass = max(_LIKELY, lower_bound), np.uintp(0), 0.0
     while True:
-        count, mass = _select(p, start, size, bar, found), 0.0
+        count, mass = _select(p, start, size, bar, selected), 0.0
         for i in range(count):
-            mass += np.float64(found[i])
+            mass += np.float64(selected[i])
         if np.float32(mass) >= top_p:
             break
         if bar <= np.float32(0.0):
             return np.float32(0.0), mass
-        bar = least if bar > least else np.float32(0.0)
+        bar = lower_bound if bar > lower_bound else np.float32(0.0)
     prefix, above, reached = np.uint32(0), 0.0, 0.0
     for shift in (20, 10, 0):
         buckets[:1024] = 0.0
         for i in range(count):
-            word = np.uint32(bits(found[i]))
+            word = np.uint32(bits(selected[i]))
             if shift == 20 or word >> np.uint32(shift + 10) == prefix:
-                buckets[np.uintp((word >> np.uint32(shift)) & np.uint32(1023))] += np.float64(found[i])
+                buckets[np.uintp((word >> np.uint32(shift)) & np.uint32(1023))] += np.float64(selected[i])
         bucket = 1023
         while bucket > 0 and np.float32(above + buckets[bucket]) < top_p:
             above += buckets[bucket]
@@ -153,11 +153,11 @@ def _nucleus(p, start, size, top_p, buckets, found):
 
 
 @helper
-def _keep(p, start, size, bar, total):
-    """In place, divide the numbers of p[start : start + size] from `bar` up by `total`; the others become 0."""
-    one, zero = np.uintp(LANES), np.float32(0.0)
-    for first in range(np.uintp(0), np.uintp(size), one):
-        at, few = np.uintp(start) + first, min(one, np.uintp(size) - first)
+def _divide_kept(p, start, size, bar, total):
+    """Divide the numbers of p[start : start + size] from `bar` up by `total`, in place; zero the others."""
+    num_lanes, zero = np.uintp(LANES), np.float32(0.0)
+    for first in range(np.uintp(0), np.uintp(size), num_lanes):
+        at, few = np.uintp(start) + first, min(num_lanes, np.uintp(size) - first)
         any_above = False
         for j in range(few):
             any_above |= p[at + j] >= bar
@@ -170,27 +170,28 @@ def _keep(p, start, size, bar, total):
 
 
 @helper
-def distribution_row(x, start, size, how, out, to, room):
-    """out[to : to + size] = the distribution of the logits x[start : start + size]; returns if it is sound.
+def distribution_row(x, start, size, filters, out, to, scratch):
+    """Write the distribution of x[start : start + size] to out[to : to + size]; return whether it is sound.
 
-    how: (1 / temperature, top_k or 0, top_p, min_p), as SamplingParams has them. room: see `room_for`.
+    x: logits. filters: (1 / temperature, top_k or 0, top_p, min_p), as in SamplingParams. scratch: see
+    `scratch_for`.
     """
-    factor, top_k, top_p, min_p = how
-    lanes, buckets, found = room
+    factor, top_k, top_p, min_p = filters
+    lanes, buckets, selected = scratch
     floor = top = np.float32(-np.inf)
     parts = 0
     for first in range(0, size, CHUNK):
         top = max(top, _largest(x, start + first, min(CHUNK, size - first), lanes))
         if 0 < top_k < size:
             for j in range(min(LANES, size - parts)):
-                found[parts + j] = lanes[j]
+                selected[parts + j] = lanes[j]
             parts += LANES
     if 0 < top_k < size:
-        # At least top_k numbers are as large as the top_k-th of the parts' maxima.
-        bar = _rank(found, min(parts, size), top_k, buckets) if top_k <= min(parts, size) else floor
-        count = _select(x, start, size, bar, found)
-        # Fewer only if some logits are NaN, and then all of the row will be.
-        floor = _rank(found, count, top_k, buckets) if count >= top_k else floor
+        # At least top_k numbers are as large as the top_k-th largest maximum of the parts.
+        bar = _rank(selected, min(parts, size), top_k, buckets) if top_k <= min(parts, size) else floor
+        count = _select(x, start, size, bar, selected)
+        # There are fewer only if some logits are NaN, and then the whole row becomes NaN.
+        floor = _rank(selected, count, top_k, buckets) if count >= top_k else floor
     total = 0.0
     for first in range(0, size, CHUNK):
         few = min(CHUNK, size - first)
@@ -201,24 +202,24 @@ def distribution_row(x, start, size, how, out, to, room):
     if share != share:
         return False
     if top_p < np.float32(1.0):
-        threshold, mass = _nucleus(out, to, size, top_p, buckets, found)
-        _keep(out, to, size, threshold, np.float32(mass))
+        threshold, mass = _nucleus(out, to, size, top_p, buckets, selected)
+        _divide_kept(out, to, size, threshold, np.float32(mass))
         share /= np.float32(mass)
     if min_p > np.float32(0.0):
-        count, mass = _select(out, to, size, min_p * share, found), 0.0
+        count, mass = _select(out, to, size, min_p * share, selected), 0.0
         for i in range(count):
-            mass += np.float64(found[i])
-        _keep(out, to, size, min_p * share, np.float32(mass))
+            mass += np.float64(selected[i])
+        _divide_kept(out, to, size, min_p * share, np.float32(mass))
     return True
 
 
 @kernel
-def distributions(state, threads, x, size, how, out):
-    """out = the distribution of each row of `size` logits; x, out float32 [rows * size]."""
-    rows, room = len(x) // size, room_for(size)
+def distributions(state, threads, x, size, filters, out):
+    """Write the distribution of each row of `size` logits to `out`; x, out float32 [rows * size]."""
+    rows, scratch = len(x) // size, scratch_for(size)
     row = claim(state, 0)
     while row < rows:
-        distribution_row(x, row * size, size, how, out, row * size, room)
+        distribution_row(x, row * size, size, filters, out, row * size, scratch)
         done(state, 0)
         row = claim(state, 0)
     wait(state, 0, rows)
@@ -226,13 +227,13 @@ def distributions(state, threads, x, size, how, out):
 
 @helper
 def first_largest(x, start, size, lanes):
-    """The first index of the largest of x[start : start + size]. Skips NaN; returns 0 if all are NaN."""
-    top, one = _largest(x, start, size, lanes), np.uintp(LANES)
-    for first in range(np.uintp(0), np.uintp(size), one):
-        at, few, found = np.uintp(start) + first, min(one, np.uintp(size) - first), False
+    """Return the first index of the largest of x[start : start + size], ignoring NaN; 0 if all are NaN."""
+    top, num_lanes = _largest(x, start, size, lanes), np.uintp(LANES)
+    for first in range(np.uintp(0), np.uintp(size), num_lanes):
+        at, few, is_here = np.uintp(start) + first, min(num_lanes, np.uintp(size) - first), False
         for j in range(few):
-            found |= x[at + j] == top
-        if found:
+            is_here |= x[at + j] == top
+        if is_here:
             place = np.int64(first)
             while x[start + place] != top:
                 place += 1
@@ -242,9 +243,9 @@ def first_largest(x, start, size, lanes):
 
 @kernel
 def largest(state, threads, x, size, places, values):
-    """The first index of the largest number of each row, places int64 [rows], and the number, values float32.
+    """Find each row's largest number: write its first index to `places`, and the number to `values`.
 
-    NaN counts as the largest. x float32 [rows * size].
+    NaN counts as the largest. x float32 [rows * size]; places int64 [rows]; values float32 [rows].
     """
     rows, lanes = len(places), np.empty(LANES, np.float32)
     row = claim(state, 0)
@@ -263,7 +264,10 @@ def largest(state, threads, x, size, places, values):
 
 @kernel
 def spread(state, threads, q, width, ids, out, size):
-    """out float32 [rows * size]: q float32 [rows * width] at the columns ids int64 [width], and 0 elsewhere."""
+    """Spread each row of q over `size` columns: column i becomes column ids[i], and the others are 0.
+
+    q float32 [rows * width]; ids int64 [width]; out float32 [rows * size].
+    """
     rows, few = len(q) // max(width, 1), np.uintp(width)
     row = claim(state, 0)
     while row < rows:
@@ -279,7 +283,10 @@ def spread(state, threads, q, width, ids, out, size):
 
 @kernel
 def placed(state, threads, x, size, at, out):
-    """out float32 [rows * size]: its row r is row at[r] of x, at int64 [rows], or 0 if that is -1."""
+    """Write row at[r] of x to row r of out, or zeros if at[r] is -1.
+
+    at int64 [rows]; out float32 [rows * size].
+    """
     rows = len(at)
     row = claim(state, 0)
     while row < rows:

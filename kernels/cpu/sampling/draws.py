@@ -1,11 +1,11 @@
 """Draws from whole vocabularies by Gumbel-max, without storing the noise.
 
-Contract: `draw_row` finds the largest of weight / exponential, the lowest index of equals; a row's NaN counts as
-the largest, so that it is found. The noise is that of bass_core/sample/noise.py; the exponential of a uniform u is
--log(1 - u), rounded to nearest.
+`draw_row` finds the largest of weight / exponential; on ties, the lowest index. NaN counts as the largest, so that
+it is found. The noise is that of bass_core/sample/noise.py; the exponential of a uniform u is -log(1 - u), rounded
+to nearest.
 
-Since -log(1 - u) >= u, a weight up to u times the best score so far can't win: its logarithm is never computed.
-If a weight is at most the smallest u times the best score, it is skipped before its noise is hashed.
+Since -log(1 - u) >= u, a weight up to u times the best score can't win, and its logarithm is never computed. A
+weight up to the smallest u times the best score is skipped before its noise is hashed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
 from .noise import hashed, uniform
 
-# Numbers that are looked at together.
+# Numbers that are examined together.
 BLOCK = 128
-# A little below 1, for what rounding takes from a quotient.
+# A little below 1, to allow for the rounding of a quotient.
 _SLACK = np.float32(1 - 2**-20)
 # The smallest uniform (noise.py).
-_LEAST = np.float32(2.0**-33)
+_MIN_UNIFORM = np.float32(2.0**-33)
 
 
 @helper
-def draw_row(weights, start, size, tokens, given, first, second, uniforms):
-    """The column of weights[start : start + size] that is drawn with the key words `first` and `second`.
+def draw_row(weights, start, size, tokens, has_tokens, first, second, uniforms):
+    """Return the column of weights[start : start + size] that is drawn with the key words `first` and `second`.
 
-    tokens int64 [size]: what the columns stand for, if `given`; else the columns themselves.
-    uniforms float32 [BLOCK]: scratch memory.
+    tokens int64 [size]: the token ids of the columns, if `has_tokens`; otherwise they are the columns. uniforms
+    float32 [BLOCK]: scratch.
     """
     first, second = np.uint32(first), np.uint32(second)
     best, place, low = np.float32(-np.inf), 0, np.float32(-np.inf)
@@ -42,7 +42,7 @@ def draw_row(weights, start, size, tokens, given, first, second, uniforms):
             hopeful |= not weights[base + j] <= low
         if not hopeful:
             continue
-        if given:
+        if has_tokens:
             for j in range(few):
                 uniforms[j] = uniform(hashed(tokens[np.uintp(block) + j], first, second))
         else:
@@ -61,22 +61,24 @@ def draw_row(weights, start, size, tokens, given, first, second, uniforms):
                         return block + np.int64(j)
                     if score > best:
                         best, place, limit = score, block + np.int64(j), score * _SLACK
-            low = limit * _LEAST
+            low = limit * _MIN_UNIFORM
     return place
 
 
 @kernel
-def draw(state, threads, weights, size, tokens, given, firsts, seconds, places):
-    """places int64 [rows]: what `draw_row` draws of each row.
+def draw(state, threads, weights, size, tokens, has_tokens, firsts, seconds, places):
+    """Write the column that `draw_row` draws of each row to places int64 [rows].
 
-    weights: float32 [rows * size]; firsts, seconds int64 [rows]: two words of the hash of each row's key; tokens
-    int64 [size], given: see `draw_row`.
+    Args:
+        weights: float32 [rows * size].
+        tokens, has_tokens: see `draw_row`.
+        firsts, seconds: int64 [rows], two words of the hash of each row's key.
     """
     rows, uniforms = len(firsts), np.empty(BLOCK, np.float32)
     row = claim(state, 0)
     while row < rows:
         words = firsts[row], seconds[row]
-        places[row] = draw_row(weights, row * size, size, tokens, given, words[0], words[1], uniforms)
+        places[row] = draw_row(weights, row * size, size, tokens, has_tokens, words[0], words[1], uniforms)
         done(state, 0)
         row = claim(state, 0)
     wait(state, 0, rows)

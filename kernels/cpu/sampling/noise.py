@@ -1,6 +1,6 @@
 """The noise of bass_core/sample/noise.py, which is the reference, for compiled code.
 
-Contract: `words`, `hashed` and `uniform` give the same bits as `words`, `token_uniforms` and `to_uniform` there.
+`words`, `hashed` and `uniform` give the same bits as `words`, `token_uniforms` and `to_uniform` there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BELOW_ONE = np.float32(1 - 2.0**-24)
 
 @helper
 def key_words(seed, sequence, position, stream):
-    """The four words of a key's Philox4x32-10 hash, uint64; the arguments are int64."""
+    """Return the four words of a key's Philox4x32-10 hash, uint64; the arguments are int64."""
     k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _32
     c0, c1 = np.uint64(position) & _MASK, np.uint64(stream) & _MASK
     c2, c3 = np.uint64(sequence) & _MASK, np.uint64(sequence) >> _32
@@ -34,14 +34,14 @@ def key_words(seed, sequence, position, stream):
 
 @kernel
 def words(seed, sequences, positions, streams, out):
-    """out int64 [4, keys]: the four words of each key; keys and seed are int64."""
+    """Write the four words of each key to out int64 [4, keys]; keys and seed are int64."""
     for i in range(len(sequences)):
         out[0, i], out[1, i], out[2, i], out[3, i] = key_words(seed, sequences[i], positions[i], streams[i])
 
 
 @helper
 def hashed(token, first, second):
-    """A token's 32-bit word, from the two words of its key."""
+    """Return a token's 32-bit word, from two words of its key."""
     x = np.uint32(np.uint32(np.uint32(token) * _SPREAD) + first)
     x = np.uint32((x ^ (x >> _SHIFTS[0])) * _FACTORS[0])
     x = x ^ second
@@ -52,6 +52,6 @@ def hashed(token, first, second):
 
 @helper
 def uniform(word):
-    """A 32-bit word as a uniform (word + 0.5) / 2**32 in (0, 1), rounded to float32 at each step."""
+    """Return a 32-bit word as a uniform (word + 0.5) / 2**32 in (0, 1), rounded to float32 at each step."""
     u = np.float32(word) * np.float32(2.0**-32) + np.float32(2.0**-33)
     return min(u, _BELOW_ONE)

@@ -1,8 +1,8 @@
-"""Verification of chains of drafts in one call: the distributions, which drafts are accepted, and the next token.
+"""Verification of chains of drafts in one call: the distributions, the accepted drafts, and the next token.
 
-Contract: makes the same decisions as bass_core/verify/rejection.py, the reference, which also explains the rules.
-Results do not depend on other rows or on the number of threads. Only what a decision reads is computed: no
-distribution after a row's last draft, one draw per row.
+Decisions are those of bass_core/verify/rejection.py, the reference, which also explains the rules. Results do not
+depend on other rows or the number of threads. Only what a decision reads is computed: no distribution after a
+row's last draft, and one draw per row.
 """
 
 from __future__ import annotations
@@ -11,54 +11,54 @@ import numpy as np
 
 from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
-from .distribution import distribution_row, room_for
+from .distribution import distribution_row, scratch_for
 from .draws import BLOCK, draw_row
 from .noise import key_words, uniform
 
 # Rules (bass_core/verify/rules.py).
 REJECTION, BLOCK_RULE, COUPLED = 0, 1, 2
-# Stands in the place of a token id (bass_core/verify/acceptance.py).
+# Replaces a token id that can't be drawn (bass_core/verify/acceptance.py).
 UNSOUND = -1
-# Numbers in a chunk, and partial sums of it.
+# Numbers in a chunk, and how many partial sums it has.
 CHUNK, LANES = 4096, 64
 _NO_IDS = np.empty(0, np.int64)
 
 
 @helper
 def _excess(p, at, q, q_at, size, reach, lanes):
-    """The sum of max(reach p - q, 0) over `size` numbers from p[at] and q[q_at] on."""
-    one, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
-    for j in range(one):
+    """Return the sum of max(reach p - q, 0) over `size` numbers from p[at] and q[q_at] on."""
+    num_lanes, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
+    for j in range(num_lanes):
         lanes[j] = np.float32(0.0)
     for i in range(whole):
-        left, right = np.uintp(at) + i * one, np.uintp(q_at) + i * one
-        for j in range(one):
+        left, right = np.uintp(at) + i * num_lanes, np.uintp(q_at) + i * num_lanes
+        for j in range(num_lanes):
             more = reach * p[left + j] - q[right + j]
             lanes[j] += more if more > np.float32(0.0) else np.float32(0.0)
-    left, right = np.uintp(at) + whole * one, np.uintp(q_at) + whole * one
-    for j in range(np.uintp(size) - whole * one):
+    left, right = np.uintp(at) + whole * num_lanes, np.uintp(q_at) + whole * num_lanes
+    for j in range(np.uintp(size) - whole * num_lanes):
         more = reach * p[left + j] - q[right + j]
         lanes[j] += more if more > np.float32(0.0) else np.float32(0.0)
     total = 0.0
-    for j in range(one):
+    for j in range(num_lanes):
         total += lanes[j]
     return total
 
 
 @helper
 def _residual(p, at, q, q_at, size, reach, out):
-    """out = max(reach p - q, 0); returns whether anything is left."""
-    left, right, some = np.uintp(at), np.uintp(q_at), False
+    """Write max(reach p - q, 0) to `out`; return whether anything is left."""
+    left, right, any_left = np.uintp(at), np.uintp(q_at), False
     for i in range(np.uintp(size)):
         more = reach * p[left + i] - q[right + i]
         out[i] = more if more > np.float32(0.0) else np.float32(0.0)
-        some |= more > np.float32(0.0)
-    return some
+        any_left |= more > np.float32(0.0)
+    return any_left
 
 
 @helper
 def _finite(x, start, size):
-    """Whether none of x[start : start + size] is NaN or infinite."""
+    """Return whether none of x[start : start + size] is NaN or infinite."""
     at, bad = np.uintp(start), False
     for i in range(np.uintp(size)):
         bad |= x[at + i] - x[at + i] != np.float32(0.0)
@@ -67,7 +67,7 @@ def _finite(x, start, size):
 
 @helper
 def _reach_after(reach, p, q):
-    """What block verification multiplies p with after a draft (bass_core/verify/block.py)."""
+    """Return the factor of p in block verification after one more draft (bass_core/verify/block.py)."""
     share = reach * p
     if share < q:
         return share / q
@@ -75,10 +75,10 @@ def _reach_after(reach, p, q):
 
 
 @helper
-def _tests(row, width, size, drafts, p, q, counts, sound, fit, tests):
-    """How many of a row's drafts can be judged; writes p and q of each draft (tests[0] and tests[1])."""
+def _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, tests):
+    """Return how many of a row's drafts can be judged; write p and q of each draft to tests[0] and tests[1]."""
     judged, count = 0, counts[row]
-    while judged < count and sound[row, judged] and fit[row, judged]:
+    while judged < count and sound[row, judged] and q_finite[row, judged]:
         judged += 1
     for i in range(width):
         token, at = drafts[row, i], row * (width + 1) + i
@@ -89,57 +89,57 @@ def _tests(row, width, size, drafts, p, q, counts, sound, fit, tests):
 
 @kernel
 def verify(
-    state, threads, x, size, how, rule, drafts, q, counts, seed, ids, positions, streams, p, sound, fit, excess,
-    tests, ends, chances
+    state, threads, x, size, filters, rule, drafts, q, counts, seed, ids, positions, streams, p, sound, q_finite,
+    excess, tests, ends, chances
 ):  # fmt: skip
     """Verify drafts int64 [B, w] by the logits x float32 [B * (w + 1) * size]; w may be 0.
 
     Args:
-        how: see `distribution_row`.
-        q: (float32 [...], r, s): what draft i of row b was drawn from begins at b r + i s; empty: point masses.
+        filters: see `distribution_row`.
+        q: (float32 [...], r, s): the distribution of draft i of row b begins at b r + i s; empty: point masses.
         counts: int64 [B], drafts per row; the rest is padding.
-        seed, ids, positions: of the round's noise (NoiseKeys); streams int64 [3, B]: of coins, of a recovered
-            token, and of the target's own.
-        p, sound, fit, excess: scratch memory: float32 [B * (w + 1) * size], bool [B, w + 1] and [B, w],
-            float64 [B, w].
+        seed, ids, positions: of the round's noise (NoiseKeys).
+        streams: int64 [3, B]: of coins, of a recovered token, and of the target's own.
+        p, sound, q_finite, excess: scratch, float32 [B * (w + 1) * size], bool [B, w + 1] and [B, w], float64 [B,
+            w].
         tests: float32 [4, B, w], for the drafts' p, q, u and chance.
-        ends: int64 [3, B], for how many were accepted, the next token and how many could be judged.
+        ends: int64 [3, B], for the number of accepted drafts, the next token, and the number of judged drafts.
         chances: float32 [B], for the next token's p.
     """
     rows, width = drafts.shape
     places, (q_all, q_row, q_place) = width + 1, q
     has_q = len(q_all) > 0
-    room, uniforms = room_for(size), np.empty(BLOCK, np.float32)
-    (lanes, _, weights), own = room, np.empty((2, rows, width), np.float32)
-    one = claim(state, 0)
-    while one < rows * places:
-        row, i = one // places, one % places
+    scratch, uniforms = scratch_for(size), np.empty(BLOCK, np.float32)
+    (lanes, _, weights), own_tests = scratch, np.empty((2, rows, width), np.float32)
+    task = claim(state, 0)
+    while task < rows * places:
+        row, i = task // places, task % places
         if i <= counts[row]:
-            sound[row, i] = distribution_row(x, one * size, size, how, p, one * size, room)
+            sound[row, i] = distribution_row(x, task * size, size, filters, p, task * size, scratch)
         if i < counts[row]:
-            fit[row, i] = rule == COUPLED or not has_q or _finite(q_all, row * q_row + i * q_place, size)
+            q_finite[row, i] = rule == COUPLED or not has_q or _finite(q_all, row * q_row + i * q_place, size)
         done(state, 0)
-        one = claim(state, 0)
+        task = claim(state, 0)
     wait(state, 0, rows * places)
     drawn = rows * width if rule == BLOCK_RULE and has_q else 0
-    one = claim(state, 1)
-    while one < drawn:
-        row, i = one // width, one % width
-        if 0 < i < _tests(row, width, size, drafts, p, q, counts, sound, fit, own):
+    task = claim(state, 1)
+    while task < drawn:
+        row, i = task // width, task % width
+        if 0 < i < _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, own_tests):
             reach = np.float32(1.0)
             for j in range(i):
-                reach = _reach_after(reach, own[0, row, j], own[1, row, j])
+                reach = _reach_after(reach, own_tests[0, row, j], own_tests[1, row, j])
             total = 0.0
             for start in range(0, size, CHUNK):
                 at, q_at = (row * places + i) * size + start, row * q_row + i * q_place + start
                 total += _excess(p, at, q_all, q_at, min(CHUNK, size - start), reach, lanes)
             excess[row, i] = total
         done(state, 1)
-        one = claim(state, 1)
+        task = claim(state, 1)
     wait(state, 1, drawn)
     row = claim(state, 2)
     while row < rows:
-        judged = _tests(row, width, size, drafts, p, q, counts, sound, fit, tests)
+        judged = _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, tests)
         accepted, token, reach = 0, np.int64(UNSOUND), np.float32(1.0)
         if rule == COUPLED:
             for i in range(width):
@@ -152,7 +152,7 @@ def verify(
                     break
                 accepted += 1
         else:
-            kept, before = reach, np.float32(1.0)
+            accepted_reach, before = reach, np.float32(1.0)
             for i in range(width):
                 word, _, _, _ = key_words(seed, ids[row], positions[row] + i, streams[0, row])
                 u, p_draft, q_draft = uniform(word), tests[0, row, i], tests[1, row, i]
@@ -171,8 +171,8 @@ def verify(
                     chance = np.float32(1.0) if rest == np.float32(0.0) else over / rest
                 tests[3, row, i] = chance
                 if i < judged and u < chance:
-                    accepted, kept = i + 1, before
-            reach = kept
+                    accepted, accepted_reach = i + 1, before
+            reach = accepted_reach
             rejected, at = accepted < judged, (row * places + accepted) * size
             left = False
             if rejected and has_q:
@@ -186,7 +186,7 @@ def verify(
                     left |= weights[i] > np.float32(0.0)
             stream = streams[1, row] if rejected else streams[2, row]
             first, second, _, _ = key_words(seed, ids[row], positions[row] + accepted, stream)
-            # Where p and q agree, rounding can leave nothing of p - q; its limit is p itself.
+            # If p and q agree, rounding can leave nothing of p - q; its limit is p itself.
             source, start = (weights, 0) if left else (p, at)
             token = draw_row(source, start, size, _NO_IDS, False, first, second, uniforms)
         chance = p[(row * places + accepted) * size + token]

@@ -106,7 +106,7 @@ def test_one_thread_at_a_time_sets_where_numba_keeps_code(monkeypatch: pytest.Mo
                 both.wait()
 
     monkeypatch.setattr(jit, "_Code", Slow)
-    together(*[lambda: jit._keep(object(), print)] * 2)
+    together(*[lambda: jit._cache_on_disk(object(), print)] * 2)
     after, jit.config.CACHE_DIR = jit.config.CACHE_DIR, before
     assert both.broken  # they never met
     assert after == before
