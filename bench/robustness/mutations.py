@@ -145,7 +145,7 @@ MUTANTS = [
            "return calls.spread(q, ids, size)", "return calls.spread(q, torch.arange(len(ids)), size)",
            [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]),
     Mutant("all rows share their noise", "bass_core/sample/noise.py", "broadcast_tensors(sequence_ids,",
-           "broadcast_tensors(0 * sequence_ids,", [_CONFORMANCE + "independence.py::test_seeds_and_ids_matter"]),
+           "broadcast_tensors(0 * sequence_ids,", [_CORE + "sample/test_noise.py::test_words_of_any_key"]),
     Mutant("AMUSD: a draft counts that came too late", "bass_core/decode/overlapped/session.py",
            "if read[: len(now)] == now:", "if len(now) <= len(read):",
            [_OVERLAPPED + "session.py::test_a_draft_that_comes_too_late_is_dropped"]),
