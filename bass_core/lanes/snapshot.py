@@ -62,10 +62,13 @@ class _Lane(TypedDict):
 class LaneSnapshot(_Lane, total=False):
     """One lane. Its records are dataclasses as plain data.
 
-    metrics: Metrics (lanes/metrics.py). rounds: Round (sequence.py). reading: Reading (sequence.py), or None
-    unless prompts are being read. cache: CacheBytes (decode/base.py), or None if the decoder doesn't report it,
-    or if a simulated clock has other models. timeline: present only if draft and target overlap, see
-    decode/overlapped/timeline.py.
+    Attributes:
+        metrics: Metrics (lanes/metrics.py).
+        rounds: Round (sequence.py).
+        reading: Reading (sequence.py), or None unless prompts are being read.
+        cache: CacheBytes (decode/base.py), or None if the decoder doesn't report it, or if a simulated clock has
+            other models.
+        timeline: present only if draft and target overlap, see decode/overlapped/timeline.py.
     """
 
     timeline: dict[str, Any]
@@ -90,9 +93,11 @@ class Difference(Weighed):
 class ClockRecord(TypedDict):
     """The hardware and models that the lanes' times are predicted for (SimulatedClock).
 
-    assumptions: the shares of bandwidth, compute and link that a step reaches, and microseconds per layer and per
-    reduction (Assumptions). If the times come from a measured table, it is empty, and gpus, target and draft are
-    None.
+    If the times come from a measured table, `assumptions` is empty, and gpus, target and draft are None.
+
+    Attributes:
+        assumptions: the shares of bandwidth, compute and link that a step reaches, and microseconds per layer and
+            per reduction (Assumptions).
     """
 
     kind: Literal["predicted"]
@@ -116,12 +121,13 @@ class _Snapshot(TypedDict):
 class Snapshot(_Snapshot, total=False):
     """All lanes at one instant. `lanes` is empty while `phase` is "measuring".
 
-    clock: present only with a simulated clock. All times of the lanes, and all figures computed from them, are
-    then predictions.
-    comparison: present only in the last snapshot, and only if two lanes must give the same text. A lane's list has
-    one entry per row, None if the row equals the reference lane's.
-    measuring: present only while `phase` is "measuring" and costs are being measured: Progress
-    (decode/measuring.py) as plain data.
+    Attributes:
+        clock: present only with a simulated clock. All times of the lanes, and all figures computed from them, are
+            then predictions.
+        comparison: present only in the last snapshot, and only if two lanes must give the same text. A lane's list
+            has one entry per row, None if the row equals the reference lane's.
+        measuring: present only while `phase` is "measuring" and costs are being measured: Progress
+            (decode/measuring.py) as plain data.
     """
 
     clock: ClockRecord
