@@ -106,7 +106,7 @@ class Prediction:
 def play(
     policy: LengthPolicy, acceptance: Acceptance, rows: int, tokens: int, seed: int = 0, trials: int = 8
 ) -> list[list[Played]]:
-    """Simulate `trials` runs of `rows` rows with `tokens` new tokens each; at least 2, the first by the prefill."""
+    """Simulate `trials` runs of `rows` rows. The prefill writes the first of the `tokens` (2 or more) tokens."""
     return [
         list(rounds(copy.deepcopy(policy), acceptance, rows, tokens - 1, np.random.default_rng((seed, trial))))
         for trial in range(trials)
