@@ -211,7 +211,7 @@ def _with_points(probs: Tensor, tokens: Tensor, copies: Tensor) -> Tensor:
 
 def _merged_getter(modelled: Proposal, copied: Proposal) -> Callable[[], list[list[float | None]]] | None:
     """Return a getter of the model's draft probabilities, with None for each copied draft."""
-    get_probs = modelled.get_probs
+    get_probs = modelled.own
     if get_probs is None:
         return None
     return lambda: [[None] * n or row for n, row in zip(copied.num_drafted, get_probs(), strict=True)]
