@@ -21,7 +21,7 @@ class SettledStates:
     Args:
         rows: number of rows.
         hidden: size of a state.
-        device: where the states are.
+        device: device of the states.
         finish: turns raw states [..., more than hidden] into states when they are read (HiddenStateTap.finish).
     """
 

@@ -135,8 +135,8 @@ class Pace:
         """Return the relative standard error of this lane's speed, from its rounds; inf before two rounds.
 
         Round i takes s_i ms, and its tokens take the reference t_i ms (without a reference: they are worth t_i
-        plain steps). For R rounds the error is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), where r =
-        sum(t_i) / sum(s_i) (Cochran, Sampling Techniques, section 6.4).
+        plain steps). For R rounds the error is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), with
+        r = sum(t_i) / sum(s_i) (Cochran, Sampling Techniques, section 6.4).
         """
         count = len(self.ms)
         if count < 2 or not self.shared or not self.ms.sum():

@@ -25,7 +25,7 @@ def find(argument: str, value: Any, known: dict[str, Any], own_type: type) -> An
     raise RequestError(f"{argument} must be one of {choices}, or your own {own_type.__name__}; got {value!r}.")
 
 
-def check_numbers(what: str, value: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
+def check_numbers(argument: str, value: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
     """Refuse impossible numbers. None is allowed if it is the field's default."""
     optional = {field.name for field in fields(value) if field.default is None}
     for name in (*positive, *others):
@@ -35,7 +35,7 @@ def check_numbers(what: str, value: Any, positive: tuple[str, ...], others: tupl
         sound = isinstance(number, int | float) and math.isfinite(number) and number >= 0
         if not sound or (name in positive and number == 0):
             least = "above 0" if name in positive else "0 or more"
-            raise RequestError(f"{name} of {what} must be a number {least}; got {number!r}.")
+            raise RequestError(f"{name} of {argument} must be a number {least}; got {number!r}.")
 
 
 def check_assumptions(assumed: Any) -> None:
@@ -61,8 +61,8 @@ def rate(acceptance: object) -> float:
     return float(acceptance)  # type: ignore[arg-type]
 
 
-def whole(what: str, values: Sequence[int], low: int, high: int) -> list[int]:
+def whole(argument: str, values: Sequence[int], low: int, high: int) -> list[int]:
     """Return the values, or refuse them: at least one whole number, all within these bounds."""
     if not values or not all(type(value) is int and low <= value <= high for value in values):
-        raise RequestError(f"{what} must be whole numbers from {low} to {high}; got {values!r}.")
+        raise RequestError(f"{argument} must be whole numbers from {low} to {high}; got {values!r}.")
     return list(values)
