@@ -94,7 +94,7 @@ class Drafter(Protocol):
         branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
             max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
         calls: forwards of a draft model so far, including those of a target that drafts for itself.
-        drafted: proposed tokens so far that a model drew, without copied ones.
+        drafted: proposed tokens so far that were drawn by a model; copied tokens don't count.
     """
 
     source: str = "drafter"

@@ -56,10 +56,10 @@ class HeadDrafter(Drafter):
         size: V, the size of the target's vocabulary.
         params: the sampling parameters.
         verification: the rule that will verify the drafts.
-        confidence: a row drafts on while its drafts so far have at least HEADROOM times this probability, and at
-            least this probability together with the likeliest next token. At 0 no row stops; above 1 / HEADROOM it
-            drafts at most one token. Ignored on an accelerator, where a wasted forward costs less than waiting for
-            the device; there only the length policy limits the drafts, in advance.
+        confidence: a row drafts on while its drafts so far are at least HEADROOM times as likely as this, and at
+            least as likely as this together with the likeliest next token. At 0 no row stops; above 1 / HEADROOM
+            it drafts at most one token. Ignored on an accelerator, where a wasted forward costs less than waiting
+            for the device; there only the length policy limits the drafts, in advance.
         ahead: for AMUSD, whose text runs ahead of the target's states. The head's own state of a token stands in
             until the target's arrives; the tokens fed after it are then fed again. A proposal has at most one
             draft per row, and none if a state is missing, for example after a copied token, which the head was not

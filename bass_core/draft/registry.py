@@ -111,7 +111,7 @@ class Parts:
         return drafter
 
     def adaptive(self) -> Drafter:
-        """Return a drafter that copies after a long match and else runs the model. Trees never copy."""
+        """Return a drafter that copies after a long match and otherwise runs the model. Trees never copy."""
         model = self.model(CONFIDENCE)
         if self.tree is not None:
             return model

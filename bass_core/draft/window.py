@@ -61,7 +61,7 @@ class WindowDrafter(Drafter):
         self.target.prepare(ForwardBatch(tokens, [0] * rows, window=self.window))
 
     def usable(self, rows: list[Sequence], max_drafts: list[int]) -> list[int]:
-        """Limit each row's drafts: none without a gap, and no more than every row has columns for."""
+        """Limit each row's drafts: none without a gap, and no more than fit in every row's cache."""
         cached = [len(row.tokens) - 1 for row in rows]
         room = self.target.cache.room(cached)
         has_gap = [window_start(length, self.window) > SINKS for length in cached]

@@ -3,10 +3,10 @@
 Call `Tally.add` for each round of a lane; `Tally.pace` returns its Pace so far. All figures of speed come from it:
 `ms_per_token`, and compared with the reference lane's Pace `speedup`, `round_cost` and `scatter`.
 
-The j-th token of a text is worth 1 / m plain steps, where m is the number of rows whose text has at least j tokens
-or has not ended yet, even if it has not begun. For example, a lane that serves one of four rows at a time writes a
-quarter of a plain step with each token; regular decoding writes one plain step per step. The tokens and times of
-prefills don't count.
+The j-th token of a text is worth 1 / m plain steps, where m is the number of rows that have at least j tokens or
+are unfinished, including rows that have not begun. For example, a lane that serves one of four rows at a time
+writes a quarter of a plain step with each token. Regular decoding writes one plain step per step. Tokens and
+times of prefills don't count.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _run(
 
 
 def _measure(measuring: Measuring, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Measure the round costs that the lanes need. Yield at once, when a snapshot is due, and to stop."""
+    """Measure the round costs that the lanes need. Yield first at once, then when a snapshot is due or to stop."""
     due = 0.0
     for _ in stepped(measuring):
         if stopped() or time.perf_counter() >= due:
