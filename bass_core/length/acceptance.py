@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Weight of an observation after each later round in which its source drafts. Acceptance changes along a text,
-# and that of copies changes suddenly when a text stops repeating another.
+# An observation's weight is multiplied by this in every later round in which its source drafts. Acceptance changes
+# along a text, and that of copies changes suddenly when a text stops repeating another.
 MEMORY, COPY_MEMORY = 0.97, 0.85
 # A position starts as if tried PRIOR times, with the rate of the position before it; the first with FIRST_RATE.
 PRIOR = 4.0
