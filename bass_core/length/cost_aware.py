@@ -4,8 +4,9 @@ Before a round, each row offers a chain of drafts, from the source that its text
 draft model). The worth of a row's i-th draft is the probability that its first i drafts are accepted, estimated
 for its source, row and position (acceptance.py). It is weighted down for rows with fewer tokens left to write,
 because a batch takes until its last row is finished. Drafts are taken in order of their worth over all rows, as
-many as give the most expected tokens per millisecond. For example, of worths [0.8, 0.5] and [0.6, 0.2], three drafts
-are two of the first row and one of the second. If a plain step gives more tokens per millisecond, none are taken.
+many as give the most expected tokens per millisecond. For example, of worths [0.8, 0.5] and [0.6, 0.2], three
+drafts are two of the first row and one of the second. If a plain step gives more tokens per millisecond, none
+are taken.
 
 The lengths depend only on earlier rounds, so every verification rule stays exact.
 

@@ -25,9 +25,9 @@ class Acceptance:
     """Probabilities of acceptance.
 
     Attributes:
-        rates: rates[r][i] is the probability that draft i of row r is accepted if the drafts before it are. The last
-            rate holds for all later drafts, and rows are repeated cyclically: for example, row 2 of two rows has the
-            rates of row 0.
+        rates: rates[r][i] is the probability that draft i of row r is accepted if the drafts before it are. The
+            last rate holds for all later drafts. Rows take turns: for example, with the rates of two rows, row 2
+            has those of row 0.
     """
 
     rates: NDArray[np.float64]
