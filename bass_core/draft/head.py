@@ -51,11 +51,8 @@ class HeadDrafter(Drafter):
     Whether a row drafts on never depends on the token that is drawn next, so each draft is distributed as q.
 
     Args:
-        head: the draft head.
         runner: runs the head's body over its reduced vocabulary.
         size: V, the size of the target's vocabulary.
-        params: the sampling parameters.
-        verification: the rule that will verify the drafts.
         confidence: a row drafts on while its drafts so far are at least HEADROOM times as likely as this, and at
             least as likely as this together with the likeliest next token. At 0 no row stops; above 1 / HEADROOM
             it drafts at most one token. Ignored on an accelerator, where a wasted forward costs less than waiting

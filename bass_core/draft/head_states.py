@@ -19,9 +19,7 @@ class SettledStates:
     """The target's states of written tokens, in the order in which they will be read.
 
     Args:
-        rows: number of rows.
         hidden: size of a state.
-        device: device of the states.
         finish: turns raw states [..., more than hidden] into states when they are read (HiddenStateTap.finish).
     """
 

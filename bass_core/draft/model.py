@@ -27,9 +27,6 @@ class ModelDrafter(Drafter):
     """Drafts with a second model: one forward of the whole batch per token, or per level of a tree.
 
     Args:
-        runner: runs the draft model.
-        params: the sampling parameters.
-        verification: the rule that will verify the drafts.
         tree: shape of the trees to draft (StaticTrees). None: chains.
     """
 

@@ -61,12 +61,7 @@ class Parts:
     All drafters of a lane share one runner of the draft, made when the first of them needs it.
 
     Attributes:
-        pair: the models.
         rows: how many rows are decoded at a time.
-        texts: the cached prompts.
-        backend: the attention backend.
-        sampling: the sampling parameters.
-        verification: the rule that verifies the drafts.
         ahead: for AMUSD. A draft model or head drafts at most one token per row and proposal, so that the session
             can read the target's verdicts in between. A head uses its own states until the target's arrive.
         target: the runner with which the lane's decoder verifies. None for AMUSD.

@@ -133,7 +133,6 @@ class StaticTrees:
 
     Args:
         shape: children per draft, level by level.
-        params: the sampling parameters.
         role: the noise that the draft uses: Role.TARGET under coupling.
         size: V, the size of the target's vocabulary.
     """

@@ -41,9 +41,6 @@ class WindowDrafter(Drafter):
     """Drafts with windowed forwards of the target: one forward of the whole batch per token.
 
     Args:
-        target: the runner of the target.
-        params: the sampling parameters.
-        verification: the rule that will verify the drafts.
         window: tokens of the window. A line of DRAFTERS can choose it, for example `parts.window(512)`.
     """
 

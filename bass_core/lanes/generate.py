@@ -66,9 +66,6 @@ class Generation:
     """The result of `generate`.
 
     Attributes:
-        method: name of the method.
-        sequences: one per row.
-        metrics: the lane's metrics.
         timeline: when draft and target were busy, only for "amusd"; see docs/amusd.md.
         clock: the hardware that all times are predicted for (ClockRecord), or None if they were measured.
     """

@@ -38,9 +38,6 @@ class Metrics:
         rounds: verifications and plain steps.
         target_forwards: prefills + rounds.
         draft_length: the last length that the policy asked for.
-        new_tokens: tokens of all texts so far.
-        drafted: draft tokens.
-        accepted: accepted draft tokens.
         flops_utilization: see lanes/utilization.py, also for the next two.
         useful_flops_utilization: the same for emitted tokens only.
         bandwidth_utilization: bytes read, relative to the peak bandwidth.
@@ -78,9 +75,6 @@ class Counts:
     Attributes:
         prefill_ms: lane time spent in all prefills (one per sequence if they are decoded one after another).
         first_prefill_ms: lane time at which the first prefill ended.
-        rounds: rounds without prefills.
-        drafted: draft tokens.
-        accepted: accepted draft tokens.
         tested: tested draft tokens, see Metrics.token_acceptance.
         drafting_rows: row-rounds that drafted.
         drafted_at: the same as `drafted`, by position.

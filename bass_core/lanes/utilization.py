@@ -27,12 +27,9 @@ class Work:
     """Running sums over the rounds of a lane.
 
     Attributes:
-        target: costs of the target.
         draft: costs of the pair's draft model, or None if the lane does not run it.
         peaks: peaks of the lane's device, in the target's dtype.
-        flops: FLOPs so far.
         useful_flops: FLOPs of the target for emitted tokens.
-        bytes_read: bytes of weights, keys and values.
     """
 
     target: ModelCost

@@ -18,7 +18,6 @@ class Hardware:
     """One GPU, or anything else that reads weights and multiplies them.
 
     Attributes:
-        name: its name.
         bandwidth: of its memory, in GB/s.
         flops: dense FLOP/s in the dtype of the weights.
         memory: in GB.

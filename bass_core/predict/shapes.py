@@ -24,12 +24,8 @@ class Shape:
     """A model's numbers.
 
     Attributes:
-        name: its name.
         cost: costs of a forward.
         parameters: in memory, including an embedding table that is only looked up.
-        layers: number of layers.
-        hidden: size of a hidden state.
-        kv_heads: number of KV heads.
         bytes_per_weight: 2 for bfloat16.
     """
 
@@ -122,7 +118,6 @@ class ModelSize:
     """A model by your own numbers. Those left out follow from `parameters`.
 
     Attributes:
-        parameters: number of parameters.
         bytes_per_weight: 2 for bfloat16, 1 for int8, 0.5 for int4.
         layers: by default as many as make the model 128 times as wide as deep, with 12 x width^2 parameters per
             layer.

@@ -107,14 +107,11 @@ class SpeedUp(TypedDict):
     All figures are None if the models and rows don't fit the memory.
 
     Attributes:
-        batch: rows.
-        draft_length: the value of `draft_length`.
         speedup: regular_ms_per_token / ms_per_token, both predicted.
         error: the speed-up's relative standard error over the trials, or None for one trial.
         ms_per_token: of BASS.
         regular_ms_per_token: of regular decoding.
         tokens: written per row in a round that drafts.
-        rounds: rounds of a run.
     """
 
     batch: int
