@@ -1,4 +1,4 @@
-"""The table of decoding methods: the names for `method=` and `lanes=`, and what each method can't answer.
+"""The table of decoding methods: the names for `method=` and `lanes=`, and the requests that each can't answer.
 
 Code that lists or builds methods reads this table. To add a method, call `register`.
 `check_method` refuses a request without running anything.

@@ -182,7 +182,7 @@ class CorrectedCosts:
 
     @property
     def padded(self) -> bool:
-        """Whether a row's padding costs what its tokens cost."""
+        """Whether padding costs as much as tokens."""
         return self.table.padded
 
     def verify_ms(self, rows: int, tokens: Array) -> Array:
