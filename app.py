@@ -1,7 +1,7 @@
-"""Start the page: read the options, load the models and serve.
+"""Start the page: `main` reads the options, loads the models and serves.
 
-Contract: every refusal is one sentence on stderr and exit status 2; options and the address to listen on are
-checked before a model is loaded. Non-goals: what the page or the library does.
+Every refusal is one sentence on stderr and exit status 2. Options and the address to listen on are checked before
+a model is loaded.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 # Libraries read these variables at import, so they are set before any library is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-# Number of past requests in Gradio's table; Gradio rebuilds it after each request, on the models' cores.
+# Length of Gradio's table of past requests, which it rebuilds after each request, on the models' cores.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
-# Idle OpenMP threads sleep; spinning ones would take cores from the server and from a browser on this machine.
+# Let idle OpenMP threads sleep: spinning ones would take cores from the server and from a browser on this machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 LOADING = "Loading; the address to open follows."
 PROXIES = ("all_proxy", "http_proxy", "https_proxy")
-# The largest numbers that are taken: of a port, of threads and rows (bass_core's), of anything else.
-PORTS, THREADS, ROWS, MOST = 2**16 - 1, 2**10, 2**20, 2**31 - 1
-# Gradio reads these as numbers when it is imported.
+# Upper limits of options: a port, threads and rows (as in bass_core), any other number.
+MAX_PORT, MAX_THREADS, MAX_ROWS, MAX_NUMBER = 2**16 - 1, 2**10, 2**20, 2**31 - 1
+# Gradio parses these variables as numbers when it is imported.
 NUMBERS = ("GRADIO_SERVER_PORT", "GRADIO_NUM_PORTS")
 # The exit status of a program that Ctrl-C ends.
 INTERRUPTED = 130
@@ -43,9 +43,9 @@ USER, PASSWORD, REPLAY = "bass", "BASS_PASSWORD", "BASS_REPLAY"
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one sentence, where argparse would print all options before it.
+    """An argument parser that refuses in one sentence, without printing all options first.
 
-    As in bass_core/__main__.py, which can't be imported here: it brings torch before the options are read.
+    A copy of the one in bass_core/__main__.py, which would import torch before the options are read.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line's options."""
+    """Return the command line's options."""
     parser = Parser(
         prog="python app.py" if __name__ == "__main__" else "bass serve",
         description="Race regular, speculative and batched speculative decoding (BASS) side by side in a browser.",
@@ -72,45 +72,45 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add(
         "--threads",
-        type=whole(most=THREADS),
-        help="threads of the models on a CPU; without it one for each core, less one for the browser where the "
-        "page is served to this machine alone",
+        type=whole(most=MAX_THREADS),
+        help="the models' threads on a CPU; if omitted, one per core, minus one for the browser if only this "
+        "machine can open the page",
     )
     add("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
-    add("--port", type=whole(most=PORTS), help="port to listen on; without it the first free one from 7860")
+    add("--port", type=whole(most=MAX_PORT), help="port to listen on; if omitted, the first free one from 7860")
     add(
         "--root-path",
         metavar="PATH",
-        help="where a proxy in front of the page serves it, such as /bass; without it what GRADIO_ROOT_PATH says",
+        help="path at which a proxy serves the page, such as /bass; if omitted, GRADIO_ROOT_PATH",
     )
     add(
         "--draft-length",
         choices=("auto", "cost-aware", "bass"),
         default="auto",
-        help="of presets that name none: auto goes by what a round costs on this machine, which is measured while "
-        "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
+        help="for presets without one: auto uses the cost of a round on this machine, measured between races; "
+        "cost-aware measures all costs before the first race; bass is the paper's Algorithm 1",
     )
-    add("--max-batch", type=whole(most=ROWS), default=32, help="largest batch that the page accepts")
-    add("--max-new-tokens", type=whole(), default=1024, help="most new tokens a sequence")
-    add("--max-prompt", type=whole(), default=20_000, help="most characters of a prompt")
-    add("--max-seconds", type=whole(), default=600, help="longest time of one race")
+    add("--max-batch", type=whole(most=MAX_ROWS), default=32, help="largest batch that the page accepts")
+    add("--max-new-tokens", type=whole(), default=1024, help="most new tokens per sequence")
+    add("--max-prompt", type=whole(), default=20_000, help="longest prompt, in characters")
+    add("--max-seconds", type=whole(), default=600, help="time limit of a race")
     add(
         "--allow-any-model",
         action="store_true",
-        help="let visitors name a pair, a Hub id or a folder of this machine, which is then loaded",
+        help="let visitors load any pair, Hub id or folder of this machine",
     )
     add(
         "--workers",
         type=whole(),
         metavar="N",
-        help="run N races at once, on N workers of Ray: each has a GPU, or a share of the cores; needs "
+        help="run N races at once on N Ray workers, each with a GPU or a share of the cores; needs "
         "requirements-ray.txt",
     )
     add("--ray", metavar="ADDRESS", help="run the workers on this Ray cluster; auto for the one on this machine")
     add(
         "--worker-resources",
         metavar="NAME=N,...",
-        help="what each worker takes on a cluster, such as CPU=4; without it a GPU",
+        help="resources of each worker on a cluster, such as CPU=4; if omitted, a GPU",
     )
     add("--share", action="store_true", help="also serve it at a public address of gradio.live")
     add(
@@ -118,23 +118,23 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="?",
         const="",
         metavar="FILE",
-        help="play a recorded race instead, and load no model: a file that the page saved, the name of one "
-        f"that ships (win, loss, h100), or nothing for all of these; {REPLAY}, where no options can be given, is "
-        "the same, 1 for all",
+        help="replay a recorded race and load no model: a file saved by the page, the name of a shipped recording "
+        f"(win, loss, h100), or nothing for all of those; the variable {REPLAY} does the same without an option, "
+        "1 for all",
     )
     return parser.parse_args(arguments)
 
 
 def replayed(option: str | None, environment: Mapping[str, str]) -> str | None:
-    """What to replay: the option, else what the environment says; "" for all that ship, None for nothing."""
+    """Return the recording to replay, from the option or else the environment; "" means all shipped ones."""
     if option is not None:
         return option
-    asked = environment.get(REPLAY)
-    return "" if asked == "1" else asked or None
+    variable = environment.get(REPLAY)
+    return "" if variable == "1" else variable or None
 
 
-def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
-    """The type of an option that takes a whole number from `least` to `most`."""
+def whole(least: int = 1, most: int = MAX_NUMBER) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number from `least` to `most`."""
 
     def read(text: str) -> int:
         try:
@@ -149,7 +149,10 @@ def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
 
 
 def host(option: str | None, environment: Mapping[str, str]) -> str:
-    """Address to listen on: the option, else GRADIO_SERVER_NAME, else all networks on a Space, else localhost."""
+    """Return the address to listen on.
+
+    That is the option, else GRADIO_SERVER_NAME, else all networks on a Space and localhost elsewhere.
+    """
     if option:
         return option
     if environment.get("GRADIO_SERVER_NAME"):
@@ -158,10 +161,10 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
 
 
 def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
-    """The refusal of an address or a port that can't be listened on; None if it can."""
+    """Return the refusal of an address or port that we can't listen on, or None."""
     for name in NUMBERS:
         try:
-            whole(most=PORTS)(environment.get(name, "1"))
+            whole(most=MAX_PORT)(environment.get(name, "1"))
         except argparse.ArgumentTypeError as error:
             return f"{name} {error}: change it, or leave it out."
     address = host(options.host, environment)
@@ -169,18 +172,18 @@ def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]
 
 
 def _is_free(address: str, port: int | None) -> bool:
-    """Whether the port can be listened on, at one of a name's addresses: localhost may name an unused IPv6 too."""
+    """Return whether one of the name's addresses is free; localhost, for example, may include an unused IPv6."""
     free = False
     try:
-        found = socket.getaddrinfo(address.strip("[]"), port or 0, type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(address.strip("[]"), port or 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    for family, kind, protocol, _, place in found:
+    for family, kind, protocol, _, place in candidates:
         try:
-            with socket.socket(family, kind, protocol) as tried:
-                if os.name == "posix":  # as Gradio does: a page that has just ended keeps no port
-                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                tried.bind(place)
+            with socket.socket(family, kind, protocol) as trial:
+                if os.name == "posix":  # as Gradio does: the port of a page that has just ended is free
+                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(place)
             free = True
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -190,31 +193,31 @@ def _is_free(address: str, port: int | None) -> bool:
 
 def _taken(address: str, port: int | None) -> str:
     return (
-        f"Cannot listen on {address}, port {port or '7860 or later'}: it is in use, not allowed to this "
+        f"Cannot listen on {address}, port {port or '7860 or later'}: it is in use, not allowed for this "
         "user, or not an address of this machine; choose another with --port or --host."
     )
 
 
 def exempt(address: str, environment: MutableMapping[str, str]) -> None:
-    """Let no request to this machine go through a proxy: Gradio asks the page's own address once it is up.
+    """Exempt this machine from proxies, because Gradio requests the page's own address once it is up.
 
-    What goes elsewhere, as the download of a model does, keeps the proxy. The lower-case variable counts first.
+    Other requests, for example the download of a model, still use the proxy. no_proxy overrides NO_PROXY.
     """
-    named = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
-    if named.strip() != "*":
-        known = [one.strip() for one in named.split(",") if one.strip()]
-        own = [one for one in ("localhost", "127.0.0.1", "::1", address) if one not in known]
-        environment["no_proxy"] = environment["NO_PROXY"] = ",".join([*known, *own])
+    value = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    if value.strip() != "*":
+        exempted = [name.strip() for name in value.split(",") if name.strip()]
+        local = [name for name in ("localhost", "127.0.0.1", "::1", address) if name not in exempted]
+        environment["no_proxy"] = environment["NO_PROXY"] = ",".join([*exempted, *local])
 
 
 def unusable_proxy() -> str | None:
-    """The refusal of a proxy that httpx can't use, with which Gradio and the Hub's client ask; None if it can."""
-    error = _refused_proxy()
+    """Return the refusal of a proxy that httpx, the client of Gradio and the Hub, can't use; or None."""
+    error = _proxy_error()
     if error is None:
         return None
     exempted = {name: os.environ.pop(name) for name in list(os.environ) if name.lower() == "no_proxy"}
     try:
-        if exempted and _refused_proxy() is None:
+        if exempted and _proxy_error() is None:
             return f"The hosts that {' or '.join(exempted)} names can't be used: {_reason(error)}"
     finally:
         os.environ.update(exempted)
@@ -223,8 +226,8 @@ def unusable_proxy() -> str | None:
     return f"{which} can't be used: {_reason(error)}"
 
 
-def _refused_proxy() -> Exception | None:
-    """Why httpx makes no client of these variables and the system's settings; None if it does."""
+def _proxy_error() -> Exception | None:
+    """Return httpx's error for the proxy variables and the system's settings, or None."""
     import httpx
 
     try:
@@ -235,22 +238,22 @@ def _refused_proxy() -> Exception | None:
 
 
 def _reason(error: BaseException) -> str:
-    """An error of a library as one sentence."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if said.endswith(".") else f"{said}."
+    """Return a library's error as one sentence."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if text.endswith(".") else f"{text}."
 
 
 def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
-    """Whether the models leave one core free for a browser on this machine.
+    """Return whether the models leave one core free for a browser on this machine.
 
-    They do if the page is served to this machine alone and nobody sets the number of threads.
+    They do if only this machine can open the page and nobody has set the number of threads.
     """
     local = host(options.host, environment) in ("127.0.0.1", "localhost", "::1")
     return local and not options.share and options.threads is None and "OMP_NUM_THREADS" not in environment
 
 
 def keep_to_quota(environment: Mapping[str, str]) -> None:
-    """Set torch to no more threads than cores: it counts those of the machine, whatever a container may use."""
+    """Limit torch's threads to the cores of this container; torch itself counts those of the machine."""
     import torch
 
     from bass_core.machine.cpu import cores
@@ -262,7 +265,7 @@ def keep_to_quota(environment: Mapping[str, str]) -> None:
 def spare_forks() -> None:
     """Give a forked worker, such as ZeroGPU's, one thread of torch.
 
-    GNU's OpenMP would wait there for threads that only this process has.
+    With more, GNU's OpenMP would wait there for threads that exist only in this process.
     """
     import torch
 
@@ -270,10 +273,10 @@ def spare_forks() -> None:
 
 
 def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Set the number of the models' threads on a CPU, and return it.
+    """Set and return the number of the models' threads on a CPU.
 
-    Sharing a core with a browser costs the models more than giving that core up: on two cores, two threads beside
-    a browser are no faster than one thread (python -m bench page).
+    Sharing a core with a browser costs the models more than giving that core up. For example, on two cores, two
+    threads next to a browser are no faster than one thread (python -m bench page).
     """
     import torch
 
@@ -287,15 +290,15 @@ def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def credentials(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """The user and password that the page asks for; None (an open page) if no password is set."""
+    """Return the user and password that the page asks for, or None (an open page) if no password is set."""
     password = environment.get(PASSWORD)
     return (USER, password) if password else None
 
 
 def conflict() -> str | None:
-    """The refusal if the package kernels is installed: transformers would import our folder instead. Else None.
+    """Return the refusal if the package `kernels` is installed, or None.
 
-    An installed page has no folder of that name (setup.py).
+    transformers would import our folder `kernels` instead of it. An installed page has no such folder (setup.py).
     """
     if __name__ == "bass_core.app":
         return None
@@ -307,7 +310,11 @@ def conflict() -> str | None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve the page, with a pair or a recording, until interrupted; raises BassError."""
+    """Serve the page, with a pair or a recording, until interrupted.
+
+    Raises:
+        BassError: if the models can't be loaded, the recording can't be read or the page can't be served.
+    """
     options.replay = replayed(options.replay, os.environ)
     if options.replay is not None:
         page, about = replay_page(options)
@@ -327,9 +334,11 @@ def serve(options: argparse.Namespace) -> None:
 def race_page(
     options: argparse.Namespace, early: AbstractContextManager[object] | None = None
 ) -> tuple[gr.Blocks, Service]:
-    """Returns the page for a pair, and what runs its races.
+    """Return the page for a pair, and the service that runs its races.
 
-    early: entered while that is prepared, and left before the page is built, since Gradio builds one at a time.
+    Args:
+        early: a context to hold while we prepare the service. We leave it before we build the page, because Gradio
+            builds one page at a time.
     """
     from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
@@ -338,7 +347,7 @@ def race_page(
     from ui.sources.service import open_service
     from ui.sources.source import Ask
 
-    asked = Ask(
+    ask = Ask(
         options.pair,
         options.draft,
         options.device,
@@ -355,7 +364,7 @@ def race_page(
     if on_zero_gpu():
         spare_forks()
     with early or nullcontext():
-        service = open_service(asked, options, limits, lambda: set_threads(options, os.environ), free)
+        service = open_service(ask, options, limits, lambda: set_threads(options, os.environ), free)
     facts = service.facts
     page = build(
         service.source,
@@ -371,7 +380,7 @@ def race_page(
 
 
 def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
-    """Returns the page for recordings, and a description of them."""
+    """Return the page for recordings, and a description of them."""
     from ui.page.limits import Limits
     from ui.page.page import build
     from ui.recordings.shelf import asked
@@ -383,7 +392,11 @@ def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
 
 
 def opened_at(page: gr.Blocks, options: argparse.Namespace, at_once: int = 1) -> tuple[str, str | None]:
-    """Serve the page in a thread; returns its address and its public one. Raises BassError where it can't be."""
+    """Serve the page in a thread and return its local address and its public one, or None for the latter.
+
+    Raises:
+        BassError: if the page can't be served.
+    """
     from bass_core import BassError
     from ui.page.page import launch_options
 
@@ -413,7 +426,11 @@ def launch(
     at_once: int = 1,
     opened: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until interrupted; call `opened` once the page is up. Raises BassError where it can't be served."""
+    """Serve until interrupted, and call `opened` once the page is up.
+
+    Raises:
+        BassError: if the page can't be served.
+    """
     url, public = opened_at(page, options, at_once)
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
     opened()
@@ -421,22 +438,22 @@ def launch(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
+    """Run the program and return its exit status."""
     options = parse(arguments)
     for stream in (sys.stdout, sys.stderr):
-        # A console may lack the characters of a folder's name.
+        # The console may be unable to print the characters of a folder's name.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     exempt(host(options.host, os.environ), os.environ)
     refusal = conflict() or unusable_proxy() or unusable_address(options, os.environ)
     if refusal is None:
-        # Printed first: importing torch and transformers takes seconds.
+        # Print this first: importing torch and transformers takes seconds.
         print(LOADING, file=sys.stderr, flush=True)
         from bass_core import BassError
 
         try:
             serve(options)
-        except KeyboardInterrupt:  # while it loads: a page that is up ends by itself
+        except KeyboardInterrupt:  # while loading; once the page is up, Gradio handles Ctrl-C
             return INTERRUPTED
         except BassError as error:
             refusal = str(error)

@@ -1,13 +1,13 @@
-"""How the wheel is laid out; everything else of the package is in pyproject.toml.
+"""Lay out the wheel; everything else about the package is in pyproject.toml.
 
-Contract: a wheel has one top-level package, bass_core. What lies beside it in this tree is put into it, at the
-same place relative to bass_core as here to the root, and the imports of what moved are rewritten: of
-`from kernels.plan import X` becomes `from bass_core.kernels.plan import X`. An editable install (pip install -e,
-uv sync) is the tree itself, as pyproject.toml asks for in [tool.distutils.editable_wheel].
+A wheel has one top-level package, bass_core. The build copies the files and folders in MOVED into it and rewrites
+imports of them. For example, `from kernels.plan import X` becomes `from bass_core.kernels.plan import X`.
+An editable install (pip install -e, uv sync) is the tree itself, see [tool.distutils.editable_wheel] in
+pyproject.toml.
 
-Why: `kernels` is also the name of the Hub's package, which transformers imports, and `ui` and `app` could be
-anybody's. A path entry in place of the rewriting would put the same names into everybody's sys.path, and would
-bring both packages called kernels into one process.
+Why: `kernels` is also the name of a package of the Hub that transformers imports, and any package could be called
+`ui` or `app`. Adding a path entry instead would put these names into every user's sys.path, and both packages
+called `kernels` into one process.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-# Files and folders that the wheel has inside bass_core; the first three are imported by their names.
+# Files and folders that the wheel has inside bass_core; only those in CODE are imported.
 CODE = ("kernels", "ui", "app.py")
 MOVED = (*CODE, "drafts", "docs/usage.md")
 NAMES = "|".join(Path(name).stem for name in CODE)
-# A line that imports one of them, and the same by import_module.
+# A line that imports one of them, and a call of import_module that does.
 IMPORT = re.compile(rf"^(\s*from )({NAMES})(?=[. ])", re.MULTILINE)
 BY_NAME = re.compile(rf"(import_module\(\")({NAMES})(?=[.\"])")
 
 
 class BuildPy(build_py):
-    """Builds bass_core with what it stands on and what stands on it."""
+    """Build bass_core together with the code that it imports (kernels) and that imports it (ui, app.py)."""
 
     def run(self) -> None:
         target = Path(self.build_lib) / "bass_core"
         if not self.editable_mode:
-            shutil.rmtree(target, ignore_errors=True)  # what an earlier build left
+            shutil.rmtree(target, ignore_errors=True)  # left over from an earlier build
         super().run()
         if self.editable_mode:
             return

@@ -1,10 +1,12 @@
-"""Exact batched speculative decoding: the decoders and what they need.
+"""Exact batched speculative decoding.
 
-Contract: the names below are the public API and stay stable. Speculation never changes the distribution of the
-target's output.
+The names in `__all__` are the public API and stay stable. Start with `load_pair`, then `generate`, `stream` or
+`race`.
+
+Speculation never changes the distribution of the target's output.
 """
 
-from .machine import openmp as openmp  # before torch
+from .machine import openmp as openmp  # must come before torch
 
 # isort: split
 from kernels.backends import BACKENDS as ATTENTIONS

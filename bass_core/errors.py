@@ -1,11 +1,12 @@
-"""Contract: every error a user can cause or meet is a BassError whose message is one sentence saying what to do.
+"""The errors that a user can cause or meet.
 
-Non-goal: wrapping programming errors; those keep their traceback.
+Each is a BassError. Its message is one sentence saying what to do. Programming errors are not wrapped;
+they keep their traceback.
 """
 
 
 class BassError(Exception):
-    """Base of all errors whose message may be shown to a user as it is."""
+    """Base class of all errors with a message that may be shown to a user as it is."""
 
 
 class RequestError(BassError, ValueError):
@@ -21,7 +22,7 @@ class PairError(BassError, ValueError):
 
 
 class WeightsError(BassError, RuntimeError):
-    """Model weights can't be reached, or are not the expected ones."""
+    """Model weights can't be downloaded or read, or are not the expected ones."""
 
 
 class ModelError(BassError, RuntimeError):

@@ -1,8 +1,7 @@
-"""What a caller may ask for: the options of `generate`, `stream` and `race`, each written down once.
+"""The options of `generate`, `stream` and `race`, each defined once.
 
-Contract: an Options is plain data, as given; `make_request` checks it against the pair and the prompts. `Keywords`
-shows its fields to type checkers as keyword arguments, `lists_options` to help() and editors. `gathered` makes an
-Options of what a call was given.
+`Options` is plain, unchecked data; `make_request` (decode/request.py) checks it against the pair and the prompts.
+`gathered` builds an Options from the arguments of a call.
 """
 
 from __future__ import annotations
@@ -20,46 +19,50 @@ from .length.options import AUTO, DraftLength
 from .predict.clock import SimulatedClock
 from .sample.params import SamplingParams
 
-# A message of a conversation: its role ("system", "user", "assistant" and so on), and its content.
+# A message of a conversation: its role (e.g. "system", "user" or "assistant") and its content.
 Message = Mapping[str, Any]
-# A text, token ids, a conversation as a list of messages, or a list with one of these a row.
+# A text, token ids or a conversation (a list of messages); or a list with one of these per row.
 Prompt = str | Seq[int] | Seq[Message] | Seq[str | Seq[int] | Seq[Message]]
-# Default draft_length of generate, stream, race and the page (length/options.py).
+# Default draft_length of generate, stream, race and the page.
 DEFAULT_DRAFT_LENGTH = AUTO
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a prompt is to be answered. An unusable value is refused, with a RequestError, by the call that gets it.
+    """How to answer a prompt. The call that receives an unusable value raises a RequestError.
 
-    n: answers to one prompt, each a row; 1 to 2**20, and 1 or their number where several prompts are given.
-    max_new_tokens: tokens of each row, 1 or more; a text also ends at the end of the model's context.
-    sampling: temperature, top_k, top_p, min_p, penalties, biases and bad words; None is greedy.
-    draft_length: drafts of a row and round. "auto": "cost-aware" if this machine can be measured, else "bass".
-        "bass": Algorithm 1 (arXiv 2404.15778). "cost-aware": a length a row, by measured round costs. Or a whole
-        number from 0 to 1024, or a policy of your own: an object with `limit`, `lengths` and `observe`
-        (length/base.py).
-    tree: draft trees of this shape instead, the children of each draft level by level, as (3, 2, 1); at most 62
-        drafts, by a draft model or head. None: chains.
-    drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's default).
-    attention: a name from ATTENTIONS, or "auto" (the fastest known on this device).
-    verification: "block" (judges a row's drafts together), "rejection" (one by one), "coupled" (every method gives
-        the same text), or "auto" (of the first two, the one that accepts most).
-    seed: of all noise, 0 to 2**63 - 1.
-    sequence_ids: a key for each row's noise, 0 to 2**63 - 1; None: 0 to n - 1.
-    eos_token_id: the id or ids that end a text, None for no such id, "auto" for the model's own.
-    stop: a string or several, none empty, that end a text as soon as it holds one: the text ends before it, and
-        `token_ids` with the token that completed it. Needs a tokenizer. None: no such string.
-    system: a system message before each prompt that is text; None: none.
-    chat_template_kwargs: variables of the chat template, as {"enable_thinking": False}, and other arguments of
-        `tokenizer.apply_chat_template`, as {"chat_template": "tool_use"}; None: none.
-    raw: whether the chat template is left out of a prompt that is text.
-    time_budget_ms: milliseconds of lane time, above 0, after which the lane ends; None: no limit.
-    synthetic_acceptance: accept each draft with this probability, 0 to 1, whatever it is; for benchmarks.
-    logprobs: whether `generate` and `stream` give each token's log-probability under the target, by its plain
-        softmax (`logprobs`) and by the distribution that is sampled (`sampled_logprobs`).
-    inspect: whether each row's round gets its `detail`, worked out off the lane's clock.
-    clock: predict times on another machine; None: measure them on this one.
+    Attributes:
+        n: number of answers to one prompt, each a row of the batch; 1 to 2**20. With several prompts, 1 or their
+            number.
+        max_new_tokens: maximum number of new tokens per row, 1 or more. A text also ends at the end of the model's
+            context.
+        sampling: temperature, top_k, top_p, min_p, penalties, biases and bad words; None is greedy.
+        draft_length: tokens to draft per row and round. "auto" is "cost-aware" if this machine can be measured,
+            else "bass". "bass" is Algorithm 1 of arXiv 2404.15778. "cost-aware" picks a length for every row from
+            measured round costs. Or an integer from 0 to 1024, or your own policy: an object with `limit`,
+            `lengths` and `observe` (length/base.py).
+        tree: draft trees instead of chains: the number of children of each draft, level by level. For example,
+            (3, 2, 1) drafts 3 tokens, 2 after each of them and 1 after each of those: 15 in all. At most 62,
+            by a draft model or head. None drafts chains.
+        drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's default).
+        attention: a name from ATTENTIONS, or "auto" (the fastest known on this device).
+        verification: "block" (judges a row's drafts together), "rejection" (one by one), "coupled" (every method
+            writes the same text), or "auto" ("block" for chains, the tree rule for trees).
+        seed: seed of all random numbers, 0 to 2**63 - 1.
+        sequence_ids: a key for each row's random numbers, 0 to 2**63 - 1; None means 0 to n - 1.
+        eos_token_id: the id or ids that end a text; None for no such id, "auto" for the model's own.
+        stop: a string or several, none empty; a text ends just before the first one that appears in it.
+            `token_ids` includes the token that completed it. Needs a tokenizer. None for no such string.
+        system: a system message before each prompt that is text; None for none.
+        chat_template_kwargs: variables of the chat template, e.g. {"enable_thinking": False}, and other arguments
+            of `tokenizer.apply_chat_template`, e.g. {"chat_template": "tool_use"}; None for none.
+        raw: whether to leave out the chat template for a prompt that is text.
+        time_budget_ms: milliseconds of lane time, above 0, after which the lane ends; None for no limit.
+        synthetic_acceptance: accept every draft with this probability, 0 to 1, whatever it is; for benchmarks.
+        logprobs: whether `generate` and `stream` return each token's log-probability under the target: by the
+            plain softmax (`logprobs`) and by the distribution that was sampled (`sampled_logprobs`).
+        inspect: whether to give each row's round its `detail`, computed while the lane's clock is stopped.
+        clock: predict the times of another machine; None measures them on this one.
     """
 
     n: int = 1
@@ -114,20 +117,31 @@ _SAMPLING = tuple(field.name for field in fields(SamplingParams))
 
 
 def lists_options(function: F) -> F:
-    """Let help() and editors see the fields of Options in the place of the function's `**keywords`."""
+    """Show the fields of Options to help() and editors, in place of the function's `**keywords`.
+
+    Returns:
+        The same function, with a new `__signature__`.
+    """
     signature = inspect.signature(function)
-    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    listed = [*own, *inspect.signature(Options).parameters.values()]
-    vars(function)["__signature__"] = signature.replace(parameters=listed)
+    parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    shown = [*parameters, *inspect.signature(Options).parameters.values()]
+    vars(function)["__signature__"] = signature.replace(parameters=shown)
     return function
 
 
 def gathered(function: Callable[..., object], options: Options | None, keywords: Keywords) -> Options:
-    """The Options of a call of `function`, given as one object or as keywords.
+    """Return the Options of a call of `function`, which got them as one object or as keywords.
 
-    Raises RequestError for both at once, and for the first keyword that `function` has not.
+    Raises:
+        RequestError: if both are given, or for the first keyword that `function` does not have.
     """
-    known = [name for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    known = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
     for name in keywords:
         if name not in known:
             raise RequestError(f"{function.__name__} has no argument {name}: {_advice(name, known)}")
@@ -136,13 +150,13 @@ def gathered(function: Callable[..., object], options: Options | None, keywords:
     if not isinstance(options, Options):
         raise RequestError(f"options must be an Options, or None; got {options!r}.")
     if keywords:
-        raise RequestError(f"{next(iter(keywords))} was given beside options: put it into Options(...).")
+        raise RequestError(f"{next(iter(keywords))} was given together with options: put it into Options(...).")
     return options
 
 
 def _advice(name: str, known: list[str]) -> str:
-    """What to write in the place of an unknown keyword."""
+    """Return a suggestion to use instead of an unknown keyword."""
     if name in _SAMPLING:
         return f"use sampling=SamplingParams({name}=...)."
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}."
+    matches = get_close_matches(name, known, n=1)
+    return f"did you mean {matches[0]}?" if matches else f"choose from {', '.join(known)}."

@@ -1,8 +1,8 @@
 """Speculative decoding and BASS in plain torch: what the engine computes, as the papers write it.
 
-Contract: `speculative` and `bass` write, token for token, what `generate` writes by the method of that name with
+`speculative` and `bass` write, token for token, what `generate` writes with the method of that name and
 verification="rejection", because they draw the same noise. They share nothing else with it: no cache, no kernel. A
-model is a callable, causal: token ids [B, T] in, logits [B, T, V] out, or an object that has them as `.logits`.
+model is any causal callable: token ids [B, T] in, logits [B, T, V] out, or an object that has them as `.logits`.
 
 The letters are those of Leviathan et al. (arXiv 2211.17192). M_p is the target and p its distributions, M_q the
 draft and q its. x are a row's drafts, gamma is their number, n how many of them are accepted. r is uniform, t is
@@ -25,7 +25,7 @@ from .sample.noise import Role, exponentials, stream, uniform
 
 
 class HasLogits(Protocol):
-    """What a model of transformers returns."""
+    """The output of a transformers model."""
 
     logits: Tensor
 
@@ -46,7 +46,7 @@ class Noise:
         return float(uniform(*self._key(i, Role.ACCEPT)))
 
     def draw(self, weights: Tensor, i: int, role: Role) -> int:
-        """A token for place i, as likely as its weight [V] says (Gumbel-max), whatever the weights' sum."""
+        """Draw a token for position i in proportion to its weight [V] (Gumbel-max); the weights need no norm."""
         return int((weights / exponentials(*self._key(i, role), len(weights))).argmax())
 
     def _key(self, i: int, role: Role) -> tuple[int, Tensor, Tensor, Tensor]:
@@ -55,12 +55,12 @@ class Noise:
 
 
 def ask(M: Model, texts: list[list[int]], temperature: float) -> Tensor:
-    """M's distributions after each token of each text, [B, T, V], in one forward."""
+    """Return M's distributions after each token of each text, [B, T, V], from one forward."""
     T = max(len(text) for text in texts)
     # A causal model does not see the zeros after a shorter text.
     out = M(torch.tensor([text + [0] * (T - len(text)) for text in texts]))
     logits = out if isinstance(out, Tensor) else out.logits
-    if temperature == 0:  # greedy: the likeliest token alone
+    if temperature == 0:  # greedy: only the most likely token
         return torch.zeros_like(logits, dtype=torch.float32).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.softmax(logits.float() / temperature, dim=-1)
 
@@ -108,7 +108,11 @@ def bass(
     seed: int = 0,
     ids: Seq[int] | None = None,
 ) -> list[list[int]]:
-    """So many new tokens for each prompt, all rows at once. length: of drafts; None: by BASS's Algorithm 1."""
+    """Write `new_tokens` tokens after each prompt, all rows at once.
+
+    `length` is the number of drafts per row and round; None uses BASS's Algorithm 1. `ids` are the keys of the
+    rows' noise; None means 0, 1, 2 and so on.
+    """
     texts = [list(prompt) for prompt in prompts]
     ends = [len(text) + new_tokens for text in texts]
     gamma, s = 0, 0  # B2; the first round reads the prompts, and drafts nothing
@@ -128,7 +132,7 @@ def bass(
 
 
 def next_gamma(gamma: int, s: int, accepted: list[int]) -> tuple[int, int]:
-    """BASS's Algorithm 1: the next draft length and s, by how many drafts of each row were accepted."""
+    """Return the next draft length and s by BASS's Algorithm 1, given the accepted drafts of each row."""
     if max(accepted) == gamma:  # B5
         return min(gamma + 2, 32), 0  # B6, B7
     return max(1, *accepted, gamma - math.ceil(gamma / 10) - s), 1  # B9, B10, B11
@@ -144,7 +148,7 @@ def speculative(
     length: int | None = None,
     seed: int = 0,
 ) -> list[list[int]]:
-    """The same for one prompt after another: batches of one."""
+    """Write the same for one prompt after another, in batches of one."""
     alone = [([b], [prompt]) for b, prompt in enumerate(prompts)]
     return [
         bass(M_p, M_q, row, new_tokens, temperature, length=length, seed=seed, ids=ids)[0] for ids, row in alone

@@ -1,9 +1,10 @@
 """One sequence of a batch while it is being generated, and the record of a round.
 
-Contract: a Sequence knows its prompt, its new tokens, where each of them came from and when, and why it ended.
-What happened in a round has one shape: Round and RowRound. Their `record` is the JSON that snapshots, recordings,
-exports and the page's script read, under the names of the fields; a field that is marked INNER is left out.
-Non-goals: tensors, models, clocks; the caller passes the times in.
+A Sequence holds its prompt, its new tokens, where and when each of them came from, and why it ended. Round and
+RowRound are the one record of what happened in a round. Their `record` is the JSON that snapshots, recordings,
+exports and the page's script read: the fields by name, without those marked INNER.
+
+No tensors, models or clocks here; the caller passes times in.
 """
 
 from __future__ import annotations
@@ -14,39 +15,50 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
-# A dataclass as plain data: its fields by their names.
+# A dataclass as plain data: field names and values.
 Record = dict[str, Any]
 # Marks a field that a record leaves out: `field(metadata=INNER)`.
 INNER = {"inner": True}
-# Decimals of the parts of a round's time, of which two or three are shown.
+# Decimals kept of draft_ms and verify_ms.
 DECIMALS = 4
 
 
 def record_of(value: Any) -> Any:
-    """The value as plain data that never changes afterwards: dataclasses as dictionaries, NaN as None."""
+    """Return the value as a copy in plain data: dataclasses become dictionaries, NaN becomes None."""
     if is_dataclass(value):
-        kind: Any = type(value)
-        return {name: record_of(getattr(value, name)) for name in _recorded(kind)}
+        cls: Any = type(value)
+        return {name: record_of(getattr(value, name)) for name in _recorded_fields(cls)}
     if isinstance(value, list):
         if value and is_dataclass(value[0]):
-            return [record_of(one) for one in value]
-        # NaN alone is not itself.
-        return [one if one == one else None for one in value]
+            return [record_of(item) for item in value]
+        # Only NaN differs from itself.
+        return [item if item == item else None for item in value]
     return value if value == value else None
 
 
 @cache
-def _recorded(kind: Any) -> list[str]:
-    """The names of a dataclass's fields that are recorded."""
-    return [one.name for one in fields(kind) if not one.metadata]
+def _recorded_fields(cls: Any) -> list[str]:
+    """Return the names of the dataclass's fields that a record includes."""
+    return [item.name for item in fields(cls) if not item.metadata]
 
 
 @dataclass
 class Sequence:
-    """`id` keys its sampling noise; `index` is its place in the request; `token_ids` holds the new tokens only.
+    """One sequence of a batch.
 
-    stopped: asked of each new token in turn, whether the text that ends with it holds a stop string; None: there
-    are none.
+    Attributes:
+        index: its place in the request.
+        id: key of its random numbers.
+        eos: ids that end it.
+        token_ids: the new tokens only; `tokens` also has the prompt.
+        origins: where each new token came from, e.g. "accepted" or "bonus".
+        times_ms: when each new token was written, on the lane's clock.
+        finish_reason: "eos", "stop" or "length"; None while it is being generated.
+        prefilled_ms: when its prompt had been read; None before.
+        stopped: called with each new token in turn; True if the text up to that token contains a stop string. None
+            if there are no stop strings.
+        logprobs: log-probability of each new token under the model's plain softmax; empty unless requested.
+        sampled_logprobs: the same under the distribution that is sampled.
     """
 
     index: int
@@ -60,7 +72,6 @@ class Sequence:
     finish_reason: str | None = None
     prefilled_ms: float | None = None
     stopped: Callable[[int], bool] | None = None
-    # Of each new token where they are asked for (decode/logprobs.py), else empty.
     logprobs: list[float] = field(default_factory=list)
     sampled_logprobs: list[float] = field(default_factory=list)
 
@@ -73,7 +84,7 @@ class Sequence:
         return self.max_new_tokens - len(self.token_ids)
 
     def write(self, tokens: list[int], origins: list[str]) -> int:
-        """Append tokens until one ends the sequence; return how many were appended."""
+        """Append tokens until one of them ends the sequence; return the number appended."""
         for count, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
             self.token_ids.append(token)
             self.tokens.append(token)
@@ -90,7 +101,7 @@ class Sequence:
 
 
 def depths_of(parents: list[int]) -> list[int]:
-    """The depth of each draft of a tree, 1 next to the newest token; parents: see RowRound."""
+    """Return the depth of each draft of a tree, 1 right after the newest token; `parents` as in RowRound."""
     depths: list[int] = []
     for parent in parents:
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
@@ -99,9 +110,15 @@ def depths_of(parents: list[int]) -> list[int]:
 
 @dataclass
 class Candidate:
-    """A token at one place of a text: the target's p of it, the draft's q, and its share of the residual.
+    """A token that could have been written at one position.
 
-    None marks a number that the rule does not use there. text: the token's, filled in by a lane with a tokenizer.
+    None marks a number that the rule does not use there.
+
+    Attributes:
+        p: the target's probability.
+        q: the draft's probability.
+        residual: its share of the residual max(0, p - q), from which a recovered token is drawn.
+        text: its text, filled in by a lane with a tokenizer.
     """
 
     token: int
@@ -113,12 +130,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ending:
-    """Where a round left a row: after `after` accepted drafts, where the target added a token of its own.
+    """The position where a round ended with a token of the target.
 
-    draft: the rejected draft that the token replaces, by its index; None where none was drawn or tested there.
-    mass: the sum over all tokens of the residual before it is normalised, max(0, reach * p - q); None where the
-    token does not come from a residual. reach: see verify/block.py; 1 under the other rules. top: the eight
-    likeliest tokens there, then the rejected draft and the added token where they are not among them.
+    Attributes:
+        after: number of accepted drafts before it.
+        draft: index of the rejected draft that the token replaces; None if no draft was tested there.
+        mass: sum over all tokens of the residual max(0, reach * p - q); None if the token was not drawn from a
+            residual.
+        reach: factor of p under block verification (verify/block.py); 1 under the other rules.
+        top: the eight most likely tokens, then the rejected draft and the written token unless they are among
+            them.
     """
 
     after: int
@@ -130,12 +151,15 @@ class Ending:
 
 @dataclass(frozen=True)
 class RowDetail:
-    """More of a row's round, for a reader who goes through it step by step.
+    """Details of a row's round, for a reader who follows it step by step.
 
-    rule: what decided: "rejection", "block", "tree", "coupled", "greedy", or "coin" (`synthetic_acceptance`).
-    sources: of each draft who proposed it: "head", "model", "copy", "window" or "drafter". own_p, own_q:
-    greedy only, the probabilities that the target and the draft give each draft at temperature 1; None where they
-    are not known. ending: None if the round ended with an accepted draft.
+    Attributes:
+        rule: how drafts were judged: "rejection", "block", "tree", "coupled", "greedy" or "coin"
+            (`synthetic_acceptance`).
+        sources: who proposed each draft: "head", "model", "copy", "window" or "drafter".
+        own_p: greedy only: each draft's probability under the target at temperature 1.
+        own_q: greedy only: each draft's probability under the draft at temperature 1; None where it is not known.
+        ending: None if the round ended with an accepted draft.
     """
 
     rule: str
@@ -147,22 +171,32 @@ class RowDetail:
 
 @dataclass
 class RowRound:
-    """What one round did to one sequence: it appended `tokens`, from index `start` of the new tokens on.
+    """The effect of one round on one sequence.
 
-    `drafted`, `p`, `q`, `u`, `chance`: the drafted tokens and, for each, the target's probability, the draft's,
-    the uniform number of its test and what that had to be below. `accepted`: how many drafts were accepted.
-    `tokens`, `origins`: what was appended. Drafts after an accepted end-of-text token are left out of all of
-    these. Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted
-    draft instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token
-    after the accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a
-    prefill). A draft whose p or q was no distribution, and those after it, count as drafted and refused, though
-    none of them was tested: p and q are NaN, and `chance` is 0 (in a tree NaN, as for all that was not tested).
+    Drafts after an accepted end-of-text token are left out of every field. Under verification "common_stop", a row
+    that another row's rejection cuts short ends with one more accepted draft instead of a token of the target;
+    `accepted` does not count that draft. If p or q of a draft is not a valid distribution, it and all later drafts
+    are rejected without a test: p and q are NaN, and `chance` is 0 (NaN in a tree, as for every draft that was not
+    tested).
 
-    `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
-    lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted. `detail`: with
-    `inspect`, of a row that drafted. `logprobs`, `sampled_logprobs`: where they are asked for, of each of `tokens`
-    by the model's plain softmax and by the distribution that is sampled. `drafted_text`: the drafts' texts. A lane
-    fills in `start` and `drafted_text`; the latter stays None without a tokenizer.
+    Attributes:
+        sequence: index of the sequence.
+        drafted: the draft tokens.
+        p: the target's probability of each draft.
+        q: the draft's probability of each draft.
+        u: the uniform number that tested each draft; NaN if there is none, e.g. under coupled verification.
+        accepted: number of accepted drafts.
+        origins: where each of `tokens` came from.
+        finish_reason: why the sequence ended in this round, or None.
+        next_p: p of the token after the accepted drafts; NaN in a prefill.
+        chance: the number that u had to be below for each draft.
+        parents: for trees, the draft that each draft follows, or -1 for the newest token; None for a chain.
+        path: for trees, the accepted drafts; None for a chain, whose first `accepted` drafts are accepted.
+        detail: set by `inspect`, for a row that drafted.
+        start: index of the first of `tokens` among the sequence's new tokens; filled in by a lane.
+        drafted_text: the drafts' texts; filled in by a lane with a tokenizer.
+        logprobs: log-probability of each of `tokens` under the model's plain softmax, if requested.
+        sampled_logprobs: the same under the distribution that is sampled.
     """
 
     sequence: int
@@ -171,7 +205,7 @@ class RowRound:
     q: list[float]
     u: list[float]
     accepted: int
-    # A snapshot has these once, in its sequences.
+    # Not recorded, because a snapshot has them in its sequences.
     tokens: list[int] = field(metadata=INNER)
     origins: list[str] = field(metadata=INNER)
     finish_reason: str | None = field(metadata=INNER)
@@ -186,45 +220,48 @@ class RowRound:
     sampled_logprobs: list[float] | None = field(default=None, metadata=INNER)
 
     def record(self) -> Record:
-        """Its fields as plain data, with `one_by_one` and `written`, the number of tokens that it appended."""
+        """Return its fields as plain data, plus `one_by_one` and `written`, the number of appended tokens."""
         return {**record_of(self), "one_by_one": self.one_by_one, "written": len(self.tokens)}
 
     @property
     def tested(self) -> list[bool]:
-        """By depth from 1 on: whether the draft there was accepted, as far as a draft's parent stood.
+        """Whether each tested draft was accepted, by depth from 1.
 
-        A chain's drafts up to and including the first rejected one; in a tree, the depths of the accepted path
-        and, where its last draft has drafts after it, one more.
+        For a chain: its drafts up to and including the first rejected one. For a tree: the depths of the accepted
+        path, plus one more if drafts follow the last accepted one.
         """
-        stood = [True] * self.accepted
+        accepted = [True] * self.accepted
         if self.parents is None:
-            return stood + [False] * (len(self.drafted) > self.accepted)
+            return accepted + [False] * (len(self.drafted) > self.accepted)
         last = self.path[-1] if self.path else -1
-        return stood + [False] * (last in self.parents)
+        return accepted + [False] * (last in self.parents)
 
     @property
     def one_by_one(self) -> int:
         """How many drafts the rejection rule would have accepted with the same numbers u.
 
-        `accepted` without u, and of a tree, whose rule goes draft by draft as well.
+        Equals `accepted` if there is no u, and for trees, whose rule also goes draft by draft.
         """
         if self.parents is not None or any(map(math.isnan, self.u)):
             return self.accepted
-        failed = (i for i, (p, q, u) in enumerate(zip(self.p, self.q, self.u, strict=True)) if not u * q < p)
-        return next(failed, len(self.drafted))
+        rejected = (i for i, (p, q, u) in enumerate(zip(self.p, self.q, self.u, strict=True)) if not u * q < p)
+        return next(rejected, len(self.drafted))
 
     @property
     def saved(self) -> int:
-        """How many of the accepted drafts that rule would have lost: those from its first rejection on."""
+        """How many accepted drafts the rejection rule would have lost: those from its first rejection on."""
         return max(0, self.accepted - self.one_by_one)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How far a prefill is: `fed` of `total` tokens are in the target's cache.
+    """Progress of a prefill.
 
-    Tokens that several of these sequences begin with count once, and those that the cache still held not at all.
-    `sequences`: indices of the sequences whose prompts are read.
+    Attributes:
+        fed: tokens in the target's cache so far.
+        total: tokens to feed. A prefix that several sequences share counts once, a prefix already cached not at
+            all.
+        sequences: indices of the sequences whose prompts are being read.
     """
 
     fed: int
@@ -234,9 +271,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward was fed, of each of its rows: how many tokens its cache held, and how many it was fed.
+    """The input sizes of one forward, by row.
 
-    counts: without padding. draft: whether it was the draft's, reading the prompts.
+    Attributes:
+        cached: number of tokens in the row's cache before it.
+        counts: number of tokens fed, without padding.
+        draft: True for the draft model reading the prompts.
     """
 
     cached: list[int]
@@ -246,10 +286,12 @@ class Forward:
 
 @dataclass
 class WindowWork:
-    """The target's windowed forwards of a round, in which it drafts for itself, summed up.
+    """All windowed forwards of a round in which the target drafts for itself.
 
-    tokens: that were fed, padding included; read: cached tokens that the forwards read, of all rows; seen: the
-    same, counted for each token that sees them.
+    Attributes:
+        tokens: tokens fed, padding included.
+        read: cached tokens that the forwards read, over all rows.
+        seen: the same, counted once per token that attends to them.
     """
 
     forwards: int = 0
@@ -258,7 +300,7 @@ class WindowWork:
     seen: int = 0
 
     def add(self, tokens: int, read: int, width: int) -> None:
-        """One forward of `tokens` tokens, `width` a row, that reads `read` cached tokens."""
+        """Add one forward of `tokens` tokens, `width` per row, that reads `read` cached tokens."""
         self.forwards += 1
         self.tokens += tokens
         self.read += read
@@ -267,26 +309,32 @@ class WindowWork:
 
 @dataclass
 class Round:
-    """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
+    """One step of a decoder.
 
-    `round`: a lane's number of it; verifications and plain steps count from 1, a prefill has 0. `lengths`: the
-    length that the policy gave each row, in the order of `rows`, of a tree its depth; none in a prefill.
-    `draft_length`: the longest of them. `time_ms`: the lane's clock at its end; it began where the round before it
-    ended. `draft_ms`: of that the time of making the drafts, 0 if none was made and no draft model ran;
-    `verify_ms`: the target's forward and the verdicts on the drafts, up to the round's wait for the device; the
-    rest is the host's. Both are None in a prefill, and where draft and target work at the same time.
-
-    `draft_forwards`: forward passes of the draft model. `draft_tokens`: tokens that the draft model drew; copied
-    drafts do not count, unverified ones do. `windowed`: the target's work for drafts of its own, if it made any.
-    `reading`: set while prompts are read; None in every other round. `explain`: with `inspect`, gives the rows
-    their details; it must be called before the decoder's next step, and the lane does so off its clock. `fed`: the
-    verification, or the chunk of a prefill, in which no rows mean that everything was held already; None: not
-    known.
+    Attributes:
+        kind: "prefill" (one chunk of the prompts; the last one appends the first tokens), "plain" or "verify".
+        draft_length: the largest of `lengths`.
+        time_ms: the lane's clock when it ended. It began when the round before it ended.
+        draft_forwards: forwards of the draft model.
+        draft_tokens: tokens drawn by the draft model, verified or not; copied drafts do not count.
+        windowed: the target's work for its own drafts, if it made any.
+        reading: progress of a prefill; None in every other round.
+        explain: set by `inspect`: fills in the rows' details. The lane calls it before the decoder's next step,
+            with its clock stopped.
+        fed: input sizes of the verification, or of the prefill chunk; there, no rows means that everything was
+            cached already. None if not known.
+        lengths: the draft length that the policy gave each row (for trees the depth), in the order of `rows`;
+            empty in a prefill.
+        draft_ms: time spent on drafting; 0 if nothing was drafted and no draft model ran. None in a prefill, and
+            if draft and target work at the same time.
+        verify_ms: time of the target's forward and the verification, up to the round's wait for the device; None
+            when `draft_ms` is. The rest of the round is the host's.
+        round: the lane's number of it; verifications and plain steps count from 1, a prefill has 0.
     """
 
     kind: str
     draft_length: int = 0
-    # `record` adds those of the rows.
+    # `record` adds the rows' own records.
     rows: list[RowRound] = field(default_factory=list, metadata=INNER)
     time_ms: float = 0.0
     draft_forwards: int = 0
@@ -301,8 +349,8 @@ class Round:
     round: int = 0
 
     def record(self) -> Record:
-        """Its fields as plain data, with those of its rows."""
-        known: Record = record_of(self) | {"rows": [row.record() for row in self.rows]}
-        for part in ("draft_ms", "verify_ms"):
-            known[part] = None if known[part] is None else float(f"{known[part]:.{DECIMALS}f}")
-        return known
+        """Return its fields as plain data, with those of its rows."""
+        data: Record = record_of(self) | {"rows": [row.record() for row in self.rows]}
+        for key in ("draft_ms", "verify_ms"):
+            data[key] = None if data[key] is None else float(f"{data[key]:.{DECIMALS}f}")
+        return data

@@ -1,15 +1,16 @@
-"""`python -m bench NAME ...`: find the bench and run it."""
+"""Find and run a bench: `python -m bench NAME ...`."""
 
 import importlib
 import os
 import sys
 
 if sys.argv[1:2] == ["mutants"]:
-    # Their tests run Triton's kernels in its interpreter, which is chosen before triton is first imported.
+    # The tests of the mutants run Triton's kernels in its interpreter, which must be chosen before triton is
+    # imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
 # isort: split
-from bass_core import BassError  # before torch: bass_core/machine/openmp.py
+from bass_core import BassError  # must come before torch, see bass_core/machine/openmp.py
 
 MODULES = {
     "batch": "cpu.batch",
@@ -29,7 +30,6 @@ MODULES = {
     "pictures": "report.pictures",
     "precision": "cpu.precision",
     "record": "cpu.record",
-    "rooms": "report.rooms",
     "simulate": "simulation.command",
     "smoke": "smoke",
     "space": "space",
@@ -40,7 +40,7 @@ MODULES = {
 
 
 def main() -> int:
-    """Run the named bench with the remaining arguments; 2 for an unknown name and for a refusal."""
+    """Run the named bench with the remaining arguments; return 2 for an unknown name or a refusal."""
     if len(sys.argv) < 2 or sys.argv[1] not in MODULES:
         print(f"usage: python -m bench {{{','.join(MODULES)}}} [--json FILE] [--quick] ...", file=sys.stderr)
         return 2

@@ -1,9 +1,9 @@
-"""Decoders as arms of a bench: ours, timed on their lanes' clocks, and transformers' `generate`.
+"""Decoders as arms of a bench: `ours`, timed on their lanes' clocks, and transformers' `generate` as `theirs`.
 
-Contract: every arm answers the same prompts with the same number of new tokens, without an early end, and greedily
-where nothing else is said. `ms_per_token` excludes the prefill and its token: ours is the lane's own figure,
-transformers' is timed from the end of its prefill. Assisted generation writes several tokens at a time and so has
-no per-token figures; `wall_ms`, the time of the whole call, exists for every arm.
+Every arm answers the same prompts with the same number of new tokens, without an early end, and greedily by
+default. `ms_per_token` excludes the prefill and its token: for our decoders it is the lane's figure, and we time
+transformers from the end of its prefill. Assisted generation writes several tokens at a time and has no per-token
+figures; `wall_ms`, the time of the whole call, exists for every arm.
 """
 
 from __future__ import annotations
@@ -21,13 +21,23 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Metrics
 
-# prompt_lookup_num_tokens: most tokens that prompt lookup copies at a time; the value of transformers' example.
+# prompt_lookup_num_tokens, the most tokens that prompt lookup copies at a time; the value of transformers'
+# example.
 LOOKUP = 10
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: texts, wall time and metrics, and the FLOPs and bytes of its rounds, which took decode_ms."""
+    """The result of one call.
+
+    Attributes:
+        tokens: the new token ids of each row.
+        wall_ms: the time of the whole call.
+        metrics: the lane's metrics.
+        flops: FLOPs of the rounds, or None if unknown.
+        bytes_read: bytes that the rounds read, or None if unknown.
+        decode_ms: the time of the rounds, without the prefill.
+    """
 
     tokens: list[list[int]]
     wall_ms: float
@@ -40,7 +50,15 @@ class Sample:
 def ours(
     pair: ModelPair, method: str, prompts: list[Any], tokens: int, draft_length: Any = "bass", **others: Any
 ) -> Sample:
-    """One of our decoders; draft lengths by Algorithm 1 by default. prompts: texts or ids; others: a request's."""
+    """Run one of our decoders.
+
+    Args:
+        method: the lane's method, for example "bass".
+        prompts: texts or token ids.
+        tokens: new tokens per row.
+        draft_length: by default Algorithm 1.
+        **others: further arguments of `make_request`.
+    """
     start = time.perf_counter()
     request = make_request(
         pair, prompts, max_new_tokens=tokens, eos_token_id=None, draft_length=draft_length, **others
@@ -49,12 +67,20 @@ def ours(
     while not lane.finished:
         lane.step()
     wall = 1000 * (time.perf_counter() - start)
-    texts = [list(one.token_ids) for one in lane.sequences]
+    texts = [list(row.token_ids) for row in lane.sequences]
     return Sample(texts, wall, lane.metrics(), lane.work.flops, lane.work.bytes_read, lane.decode_ms)
 
 
 def written_by(model: Any, rows: list[list[int]], tokens: int, attention: str, **options: Any) -> list[list[int]]:
-    """The new token ids that transformers' generate writes greedily, without an early end, by such attention."""
+    """Return the new token ids that transformers' `generate` writes greedily, without an early end.
+
+    Args:
+        model: a transformers model.
+        rows: the token ids of each prompt.
+        tokens: new tokens per row.
+        attention: the attention implementation, for example "eager" or "sdpa".
+        **options: further arguments of `generate`.
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation(attention)
     try:
@@ -71,17 +97,20 @@ class _Clock:
     """A logits processor that changes nothing and records the time of each call."""
 
     def __init__(self) -> None:
-        self.at: list[float] = []
+        self.times_ms: list[float] = []
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.at.append(1000 * time.perf_counter())
+        self.times_ms.append(1000 * time.perf_counter())
         return scores
 
 
 def theirs(pair: ModelPair, prompts: list[Any], tokens: int, **assistance: Any) -> Sample:
-    """transformers' generate on the same model, in its own dtype and with eager attention, as most people run it.
+    """Run transformers' `generate` on the same model, in its own dtype and with eager attention.
 
-    assistance: assistant_model or prompt_lookup_num_tokens, for assisted generation (one prompt only).
+    Args:
+        prompts: texts or token ids.
+        tokens: new tokens per row.
+        **assistance: assistant_model or prompt_lookup_num_tokens for assisted generation, with one prompt only.
     """
     rows, clock = make_request(pair, prompts).prompts, _Clock()
     start = time.perf_counter()
@@ -90,7 +119,7 @@ def theirs(pair: ModelPair, prompts: list[Any], tokens: int, **assistance: Any) 
     if assistance:
         return Sample(texts, 1000 * (end - start), Metrics(new_tokens=tokens * len(rows)))
     # The first call marks the end of the prefill, which yields the first token.
-    decode_ms = 1000 * end - clock.at[0]
+    decode_ms = 1000 * end - clock.times_ms[0]
     latency = decode_ms / (tokens - 1)
     spread = Metrics(
         ms_per_token=latency, ptl_first_ms=latency, ptl_last_ms=latency, ptl_all_ms=latency,

@@ -1,6 +1,6 @@
-"""A cache folder that holds the weights alone, for benches of what a start or a run finds there.
+"""A temporary cache folder that holds only the weights, for benches that must not find measured costs.
 
-Contract: what the user's cache knows about costs is neither read nor changed. Imports nothing of the page.
+It neither reads nor changes the costs in the user's cache, and imports nothing of the page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bass_core.model.loading.weights import FOLDER, ensure_smollm2
 
 @contextmanager
 def fresh_cache() -> Iterator[Path]:
-    """A temporary cache folder that holds only the weights, for this process and those it starts."""
+    """Use a temporary cache folder with only the weights, in this process and those that it starts."""
     weights = ensure_smollm2()
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory(prefix="bass-smoke-") as folder:

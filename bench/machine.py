@@ -1,8 +1,8 @@
-"""This machine's peaks: memory bandwidth in bytes/s, and FLOP/s.
+"""This machine's peaks: memory bandwidth in bytes/s, and FLOP/s. Call `measure` first.
 
-Contract: both are measured, on a CPU by bass_core/machine/cpu_speed.py; FLOP/s of a GPU known to
-bass_core/machine/hardware.py are the datasheet's. The roofline of a step is the longer of the times that its bytes
-and its FLOPs take at these peaks: no step can be faster.
+Both are measured (on a CPU by bass_core/machine/cpu_speed.py), except for the FLOP/s of a GPU that
+bass_core/machine/hardware.py knows: those are the datasheet's. At these peaks no step can be faster than its
+roofline, the longer of the times for its bytes and for its FLOPs.
 Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
 """
 
@@ -23,26 +23,31 @@ from .report.report import median
 
 @dataclass(frozen=True)
 class Machine:
-    """Peaks: bytes read from memory per second, and floating-point operations per second."""
+    """The peaks of a machine.
+
+    Attributes:
+        bandwidth: bytes read from memory per second.
+        flops: floating-point operations per second.
+    """
 
     bandwidth: float
     flops: float
 
     def bytes_ms(self, cost: ModelCost, rows: int, context: int) -> float:
-        """Milliseconds to read the weights once and the keys and values of all rows."""
+        """Return the milliseconds to read the weights once and the keys and values of all rows."""
         return 1000 * (cost.weight_bytes + rows * context * cost.kv_bytes) / self.bandwidth
 
     def flops_ms(self, cost: ModelCost, tokens: float, context: int) -> float:
-        """Milliseconds to compute a forward of `tokens` tokens."""
+        """Return the milliseconds to compute a forward of `tokens` tokens."""
         return 1000 * tokens * (2 * cost.parameters + context * cost.attention_flops) / self.flops
 
     def ridge(self, cost: ModelCost, rows: int, context: int) -> float:
-        """The number of tokens per step above which computing takes longer than reading."""
+        """Return the number of tokens per step above which computing takes longer than reading."""
         return self.bytes_ms(cost, rows, context) / self.flops_ms(cost, 1, context)
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:
-    """The peaks of `device`."""
+    """Return the peaks of `device` for products in `dtype`."""
     if device.type == "cuda":
         peak = dense_peak(torch.cuda.get_device_name(device), dtype)
         return Machine(copy_bandwidth(device), peak or _cuda_products(device, dtype))

@@ -1,4 +1,4 @@
-"""Prompts with which the benches fill a batch: all different, so that rows differ in acceptance."""
+"""Prompts for the batches of the benches: all different, so that rows differ in acceptance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIXED = [
     "What should a beginner know about growing tomatoes?",
 ]
 
-# What the prompts above are about, apart: text, and programs with a few more of them.
+# The prompts above by topic: programs, with a few more of them, and text.
 CODE = [
     *(prompt for prompt in MIXED if "Python" in prompt or "SQL" in prompt),
     "Write a Python function that checks whether a string is a palindrome, with three tests.",
@@ -47,7 +47,7 @@ _SENTENCES = (
     "talking about the weather.",
     "By noon the boats were far out at sea, and the cat had moved into the shade.",
 )
-# The sentences in each of their 24 orders, to be repeated; the first is the plain one.
+# The model is to repeat the sentences, in each of their 24 orders; the first is the natural one.
 REPEAT_ALL = [
     "Repeat the following text word for word, and write nothing else:\n\n" + " ".join(order)
     for order in permutations(_SENTENCES)
@@ -56,27 +56,32 @@ REPEAT = REPEAT_ALL[0]
 
 
 def mixed(count: int) -> list[str]:
-    """`count` different prompts: 16 of them, then numbered variants."""
+    """Return `count` different prompts: the 16 of MIXED, then numbered variants of them."""
     return varied(MIXED, count)
 
 
 def varied(prompts: list[str], count: int) -> list[str]:
-    """The first `count` of the prompts, then numbered variants of them."""
+    """Return `count` different prompts: those given, then numbered variants of them."""
     size = len(prompts)
     return [prompts[i % size] + (f" (variant {i // size + 1})" if i >= size else "") for i in range(count)]
 
 
 class Question(NamedTuple):
-    """What a user asks, turn by turn, and what kind of question it is."""
+    """A user's question.
+
+    Attributes:
+        category: the kind of question, for example "writing".
+        turns: the user's messages, turn by turn.
+    """
 
     category: str
     turns: list[str]
 
 
 def questions(file: Path) -> list[Question]:
-    """The questions of a file in the form of Spec-Bench (Xia et al., arXiv 2401.07851), in its order.
+    """Return the questions of a file in the format of Spec-Bench (Xia et al., arXiv 2401.07851), in its order.
 
-    It has one JSON object a line, with "category" and "turns".
+    The file has one JSON object per line, with "category" and "turns".
     """
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [Question(one["category"], one["turns"]) for one in map(json.loads, lines)]
+    return [Question(entry["category"], entry["turns"]) for entry in map(json.loads, lines)]

@@ -1,11 +1,10 @@
-"""`python -m bench space --rehearse PYTHON`: the Space's files, run here as a Space runs them.
+"""Run the Space's files here as a Space would: `python -m bench space --rehearse PYTHON`; `rehearse` does it.
 
-Contract: PYTHON gets a new environment with what a Gradio Space's image installs, or has it all (--installed).
-The files lie in a folder that is read-only. app.py runs there with an empty home and a Space's variables, and as
-user 1000 where this process may change to it. A browser runs the default race, the API asks for the rest. First as
-on a CPU; then as on ZeroGPU, with the package `spaces` itself and its forked workers: its scheduler is the one
-below, and its CUDA part does what it does where torch is not installed, nothing. Needs PyPI, a browser and some
-8 GB; what it made is removed.
+PYTHON gets a new environment with the packages of a Gradio Space's image, or already has them (--installed).
+app.py runs in a read-only folder with an empty home and a Space's variables, as user 1000 if we may change to it.
+A browser runs the default race, and the API makes the other requests. This happens twice: as on a CPU, then as on
+ZeroGPU, with the real package `spaces` and its forked workers, but with our `Scheduler` and without its CUDA part.
+Needs PyPI, a browser and about 8 GB of disk, and cleans up afterwards.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ import psutil
 from .cpu.page import ENDED, POLL_MS, browser
 from .report.report import ROOT, Row, claim
 
-# Besides requirements.txt and Gradio, in the version that the README names: read in public logs of builds.
+# What a Space installs besides requirements.txt and the README's version of Gradio, from public build logs.
 IMAGE = ("uvicorn>=0.14.0", "websockets>=10.4", "spaces")
 USER = 1000
 GB = 1e9
-# What is handed on to pip and to the program; anything else is this machine's own.
-KEPT = re.compile(r"PATH|LD_LIBRARY_PATH|(PIP|SSL)_\w+|(\w+_)?proxy", re.IGNORECASE)
-# Seconds that the emulated quota has left: enough for a short race, for the start of a long one, for none.
+# Environment variables that pip and the program inherit; all others describe only this machine.
+INHERITED = re.compile(r"PATH|LD_LIBRARY_PATH|(PIP|SSL)_\w+|(\w+_)?proxy", re.IGNORECASE)
+# Seconds left of the emulated quota: enough for a short race, for the start of a long one, for none.
 SHORT, LONG, NONE = 20, 15, 4
-# Printed by the Space's Python, which is not the one that this bench runs under.
+# Run by the Space's Python, which is not the one that this bench runs under.
 VERSIONS = """import json, platform, spaces, gradio
 from importlib.metadata import version
 named = {name: version(name) for name in ("torch", "gradio", "spaces")}
@@ -57,7 +56,15 @@ part.is_in_bad_fork = lambda: False
 
 
 class Scheduler:
-    """Stands for ZeroGPU's: gives one GPU for seconds that are `left`, and kills a worker that exceeds them."""
+    """A stand-in for ZeroGPU's scheduler: it grants one GPU for a time and kills a worker that exceeds it.
+
+    Attributes:
+        left: seconds left of the visitor's quota; None for no limit.
+        asked: the seconds of each request.
+        given: the seconds of each granted request.
+        killed: workers that we had to kill.
+        url: the address to give to the package `spaces`.
+    """
 
     def __init__(self) -> None:
         self.left: int | None = None
@@ -71,8 +78,8 @@ class Scheduler:
         class Answer(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 address = urlsplit(self.path)
-                given = {name: values[0] for name, values in parse_qs(address.query).items()}
-                code, answer = outer.answer(address.path, given)
+                query = {name: values[0] for name, values in parse_qs(address.query).items()}
+                code, answer = outer.answer(address.path, query)
                 body = json.dumps(answer).encode()
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
@@ -86,10 +93,10 @@ class Scheduler:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def answer(self, path: str, given: Mapping[str, str]) -> tuple[int, Any]:
-        """The status and the content for one request of the package."""
+    def answer(self, path: str, query: Mapping[str, str]) -> tuple[int, Any]:
+        """Return the status and the content for one request of the package."""
         if path == "/schedule":
-            seconds = int(given["durationSeconds"])
+            seconds = int(query["durationSeconds"])
             self.asked.append(seconds)
             if self.left is not None and seconds > self.left:
                 return 429, {"left": self.left, "wait": 720}
@@ -99,7 +106,7 @@ class Scheduler:
                 self._watch()
             return 200, {"idle": idle, "nvidiaIndex": 0, "nvidiaUUID": "GPU-0", "allowToken": str(len(self.given))}
         if path == "/allow":
-            self._worker = int(given["pid"])
+            self._worker = int(query["pid"])
             self._watch()
         elif path == "/release" and self._end is not None:
             self._end.cancel()
@@ -117,9 +124,16 @@ class Scheduler:
 
 
 def rehearse(python: str, installed: bool, names: list[str], gradio: str) -> tuple[list[Row], list[Row]]:
-    """Rows and claims of both kinds of Space. gradio: the version that the Space's configuration names."""
-    with tempfile.TemporaryDirectory(prefix="bass-space-") as made:
-        folder = Path(made)
+    """Return the rows and claims of both kinds of Space.
+
+    Args:
+        python: the Python to run or to make an environment of.
+        installed: whether it already has all packages.
+        names: the Space's files, by their paths in the tree.
+        gradio: the version in the Space's configuration.
+    """
+    with tempfile.TemporaryDirectory(prefix="bass-space-") as temporary:
+        folder = Path(temporary)
         folder.chmod(0o755)
         if not installed:
             python = _install(python, folder / "environment", gradio)
@@ -140,15 +154,15 @@ def rehearse(python: str, installed: bool, names: list[str], gradio: str) -> tup
 
 
 def _versions(python: str) -> dict[str, str]:
-    asked: list[str] = [python, "-c", VERSIONS]
+    command: list[str] = [python, "-c", VERSIONS]
     try:
-        said = subprocess.run(
-            asked, env=_kept(), stdout=subprocess.PIPE, text=True, check=True, **_as_user()
+        output = subprocess.run(
+            command, env=_inherited(), stdout=subprocess.PIPE, text=True, check=True, **_as_user()
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         sys.exit(f"User {USER} can't run {python}, or it lacks packages: name one outside of a home folder.")
-    found: dict[str, str] = json.loads(said.splitlines()[-1])
-    return found
+    versions: dict[str, str] = json.loads(output.splitlines()[-1])
+    return versions
 
 
 def _install(python: str, folder: Path, gradio: str) -> str:
@@ -160,33 +174,33 @@ def _install(python: str, folder: Path, gradio: str) -> str:
 
 
 def _as_user() -> dict[str, Any]:
-    """What makes a process of subprocess one of the Space's user."""
+    """Return the arguments of `subprocess` that start a process as the Space's user, if we may."""
     return {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
-def _kept() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
 
 
 @contextmanager
 def _space(python: str, folder: Path, **variables: str) -> Iterator[tuple[str, psutil.Process, float]]:
-    """The page: its address, its process, and the seconds until it was up."""
+    """Start the page; yield its address, its process, and the seconds until it was up."""
     home, other = folder / "home", folder / "tmp"
     for path in (home, other):
         path.mkdir(exist_ok=True)
         if os.geteuid() == 0:
             os.chown(path, USER, USER)
-    known = {"HOME": str(home), "TMPDIR": str(other), "SPACE_ID": "somebody/bass", "SYSTEM": "spaces"}
+    space = {"HOME": str(home), "TMPDIR": str(other), "SPACE_ID": "somebody/bass", "SYSTEM": "spaces"}
     began = time.monotonic()
     process = subprocess.Popen(
-        [python, "app.py"], cwd=folder / "app", env=_kept() | known | variables, text=True, stdout=subprocess.PIPE,
-        **_as_user(),
+        [python, "app.py"], cwd=folder / "app", env=_inherited() | space | variables, text=True,
+        stdout=subprocess.PIPE, **_as_user(),
     )  # fmt: skip
     try:
         for line in process.stdout or ():
             print(line, end="", file=sys.stderr)
-            if found := re.search(r"open (http://\S+)", line):
-                address = found[1].replace("0.0.0.0", "127.0.0.1").rstrip("/")
+            if match := re.search(r"open (http://\S+)", line):
+                address = match[1].replace("0.0.0.0", "127.0.0.1").rstrip("/")
                 threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
                 yield address, psutil.Process(process.pid), time.monotonic() - began
                 return
@@ -195,7 +209,7 @@ def _space(python: str, folder: Path, **variables: str) -> Iterator[tuple[str, p
         workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()
         process.wait()
-        for worker in workers:  # of ZeroGPU, which outlive the page
+        for worker in workers:  # ZeroGPU's workers outlive the page
             with suppress(psutil.NoSuchProcess):
                 worker.kill()
 
@@ -208,13 +222,13 @@ def _drain(lines: Any) -> None:
 def _on_a_cpu(python: str, folder: Path) -> tuple[list[Row], list[Row]]:
     with _space(python, folder) as (address, process, seconds):
         ended = _visit(address)
-        said = _asked(address, pair="/etc")[1]
+        refusal = _request(address, pair="/etc")[1]
         row = _row("CPU", process, seconds)
     others = [path.name for path in (folder / "home").iterdir() if path.name != ".cache"]
-    print(f"CPU: a refusal reads {said!r}; in the home, besides the cache: {others or 'nothing'}")
+    print(f"CPU: a refusal reads {refusal!r}; in the home, besides the cache: {others or 'nothing'}")
     return [row], [
         claim("lanes that finish the default race on the page", ended, "3", ended == 3),
-        claim("sentences for a refusal", float(_sentence(said)), "1", "only its own pair" in said),
+        claim("sentences for a refusal", float(_is_sentence(refusal)), "1", "only its own pair" in refusal),
         claim("files and folders written besides the cache", len(others), "0", not others),
     ]
 
@@ -227,24 +241,24 @@ def _on_zero_gpu(python: str, folder: Path) -> tuple[list[Row], list[Row]]:
     with _space(python, folder, PYTHONPATH=str(folder / "shim"), **variables) as (address, process, seconds):
         ended = _visit(address)
         first = len(scheduler.asked)
-        refused = _asked(address, pair="/etc")[1]
+        refused = _request(address, pair="/etc")[1]
         scheduler.left = SHORT
-        done, _ = _asked(address, max_new_tokens=8)
+        done, _ = _request(address, max_new_tokens=8)
         short = scheduler.given[-1]
         scheduler.left = LONG
-        over = _asked(address, batch_size=8, max_new_tokens=512)[1]
+        over = _request(address, batch_size=8, max_new_tokens=512)[1]
         scheduler.left = NONE
-        quota = _asked(address)[1]
+        quota = _request(address)[1]
         scheduler.left, before = None, len(scheduler.asked)
-        swept, _ = _asked(address, "/sweep", batches=[1, 2], draft_lengths=["bass"], seconds=5)
+        swept, _ = _request(address, "/sweep", batches=[1, 2], draft_lengths=["bass"], seconds=5)
         sweeps = len(scheduler.asked) - before
         row = _row("ZeroGPU", process, seconds)
     scheduler.server.shutdown()
-    for what, said in (("a refusal", refused), ("the end of a reservation", over), ("the quota", quota)):
-        print(f"ZeroGPU: {what} reads {said!r}")
+    for case, message in (("a refusal", refused), ("the end of a reservation", over), ("the quota", quota)):
+        print(f"ZeroGPU: {case} reads {message!r}")
     print(f"ZeroGPU: seconds asked for {scheduler.asked}, given {scheduler.given}")
-    known = ("only its own pair" in refused, f"reserved for {LONG} s" in over, f"{NONE}s left" in quota)
-    sentences = sum(known)
+    as_expected = ("only its own pair" in refused, f"reserved for {LONG} s" in over, f"{NONE}s left" in quota)
+    sentences = sum(as_expected)
     return [row], [
         claim("lanes that finish the default race on ZeroGPU", ended, "3", ended == 3),
         claim("reservations of that race", first, "1", first == 1),
@@ -256,13 +270,13 @@ def _on_zero_gpu(python: str, folder: Path) -> tuple[list[Row], list[Row]]:
 
 
 def _row(kind: str, process: psutil.Process, seconds: float) -> Row:
-    held = sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+    memory = sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
     user = process.uids().effective
-    return {"space": kind, "up_after_s": round(seconds), "memory_gb": round(held / GB, 1), "user": user}
+    return {"space": kind, "up_after_s": round(seconds), "memory_gb": round(memory / GB, 1), "user": user}
 
 
 def _visit(address: str) -> int:
-    """How many lanes finish, when a visitor runs what the page offers."""
+    """Return the number of lanes that finish when a visitor runs the page's default race."""
     with urllib.request.urlopen(f"{address}/theme.css") as answer:
         assert answer.status == 200
     with browser(address) as page:
@@ -272,15 +286,15 @@ def _visit(address: str) -> int:
         return int(page.locator(".lane .state").count())
 
 
-def _asked(address: str, name: str = "/race", **settings: Any) -> tuple[bool, str]:
-    """Whether the API ends what was asked for, and what it says if it does not."""
+def _request(address: str, name: str = "/race", **settings: Any) -> tuple[bool, str]:
+    """Run a race or a sweep through the API; return whether it finished, and its error or ""."""
     from gradio_client import Client
 
     client = Client(address, verbose=False, headers={"x-ip-token": "visitor"})
     job = client.submit("Write a haiku.", api_name=name, **settings)
-    values = list(job)  # ends without a word where the race fails
+    values = list(job)  # ends silently if the race fails
     return bool(values) and bool(values[-1]["done"]), str(job.exception() or "")
 
 
-def _sentence(said: str) -> bool:
-    return said.endswith(".") and "\n" not in said
+def _is_sentence(text: str) -> bool:
+    return text.endswith(".") and "\n" not in text

@@ -1,10 +1,10 @@
-"""`python -m bench smoke`: whether the whole program works on this machine and under this Python.
+"""`python -m bench smoke`: does the whole program work on this machine and under this Python?
 
-Contract: in a cache folder that holds only the weights (linked from the usual cache, which is filled first if it
-has none) it measures costs with the shipped draft head, races all lanes with every drafter for 16 tokens, greedy
-and sampled, then starts the page without measured costs and asks it for one race. A claim is missed where a lane
-ends with an error or without all its tokens, where a greedy lane's text differs from regular decoding's, or where
-the page does not answer. Nothing is timed.
+It uses a cache folder with only the weights, linked from the usual cache, which is filled first if necessary. It
+measures costs with the shipped draft head and races all lanes with every drafter for 16 tokens, greedy and
+sampled. Then it starts the page without measured costs and requests one race. A claim is missed if a lane ends
+with an error or without all its tokens, if a greedy lane's text differs from regular decoding's, or if the page
+does not answer. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TEMPERATURES = (0.0, 0.7)
 
 def main(argv: list[str]) -> None:
     """Run every case, print, and write."""
-    made = parser("smoke", __doc__ or "")
-    made.set_defaults(pair="smollm2", draft=None)
-    options = made.parse_args(argv)
+    cli = parser("smoke", __doc__ or "")
+    cli.set_defaults(pair="smollm2", draft=None)
+    options = cli.parse_args(argv)
     drafters = ["adaptive"] if options.quick else list(DRAFTERS)
     with fresh_cache() as root:
         pair = load_pair(options.pair)
@@ -54,9 +54,9 @@ def main(argv: list[str]) -> None:
 
 
 def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, Any]]:
-    """Race every lane that can use the drafter; one row per lane."""
-    beside = DRAFTERS[drafter].runs_model and not DRAFTERS[drafter].windows
-    methods = (*DEFAULT_LANES, "amusd") if beside else DEFAULT_LANES
+    """Race every lane that can use the drafter; return one row per lane."""
+    with_amusd = DRAFTERS[drafter].runs_model and not DRAFTERS[drafter].windows
+    methods = (*DEFAULT_LANES, "amusd") if with_amusd else DEFAULT_LANES
     name = f"{drafter}, temperature {temperature}"
     try:
         *_, last = race(
@@ -69,9 +69,12 @@ def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, A
 
 
 def judge(case: str, snapshot: Mapping[str, Any], temperature: float, whole: bool = True) -> list[dict[str, Any]]:
-    """A row for each lane of a finished race: its tokens, whether its greedy text is regular's, and what failed.
+    """Return a row for each lane of a finished race: its tokens, whether its greedy text is regular's, its error.
 
-    whole: every row must have TOKENS tokens.
+    Args:
+        snapshot: its last snapshot.
+        temperature: its sampling temperature; texts are compared only at 0.
+        whole: whether every row must have TOKENS tokens.
     """
     texts = {name: [row["token_ids"] for row in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
     return [
@@ -87,20 +90,20 @@ def judge(case: str, snapshot: Mapping[str, Any], temperature: float, whole: boo
 
 
 def missing(rows: list[list[int]], whole: bool) -> str | None:
-    """What is missing from a lane's rows, or None."""
+    """Return the complaint about a lane with too few rows or tokens, or None."""
     least = TOKENS if whole else 1
     short = len(rows) != ROWS or min(map(len, rows)) < least
     return f"not {ROWS} rows of {least} tokens" if short else None
 
 
 def lost_draft(lane: dict[str, Any]) -> str | None:
-    """AMUSD's note about a lost draft, or None."""
+    """Return AMUSD's note about a lost draft, or None."""
     note: str | None = lane.get("timeline", {}).get("note")
     return note
 
 
 def ask(address: str) -> dict[str, Any]:
-    """One race through the page's API, with its defaults except for the number of tokens."""
+    """Run one race through the page's API, with its defaults except for the number of tokens."""
     from gradio_client import Client
 
     arguments = (PROMPT, ROWS, TOKENS, TEMPERATURES[1], 0, 0, 1.0, "auto")
@@ -110,7 +113,7 @@ def ask(address: str) -> dict[str, Any]:
 
 
 def done(snapshot: dict[str, Any]) -> bool:
-    """Whether every lane finished all its rows."""
+    """Return whether every lane finished all its rows."""
     rows = [row for lane in snapshot["lanes"].values() for row in lane["sequences"]]
     whole = all(row["finish_reason"] in ("eos", "length") and row["text"] for row in rows)
     return bool(snapshot["done"]) and len(rows) == ROWS * len(DEFAULT_LANES) and whole

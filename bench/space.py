@@ -1,10 +1,10 @@
-"""`python -m bench space [--to USER/NAME] [--docker]`: what a Hugging Face Space gets of this tree; sends it.
+"""`python -m bench space [--to USER/NAME] [--docker]`: list, and send, this tree's files for a Hugging Face Space.
 
-With --rehearse it runs here first (rehearsal.py).
-Contract: without --to nothing is sent, and no network is needed. What git tracks is sent, as it is in the tree,
-less the tests, what builds and checks, and .gitattributes, of which the Hub has its own; files that the Space has
-besides are removed from it. Files go over HTTP, as the Hub takes no binary files by plain git. Claims hold what it
-would refuse. Not run against the Hub.
+With --rehearse it runs them here first (rehearsal.py). Without --to it sends nothing and needs no network. It
+sends the files that git tracks, as they are in the tree, except for tests, build and CI files and .gitattributes,
+of which the Hub has its own version. Other files of the Space are removed. Files go over HTTP, because the Hub
+takes no binary files by plain git. The claims check for content that the Hub would refuse. This was never run
+against the Hub.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 from .report.report import CPU, ROOT, Row, claim, finish, parser
 
-# The Hub's own file, which says what it stores as LFS.
+# The Hub's own version of this file lists the files that it stores as LFS.
 THEIRS = ".gitattributes"
 LEFT_OUT = ("tests/", ".ci/", ".github/", ".gitignore", ".dockerignore", "uv.lock", THEIRS)
-# Most characters of a short_description.
+# The longest short_description, in characters.
 DESCRIPTION = 60
 PORT = 7860
 MB = 1e6
@@ -30,10 +30,10 @@ MB = 1e6
 def main(argv: list[str]) -> None:
     """List, check, and send if asked to."""
     options = parser("space", __doc__ or "")
-    options.add_argument("--to", metavar="USER/NAME", help="send it to this Space, made where it is missing")
-    options.add_argument("--docker", action="store_true", help="a Docker Space by the Dockerfile, no Gradio Space")
-    options.add_argument("--rehearse", metavar="PYTHON", help="run it here as a Space would (bench/rehearsal.py)")
-    options.add_argument("--installed", action="store_true", help="that Python has all that a Space installs")
+    options.add_argument("--to", metavar="USER/NAME", help="send the files to this Space, created if necessary")
+    options.add_argument("--docker", action="store_true", help="a Docker Space, not a Gradio Space")
+    options.add_argument("--rehearse", metavar="PYTHON", help="run the files here first, as a Space would")
+    options.add_argument("--installed", action="store_true", help="PYTHON already has the packages of a Space")
     arguments = options.parse_args(argv)
     names = sent()
     if arguments.to and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.to):
@@ -46,30 +46,34 @@ def main(argv: list[str]) -> None:
         {"folder": folder, "files": count, "mb": round(sum(_inside(sizes, folder)) / MB, 2)}
         for folder, count in sorted(counts.items())
     ]
-    held = claims(names)
+    checks = claims(names)
     if arguments.rehearse:
         from .rehearsal import rehearse
 
         rows, run = rehearse(arguments.rehearse, arguments.installed, names, configuration()["sdk_version"])
-        held += run
+        checks += run
     if arguments.to:
         print(f"Sent: {_send(arguments.to, names, arguments.docker)}", file=sys.stderr)
     else:
         print("Nothing was sent: name the Space with --to USER/NAME.", file=sys.stderr)
-    finish("space", arguments, CPU, rows, held)
+    finish("space", arguments, CPU, rows, checks)
 
 
 def sent() -> list[str]:
-    """The files that a Space gets, by their paths in the tree. Ends the program where git does not know them."""
+    """Return the files that a Space gets, by their paths in the tree.
+
+    Raises:
+        SystemExit: if the tree is not a git repository.
+    """
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
     if listed.returncode:
-        sys.exit("This folder is no clone of a git repository, so that it is not known what belongs to it.")
+        sys.exit("This folder is not a git repository, so we don't know which files to send: run it in a clone.")
     names = [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
     return [name for name in names if not name.startswith(LEFT_OUT)]
 
 
 def readme(docker: bool) -> str:
-    """The README with the configuration of the Space; that of a Docker Space says so in place of Gradio."""
+    """Return the README with the Space's configuration in its front matter, of a Gradio or a Docker Space."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if docker:
         text = re.sub(r"^(sdk_version|python_version|app_file): .*\n", "", text, flags=re.MULTILINE)
@@ -78,18 +82,18 @@ def readme(docker: bool) -> str:
 
 
 def configuration(docker: bool = False) -> dict[str, str]:
-    """The README's front matter, its lists left out."""
+    """Return the README's front matter, without its lists."""
     _, front, _ = readme(docker).split("---\n", 2)
     return dict(re.findall(r"^(\w+): *(.+)$", front, re.MULTILINE))
 
 
 def claims(names: list[str]) -> list[Row]:
-    """What would be refused, or would not start."""
-    found = configuration()
+    """Return the claims: nothing that the Hub would refuse, and everything that the page needs to start."""
+    settings = configuration()
     needed = ("app.py", "requirements.txt", "Dockerfile", "drafts/smollm2/model.safetensors", "docs/usage.md")
     missing = sum(name not in names for name in needed)
-    long = len(found["short_description"])
-    allowed = f"gradio>={found['sdk_version'].rsplit('.', 1)[0]}"
+    long = len(settings["short_description"])
+    allowed = f"gradio>={settings['sdk_version'].rsplit('.', 1)[0]}"
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     other = not any(line.startswith(allowed) for line in lines)
     return [
@@ -104,7 +108,7 @@ def _inside(sizes: dict[str, int], folder: str) -> list[int]:
 
 
 def _send(space: str, names: list[str], docker: bool) -> Any:
-    """Make the Space where it is missing, and bring it to this tree's files in one commit; its address."""
+    """Create the Space if necessary, commit this tree's files to it, and return the commit's address."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     hub = HfApi()
@@ -115,5 +119,5 @@ def _send(space: str, names: list[str], docker: bool) -> Any:
         *(CommitOperationAdd(name, file) for name, file in content.items()),
         *(CommitOperationDelete(name) for name in sorted(old)),
     ]
-    made = hub.create_commit(space, operations, commit_message="Send the tree", repo_type="space")
-    return made.commit_url
+    commit = hub.create_commit(space, operations, commit_message="Send the tree", repo_type="space")
+    return commit.commit_url

@@ -1,7 +1,7 @@
-"""`python -m distill corpus | train | ablate | evaluate`: make a draft, and measure it.
+"""`python -m distill corpus | train | ablate | evaluate`: make a draft head and measure it.
 
-Contract: `corpus`, `train` and `ablate` continue where a killed run stopped. Settings: config.json (or
---config). Results are written below --work; `--install` puts that of train into drafts/.
+`corpus`, `train` and `ablate` continue where a killed run stopped. Settings come from config.json (or --config).
+Results are written below --work; `--install` copies the head of `train` to drafts/.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def main() -> None:
     parser = _parser()
     options = parser.parse_args()
     for name in ("tokens", "steps", "prompts", "max_new_tokens"):
-        if (given := getattr(options, name)) is not None and given < 1:
-            parser.error(f"--{name.replace('_', '-')} must be a whole number from 1 on; got {given}.")
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be a whole number of at least 1; got {value}.")
     settings = load(options.config)
     work: Path = options.work
     try:
         pair = load_pair(settings.pair, device=options.device, dtype=options.dtype)
         if options.command == "corpus":
-            held = write_corpus(pair, settings, work / "corpus", options.tokens)
-            print(f"{work / 'corpus'} holds {held} new tokens.")
+            tokens = write_corpus(pair, settings, work / "corpus", options.tokens)
+            print(f"{work / 'corpus'} holds {tokens} new tokens.")
         elif options.command == "train":
             _train(pair, _changed(settings, options), options, work)
         elif options.command == "ablate":
@@ -57,23 +57,29 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
     parser.add_argument("command", choices=["corpus", "train", "ablate", "evaluate"])
     parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
+    parser.add_argument(
+        "--work", type=Path, default=Path("distill-work"), help="folder for the corpus and checkpoints"
+    )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto", help='as for load_pair; "int8" writes a corpus sooner')
-    parser.add_argument("--tokens", type=int, default=400_000, help="corpus: tokens of answers to hold in all")
-    parser.add_argument("--steps", type=int, default=4000, help="train, ablate: steps of the optimiser in all")
+    parser.add_argument("--dtype", default="auto", help='as for load_pair; "int8" writes a corpus faster')
+    parser.add_argument("--tokens", type=int, default=400_000, help="corpus: total number of answer tokens")
+    parser.add_argument("--steps", type=int, default=4000, help="train, ablate: total optimiser steps")
     parser.add_argument("--name", help="folder of this run below --work (train: head, ablate: ablation)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="train, ablate: instead of config.json's"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="train, ablate: override a setting of config.json",
     )
-    parser.add_argument("--install", metavar="FOLDER", help="train: put the result into drafts/FOLDER")
+    parser.add_argument("--install", metavar="FOLDER", help="train: copy the head to drafts/FOLDER")
     parser.add_argument("--draft", type=Path, help="evaluate: a trained head, instead of the pair's own")
     parser.add_argument("--drafters", nargs="+", default=["model", "prompt_lookup", "adaptive"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--lengths", nargs="+", default=["4", "bass"], help="evaluate: draft lengths")
-    parser.add_argument("--prompts", type=int, help="evaluate: how many of each set (default: all)")
+    parser.add_argument("--prompts", type=int, help="evaluate: prompts per set (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--json", type=Path, help="evaluate, ablate: write the figures there")
+    parser.add_argument("--json", type=Path, help="evaluate, ablate: write the figures to this file")
     return parser
 
 
@@ -140,7 +146,7 @@ def _acceptances(pair: ModelPair, options: argparse.Namespace) -> Any:
 
 
 def _length(text: str) -> int | str:
-    """A fixed draft length, or a policy's name."""
+    """Parse a fixed draft length, or a policy's name."""
     return int(text) if text.isdecimal() else text
 
 

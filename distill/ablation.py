@@ -1,8 +1,6 @@
-"""Ablation of a draft head's recipe: short runs from scratch, each with one setting changed.
+"""Ablation of a draft head's recipe: short runs from scratch, each with one setting changed. Call `ablate`.
 
-Contract: `ablate` trains every arm of `ARMS` on one corpus for the same number of steps and yields one row per arm
-as soon as it is done: how well it drafts on the held-out shards (train.py's `measure`), and what a drafted token
-costs. Arms that were trained before are not trained again. Short runs rank settings only roughly: a larger head
+Arms that were trained before are not trained again. Short runs rank settings only roughly, because a larger head
 learns more slowly.
 """
 
@@ -33,12 +31,16 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def ablate(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int) -> Iterator[dict[str, Any]]:
-    """One row per arm: name, changes, steps, seconds, held-out shards, a drafted token's ms and c.
+    """Train every arm of `ARMS` on one corpus for `steps` steps, and yield its row as soon as it is done.
 
-    Exits if the settings start from a trained head, which does not fit arms of other shapes.
+    A row has the arm's name and changes, steps, seconds, the quality on the held-out shards (train.py's
+    `measure`), and the cost of a draft token in ms and relative to a target step (c).
+
+    Raises:
+        SystemExit: if the settings start from a trained head, which does not fit arms of other shapes.
     """
     if settings.train.start not in ("random", "target"):
-        raise SystemExit('An ablation starts afresh: set start to "random" or "target".')
+        raise SystemExit('An ablation trains new heads: set start to "random" or "target".')
     for name, changes in ARMS.items():
         arm = replace(settings, train=replace(settings.train, **changes))
         if arm == settings and name != BASELINE:
@@ -54,9 +56,11 @@ def _cost(pair: ModelPair, folder: Path) -> dict[str, float]:
 
 
 def as_markdown(rows: list[dict[str, Any]], temperatures: list[float]) -> str:
-    """The rows as a table: overlap and share of equal argmax of the first drafted token, then of the second.
+    """Return a table with the overlap and the share of equal argmax of the first draft token, then of the second.
 
-    temperatures: those of the corpus, which the held-out shards have in turn.
+    Args:
+        rows: the rows of `ablate`.
+        temperatures: those of the corpus; held-out shard i has temperature i modulo their number.
     """
     names = [f"T {temperatures[i % len(temperatures)]:g}" for i in range(len(rows[0]["shards"]))]
     lines = ["| arm | " + " | ".join(names) + " | ms a draft, c |", "|---" * (len(names) + 2) + "|"]

@@ -1,8 +1,6 @@
-"""Batches of rows from the corpus, for training and for measuring.
+"""Batches of rows from the corpus, for training and measuring: `load_rows`, then `Batches`.
 
-Contract: `Batches` is deterministic for a seed and can start at any step. Rows are cut to `longest_row` tokens and
-padded at the end; those of a batch are about as long, and have `tokens` tokens at most with their padding, or are
-one row. States stay on disk until a batch needs them, so a corpus may be larger than the memory.
+States stay on disk until a batch needs them, so a corpus may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -19,17 +17,18 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-# The most positions that `scale_of` uses; a row has about 150.
-SCALED_BY = 20_000
-# Batches of the rows that are sorted by length together.
-SORTED = 64
+# Most positions that `scale_of` uses; a row has about 150.
+SCALE_POSITIONS = 20_000
+# We sort the rows of this many batches by length together.
+SORTED_BATCHES = 64
 
 
 @dataclass(frozen=True)
 class Scale:
     """Mean and standard deviation [width] of each entry of the states; 0 and 1 for the last hidden state.
 
-    A few entries of a residual stream are fifty times the others: unscaled, only these would be learnt from.
+    A few entries of a residual stream are fifty times larger than the others. Without scaling, a head would learn
+    only from these.
     """
 
     mean: Tensor
@@ -41,9 +40,12 @@ class Scale:
 
 @dataclass
 class Batch:
-    """ids int64 [B, T]; states [B, T, width] of the target at each id, scaled, the last hidden state last.
+    """A batch of padded rows.
 
-    scored bool [B, T]: slots whose next token was written by the target.
+    Attributes:
+        ids: int64 [B, T], the token ids.
+        states: float [B, T, width], the target's scaled states at each id, the last hidden state last.
+        scored: bool [B, T], positions whose next token the target wrote.
     """
 
     ids: Tensor
@@ -52,13 +54,20 @@ class Batch:
 
 
 def shifted(states: Tensor) -> Tensor:
-    """The states that the slots read: slot t that of t-1, slot 0 zeros; [B, T, hidden] both."""
+    """Shift states [B, T, hidden] by one, so that position t has the state of t - 1; position 0 has zeros."""
     return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A conversation of a shard: tokens int64 [n], scored bool [n], and where its states lie."""
+    """A conversation of a shard.
+
+    Attributes:
+        tokens: int64 [n], the token ids.
+        scored: bool [n], whether the target wrote the next token.
+        shard: the open shard.
+        start: the row's first position in the shard.
+    """
 
     tokens: Tensor
     scored: Tensor
@@ -66,7 +75,7 @@ class Row:
     start: int
 
     def states(self, count: int) -> Tensor:
-        """The target's states float16 [count, width] at its first tokens, read from disk."""
+        """Read the target's states float16 [count, width] at the first `count` tokens from disk."""
         states: Tensor = self.shard.get_slice("states")[self.start : self.start + count]
         return states
 
@@ -75,7 +84,7 @@ class Row:
 
 
 def load_rows(paths: list[Path]) -> list[Row]:
-    """All rows of the shards; their states stay on disk."""
+    """Return all rows of the shards; their states stay on disk."""
     rows = []
     for path in paths:
         shard: Any = safe_open(path, "pt")
@@ -87,9 +96,9 @@ def load_rows(paths: list[Path]) -> list[Row]:
 
 
 def frequent_ids(rows: list[Row], count: int, always: set[int]) -> Tensor:
-    """`always` and the ids that the target wrote most often (ties by id), `count` in all: int64, sorted."""
+    """Return `count` ids, int64 and sorted: `always`, and those that the target wrote most often (ties by id)."""
     seen = Counter(token for row in rows for token in row.tokens.roll(-1)[row.scored].tolist())
-    # Then ids that were never written, by id: a tokenizer's merges are sorted by frequency.
+    # Then add ids that were never written, by id, because a tokenizer's merges are sorted by frequency.
     ranked = sorted(always) + [token for token, _ in sorted(seen.items(), key=lambda item: (-item[1], item[0]))]
     ranked += range(count)
     chosen = list(dict.fromkeys(ranked))[:count]
@@ -97,27 +106,33 @@ def frequent_ids(rows: list[Row], count: int, always: set[int]) -> Tensor:
 
 
 def scale_of(rows: list[Row], hidden: int) -> Scale:
-    """Mean and deviation of each entry of the states over some of the target's answers in `rows`."""
+    """Return the mean and deviation of each entry of the states over some of the target's answers in `rows`."""
     width = rows[0].states(1).shape[1]
     mean, deviation = torch.zeros(width), torch.ones(width)
     if width > hidden:
-        answers = [row.states(len(row))[row.scored] for row in rows[:: max(1, len(rows) * 150 // SCALED_BY)]]
-        seen = torch.cat(answers)[:SCALED_BY, : width - hidden].float()
+        answers = [row.states(len(row))[row.scored] for row in rows[:: max(1, len(rows) * 150 // SCALE_POSITIONS)]]
+        seen = torch.cat(answers)[:SCALE_POSITIONS, : width - hidden].float()
         mean[: width - hidden], deviation[: width - hidden] = seen.mean(0), seen.std(0).clamp(min=1e-3)
     return Scale(mean, deviation)
 
 
 class Batches:
-    """Endless batches over the rows in which something counts, in an order given by the seed."""
+    """Endless batches of the rows that have scored tokens, in an order that depends only on the seed.
+
+    Args:
+        scale: the scale of their states.
+        longest_row: rows are cut to this many tokens.
+        tokens: most tokens of a batch, including padding; a longer row is a batch of one.
+    """
 
     def __init__(self, rows: list[Row], scale: Scale, longest_row: int, tokens: int, seed: int) -> None:
         self.rows = [row for row in rows if row.scored[:longest_row].any()]
         if not self.rows:
-            raise SystemExit("No answer of the corpus lies within longest_row: set it to more.")
+            raise SystemExit("No answer of the corpus begins within longest_row tokens: increase longest_row.")
         self.scale, self.longest, self.seed, self._tokens = scale, longest_row, seed, tokens
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """Batches number `step`, `step` + 1, ...; each epoch shuffles anew."""
+        """Yield batches number `step`, `step` + 1, ...; each epoch has a new order."""
         epoch = 0
         while True:
             batches = self._epoch(epoch)
@@ -126,12 +141,12 @@ class Batches:
             epoch, step = epoch + 1, max(0, step - len(batches))
 
     def _epoch(self, epoch: int) -> list[list[int]]:
-        """The rows of each batch: of some batches' rows, those that are about as long."""
-        chosen = random.Random(self.seed + epoch)
+        """Return the indices of the rows of each batch; rows of a batch have about the same length."""
+        dice = random.Random(self.seed + epoch)
         order = list(range(len(self.rows)))
-        chosen.shuffle(order)
+        dice.shuffle(order)
         lengths = [min(len(row), self.longest) for row in self.rows]
-        together = max(1, SORTED * self._tokens * len(lengths) // max(1, sum(lengths)))
+        together = max(1, SORTED_BATCHES * self._tokens * len(lengths) // max(1, sum(lengths)))
         batches: list[list[int]] = []
         for first in range(0, len(order), together):
             batch: list[int] = []
@@ -141,7 +156,7 @@ class Batches:
                     batch = []
                 batch.append(index)
             batches.append(batch)
-        chosen.shuffle(batches)
+        dice.shuffle(batches)
         return batches
 
 

@@ -1,11 +1,15 @@
-"""The corpus: conversations with the target, and its hidden states at every token.
+"""The corpus: conversations with the target, and its hidden states at every token. Call `write_corpus`.
 
-Contract: shard k of a folder depends only on the pair, the settings, the installed Python library and k. It is
-written whole or not at all; a run that was killed goes on with the first missing shard. A shard holds `tokens`
-int32 [N]; `states` float16 [N, width], the target's states at each token (of the layers that the settings name,
-then the last hidden state, as HiddenStateTap in model/base.py says; zeros at a row's last token, whose state
-nobody needs); `scored` bool [N], whether the target wrote the next token as a part of an answer; `starts` int64
-[rows + 1], where rows begin and end; and `layers` int64, those layers.
+Shard k of a folder depends only on the pair, the settings, the installed Python library and k. It is written whole
+or not at all, and a killed run continues with the first missing shard.
+
+A shard holds these tensors:
+    tokens: int32 [N].
+    states: float16 [N, width], the target's states at each token, of the settings' layers and then the last hidden
+        state (HiddenStateTap in model/base.py); zeros at a row's last token, whose state is not needed.
+    scored: bool [N], whether the target wrote the next token as a part of an answer.
+    starts: int64 [rows + 1], the boundaries of the rows.
+    layers: int64, the settings' layers.
 """
 
 from __future__ import annotations
@@ -33,22 +37,22 @@ from bass_core.model.runner import ModelRunner
 from .prompts import Turn, conversations, evaluation_prompts
 from .settings import CorpusSettings, Settings
 
-# How many tokens of a prompt one forward reads, while other rows write.
+# Tokens of a prompt that one forward reads, while other rows write.
 CHUNK = 32
-# Tokens of a user's turn that the target makes up, by completing an empty one (Magpie, arXiv 2406.08464), and the
-# temperature of these turns: at 1, more of them are nonsense. Answers have the shard's own.
+# The target invents some user turns by completing an empty one (Magpie, arXiv 2406.08464): their shortest and
+# longest length in tokens, and their temperature, since at 1 more of them are nonsense. Answers use the shard's
+# temperature.
 SHORTEST, LONGEST, TEMPERATURE = 4, 80, 0.8
-# The shortest answer that other conversations may quote, and the longest prompt that they may ask again, in
-# characters.
-QUOTED, ASKED = 200, 200
-# Letters of the shortest word that may be asked about.
+# Other conversations may quote an answer of at least, and its prompt of at most, this many characters.
+MIN_QUOTED, MAX_ASKED = 200, 200
+# Letters of the shortest word that a prompt may ask about.
 SHORTEST_WORD = 4
-# The least room for an answer, in tokens.
-ROOM = 48
+# Tokens that must remain for an answer.
+MIN_ANSWER_ROOM = 48
 
 
 def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int) -> int:
-    """Write shards until the folder holds `tokens` scored tokens; returns how many it holds.
+    """Write shards until the folder holds `tokens` scored tokens, and return how many it holds.
 
     Several processes may write to one folder: each takes the next shard that is neither written nor locked.
     """
@@ -57,11 +61,11 @@ def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int)
     counts: dict[Path, int] = {}
     with tqdm(total=tokens, unit="tok", desc="corpus") as bar:
         number = 0
-        while _held(folder, counts) < tokens:
+        while _num_scored(folder, counts) < tokens:
             _write_missing(pair, settings, folder, number)
-            bar.update(_held(folder, counts) - bar.n)
+            bar.update(_num_scored(folder, counts) - bar.n)
             number += 1
-    return _held(folder, counts)
+    return _num_scored(folder, counts)
 
 
 def _write_missing(pair: ModelPair, settings: Settings, folder: Path, number: int) -> None:
@@ -73,11 +77,11 @@ def _write_missing(pair: ModelPair, settings: Settings, folder: Path, number: in
             if not path.exists():
                 _save(path, write_shard(pair, settings, number))
     except Timeout:
-        return  # Another process writes this one.
+        return  # Another process is writing this shard.
 
 
-def _held(folder: Path, counts: dict[Path, int]) -> int:
-    """Scored tokens of all shards, whichever process wrote them; `counts` caches those of each shard."""
+def _num_scored(folder: Path, counts: dict[Path, int]) -> int:
+    """Return the scored tokens of all shards, from every process; `counts` caches those of each shard."""
     for path in shards(folder):
         if path not in counts:
             with safe_open(path, "pt") as shard:
@@ -86,15 +90,15 @@ def _held(folder: Path, counts: dict[Path, int]) -> int:
 
 
 def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, Tensor]:
-    """Different conversations, whose answers are sampled at the shard's temperature."""
+    """Let the target write the conversations of shard `number`, with answers at the shard's temperature."""
     corpus = settings.corpus
     seed = settings.seed * 1_000_003 + number
     step, readout = pair.target_step, pair.target_step.readout
     step.readout = HiddenStateTap(tuple(corpus.layers))
     try:
         temperature = corpus.temperatures[number % len(corpus.temperatures)]
-        asked = conversations(seed, corpus.conversations, words_of(pair))
-        rows = Writer(pair, corpus, temperature, seed).write(asked)
+        user_turns = conversations(seed, corpus.conversations, words_of(pair))
+        rows = Writer(pair, corpus, temperature, seed).write(user_turns)
     finally:
         step.readout = readout
     states = [torch.cat(row.states)[: len(row.tokens) - 1] for row in rows]
@@ -103,7 +107,7 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     return {
         "tokens": torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int32),
         "states": torch.cat(states),
-        # Whether the *next* token is one of an answer.
+        # Shift by one: `scored` is about the next token.
         "scored": torch.tensor([flag for row in rows for flag in (*row.answer[1:], False)]),
         "starts": torch.tensor(lengths).cumsum(0),
         "layers": torch.tensor(corpus.layers, dtype=torch.long),
@@ -111,14 +115,21 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
 
 
 def words_of(pair: ModelPair) -> list[str]:
-    """Tokens that are words of some length, or beginnings of words: those that begin with a space."""
+    """Return tokens that are words or beginnings of words, that is, a space and enough letters."""
     texts = pair.tokenizer.batch_decode([[token] for token in range(len(pair.tokenizer))])
     return [text[1:] for text in texts if text[0:1] == " " and text[1:].isalpha() and len(text) > SHORTEST_WORD]
 
 
 @dataclass(frozen=True)
 class Template:
-    """The text before the first turn, before an answer, and before a later turn; the id that ends a turn."""
+    """The parts of a chat template.
+
+    Attributes:
+        opening: the text before the first turn.
+        answer: the text before an answer.
+        again: the text before a later turn.
+        end: the token id that ends a turn.
+    """
 
     opening: str
     answer: str
@@ -127,7 +138,11 @@ class Template:
 
     @classmethod
     def of(cls, pair: ModelPair) -> Template:
-        """That of the pair's chat template. Exits if it does not end a turn with an end token."""
+        """Return the parts of the pair's chat template.
+
+        Raises:
+            SystemExit: if it does not end each turn with one end token.
+        """
         mark = "@@"
         turns = [{"role": role, "content": mark} for role in ("user", "assistant", "user")]
         parts = pair.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True).split(mark)
@@ -142,26 +157,32 @@ class Template:
 
 @dataclass
 class Row:
-    """A conversation while it is written: its tokens, which of them are an answer's, the states of those fed.
+    """A conversation while it is written.
 
-    wants: the temperature of the next token, which `talk` is to be sent.
+    Attributes:
+        tokens: its tokens so far.
+        answer: for each token whether it is part of an answer.
+        states: pieces of the states of the tokens fed so far.
+        fed: number of tokens fed to the target.
+        temperature: the temperature of the next token, which we send to `talk`.
+        talk: the generator that writes the conversation; None once it has ended.
     """
 
     tokens: list[int] = field(default_factory=list)
     answer: list[bool] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
     fed: int = 0
-    wants: float = 0.0
+    temperature: float = 0.0
     talk: Generator[float, int, None] | None = None
 
     def add(self, tokens: list[int], answer: bool = False) -> None:
-        """Append tokens; answer: they are a part of one."""
+        """Append tokens; `answer` marks them as part of an answer."""
         self.tokens += tokens
         self.answer += [answer] * len(tokens)
 
 
 class Writer:
-    """Lets the target write conversations, `corpus.rows` at a time: where one ends, the next begins."""
+    """Lets the target write conversations, `corpus.rows` at a time; when one ends, the next takes its row."""
 
     def __init__(self, pair: ModelPair, corpus: CorpusSettings, temperature: float, seed: int) -> None:
         self.pair, self.corpus, self.temperature = pair, corpus, temperature
@@ -171,13 +192,13 @@ class Writer:
         longest = corpus.longest_row + CHUNK
         self.runner = ModelRunner(pair.target_step, corpus.rows, longest, pair.vocab, backend)
         self.taken = {prompt["text"] for prompt in evaluation_prompts()}
-        # Prompts and answers, which later conversations quote.
-        self.told: list[tuple[str, str]] = []
+        # Prompts and answers for later conversations to quote.
+        self.quotable: list[tuple[str, str]] = []
 
     @torch.inference_mode()
-    def write(self, asked: list[list[Turn]]) -> list[Row]:
-        """The rows of these conversations, but for those without an answer."""
-        waiting = list(reversed(asked))
+    def write(self, user_turns: list[list[Turn]]) -> list[Row]:
+        """Return the rows of these conversations, except for those without an answer."""
+        waiting = list(reversed(user_turns))
         rows: list[Row] = []
         done: list[Row] = []
         while waiting or rows:
@@ -199,7 +220,7 @@ class Writer:
         return done
 
     def _step(self, rows: list[Row]) -> None:
-        """Feed each row its next tokens, and let those that were fed all of theirs have another."""
+        """Feed each row its next tokens, and draw a new token for rows that have been fed all of theirs."""
         parts = [row.tokens[row.fed : row.fed + CHUNK] for row in rows]
         counts = [len(part) for part in parts]
         width = max(counts)
@@ -212,13 +233,13 @@ class Writer:
             row.states.append(states[place, :count].to("cpu", torch.float16, copy=True))
             row.fed += count
             self.runner.commit(place, row.fed)
-        asking = [place for place, row in enumerate(rows) if row.fed == len(row.tokens)]
-        drawn = self._draw(output.logits[asking].float(), [rows[place].wants for place in asking])
-        for place, token in zip(asking, drawn, strict=True):
+        ready = [place for place, row in enumerate(rows) if row.fed == len(row.tokens)]
+        drawn = self._draw(output.logits[ready].float(), [rows[place].temperature for place in ready])
+        for place, token in zip(ready, drawn, strict=True):
             _go_on(rows[place], token)
 
     def _draw(self, logits: Tensor, temperatures: list[float]) -> list[int]:
-        """A token of each row of logits [N, V], the likeliest at temperature 0."""
+        """Draw a token for each row of logits [N, V], the likeliest at temperature 0."""
         drawn = logits.argmax(-1)
         hot = [place for place, temperature in enumerate(temperatures) if temperature]
         if hot:
@@ -226,42 +247,42 @@ class Writer:
             # torch.multinomial takes ten times as long.
             below = (logits[hot].cpu() / divisors).softmax(-1).cumsum(-1)
             u = torch.rand(len(hot), 1, generator=self.noise)
-            found = torch.searchsorted(below, u * below[:, -1:], right=True)[:, 0]
-            drawn[hot] = found.clamp(max=logits.shape[1] - 1).to(drawn.device)
+            sampled = torch.searchsorted(below, u * below[:, -1:], right=True)[:, 0]
+            drawn[hot] = sampled.clamp(max=logits.shape[1] - 1).to(drawn.device)
         tokens: list[int] = drawn.tolist()
         return tokens
 
     def _talk(self, row: Row, turns: list[Turn]) -> Generator[float, int, None]:
-        """Appends to the row; yields the temperature of each token that the target is to write, and is sent it."""
+        """Append the conversation to the row: yield the temperature of each new token, and receive the token."""
         before = self.template.opening
         for turn in turns:
             room = self.corpus.longest_row - len(row.tokens)
-            asked = None if turn.text is None else self._filled(turn)
-            ids = self._ids(before if asked is None else before + asked + self.template.answer)
+            prompt = None if turn.text is None else self._filled(turn)
+            ids = self._ids(before if prompt is None else before + prompt + self.template.answer)
             answer = self._ids(self.template.answer)[1:]
-            if len(ids) + ROOM + (LONGEST + len(answer) if asked is None else 0) > room:
+            if len(ids) + MIN_ANSWER_ROOM + (LONGEST + len(answer) if prompt is None else 0) > room:
                 return
             start = len(row.tokens)
             row.add(ids)
-            if asked is None:
-                asked = yield from self._made_up(row)
-                if asked is None:
-                    # The states of what is cut off are cut off as well.
+            if prompt is None:
+                prompt = yield from self._invented(row)
+                if prompt is None:
+                    # write_shard cuts off the states of these tokens too.
                     del row.tokens[start:], row.answer[start:]
                     return
                 row.add(answer)
             room = self.corpus.longest_row - len(row.tokens)
             written = yield from self._written(row, min(self.corpus.max_new_tokens, room), self.temperature, True)
             text = self.pair.tokenizer.decode(written, skip_special_tokens=True).strip()
-            if len(text) >= QUOTED and turn is turns[0] and len(asked) <= ASKED:
-                self.told.append((asked, text))
+            if len(text) >= MIN_QUOTED and turn is turns[0] and len(prompt) <= MAX_ASKED:
+                self.quotable.append((prompt, text))
             if written[-1] != self.template.end:
                 return
-            # The end token was written.
+            # Skip the first token, the end token, which the target wrote.
             before = self.pair.tokenizer.decode(self._ids(self.template.again)[1:])
 
-    def _made_up(self, row: Row) -> Generator[float, int, str | None]:
-        """A user's turn by the target; None if it did not end in time, or says too little."""
+    def _invented(self, row: Row) -> Generator[float, int, str | None]:
+        """Let the target write a user's turn; return None if it did not end in time or is too short."""
         written = yield from self._written(row, LONGEST, TEMPERATURE, False)
         text: str = self.pair.tokenizer.decode(written[:-1]).strip()
         if written[-1] == self.template.end and len(written) > SHORTEST and text not in self.taken:
@@ -278,47 +299,51 @@ class Writer:
         return row.tokens[start:]
 
     def _filled(self, turn: Turn) -> str:
-        """The user's words, with what they quote, if anything was said yet that can be quoted."""
+        """Return the user's text with its quotes filled in; they are empty if there is nothing to quote yet."""
         assert turn.text is not None
-        if not turn.told:
+        if not turn.quotes:
             return turn.text
-        quoted = self.choices.sample(self.told, min(turn.told, len(self.told))) or [("", "")]
+        quoted = self.choices.sample(self.quotable, min(turn.quotes, len(self.quotable))) or [("", "")]
         question = self.choices.choice(quoted)[0]
         text = "\n\n".join(answer for _, answer in quoted)
         return turn.text.replace("{question}", question).replace("{text}", text)
 
     def _ids(self, text: str) -> list[int]:
-        found: list[int] = self.pair.tokenizer(text, add_special_tokens=False).input_ids
-        return found
+        ids: list[int] = self.pair.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
 
 
 def _go_on(row: Row, token: int | None) -> bool:
-    """Give a row its next token, None at its beginning; False if it has ended, and `talk` is None then."""
+    """Send a row its next token, or None to start it; return False, and set `talk` to None, if it has ended."""
     try:
         assert row.talk is not None
-        row.wants = next(row.talk) if token is None else row.talk.send(token)
+        row.temperature = next(row.talk) if token is None else row.talk.send(token)
     except StopIteration:
         row.talk = None
     return row.talk is not None
 
 
 def shards(folder: Path) -> list[Path]:
-    """The shards of a folder, in order."""
+    """Return the shards of a folder, in order."""
     return sorted(folder.glob("shard-*.safetensors"))
 
 
 def check_layers(paths: list[Path], settings: Settings) -> None:
-    """Exits if a shard holds other layers of the target than the settings name, or has an older form."""
+    """Check that all shards have the layers of the settings.
+
+    Raises:
+        SystemExit: if a shard has other layers or an older format.
+    """
     for path in paths:
         with safe_open(path, "pt") as shard:
             if not {"layers", "scored"} <= set(shard.keys()):
                 raise SystemExit(
                     f"{path} was written by an earlier version: write the corpus in another --work folder."
                 )
-            held = shard.get_tensor("layers").tolist()
-        if held != settings.corpus.layers:
+            layers = shard.get_tensor("layers").tolist()
+        if layers != settings.corpus.layers:
             raise SystemExit(
-                f"{path} was written with the target's layers {held}, and config.json names "
+                f"{path} was written with the target's layers {layers}, and config.json names "
                 f"{settings.corpus.layers}: name those, or write the corpus again in another --work folder."
             )
 

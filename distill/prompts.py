@@ -1,7 +1,7 @@
-"""Any number of conversations for the corpus, of many kinds.
+"""Conversations for the corpus, of many kinds and in any number. Call `conversations`.
 
-Contract: `conversations(seed, count, words)` is a pure function of its arguments and the installed Python library.
-No prompt is in the evaluation set, and none is taken from a public workload.
+The result depends only on the arguments and the installed Python library. No prompt is in the evaluation set, and
+none comes from a public workload.
 """
 
 from __future__ import annotations
@@ -20,64 +20,70 @@ from typing import Any
 
 EVALUATION = Path(__file__).parent / "evaluation_prompts.json"
 
-# The prompt templates, the words that fill them, and the library modules whose docstrings are asked about.
+# The prompt templates, the words to fill them, and the library modules whose docstrings appear in prompts.
 WORDS: dict[str, Any] = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
 _LANGUAGES = ["Python", "Python", "Python", "Python", "JavaScript", "Java", "C", "C++", "Go", "Bash"]
-# The kinds of first turns and their weights. "own": the target makes it up.
+# The kinds of first turns and their weights; the target invents turns of kind "own".
 _KINDS = {
     "own": 20, "code": 5, "docstring": 3, "instruction": 11, "question": 10, "story": 5, "list": 3, "rewriting": 4,
     "sum": 6, "fact": 10, "role": 4, "puzzle": 3, "translation": 8, "about": 11, "passages": 7,
 }  # fmt: skip
-# Kinds that quote long texts, and how many parts these have at least and at most.
+# Kinds that quote long texts, and the least and greatest number of parts of such a text.
 _QUOTING = {"about": (1, 5), "passages": (3, 5)}
-# How likely another turn is, how many there are at most, and how many of the later ones the target makes up.
+# The probability of another turn, the most turns, and the share of later turns that the target invents.
 _AGAIN, _TURNS, _OWN_LATER = 0.45, 7, 0.3
-# A part of a text of ours: sentences of news, of German news, characters of Python's manual.
-_NEWS, _GERMAN, _MANUAL = (3, 9), (1, 2), 600
-# How many topics are ours, and how many rare names are words.
+# The length of a part of a text: sentences of news and of German news, characters of Python's manual.
+_NEWS_SENTENCES, _GERMAN_SENTENCES, _MANUAL_CHARS = (3, 9), (1, 2), 600
+# The share of topics from words.json, and the share of rare names that are words of the vocabulary.
 _OUR_TOPICS, _NAMED_BY_WORDS = 0.3, 0.5
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a user says. text None: the target makes it up.
+    """A user's turn.
 
-    told: up to so many answers that the target gave in other conversations replace "{text}", and the prompt of one
-    of them replaces "{question}".
+    Attributes:
+        text: the user's text; None if the target is to invent it.
+        quotes: up to this many of the target's answers in other conversations replace "{text}", and the prompt of
+            one of them replaces "{question}".
     """
 
     text: str | None
-    told: int = 0
+    quotes: int = 0
 
 
 def conversations(seed: int, count: int, words: Sequence[str] = ()) -> list[list[Turn]]:
-    """The turns of `count` conversations; other seeds give others. No prompt that is written out begins two.
+    """Return the turns of `count` conversations. No two begin with the same written prompt.
 
-    words: of the target's vocabulary. They become topics and names, so that its answers are about everything.
-    Conversations that quote the target's own answers come last, so that there are answers to quote.
+    Conversations that quote the target's answers come last, so that there are answers to quote.
+
+    Args:
+        seed: other seeds give other conversations.
+        count: the number of conversations.
+        words: words of the target's vocabulary. They become topics and names, to vary the subjects of its answers.
     """
     rng = random.Random(seed)
     make = _Maker(rng, words)
-    found: list[list[Turn]] = []
+    chosen: list[list[Turn]] = []
     taken = {prompt["text"] for prompt in evaluation_prompts()}
-    while len(found) < count:
+    while len(chosen) < count:
         (kind,) = rng.choices(list(_KINDS), list(_KINDS.values()))
         first = (
             Turn(None) if kind == "own" else make.quoting(kind) if kind in _QUOTING else Turn(make.prompt(kind))
         )
         if first.text in taken:
             continue
-        if first.text is not None and not first.told:
+        if first.text is not None and not first.quotes:
             taken.add(first.text)
         turns = [first]
         while len(turns) < _TURNS and rng.random() < _AGAIN:
             turns.append(Turn(None if rng.random() < _OWN_LATER else make.prompt("next")))
-        found.append(turns)
-    return sorted(found, key=lambda turns: turns[0].told > 0)
+        chosen.append(turns)
+    return sorted(chosen, key=lambda turns: turns[0].quotes > 0)
 
 
 def evaluation_prompts() -> list[dict[str, str]]:
-    """The committed set: 64 prompts {"kind", "text"}, 16 each of code, prose, question and rewriting."""
+    """Return the committed set: 64 prompts {"kind", "text"}, 16 each of code, prose, question and rewriting."""
     loaded: list[dict[str, str]] = json.loads(EVALUATION.read_text(encoding="utf-8"))
     return loaded
 
@@ -94,32 +100,37 @@ class _Maker:
         return chosen
 
     def topic(self) -> str:
-        """One of ours, or a word or two of the target's vocabulary."""
+        """Return a topic from words.json, or one or two words of the target's vocabulary."""
         if not self.words or self.rng.random() < _OUR_TOPICS:
             return self.pick("topics")
         first, second = self.rng.choice(self.words), self.rng.choice(self.words)
         return self.rng.choice([first, first, f"{first} {second}", f"{first} and {second}"])
 
     def name(self) -> str:
-        """A name that hardly anybody has, or a word as a name."""
+        """Return an invented, rare name, or a word as a name."""
         if self.words and self.rng.random() < _NAMED_BY_WORDS:
             return self.rng.choice(self.words).capitalize()
         return "".join(self.rng.choices(WORDS["syllables"], k=self.rng.randint(2, 3))).capitalize()
 
     def quoting(self, kind: str) -> Turn:
-        """A prompt about a long text: of the target's own answers, of made-up news, or of Python's manual."""
-        rng, asked = self.rng, self.prompt(kind)
+        """Return a prompt about a long text: the target's own answers, invented news, or Python's manual."""
+        rng, template = self.rng, self.prompt(kind)
         parts, source = rng.randint(*_QUOTING[kind]), rng.choice(["answers", "answers", "news", "manual"])
         if source == "answers":
-            return Turn(asked, parts)
-        texts = [self.news("news", _NEWS) if source == "news" else self.manual() for _ in range(parts)]
+            return Turn(template, parts)
+        texts = [self.news("news", _NEWS_SENTENCES) if source == "news" else self.manual() for _ in range(parts)]
         words = [word.strip(".,;:()[]\"'") for word in rng.choice(texts).split()]
         long = [word for word in words if len(word) > 5] or words
         question = f"What does the text say about {rng.choice(long)}?"
-        return Turn(asked.replace("{question}", question).replace("{text}", "\n\n".join(texts)))
+        return Turn(template.replace("{question}", question).replace("{text}", "\n\n".join(texts)))
 
     def news(self, templates: str, sentences: tuple[int, int]) -> str:
-        """A paragraph about people and places with rare names; `sentences`: how many at least and at most."""
+        """Return a paragraph about people and places with rare names.
+
+        Args:
+            templates: the key of its templates in words.json.
+            sentences: the least and greatest number of sentences.
+        """
         rng, pick, german = self.rng, self.pick, templates == "german_news"
         names = {
             "person": f"{pick('names')} {self.name()}",
@@ -147,13 +158,13 @@ class _Maker:
         return " ".join(text)
 
     def manual(self) -> str:
-        """A passage of the Python manual that comes with the interpreter."""
+        """Return a passage of the Python manual that comes with the interpreter."""
         text = self.rng.choice(sorted(topics.items()))[1]
-        start = self.rng.randrange(max(1, len(text) - _MANUAL))
-        return text[start : start + _MANUAL].partition(" ")[2].rpartition(" ")[0]
+        start = self.rng.randrange(max(1, len(text) - _MANUAL_CHARS))
+        return text[start : start + _MANUAL_CHARS].partition(" ")[2].rpartition(" ")[0]
 
     def prompt(self, kind: str) -> str:
-        """One of this kind; where it quotes, "{text}" and "{question}" are left to be filled."""
+        """Return a prompt of this kind; in quoting kinds, "{text}" and "{question}" remain to be filled."""
         rng, pick = self.rng, self.pick
         if kind == "docstring":
             name, signature, doc = rng.choice(_docstrings())
@@ -188,7 +199,7 @@ class _Maker:
             "thing": pick("things"),
             "land": pick("lands"),
             "role": pick("roles"),
-            "german": rng.choice([german, self.news("german_news", _GERMAN)]),
+            "german": rng.choice([german, self.news("german_news", _GERMAN_SENTENCES)]),
             "foreign": pick("foreign"),
             "sentence": pick("sentences"),
             "text": "{text}",
@@ -206,8 +217,8 @@ class _Maker:
 
 @cache
 def _docstrings() -> list[tuple[str, str, str]]:
-    """(name, signature, first paragraph of the docstring) of the public functions of the Python library."""
-    found: dict[str, tuple[str, str, str]] = {}
+    """Return (name, signature, first paragraph of the docstring) of public functions of the Python library."""
+    by_name: dict[str, tuple[str, str, str]] = {}
     for module_name in WORDS["modules"]:
         try:
             with warnings.catch_warnings():
@@ -225,7 +236,7 @@ def _docstrings() -> list[tuple[str, str, str]]:
                 signature = str(inspect.signature(member))
             except (ValueError, TypeError):
                 signature = "(...)"
-            # Some defaults are objects, which print their addresses.
+            # Leave out defaults that print an object's address.
             if len(signature) < 120 and " at 0x" not in signature:
-                found.setdefault(name, (name, signature, doc))
-    return list(found.values())
+                by_name.setdefault(name, (name, signature, doc))
+    return list(by_name.values())

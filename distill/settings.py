@@ -1,7 +1,4 @@
-"""The settings of a run: config.json beside this file, with any of them overridden on the command line.
-
-Contract: `load` returns plain frozen data; an unknown name in the file is an error.
-"""
+"""The settings of a run: `load` reads config.json in this folder; the command line can override them."""
 
 from __future__ import annotations
 
@@ -14,9 +11,16 @@ CONFIG = Path(__file__).parent / "config.json"
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """conversations: in a shard; rows: of them written at once; max_new_tokens: of an answer; longest_row: tokens
-    of a conversation; temperatures: of the answers, one per shard, in turn; layers: layers of the target,
-    ascending, whose residual stream is kept besides the last hidden state (HiddenStateTap in model/base.py).
+    """Settings of the corpus.
+
+    Attributes:
+        conversations: conversations per shard.
+        rows: conversations written at the same time.
+        max_new_tokens: most tokens of an answer.
+        longest_row: most tokens of a conversation.
+        temperatures: temperatures of the answers, one per shard, in turn.
+        layers: layers of the target, ascending, whose residual stream is stored in addition to the last hidden
+            state (HiddenStateTap in model/base.py).
     """
 
     conversations: int
@@ -29,13 +33,24 @@ class CorpusSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How a draft head is made.
+    """The recipe of a draft head.
 
-    layers: how many it has; start: "random", "target" for copies of the target's last ones, or the folder of a
-    trained head to continue from. reads_states: whether it reads the target's states; reads_layers: all that the
-    corpus kept, or only the last. vocabulary: how many of the most frequent ids it can propose. longest_row: rows
-    are cut to so many tokens. share: of the positions that count, drawn anew each step. own_states: how many
-    drafted tokens deep it is trained on its own states.
+    Attributes:
+        layers: the number of its layers.
+        start: "random", "target" for copies of the target's last layers, or the folder of a trained head to
+            continue from.
+        reads_states: whether it reads the target's states.
+        reads_layers: whether it reads all states of the corpus, or only the last hidden state.
+        vocabulary: how many of the most frequent ids it can propose.
+        longest_row: rows are cut to this many tokens.
+        tokens_per_step: most tokens of a batch, including padding.
+        share: the share of the scored positions that a step trains on, drawn again in each step.
+        learning_rate: the highest learning rate.
+        warmup_steps: steps of linear warm-up.
+        own_states: how many draft tokens deep we train it on its own states.
+        weight_decay: AdamW's weight decay.
+        checkpoint_seconds: time between checkpoints.
+        held_out_shards: the first shards, which are only used for measuring.
     """
 
     layers: int
@@ -56,7 +71,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run depends on, besides the code and the number of tokens and steps asked for."""
+    """Everything that a run depends on, except for the code and the requested numbers of tokens and steps."""
 
     pair: str
     seed: int
@@ -65,7 +80,11 @@ class Settings:
 
 
 def load(path: Path = CONFIG) -> Settings:
-    """The settings in a file. Raises TypeError, naming an unknown or missing one."""
+    """Return the settings in a file.
+
+    Raises:
+        TypeError: if a setting is unknown or missing; the message names it.
+    """
     data = json.loads(path.read_text(encoding="utf-8"))
     return Settings(
         pair=data["pair"],

@@ -1,12 +1,13 @@
-"""Trains a draft head on what the target wrote and on the target's whole distribution there.
+"""Train a draft head on the target's texts and on its whole distribution at each token. Call `train`.
 
-Contract: the head shares the target's embedding and output head. Its own layers start with random weights (or from
-a head trained before, or from the target's last layers, which short trials found worse: RESULTS.md). `train`
-minimises divergences that decide acceptance (`pulls`; DistillSpec, arXiv 2310.08461). Besides the target's last
-state the head may read those of earlier layers (EAGLE-3, arXiv 2503.01840, section 3.1). A checkpoint is written
-every few minutes, and a killed run continues from it; the same settings and steps give the same weights up to the
-machine's rounding. The second and later drafted tokens are trained on the head's own states, with the target's
-states before them, as in drafting (HASS, arXiv 2408.15766).
+The head shares the target's embedding and output head. Its layers start with random weights, or from a trained
+head, or from the target's last layers (worse in short trials, see RESULTS.md). `train` minimises divergences that
+determine acceptance (`pulls`; DistillSpec, arXiv 2310.08461). Besides the target's last state the head may read
+those of earlier layers (EAGLE-3, arXiv 2503.01840, section 3.1). The second and later draft tokens are trained on
+the head's own states, with the target's states before them, as in drafting (HASS, arXiv 2408.15766).
+
+A checkpoint is written every few minutes, and a killed run continues from it. The same settings and steps give the
+same weights up to the machine's rounding.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, sc
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
-# Of each held-out shard, a checkpoint is measured on at least so many rows if it has them, and on less than twice.
+# A checkpoint is measured on this many rows of each held-out shard, or up to twice as many, if the shard has them.
 CHECKED_ROWS = 24
 CHECKPOINT = "checkpoint.pt"
-# Places whose distributions are computed together: they fit the processor's caches.
-TOGETHER = 128
+# Positions whose distributions are computed together, so that they fit the processor's caches.
+POSITIONS_AT_ONCE = 128
 
 
 def new_head(
     pair: ModelPair, settings: TrainSettings, vocabulary: Tensor, reads_layers: tuple[int, ...] = ()
 ) -> DraftHead:
-    """A head before training; its fuse layer adds the embedding and the target's last state."""
+    """Return a head before training; its fuse layer adds the embedding and the target's last state."""
     target: Any = pair.target
     hidden = target.config.hidden_size
     torch.manual_seed(0)
@@ -51,30 +52,30 @@ def new_head(
     head = DraftHead(target, config, vocabulary).float()
     layers = head.body.model.layers
     if settings.start == "target":
-        for own, parent in zip(layers, target.model.layers[-settings.layers :], strict=True):
-            own.load_state_dict(parent.state_dict())
+        for layer, parent in zip(layers, target.model.layers[-settings.layers :], strict=True):
+            layer.load_state_dict(parent.state_dict())
         head.body.model.norm.load_state_dict(target.model.norm.state_dict())
     with torch.no_grad():
         head.fuse.weight.normal_(std=0.01)
         head.fuse.weight[:, :hidden] += torch.eye(hidden)
         if settings.reads_states:
-            # The state comes after the target's final norm: undo its gain, to make it as large as the embedding.
+            # The state comes after the target's final norm. Undo its gain, to make it as large as the embedding.
             gain = target.model.norm.weight.float()
             head.fuse.weight[:, hidden:] += torch.diag(0.1 / gain.clamp(min=gain.mean() / 4))
         if reads_layers:
-            # At first only the last state is passed on; what the other layers add is learnt.
+            # At first pass on only the last state; the head learns the contribution of the other layers.
             head.project.weight.zero_()
             head.project.weight[:, -hidden:] += torch.eye(hidden)
             head.project.bias.zero_()
     if settings.start not in ("random", "target"):
-        _go_on_from(head, load_draft_head(Path(settings.start), target).float(), settings.start)
+        _continue_from(head, load_draft_head(Path(settings.start), target).float(), settings.start)
     return head
 
 
-def _go_on_from(head: DraftHead, trained: DraftHead, start: str) -> None:
-    """Load a trained head's weights into a new one, which keeps its vocabulary: the weights fit any."""
+def _continue_from(head: DraftHead, trained: DraftHead, start: str) -> None:
+    """Load a trained head's weights into a new one, which keeps its vocabulary, because the weights fit any."""
     ours, theirs = head.config, trained.config
-    # A head that read only the last state fits too: what the other layers add is learnt.
+    # A head that reads only the last state fits too: the new one learns the contribution of the other layers.
     layers = theirs.reads_layers or ours.reads_layers
     if (theirs.layers, theirs.reads_states, layers) != (ours.layers, ours.reads_states, ours.reads_layers):
         raise SystemExit(
@@ -84,26 +85,35 @@ def _go_on_from(head: DraftHead, trained: DraftHead, start: str) -> None:
         )
     weights = trained.own_weights()
     if not trained.pointer.by_size.any():
-        # From before heads had one: it begins as it was made.
-        weights = {name: one for name, one in weights.items() if not name.startswith("pointer.")}
+        # The trained head is older than pointers: keep the new head's initial pointer.
+        weights = {name: value for name, value in weights.items() if not name.startswith("pointer.")}
     head.load_state_dict(weights, strict=False)
 
 
 def pulls(
     students: list[Tensor], teacher: Tensor, rows: Tensor, raised: list[Tensor], columns: Tensor
 ) -> tuple[list[float], list[Tensor], list[Tensor]]:
-    """How well each depth drafts at N places, and the gradients of its loss for its states and for `raised`.
+    """Return how well each depth drafts at N positions, and the gradients of its loss.
 
-    students, teacher [N, hidden]: the head's states of each depth and the target's; rows [V', hidden]: the output
-    layer's; raised [N]: by how much each depth's pointer raises the logits of columns int64 [N], -1 for none.
-    p and q are the softmax of states @ rows^T, raised in q. How well: the mean of a = sum min(p, q), the chance
-    that a draft is accepted (arXiv 2211.17192, theorem 3.5). The loss: the mean of KL(p, q) - log a. The gradient
-    of -log a is that of total variation, 1 - a, over a, and so is not lost where q has next to nothing.
+    p and q are the softmax of states @ rows^T, with the pointer's increase added in q. The quality is the mean of
+    a = sum min(p, q), the probability that a draft is accepted (arXiv 2211.17192, theorem 3.5). The loss is the
+    mean of KL(p, q) - log a. The gradient of -log a is that of the total variation 1 - a divided by a, so it does
+    not vanish where q is almost 0.
+
+    Args:
+        students: for each depth, the head's states [N, hidden].
+        teacher: the target's states [N, hidden].
+        rows: the rows of the output layer [V', hidden].
+        raised: for each depth, the pointer's increase [N] of the logits of `columns`.
+        columns: int64 [N], columns of the vocabulary, -1 for none.
+
+    Returns:
+        The quality of each depth, and the gradients for `students` and for `raised`.
     """
-    found, gradients = [0.0] * len(students), [torch.empty_like(student) for student in students]
+    quality, gradients = [0.0] * len(students), [torch.empty_like(student) for student in students]
     lifts = [torch.empty_like(lift) for lift in raised]
-    for first in range(0, len(teacher), TOGETHER):
-        part = slice(first, first + TOGETHER)
+    for first in range(0, len(teacher), POSITIONS_AT_ONCE):
+        part = slice(first, first + POSITIONS_AT_ONCE)
         at, points = columns[part, None].clamp(min=0), columns[part] >= 0
         p = (teacher[part] @ rows.t()).softmax(-1)
         for depth, student in enumerate(students):
@@ -114,13 +124,14 @@ def pulls(
             pull = q.mul_(1 + below.sum(-1, keepdim=True) / overlap).sub_(p).sub_(below.div_(overlap))
             gradients[depth][part] = pull @ rows / len(teacher)
             lifts[depth][part] = pull.gather(1, at)[:, 0] * points / len(teacher)
-            found[depth] += overlap.sum().item() / len(teacher)
-    return found, gradients, lifts
+            quality[depth] += overlap.sum().item() / len(teacher)
+    return quality, gradients, lifts
 
 
 def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
-    """The head's states [B, T, hidden] for the 1st, 2nd, ... drafted token: the newest target state that slot t of
-    entry d (from 0) has read is that of t - 1 - d.
+    """Return the head's states [B, T, hidden] for the 1st, 2nd, ... draft token.
+
+    The newest target state that position t of entry d (from 0) has read is that of t - 1 - d.
     """
     size = batch.ids.shape[1]
     cache = DynamicCache()
@@ -129,8 +140,8 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
     width = head.project.in_features if head.config.reads_layers else head.config.hidden
     seen, result = shifted(head.project(batch.states[..., -width:])), []
     for depth in range(own_states + 1):
-        # Slot t sees its own key of this depth, that of slot t-1 of the depth before, and so on down to depth 0,
-        # of which it sees slots 0 to t-depth.
+        # Position t sees its own key of this depth, the key of t-1 of the previous depth, and so on down to depth
+        # 0, of which it sees positions 0 to t-depth.
         blocks = [places[:, None] - (depth - other) == places[None] for other in range(depth + 1)]
         blocks[0] = places[:, None] - depth >= places[None]
         mask = torch.cat(blocks, dim=1)[None, None].expand(len(batch.ids), 1, -1, -1)
@@ -147,20 +158,23 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
 
 
 def pointed(head: DraftHead, batch: Batch, picked: Tensor) -> tuple[Tensor, Tensor]:
-    """What the picked slots point at: columns of the vocabulary, -1 for none, and the matches' sizes.
+    """Return the pointer's columns of the vocabulary at the picked positions (-1 for none), and its match sizes.
 
-    At every depth the same, where a chain would not search its own last drafts.
+    They are the same at every depth, because a chain does not search its own last drafts.
     """
     pairs = []
     for text, row in zip(windows(batch.ids), picked, strict=True):
         at = row.nonzero()[:, 0]
         pairs.append(followers(text[None], 1 + at[None], text[None, at]))
-    found, sizes = (torch.cat(one, dim=1)[0] for one in zip(*pairs, strict=True))
-    return head.column_of(found), sizes
+    ids, sizes = (torch.cat(parts, dim=1)[0] for parts in zip(*pairs, strict=True))
+    return head.column_of(ids), sizes
 
 
 def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict[str, float]]:
-    """For each drafted token: mean overlap 1 - TV(p, q) and share of equal argmax, over the head's vocabulary."""
+    """Return the mean overlap 1 - TV(p, q) and the share of equal argmax, of each draft token.
+
+    Both are over the head's vocabulary.
+    """
     head.eval()
     sums = torch.zeros(own_states + 1, 2)
     count = 0
@@ -181,14 +195,19 @@ def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict
 
 
 def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int) -> dict[str, Any]:
-    """Train for `steps` in all and save the head in `out`; returns the log, which is saved there too."""
+    """Train for `steps` in all and save the head and the log in `out`; return the log.
+
+    Raises:
+        SystemExit: if there are too few shards, they do not fit the settings, or `out` has a run with another
+            recipe.
+    """
     options = settings.train
     paths = shards(corpus)
     if len(paths) <= options.held_out_shards:
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
     check_layers(paths, settings)
     layers = tuple(settings.corpus.layers) if options.reads_states and options.reads_layers else ()
-    # Runs with the same recipe are the same; the log and the checkpoint keep it.
+    # The recipe identifies a run; the log and the checkpoint contain it.
     recipe = {**vars(options), "layers_read": list(layers), "seed": settings.seed}
     checkpoint = _load_checkpoint(out / CHECKPOINT, recipe)
     if checkpoint and checkpoint["step"] >= steps and is_draft_head(out):
@@ -208,13 +227,13 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     head = new_head(pair, replace(options, start="random") if checkpoint else options, vocabulary, layers)
     if layers:
         absorb(head, -scale.mean / scale.deviation, 1 / scale.deviation)
-    run = _Run(head, options, scale, out / CHECKPOINT, steps, checkpoint or _begun(recipe))
+    run = _Run(head, options, scale, out / CHECKPOINT, steps, checkpoint or _empty_checkpoint(recipe))
 
     def save() -> None:
         run.save([measure(head, check, max(1, options.own_states)) for check in checks])
 
     if checkpoint is None:
-        save()  # The log says what the run began with.
+        save()  # The log starts with the untrained head.
     source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
         while run.step < steps:
@@ -229,14 +248,14 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
 
 
 def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
-    """Fold a scale into `project`: it then maps x to what it made of (x - mean) / deviation; both [width]."""
+    """Fold a scale, both [width], into `project`: it maps x to its former output for (x - mean) / deviation."""
     with torch.no_grad():
         head.project.weight /= deviation
         head.project.bias -= head.project.weight @ mean
 
 
 def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
-    """The checkpoint of a killed run, or None; exits if that run had another recipe."""
+    """Return the checkpoint of a killed run, or None; exit if that run had another recipe."""
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, weights_only=True)
@@ -244,14 +263,14 @@ def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | Non
     differing = sorted(name for name in {*other, *recipe} if other.get(name) != recipe.get(name))
     if differing:
         raise SystemExit(
-            f"{path} was made with other settings ({', '.join(differing)}): go on with those, or choose another "
-            "--name."
+            f"{path} was made with other settings ({', '.join(differing)}): continue with those, or choose "
+            "another --name."
         )
     return state
 
 
-def _begun(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint of a run before its first step, without weights."""
+def _empty_checkpoint(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint of a run before its first step, without weights."""
     return {"step": 0, "seconds": 0.0, "log": {"options": recipe, "overlap": [], "held_out": []}}
 
 
@@ -267,7 +286,7 @@ class _Run:
         steps: int,
         state: dict[str, Any],
     ) -> None:
-        """state: a checkpoint, or `_begun`."""
+        """Start a run from a checkpoint `state`, or from `_empty_checkpoint`."""
         self.head, self.options, self.scale, self.path, self.steps = head, options, scale, path, steps
         self.trained = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -280,7 +299,7 @@ class _Run:
         self.begun = self.saved = time.monotonic()
 
     def update(self, batch: Batch) -> float:
-        """One step of the optimiser; returns the mean overlap at the first depth."""
+        """Take one step of the optimiser and return the mean overlap at the first depth."""
         torch.manual_seed(self.step)
         picked = batch.scored & (torch.rand(batch.ids.shape) < self.options.share)
         head = self.head
@@ -289,9 +308,9 @@ class _Run:
         columns, sizes = pointed(head, batch, picked)
         raised = [head.pointer(student, sizes) for student in students]
         with torch.no_grad():
-            found, *gradients = pulls(students, teacher, head.body.lm_head.weight, raised, columns)
-        pulled = [gradient / len(students) for one in gradients for gradient in one]
-        torch.autograd.backward([*students, *raised], pulled)
+            overlaps, *gradients = pulls(students, teacher, head.body.lm_head.weight, raised, columns)
+        scaled = [gradient / len(students) for group in gradients for gradient in group]
+        torch.autograd.backward([*students, *raised], scaled)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup_steps)
         for group in self.optimizer.param_groups:
@@ -300,8 +319,8 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         if self.step % 10 == 0 or self.step <= 10:
-            self.log["overlap"].append([self.step, *(round(a, 4) for a in found)])
-        return found[0]
+            self.log["overlap"].append([self.step, *(round(a, 4) for a in overlaps)])
+        return overlaps[0]
 
     def due(self) -> bool:
         return time.monotonic() - self.saved > self.options.checkpoint_seconds
@@ -326,7 +345,7 @@ class _Run:
 
 
 def schedule(step: int, steps: int, warmup: int) -> float:
-    """The factor of the learning rate: linear warm-up, then cosine decay to a twentieth."""
+    """Return the factor of the learning rate: linear warm-up, then cosine decay to a twentieth."""
     if step < warmup:
         return (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)

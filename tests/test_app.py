@@ -16,9 +16,8 @@ import torch
 import app
 from bass_core import BassError
 from bass_core.machine.cpu import cores
+from tests.support import ROOT
 from ui.sources.local import shown_name
-
-ROOT = Path(app.__file__).resolve().parent
 
 
 def test_host() -> None:

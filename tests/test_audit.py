@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-AUDIT = Path(__file__).parents[1] / ".ci" / "audit.py"
+from tests.support import ROOT
+
+AUDIT = ROOT / ".ci" / "audit.py"
 FINE = {"name": "gguf", "version": "0.17", "vulns": []}
 HOLE = {"name": "torch", "version": "2.8", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.9"], "aliases": []}]}
 OPEN = {"name": "psutil", "version": "6", "vulns": [{"id": "PYSEC-2", "fix_versions": []}]}

@@ -16,14 +16,17 @@ from types import ModuleType
 import pytest
 
 import bass_core
+import bench.report.report as report  # noqa: F401  before load_pair is replaced, which it would keep
 from bass_core.draft.registry import DRAFTERS
 from bass_core.model.attention import BACKENDS
 from bass_core.model.loading.catalogue import CATALOGUE
-from tests.ui.conftest import save_tiny_pair
+from tests.support import ROOT
+from tests.support.page import load_saved, save_tiny_pair
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
-    path for folder in ("", "docs/", "bench/", "distill/", "drafts/*/") for path in ROOT.glob(f"{folder}*.md")
+    path
+    for folder in ("", "docs/", "bench/", "bench/results/", "distill/", "drafts/*/")
+    for path in ROOT.glob(f"{folder}*.md")
 )
 # Folders that a path in a document may be relative to.
 ROOTS = (ROOT, ROOT / "bass_core", ROOT / "bench")
@@ -90,8 +93,7 @@ def sections() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    pair = bass_core.load_pair(str(target), draft=str(draft), device="cpu", dtype="float32")
+    pair = load_saved(save_tiny_pair(tmp_path_factory.mktemp("pair")))
     assert pair.tokenizer is not None
     pair.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     return pair

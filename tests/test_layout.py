@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support import ROOT
+
 PACKAGES = ("bass_core", "bench", "distill", "kernels", "ui")
 LINT = (sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")
 

@@ -1,6 +1,6 @@
 """Windows and macOS, emulated: the library, the command and the page do without what Linux alone has.
 
-Contract: the emulation (emulated_system.py) takes things away; it does not run another system's own code.
+The emulation (tests/support/emulated_system.py) takes things away; it does not run another system's own code.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
+from tests.support.page import save_tiny_pair
 from tests.test_layout import parsed
-from tests.ui.conftest import save_tiny_pair
 
-ROOT = Path(__file__).resolve().parents[1]
 # A console of a Windows in Western Europe.
 NARROW = {"PYTHONIOENCODING": "cp1252"}
 
@@ -25,7 +25,7 @@ NARROW = {"PYTHONIOENCODING": "cp1252"}
 @pytest.mark.parametrize("system", ["win32", "darwin"])
 def test_the_command_and_the_page_work(system: str, tmp_path: Path) -> None:
     target, draft = save_tiny_pair(tmp_path / "pär")
-    command = [sys.executable, "-m", "tests.emulated_system", system, str(target), str(draft)]
+    command = [sys.executable, "-m", "tests.support.emulated_system", system, str(target), str(draft)]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | NARROW
     # Compiled here, since code that is compiled there would call that system's own functions.
     options = f"--pair {target} --draft {draft} --device cpu --dtype bfloat16 --max-new-tokens 16 --temperature 1"

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import ROOT
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -25,7 +27,6 @@ else:
 
 import bass_core
 
-ROOT = Path(__file__).resolve().parents[1]
 # Imported where an option asks for them, and installed by requirements of their own.
 OPTIONAL = {"ray", "flash_attn", "spaces"}
 OURS = {"app", "bass_core", "kernels", "ui"}
@@ -198,7 +199,7 @@ def test_the_wheel_has_one_package_with_all_that_it_needs(wheel: Path) -> None:
 @pytest.mark.slow
 def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
     """In an environment of its own, which sees the packages of this one, far from this tree."""
-    from tests.ui.conftest import save_tiny_pair
+    from tests.support.page import save_tiny_pair
 
     target, draft = save_tiny_pair(tmp_path / "pair")
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)

@@ -1,1 +1,1 @@
-"""Checking a request, admitting it to memory, and the loop that answers it."""
+"""Check a request, admit it to memory, and answer it round by round."""

@@ -1,8 +1,8 @@
-"""Whether a request fits the memory, decided before any is allocated.
+"""Admission: decide whether a request fits the memory before anything is allocated. Call `admit`.
 
-Contract: compares an estimate of the caches, logits and working memory of all lanes that run together with the
-memory that is free now. A request that does not fit is refused with the largest batch and the largest number of
-new tokens that would fit. Weights are in memory already and are not counted again.
+It compares an estimate for all lanes that run together (caches, logits and working memory) with the free memory.
+The error for a request that does not fit names the largest batch and the largest number of new tokens that would.
+Weights are already in memory and don't count.
 """
 
 from __future__ import annotations
@@ -25,23 +25,27 @@ from ..model.prefix import CachedTexts
 from ..model.runner import least_saved, prefill_tokens, prefix_size
 from .request import Request
 
-# Copies of the logits alive at once while a distribution is filtered, compared and sampled from.
+# Copies of the logits that exist at once while a distribution is filtered, compared and sampled.
 _LOGIT_COPIES = 6
 # Bytes per attention score: float32, before and after the softmax.
 _SCORE_BYTES = 8
-# The same where transformers only masks: one mask for all heads, as bytes and as numbers added to the scores.
+# The same if transformers stores only a mask: one for all heads, as bytes and as numbers added to the scores.
 _MASK_BYTES = 5
-# Numbers that one layer holds per element of the hidden state: its inputs, heads and wider MLP.
+# Numbers that one layer stores per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
-# From kernels/triton/attention.py: columns of a segment, and the most numbers of all segments' sums.
-_SEGMENT, _MOST_PART_NUMBERS = 512, 1 << 26
-# Share of the free memory that a request may need.
+# From kernels/triton/attention.py: columns of a segment, and the maximum size of all segments' sums.
+_SEGMENT, _MAX_PART_NUMBERS = 512, 1 << 26
+# Share of the free memory that a request may take.
 _HEADROOM = 0.9
 
 
 class Method(Protocol):
-    """What admission needs to know of a method: whether it drafts, whether all rows are in memory together, and
-    whether other code than ours decodes."""
+    """The properties of a method that admission needs.
+
+    Attributes:
+        batched: whether all rows are in memory at the same time.
+        outside: whether other code than ours decodes.
+    """
 
     @property
     def drafts(self) -> bool: ...
@@ -54,7 +58,13 @@ class Method(Protocol):
 
 
 def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
-    """Raise RequestError unless each group in `together` fits: a group's methods run at once, groups in turn."""
+    """Check that every group of methods fits the memory.
+
+    Methods of one group in `together` run at the same time, the groups one after another.
+
+    Raises:
+        RequestError: if a group does not fit.
+    """
 
     def needs(rows: int, tokens: int) -> int:
         asked = replace(request, max_new_tokens=tokens)
@@ -67,34 +77,34 @@ def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
             if model is not None:
                 release_idle(model)
     free = available_bytes(pair.device)
-    room = int(free * _HEADROOM)
-    if needed <= room:
+    limit = int(free * _HEADROOM)
+    if needed <= limit:
         return
-    shorter = _largest(tokens, room, lambda fewer: needs(rows, fewer))
-    ways = []
-    if smaller := _largest(rows, room, lambda fewer: needs(fewer, tokens)):
-        ways.append(f"a batch of {smaller} would fit")
+    shorter = _largest(tokens, limit, lambda fewer: needs(rows, fewer))
+    remedies = []
+    if smaller := _largest(rows, limit, lambda fewer: needs(fewer, tokens)):
+        remedies.append(f"a batch of {smaller} would fit")
     if shorter:
-        ways.append(f"{_tokens(shorter)} would fit")
-    if not ways and (alone := _largest(tokens, room, lambda fewer: needs(1, fewer))):
-        ways.append(f"a batch of 1 with {_tokens(alone)} would fit")
-    advice = ", or ".join(ways) or "shorten the prompt or ask for fewer tokens"
+        remedies.append(f"{_new_tokens(shorter)} would fit")
+    if not remedies and (shorter_row := _largest(tokens, limit, lambda fewer: needs(1, fewer))):
+        remedies.append(f"a batch of 1 with {_new_tokens(shorter_row)} would fit")
+    advice = ", or ".join(remedies) or "shorten the prompt or ask for fewer tokens"
     raise RequestError(
         f"This request needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: {advice}."
     )
 
 
-def _tokens(count: int) -> str:
+def _new_tokens(count: int) -> str:
     return "1 new token" if count == 1 else f"{count} new tokens"
 
 
-def _largest(below: int, room: int, needs: Callable[[int], int]) -> int:
-    """The largest number under `below` whose needs (bytes) fit the room; 0 if none does."""
-    return bisect_right(range(1, below), room, key=needs)
+def _largest(below: int, limit: int, needs: Callable[[int], int]) -> int:
+    """Return the largest number under `below` whose `needs` (bytes) are at most `limit`; 0 if none is."""
+    return bisect_right(range(1, below), limit, key=needs)
 
 
 def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows: int) -> int:
-    """Bytes of caches and working memory that all methods need together, for a batch of `rows`."""
+    """Return the bytes of caches and working memory that all methods need together, for `rows` rows."""
     total = 0
     for method in methods:
         if method.outside:
@@ -109,70 +119,69 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
         if drafts:
             width += request.longest_draft
             if request.kind.runs_model and pair.draft_step is not None:
-                read = texts.cropped(pair.draft_step.context)
-                total += cache_bytes(pair.draft_step, read, request.backend, batch)
+                cropped = texts.cropped(pair.draft_step.context)
+                total += cache_bytes(pair.draft_step, cropped, request.backend, batch)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
         total += logits * (_LOGIT_COPIES if request.sampling.shapes else 0)
         longest = max(len(prompt) for prompt in request.prompts)
-        looked_at = captured_extent(request.backend, length, 2 * length) if is_accelerator(pair.device) else length
+        columns = captured_extent(request.backend, length, 2 * length) if is_accelerator(pair.device) else length
         total += max(
-            _working_bytes(pair, request.backend, batch * width, looked_at),
-            _working_bytes(pair, request.backend, _chunk(pair, request, batch), longest),
+            _working_bytes(pair, request.backend, batch * width, columns),
+            _working_bytes(pair, request.backend, _chunk_tokens(pair, request, batch), longest),
         )
     return total
 
 
 def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
-    """Bytes that transformers' `generate` needs: rows as long as the longest, all prompts read in one forward."""
+    """Return the bytes that transformers' `generate` needs: all rows as long as the longest, one prefill."""
     config, model = pair.target.config.get_text_config(), pair.target_step
-    number, heads = pair.target.dtype.itemsize, config.num_attention_heads
+    itemsize, heads = pair.target.dtype.itemsize, config.num_attention_heads
     prompt = max(map(len, request.prompts[:rows]))
     length = prompt + max(map(request.new_tokens, request.prompts[:rows]))
-    # All layers' keys and values, and of one layer those that it grows into and those repeated per query head.
-    cache = rows * length * 2 * model.head_dim * number * (model.kv_heads * (model.layers + 1) + heads)
+    # Keys and values of all layers, plus for one layer a grown copy and a copy repeated for each query head.
+    cache = rows * length * 2 * model.head_dim * itemsize * (model.kv_heads * (model.layers + 1) + heads)
     eager = config._attn_implementation == "eager"
     scores = rows * prompt * prompt * (heads * _SCORE_BYTES if eager else _MASK_BYTES)
-    hidden = rows * prompt * config.hidden_size * _HIDDEN_NUMBERS * number
+    hidden = rows * prompt * config.hidden_size * _HIDDEN_NUMBERS * itemsize
     return int(cache + scores + hidden + rows * model.vocab * 4 * _LOGIT_COPIES)
 
 
-def _chunk(pair: ModelPair, request: Request, batch: int) -> int:
-    """Tokens in a prefill's largest chunk: equal prompts are computed once, shorter ones padded to the longest."""
-    different = len({tuple(prompt) for prompt in request.prompts[:batch]})
+def _chunk_tokens(pair: ModelPair, request: Request, batch: int) -> int:
+    """Return the tokens in the largest prefill chunk: equal prompts count once, shorter ones are padded."""
+    num_distinct = len({tuple(prompt) for prompt in request.prompts[:batch]})
     longest = max(len(prompt) for prompt in request.prompts)
-    return min(different * longest, max(different, prefill_tokens(pair.device)))
+    return min(num_distinct * longest, max(num_distinct, prefill_tokens(pair.device)))
 
 
 def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> int:
-    """Bytes that one layer needs beyond the cache while `tokens` attend to up to `columns` cached tokens."""
+    """Return the bytes that one layer needs besides the cache for `tokens` attending to `columns` tokens."""
     config = pair.target.config.get_text_config()
-    number = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
+    itemsize = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
     heads = tokens * config.num_attention_heads
-    hidden = int(tokens * config.hidden_size * _HIDDEN_NUMBERS * number)
+    hidden = int(tokens * config.hidden_size * _HIDDEN_NUMBERS * itemsize)
     return hidden + _attention_bytes(backend, heads, columns, pair.target_step.head_dim)
 
 
 def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
-    """Bytes that a backend needs for `heads` (tokens x query heads) of `dim` numbers over so many columns.
+    """Return the bytes of one attention for `heads` (tokens x query heads) of `dim` numbers over `columns` tokens.
 
-    pad, split and sdpa make a matrix of scores. flash makes none. fused and mixed make none either, but write
-    float32 partial results.
+    pad, split and sdpa store a matrix of scores. flash stores none. fused and mixed store float32 partial results.
     """
     if backend == "flash":
         return 0
     if backend in ("fused", "mixed"):
-        return min(-(-columns // _SEGMENT) * heads * (dim + 2), _MOST_PART_NUMBERS) * 4
+        return min(-(-columns // _SEGMENT) * heads * (dim + 2), _MAX_PART_NUMBERS) * 4
     return heads * columns * _SCORE_BYTES
 
 
 def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
-    """Bytes of a runner's cache for `batch` of the texts at a time, what they share counted once."""
+    """Return the bytes of a runner's cache for `batch` texts at a time; shared prefixes count once."""
     shared = texts.shared(least_saved(model, backend))
     columns = columns_made(model, texts.columns(shared), backend)
     return model.cache_bytes(batch, columns, *prefix_size(shared, batch))
 
 
 def cache_padding(request: Request, drafts: bool) -> int:
-    """Tokens that a row of the cache must hold beyond its text: a round may write padding past its end."""
+    """Return the tokens that a cache row needs beyond its text: a round may write padding past its end."""
     return 1 + (request.longest_draft if drafts else 0)

@@ -1,6 +1,6 @@
 """The interface between a lane and its decoder, and the parameters that all decoders of a request share.
 
-Contract: any object with the members of `Decoder` can be a lane's decoder; nothing checks its class.
+Any object with the members of `Decoder` can be a lane's decoder; nothing checks its class.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ class Timeline(Protocol):
     """When draft and target were busy, in a decoder that runs both at the same time."""
 
     def view(self) -> dict[str, Any]:
-        """The timeline as JSON-ready data."""
+        """Return the timeline as JSON-ready data."""
         ...
 
 
 @dataclass(frozen=True)
 class CacheBytes:
-    """Bytes that a decoder's caches take, all of them allocated before its first step.
+    """Bytes of a decoder's caches, all allocated before its first step.
 
-    shared: the target's keys and values that rows share, each prefix once. own: the room of the target's rows for
-    their own. draft: the draft's, shared and own. copies: what `shared`, `own` and `draft` together would be if
-    every row kept a copy of its prefix.
+    Attributes:
+        shared: the target's keys and values of shared prefixes, each counted once.
+        own: the target's space for the rest of each row.
+        draft: the draft's cache, shared and own.
+        copies: the total if every row stored a copy of its prefix.
     """
 
     shared: int
@@ -38,7 +40,7 @@ class CacheBytes:
 
 
 def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None) -> CacheBytes:
-    """The bytes of these runners' caches."""
+    """Return the bytes of these runners' caches."""
     runners = [target] if draft is None else [target, draft]
     return CacheBytes(
         shared=target.cache.nbytes - target.cache.buffer.nbytes,
@@ -49,10 +51,13 @@ def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None) -> CacheB
 
 
 class Decoder(Protocol):
-    """What a lane steps. It may also have an attribute `cache`, CacheBytes for the lane to show.
+    """The object that a lane steps. An optional attribute `cache` is the CacheBytes that the lane shows.
 
-    `target_forwards`: the target's prefills and rounds so far. `timeline`: None if draft and target do not
-    overlap. A decoder with a timeline keeps working between its steps, until `pause`.
+    A decoder with a timeline keeps working between its steps, until `pause`.
+
+    Attributes:
+        target_forwards: the target's prefills and rounds so far.
+        timeline: None if draft and target do not overlap.
     """
 
     @property
@@ -65,7 +70,7 @@ class Decoder(Protocol):
     def timeline(self) -> Timeline | None: ...
 
     def prepare(self) -> None:
-        """Before the first step: prepare, off the clock, what the first rounds need (such as graph captures)."""
+        """Prepare the first rounds (e.g. capture graphs) before the first step, while no clock runs."""
         ...
 
     def step(self) -> Round:
@@ -77,7 +82,7 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the decoder holds beyond its own memory, such as AMUSD's draft."""
+        """Free resources beyond the decoder's own memory, such as AMUSD's draft."""
         ...
 
 
@@ -85,8 +90,10 @@ class Decoder(Protocol):
 class DecodingParams:
     """How a decoder samples and verifies; the same for every lane of a race.
 
-    synthetic: `synthetic_acceptance`. inspect: whether rounds explain themselves (Round.explain). logprobs:
-    whether rows note the log-probabilities of their tokens.
+    Attributes:
+        synthetic: `synthetic_acceptance`.
+        inspect: whether rounds set `Round.explain`.
+        logprobs: whether rows record the log-probabilities of their tokens.
     """
 
     sampling: SamplingParams

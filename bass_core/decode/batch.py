@@ -1,10 +1,11 @@
 """The decoding loop: regular, speculative and BASS decoding are one loop over a batch of rows.
 
-Contract: implements Decoder (base.py). Regular decoding is the loop without a drafter. Speculative decoding is the
-loop over batches of one, row after row (sequential.py). BASS (arXiv 2404.15778) is the loop over a batch in which
-every row accepts its own number of drafts. A round is four calls: lengths, propose, verify, commit. Which rule
-judges drafts is known before any is drawn: the tree rule in every round of a drafter that `branches`, else the
-chain rule. Each round waits for the device once. Non-goals: clocks and texts.
+Regular decoding is the loop without a drafter. Speculative decoding runs it over batches of one, row after row
+(sequential.py). BASS (arXiv 2404.15778) runs it over a batch in which every row accepts its own number of drafts.
+BatchDecoder implements Decoder (base.py). A round is four calls: lengths, propose, verify, commit.
+
+The rule that judges drafts is known before any is drawn: the tree rule if the drafter `branches`, else the chain
+rule. Each round waits for the device once. No clocks and no texts here.
 """
 
 from __future__ import annotations
@@ -34,25 +35,36 @@ from ..verify.draft_tree import DraftTree
 from ..verify.rejection import first_tokens, plain, verify
 from ..verify.tree import verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
-from .logprobs import note
+from .logprobs import record_logprobs
 from .record import write_round
 
 
 class Verdict(NamedTuple):
-    """What a round's verification came to. output: the target's, until its next forward; fed: see Round.
+    """The result of a round's verification.
 
-    own: the target's logits before penalties.
+    Attributes:
+        outcomes: one per row.
+        output: the target's output; its tensors are valid until the next forward.
+        fed: as in Round.
+        raw_logits: the target's logits before penalties.
     """
 
     outcomes: list[RowOutcome]
     output: ForwardOutput
     fed: Forward
-    own: Tensor
+    raw_logits: Tensor
 
 
 @dataclass
 class BatchDecoder:
-    """One batch. drafter: None for regular decoding. A finished row is removed; the last row takes its place."""
+    """Decode one batch. When a row finishes, the last row takes its place.
+
+    Attributes:
+        drafter: None for regular decoding.
+        policy: sets the draft lengths; None drafts nothing.
+        return_states: whether the target's forwards return hidden states, for the drafter or another reader.
+        cache: bytes of the caches, for the lane to show.
+    """
 
     sequences: list[Sequence]
     target: ModelRunner
@@ -60,7 +72,6 @@ class BatchDecoder:
     drafter: Drafter | None = None
     policy: LengthPolicy | None = None
     target_forwards: int = 0
-    # Whether the target's forwards return hidden states, for the drafter or another reader.
     return_states: bool = False
     cache: CacheBytes | None = None
     _prefill: PrefillSteps | None = None
@@ -75,7 +86,7 @@ class BatchDecoder:
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             draft_prefill = self.drafter.start(self._rows)
-            # A draft that is not wanted at once reads the prompts when it is.
+            # If the first round drafts nothing, the draft reads the prompts when it is first needed.
             self._draft_prefill = draft_prefill if self._wants_drafts() else None
 
     @property
@@ -84,19 +95,19 @@ class BatchDecoder:
 
     @property
     def timeline(self) -> Timeline | None:
-        """None: draft and target do not overlap."""
+        """None, because draft and target do not overlap."""
         return None
 
     def pause(self) -> None:
-        """Does nothing: no work goes on between steps."""
+        """Do nothing: no work goes on between steps."""
 
     def close(self) -> None:
-        """Does nothing: the decoder holds only its own memory."""
+        """Do nothing: the decoder owns nothing but its memory."""
 
     def prepare(self) -> None:
-        """Before the first step: prepare the models for the shapes of a plain round and of the first round."""
+        """Prepare the models for the shapes of a plain round and of the first round."""
         rows = len(self._rows)
-        # How many tokens a step of trees has is the drafter's secret; one of none is plain.
+        # Only the drafter knows how wide a tree step is, so prepare just the plain shape here.
         widest = 1 if self._branches else 1 + max(self._usable(self._lengths(self._offers())))
         for width in sorted({1, widest}):
             tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
@@ -121,8 +132,8 @@ class BatchDecoder:
             return Round("prefill", reading=self._reading(), fed=prefill.newest)
         self.target_forwards += 1
         keys = self._keys()
-        own = prefill.logits()[:, None]
-        logits = shaped(own, self.params.sampling, self._rows)[:, 0]
+        raw = prefill.logits()[:, None]
+        logits = shaped(raw, self.params.sampling, self._rows)[:, 0]
         tokens = mark_unsound(first_tokens(logits, keys, self.params.sampling), logits).tolist()
         refuse_unsound(tokens)
         self._hand_states(self._rows, prefill.states)
@@ -130,20 +141,20 @@ class BatchDecoder:
         outcomes = [RowOutcome(0, token, math.nan, []) for token in tokens]
         rows = [write_round(row, outcome) for row, outcome in zip(self._rows, outcomes, strict=True)]
         if self.params.logprobs:
-            note(self._rows, rows, [[] for _ in rows], own, logits[:, None], self.params.sampling)
+            record_logprobs(self._rows, rows, [[] for _ in rows], raw, logits[:, None], self.params.sampling)
         self._drop_finished()
         if self.drafter is not None and self._rows and self._wants_drafts():
             self.drafter.read(self._rows)
         return Round("prefill", rows=rows, fed=prefill.newest)
 
     def _reading(self) -> Reading | None:
-        """How far the target's prefill is; the draft's, which comes first, is not counted."""
+        """Return the progress of the target's prefill; the draft's, which comes first, does not count."""
         if self._prefill is None or not self._prefill.total:
             return None
         return Reading(self._prefill.fed, self._prefill.total, [row.index for row in self._rows])
 
     def _round(self) -> Round:
-        """One round: lengths, propose, verify, commit; then what was learnt and done is recorded."""
+        """Run one round: lengths, propose, verify, commit; then update the policy and record the round."""
         began, keys = time.perf_counter(), self._keys()
         offers, before = self._offers(), self._draft_work()
         lengths = self._lengths(offers)
@@ -158,53 +169,52 @@ class BatchDecoder:
         draft_ms, verify_ms = self._watch.laps()
         draft_ms = draft_ms if forwards or max(drafted) else 0.0
         if self.policy is not None:
-            ms = 1000 * (time.perf_counter() - began)
-            self.policy.observe(Feedback(offers, lengths, drafted, accepted, forwards, ms, draft_ms))
+            round_ms = 1000 * (time.perf_counter() - began)
+            self.policy.observe(Feedback(offers, lengths, drafted, accepted, forwards, round_ms, draft_ms))
         self._drop_finished()
-        made = Round("verify" if max(drafted) else "plain", max(lengths), records, lengths=lengths)
-        made.draft_ms, made.verify_ms = draft_ms, verify_ms
-        made.draft_forwards, made.draft_tokens = forwards, drawn
-        made.fed, made.windowed = verdict.fed, proposal.windowed
+        round_ = Round("verify" if max(drafted) else "plain", max(lengths), records, lengths=lengths)
+        round_.draft_ms, round_.verify_ms = draft_ms, verify_ms
+        round_.draft_forwards, round_.draft_tokens = forwards, drawn
+        round_.fed, round_.windowed = verdict.fed, proposal.windowed
         if self.params.inspect and max(drafted):
-            made.explain = self._explanation(proposal, verdict, records)
-        return made
+            round_.explain = self._explanation(proposal, verdict, records)
+        return round_
 
     def _offers(self) -> list[Offer]:
-        """What each row could draft next."""
         return [] if self.drafter is None else self.drafter.offers(self._rows)
 
     def _lengths(self, offers: list[Offer]) -> list[int]:
-        """Number of drafts, one after another, that the policy allows each row."""
+        """Return the draft length (the depth of a tree) that the policy allows each row."""
         return [0] * len(self._rows) if self.policy is None else self.policy.lengths(offers)
 
     def _wants_drafts(self) -> bool:
-        """Whether the next round is to draft by a model."""
+        """Return whether a model is to draft in the next round."""
         offers = self._offers()
         return any(most > 0 and offer.forwards for most, offer in zip(self._lengths(offers), offers, strict=True))
 
     def _usable(self, lengths: list[int]) -> list[int]:
-        """The lengths, cut to each row's room: the target adds one more token."""
+        """Cut the lengths to each row's remaining tokens, less the one that the target adds."""
         return [min(most, row.remaining - 1) for most, row in zip(lengths, self._rows, strict=True)]
 
     def _draft_work(self) -> tuple[int, int]:
-        """The draft model's forwards so far, and the tokens that it drew."""
+        """Return the number of forwards of the draft model so far, and of the tokens that it drew."""
         return (0, 0) if self.drafter is None else (self.drafter.calls, self.drafter.drafted)
 
     def _propose(self, lengths: list[int], keys: NoiseKeys) -> Proposal:
-        """What the drafter proposes for these lengths, of the type that its rule judges."""
+        """Return the drafter's proposal for these lengths, of the type that its rule judges."""
         if self.drafter is None or max(lengths) <= 0:
             return Proposal(torch.zeros(len(lengths), 0, dtype=torch.long), [0] * len(lengths))
         return check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)
 
     def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Verdict:
-        """One forward of the target over the drafts, and which of them are accepted."""
+        """Run one forward of the target over the drafts and verify them."""
         counts, params = proposal.num_drafted, self.params
         parents = proposal.parents if isinstance(proposal, TreeProposal) else None
         fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
         drafts = to_device(proposal.tokens, self.target.device)
         output = self._forward(drafts, counts, parents)
-        own = output.logits
-        output.logits = shaped(own, params.sampling, self._rows, drafts, parents)
+        raw = output.logits
+        output.logits = shaped(raw, params.sampling, self._rows, drafts, parents)
         if not proposal.tokens.shape[1]:
             outcomes = plain(output.logits[:, 0], keys, params.sampling)
         elif isinstance(proposal, TreeProposal):
@@ -224,50 +234,50 @@ class BatchDecoder:
             adjust = params.verification.adjust
             outcomes = outcome.host() if adjust is None else adjust(outcome.host())
         self.target_forwards += 1
-        return Verdict(outcomes, output, fed, own)
+        return Verdict(outcomes, output, fed, raw)
 
     def _commit(self, proposal: Proposal, verdict: Verdict) -> list[RowRound]:
-        """Write what was accepted: into the target's cache, the texts, and what the drafter knows of them."""
+        """Commit the accepted tokens to the target's cache, the texts and the drafter."""
         rows, outcomes = self._rows, verdict.outcomes
         refuse_unsound([outcome.next_token for outcome in outcomes])
         paths = [outcome.accepted_drafts for outcome in outcomes]
         for r, path in enumerate(paths):
-            # The newest token, which is fed first, and the path after it.
+            # The newest token is fed first, the path follows it.
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
         self._hand_states(rows, lambda: _states_of(verdict.output.require_states(), paths))
-        none: list[Any] = [None] * len(rows)
-        parents = proposal.parents if isinstance(proposal, TreeProposal) and proposal.parents else none
+        no_parents: list[Any] = [None] * len(rows)
+        parents = proposal.parents if isinstance(proposal, TreeProposal) and proposal.parents else no_parents
         judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
-        records = [write_round(*each) for each in judged]
+        records = [write_round(*arguments) for arguments in judged]
         if self.params.logprobs:
-            note(rows, records, paths, verdict.own, verdict.output.logits, self.params.sampling)
+            record_logprobs(rows, records, paths, verdict.raw_logits, verdict.output.logits, self.params.sampling)
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
         return records
 
     def _explanation(self, proposal: Proposal, verdict: Verdict, records: list[RowRound]) -> Callable[[], None]:
-        """What gives the round's records their details, from tensors that live until the next step."""
+        """Return a function that adds details to the records; it needs tensors of this round."""
         params, sources = self.params, sources_of(proposal, self.drafter)
         tree = proposal if isinstance(proposal, TreeProposal) else None
 
-        def work() -> None:
+        def add_details() -> None:
             drafts = Drafts(_tokens(proposal), sources, probs=proposal.probs, own=proposal.own)
             if tree is not None:
                 drafts.parents, drafts.drawn = tree.parents, tree.drawn
             rule = rule_name(params.verification, params.sampling, params.synthetic, tree is not None)
             explain(records, verdict.outcomes, verdict.output.logits, drafts, params.sampling, rule)
 
-        return work
+        return add_details
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
-        """Give the drafter, if it reads them, the target's hidden states of the newly committed tokens."""
+        """Give a drafter that reads them the target's hidden states of the newly committed tokens."""
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
 
     def _forward(
         self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None
     ) -> ForwardOutput:
-        """The target's output for each row's newest token and the first num_drafted[r] of its drafts [B, l]."""
+        """Run the target on each row's newest token and the first num_drafted[r] of its drafts [B, l]."""
         newest = to_device([[row.tokens[-1]] for row in self._rows], self.target.device)
         tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
         real = [count + 1 for count in num_drafted]
@@ -294,12 +304,11 @@ class BatchDecoder:
 
 
 def _tokens(proposal: Proposal) -> list[list[int]]:
-    """The drafts by row, without padding."""
     return [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
 
 
 def _states_of(states: Tensor, paths: list[list[int]]) -> list[Tensor]:
-    """Of states [B, 1 + N, ...] those of each row's newest token and of the drafts of its path."""
+    """Select the states of each row's newest token and accepted drafts from states [B, 1 + N, ...]."""
     return [
         states[r, : len(path) + 1]
         if path == list(range(len(path)))

@@ -1,9 +1,11 @@
-"""What a round costs on this machine: measured for a pair and a device, and stored.
+"""Measure the cost of a round on this machine, for a pair and a device, and store it.
 
-Contract: rounds are timed in a real decoder whose drafts are random tokens. The median of several times counts: a
-luckily short one would make all others seem dear, or cheap. Measuring goes in steps, each a round or a prefill
-chunk, so the caller can show progress or stop. The costs for a number of rows are stored once complete. Non-goals:
-costs that depend on the length of the text; deciding when to measure (measuring.py).
+`cost_table` measures all missing costs right away. `MeasuredCosts.measure` does it step by step, each a round or a
+prefill chunk, so the caller can show progress or stop. measuring.py decides when to measure.
+
+Rounds are timed in a real decoder whose drafts are random tokens. The median of several times is used, because one
+unusually short time would make all others look expensive, or cheap. The costs for a number of rows are stored once
+they are complete. The length of the text is not varied.
 """
 
 from __future__ import annotations
@@ -37,18 +39,21 @@ from .base import DecodingParams
 from .batch import BatchDecoder
 from .cost_store import costs_path, missing_sizes
 
-# Most tokens, over all rows, in a verification that is measured.
-MOST_TOKENS = 96
+# Maximum number of tokens, over all rows, in a measured verification.
+MAX_TOKENS = 96
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured for each number of rows.
+class MeasuringPlan:
+    """The measurements for each number of rows.
 
-    widths: tokens per row of each verification. drafted: tokens per row of two proposals; a draft token costs the
-    difference of their times divided by the difference of their tokens, and a proposal the rest. repeats: timed
-    runs of each, after one that does not count. context: tokens of the prompt. coarse: whether the table marks the
-    costs as coarse.
+    Attributes:
+        widths: tokens per row of each verification.
+        drafted: tokens per row of two proposals. A draft token costs the difference of their times divided by the
+            difference of their tokens; the rest is the cost of a proposal.
+        repeats: timed runs of each, after one that does not count.
+        context: tokens of the prompt.
+        coarse: whether to mark the costs as coarse in the table.
     """
 
     widths: tuple[int, ...]
@@ -58,15 +63,16 @@ class Plan:
     coarse: bool = False
 
 
-FULL = Plan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=7, context=160)
+FULL = MeasuringPlan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=7, context=160)
 # Measuring two numbers of rows takes about 2 s for SmolLM2-135M on two cores of a 2.5 GHz Xeon.
-COARSE = Plan(widths=(1, 2, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
+COARSE = MeasuringPlan(widths=(1, 2, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
 
 class MeasuredCosts:
     """The cost table of a pair, drafter, backend and kind of sampling: stored costs plus those measured now.
 
-    `table` is None until the costs of at least one number of rows are complete.
+    Attributes:
+        table: the costs; None until those of at least one number of rows are complete.
     """
 
     def __init__(
@@ -78,16 +84,23 @@ class MeasuredCosts:
         verification: Verification = AUTOMATIC,
     ) -> None:
         self.pair, self.kind, self.backend = pair, kind, backend
-        # What penalties and biases cost is left out: the stored table is every request's.
+        # Without penalties and biases, because all requests share the stored table.
         self.sampling, self.verification = sampling.unshaped, verification
         self.path = costs_path(pair, kind, backend, sampling)
-        self.table = self._kept()
+        self.table = self._read_stored()
 
-    def measure(self, sizes: list[int], plan: Plan = FULL, seconds: float = math.inf) -> Iterator[float]:
-        """Measure for these numbers of rows, one decoder step at a time, until `seconds` have passed.
+    def measure(self, sizes: list[int], plan: MeasuringPlan = FULL, seconds: float = math.inf) -> Iterator[float]:
+        """Measure for these numbers of rows, one decoder step at a time, for at most `seconds`.
 
-        Yields the share of the work that is done, from 0 to 1. A number of rows is left out unless each of its
-        verifications has been timed by then.
+        A number of rows is left out if one of its verifications has not been timed by then.
+
+        Args:
+            sizes: the numbers of rows.
+            plan: what to measure.
+            seconds: time limit.
+
+        Yields:
+            The share of the work that is done, from 0 to 1.
         """
         end = time.monotonic() + seconds
         for i, rows in enumerate(sizes):
@@ -99,18 +112,18 @@ class MeasuredCosts:
                 if late:
                     break
             if lab.timed:
-                self._keep(lab.costs())
+                self._store(lab.costs())
             if late:
                 return
 
-    def _kept(self) -> CostTable | None:
-        """The stored table or None; rejects one with draft costs if drafts take no forward, and the reverse."""
+    def _read_stored(self) -> CostTable | None:
+        """Return the stored table, or None; a table whose draft costs don't fit the drafter counts as missing."""
         table = read_table(self.path)
         return table if table is None or bool(table.draft) == (self.kind.timed is not None) else None
 
-    def _keep(self, measured: CostTable) -> None:
+    def _store(self, measured: CostTable) -> None:
         """Join the new costs with the file, which another process may have extended, and store the result."""
-        known = self._kept() or self.table
+        known = self._read_stored() or self.table
         self.table = measured if known is None else known.joined(measured)
         write_table(self.path, self.table)
 
@@ -118,7 +131,7 @@ class MeasuredCosts:
 def measure_costs(
     pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams, sizes: list[int]
 ) -> CostTable:
-    """Costs for these numbers of rows (at least one), measured now and not stored."""
+    """Measure the costs for these numbers of rows (at least one) now, without storing them."""
     tables = []
     for rows in sizes:
         lab = _Lab(pair, kind, backend, sampling, AUTOMATIC, rows, FULL)
@@ -129,7 +142,7 @@ def measure_costs(
 
 
 def cost_table(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams, rows: int) -> CostTable:
-    """The cost table of this pair, drafter and machine for `rows` rows; missing costs are measured and stored."""
+    """Return the cost table for `rows` rows on this machine; measures and stores missing costs."""
     costs = MeasuredCosts(pair, kind, backend, sampling)
     for _ in costs.measure(missing_sizes(costs.table, rows)):
         pass
@@ -137,7 +150,7 @@ def cost_table(pair: ModelPair, kind: DrafterKind, backend: str, sampling: Sampl
     return costs.table
 
 
-class _Random(Drafter):
+class _RandomDrafter(Drafter):
     """Proposes `width` random tokens per row: a round's cost does not depend on which tokens are drafted."""
 
     width = 0
@@ -146,13 +159,13 @@ class _Random(Drafter):
         self.vocab, self.device = vocab, device
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        # Drawn on the host: a GPU's generator raises during a capture and after a failed one.
+        # Drawn on the host, because a GPU's generator raises during a capture and after a failed one.
         tokens = to_device(torch.randint(0, self.vocab, (len(rows), self.width)), self.device)
         return Proposal(tokens, [self.width] * len(rows))
 
 
 class _TimedDecoder(BatchDecoder):
-    """A decoder that records how long its last proposal took (`proposal_ms`)."""
+    """A decoder that records the time of its last proposal (`proposal_ms`)."""
 
     proposal_ms = 0.0
 
@@ -168,7 +181,7 @@ class _TimedDecoder(BatchDecoder):
 
 
 def _now(device: torch.device) -> float:
-    """A monotonic clock in milliseconds, read once the device has finished its queued work."""
+    """Return the time in milliseconds, after the device has finished its queued work."""
     if is_accelerator(device):
         runtime(device).synchronize(device)
     return 1000 * time.perf_counter()
@@ -185,37 +198,37 @@ class _Lab:
         sampling: SamplingParams,
         verification: Verification,
         rows: int,
-        plan: Plan,
+        plan: MeasuringPlan,
     ) -> None:
         self.device, self.rows, self.plan = pair.device, rows, plan
         self.padded = not pair.target_step.skips_padding
-        self.widths = [width for width in plan.widths if width == 1 or rows * width <= MOST_TOKENS]
+        self.widths = [width for width in plan.widths if width == 1 or rows * width <= MAX_TOKENS]
         generator = torch.Generator().manual_seed(0)
-        # `room`: the tokens each row would get if every draft were accepted.
+        # `room`: the tokens that each row would get if every draft were accepted.
         limit = max(plan.widths)
         drafted = sum(1 + requested for requested in plan.drafted)
         room = (plan.repeats + 1) * (sum(self.widths) + drafted) + limit
         # Without a gap, a target that drafts for itself proposes nothing, and there is nothing to time.
-        least = gapped(WINDOW) if kind.windows else 0
-        context = max(1, min(max(plan.context, least), pair.context_length - room))
+        min_context = gapped(WINDOW) if kind.windows else 0
+        context = max(1, min(max(plan.context, min_context), pair.context_length - room))
         prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
         length = context + room
-        self.random = _Random(pair.vocab, pair.device)
+        self.random = _RandomDrafter(pair.vocab, pair.device)
         self.model: Drafter | None = None
         runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
         if kind.timed is not None:
             texts = CachedTexts([[i] for i in range(rows)], [length] * rows)
             parts = Parts(pair, rows, texts, backend, sampling, verification, target=runner)
             self.model = kind.timed(parts)
-        made: Drafter = self.model or self.random
+        drafter: Drafter = self.model or self.random
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.last = sequences[-1]
-        self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), made, FixedLength(limit))
+        self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), drafter, FixedLength(limit))
         self.draft_times: dict[int, list[float]] = {requested: [] for requested in plan.drafted}
         self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
 
     def steps(self) -> Iterator[float]:
-        """Run the prefill and the rounds; yield the share of the rounds that are done after each decoder step."""
+        """Run the prefill and the rounds; after each decoder step, yield the share of the rounds that are done."""
         while not self.last.token_ids:
             self._step()
             yield 0.0
@@ -225,7 +238,7 @@ class _Lab:
             yield done / count
 
     def _rounds(self, drafts: bool) -> Iterator[None]:
-        """Rounds with the draft model, then rounds without it; yield after each."""
+        """Run rounds with the draft model, then rounds without it; yield after each."""
         for repeat in range(self.plan.repeats + 1 if drafts else 0):
             for requested, times in self.draft_times.items():
                 self.decoder.policy = FixedLength(requested)
@@ -250,24 +263,26 @@ class _Lab:
         return all(self.verify_times.values())
 
     def costs(self) -> CostTable:
-        """The measured costs; requires `timed`."""
+        """Return the measured costs; requires `timed`."""
         points = [(float(self.rows * width), median(times)) for width, times in self.verify_times.items()]
-        # A wider verification is never cheaper; if it was measured so, that is noise and the larger time counts.
+        # A wider verification is never cheaper. If it was measured so, that is noise: use the larger time.
         verify = [(x, max(y for other, y in points if other <= x)) for x, _ in points]
         draft, proposal = {}, {}
         if self.model is not None:
-            few, many = self.plan.drafted
-            short, long = median(self.draft_times[few]), median(self.draft_times[many])
-            # Noise can make the longer proposal seem the cheaper one; its whole time per token is an upper bound.
-            each = (long - short) / (many - few) if long > short else long / many
-            # Every proposal also read one token that had been written.
-            rest = max(0.0, short - each * (few + READING * self.rows)) if long > short else 0.0
-            draft, proposal = {self.rows: each}, {self.rows: rest}
+            short_len, long_len = self.plan.drafted
+            short_ms, long_ms = median(self.draft_times[short_len]), median(self.draft_times[long_len])
+            # If noise makes the longer proposal the cheaper one, use its whole time per token, an upper bound.
+            token_ms = (long_ms - short_ms) / (long_len - short_len) if long_ms > short_ms else long_ms / long_len
+            # Every proposal also reads one written token.
+            proposal_ms = (
+                max(0.0, short_ms - token_ms * (short_len + READING * self.rows)) if long_ms > short_ms else 0.0
+            )
+            draft, proposal = {self.rows: token_ms}, {self.rows: proposal_ms}
         coarse = (self.rows,) if self.plan.coarse else ()
         return CostTable({self.rows: verify}, draft, self.padded, coarse, proposal)
 
     def _step(self) -> float:
-        """The milliseconds of one step of the decoder."""
+        """Run one step of the decoder and return its milliseconds."""
         start = _now(self.device)
         with shortage_explained():
             self.decoder.step()

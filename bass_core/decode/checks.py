@@ -1,7 +1,7 @@
-"""The checks of a request's numbers and names, one function each.
+"""The checks of a request's numbers and names, one function each. None of them runs a model.
 
-Contract: an unusable value raises RequestError with one sentence that names it and says what to do; otherwise a
-check returns the value in the form that a Request holds, if it changes. Nothing here runs a model.
+A check raises RequestError, with one sentence that names the bad value and the remedy. Otherwise it returns
+the value in the form that a Request stores, if that differs.
 """
 
 from __future__ import annotations
@@ -24,37 +24,38 @@ from ..model.runner import SHARING, TREES
 from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
 
-# The most drafts of a row in a round where they form a tree: one column of MOST_TREE is the newest token's.
-MOST_DRAFTS = MOST_TREE - 1
+# Maximum number of drafts in a tree: one column of MOST_TREE holds the newest token.
+MAX_TREE_DRAFTS = MOST_TREE - 1
 
 
 def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> list[int]:
-    """The ids that key each row's sampling noise; None stands for 0, 1, 2 and so on.
+    """Return the ids that key each row's random numbers; None stands for 0, 1, 2 and so on.
 
-    What a row wrote tells of the noise that another row with its id is judged by: no drafter may read it.
+    Rows with equal ids share random numbers. A drafter that reads other rows' texts would see the effect of
+    numbers that later judge its drafts, so it needs different ids.
     """
     if ids is None:
         return list(range(rows))
     if not isinstance(ids, Seq) or len(ids) != rows:
-        raise RequestError(f"sequence_ids must be a list of {rows} numbers, one a row; got {ids!r}.")
+        raise RequestError(f"sequence_ids must be a list of {rows} numbers, one per row; got {ids!r}.")
     for key in ids:
         check_whole("a sequence id", key, 0, 2**63 - 1)
     if len(set(ids)) < len(ids) and kind.reads_others:
         raise RequestError(
-            f"sequence_ids must differ where the drafter may read the texts of other rows; got {ids!r}: give each "
-            "row an id of its own, or choose another drafter."
+            f"sequence_ids must differ if the drafter may read the texts of other rows; got {ids!r}: give each "
+            "row its own id, or choose another drafter."
         )
     return list(ids)
 
 
 def check_time_budget(milliseconds: object) -> None:
-    """Accept None, or a finite number of milliseconds above 0."""
+    """Accept None or a finite number of milliseconds above 0."""
     if milliseconds is not None and not (_is_number(milliseconds) and milliseconds > 0):
         raise RequestError(f"time_budget_ms must be above 0, or None; got {milliseconds!r}.")
 
 
 def check_acceptance(rate: object) -> None:
-    """Accept None, or a probability."""
+    """Accept None or a probability."""
     if rate is not None and not (_is_number(rate) and 0 <= rate <= 1):
         raise RequestError(f"synthetic_acceptance must be from 0 to 1; got {rate!r}.")
 
@@ -67,7 +68,7 @@ def check_switch(name: str, value: object) -> bool:
 
 
 def check_end_ids(pair: ModelPair, eos: str | int | Collection[int] | None) -> frozenset[int]:
-    """The ids that end a text: "auto" stands for the target's own, None for no id."""
+    """Return the ids that end a text: "auto" stands for the target's own, None for no id."""
     if isinstance(eos, str) and eos == "auto":
         return pair.default_eos()
     if eos is None:
@@ -79,65 +80,77 @@ def check_end_ids(pair: ModelPair, eos: str | int | Collection[int] | None) -> f
 
 
 def check_stop(pair: ModelPair, stop: object) -> tuple[str, ...]:
-    """The strings that end a text, none for None."""
-    given = () if stop is None else (stop,) if isinstance(stop, str) else stop
-    if not isinstance(given, list | tuple) or not all(isinstance(one, str) and one for one in given):
-        raise RequestError(f"stop must be a string that is not empty, a list of such, or None; got {stop!r}.")
-    if given and pair.tokenizer is None:
+    """Return the strings that end a text; () for None."""
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, list | tuple) or not all(isinstance(string, str) and string for string in strings):
+        raise RequestError(f"stop must be a non-empty string, a list of them, or None; got {stop!r}.")
+    if strings and pair.tokenizer is None:
         raise RequestError("stop needs a tokenizer, and this pair has none: leave it out, or use eos_token_id.")
-    return tuple(given)
+    return tuple(strings)
 
 
-def spelled(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
-    """The same with each bad word as token ids, at a text's start and behind a space; refuse unknown ids."""
+def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
+    """Return the parameters with bad words as token ids, each as spelled at a text's start and after a space.
+
+    Raises:
+        RequestError: for unknown token ids, or for words as texts without a tokenizer.
+    """
     words: list[tuple[int, ...]] = []
     for word in sampling.bad_words:
         if not isinstance(word, str):
             words.append(word)
             continue
         if pair.tokenizer is None:
-            raise RequestError("bad_words needs a tokenizer for texts, and this pair has none: give ids.")
-        both = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}")]
-        # What the model has no ids for it can't write.
-        words += [tuple(ids) for ids in both if ids and max(ids) < pair.vocab]
-    biased, barred = [token for token, _ in sampling.biases], [token for word in words for token in word]
-    for name, ids in (("logit_bias", biased), ("bad_words", barred)):
+            raise RequestError(
+                "bad_words given as texts need a tokenizer, and this pair has none: give token ids."
+            )
+        spellings = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}")]
+        # The model can't write a word that it has no ids for.
+        words += [tuple(ids) for ids in spellings if ids and max(ids) < pair.vocab]
+    biased, forbidden = [token for token, _ in sampling.biases], [token for word in words for token in word]
+    for name, ids in (("logit_bias", biased), ("bad_words", forbidden)):
         if ids and max(ids) >= pair.vocab:
             raise RequestError(f"{name} must name token ids from 0 to {pair.vocab - 1}; got {max(ids)}.")
     return replace(sampling, bad_words=tuple(dict.fromkeys(words)))
 
 
-def check_sight(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:
-    """Refuse a drafter that sees parts of the cache, with an attention that only sees it whole."""
+def check_window_attention(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:
+    """Refuse a drafter that reads only parts of the cache if the attention can't do that."""
     if kind.windows and backend not in SHARING:
         raise RequestError(
-            f'drafter="{drafter}" sees parts of the cache alone, and attention="{backend}" sees it whole: choose '
-            'attention="sdpa".'
+            f'drafter="{drafter}" reads only parts of the cache, and attention="{backend}" always reads it all: '
+            'choose attention="sdpa".'
         )
 
 
 def drafts_of(tree: Seq[int]) -> int:
-    """Drafts of a tree of this shape."""
+    """Return the number of drafts of a tree of this shape; 15 for (3, 2, 1), for example."""
     return sum(math.prod(tree[: depth + 1]) for depth in range(len(tree)))
 
 
 def check_tree(
     tree: Seq[int] | None, drafter: str | Drafter, kind: DrafterKind, draft_length: DraftLength
 ) -> tuple[int, ...] | None:
-    """The shape of trees, None for none; refuse a drafter that can't make them, and a draft length beside them."""
+    """Return the shape of the trees, or None for none.
+
+    Raises:
+        RequestError: for a bad shape, a drafter that can't make trees, or a draft length as well.
+    """
     if tree is None:
         return None
     shape = tuple(tree) if isinstance(tree, list | tuple) else ()
-    whole = all(isinstance(one, int) and not isinstance(one, bool) and one >= 1 for one in shape)
-    # A product of many levels would be a number of many digits.
-    if not shape or not whole or len(shape) > MOST_DRAFTS or drafts_of(shape) > MOST_DRAFTS:
+    whole = all(isinstance(width, int) and not isinstance(width, bool) and width >= 1 for width in shape)
+    # Check the number of levels first: the product of very many would be a huge number.
+    if not shape or not whole or len(shape) > MAX_TREE_DRAFTS or drafts_of(shape) > MAX_TREE_DRAFTS:
         raise RequestError(
             "tree must list whole numbers of at least 1, the children of each draft level by level, for at most "
-            f"{MOST_DRAFTS} drafts a row; got {tree!r}."
+            f"{MAX_TREE_DRAFTS} drafts a row; got {tree!r}."
         )
     if not kind.takes_shape:
-        able = [name for name, one in DRAFTERS.items() if one.takes_shape]
-        raise RequestError(f"tree needs a drafter that makes trees, {', '.join(able)}; got drafter={drafter!r}.")
+        suitable = [name for name, width in DRAFTERS.items() if width.takes_shape]
+        raise RequestError(
+            f"tree needs a drafter that makes trees, {', '.join(suitable)}; got drafter={drafter!r}."
+        )
     if draft_length != AUTO:
         raise RequestError(
             f"tree fixes how much is drafted: leave draft_length out; got draft_length={draft_length!r}."
@@ -148,7 +161,7 @@ def check_tree(
 def check_branching(
     target: CausalModel, backend: str, verification: str, rule: Verification, acceptance: float | None
 ) -> None:
-    """Refuse, for trees of drafts, a target, an attention, a verification or an acceptance that is for chains."""
+    """Refuse a target, attention, verification or synthetic acceptance that can't handle draft trees."""
     if not target.trees:
         raise RequestError(
             f"{target.name} can't attend over trees of drafts: leave tree out, or choose a drafter that makes "
@@ -175,6 +188,6 @@ def check_whole(name: str, value: object, low: int, high: int | None) -> None:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is a finite number."""
+    """Return whether the value is a finite number."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return whole or (isinstance(value, float) and math.isfinite(value))

@@ -1,8 +1,7 @@
-"""Where a pair's measured costs are stored, and for which numbers of rows a table needs them.
+"""Storage of a pair's measured costs, and the numbers of rows that a table still needs.
 
-Contract: a table's file name is a hash of everything that a round's cost depends on, so requests that differ in
-anything else share the table. Non-goals: the table and its file format (length/costs.py), measuring
-(calibrate.py).
+A table's file name is a hash of everything that a round's cost depends on, so requests that differ in anything
+else share the table. length/costs.py has the table and its file format, calibrate.py measures.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from ..model.weights.modified import hooked_everywhere, is_hooked, is_patched
 from ..model.weights.placement import device_map
 from ..sample.params import SamplingParams
 
-# Version of the file's layout and of the way costs are measured: increase it whenever either changes.
+# Version of the file's layout and of the measuring method: increase it when either changes.
 FORMAT = 12
-# The largest number of rows that is measured; beyond it, a round's cost is taken to depend on its tokens only.
+# Largest number of rows to measure; beyond it, a round's cost is assumed to depend only on its tokens.
 MOST_ROWS = 8
 
 
 def may_measure() -> bool:
-    """Whether "auto" may measure costs: not with BASS_MEASURE=0, and not on ZeroGPU, which bills the time."""
+    """Return whether "auto" may measure costs: not with BASS_MEASURE=0 or on ZeroGPU, which bills the time."""
     return os.environ.get("BASS_MEASURE") != "0" and not on_zero_gpu()
 
 
 def costs_path(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams) -> Path | None:
-    """The table's file; None if the user has no cache folder."""
+    """Return the table's file, or None if the user has no cache folder."""
     try:
         root = cache_root()
     except WeightsError:
@@ -51,7 +50,7 @@ def costs_path(pair: ModelPair, kind: DrafterKind, backend: str, sampling: Sampl
 
 
 def can_keep(path: Path | None) -> bool:
-    """Whether a table can be written to this path; creates the folder."""
+    """Return whether a table can be written to this path; creates the folder."""
     if path is None:
         return False
     try:
@@ -62,28 +61,31 @@ def can_keep(path: Path | None) -> bool:
 
 
 def missing_sizes(table: CostTable | None, rows: int) -> list[int]:
-    """Numbers of rows still to measure: powers of two up to `rows` rounded up, not measured or only coarsely."""
+    """Return the numbers of rows still to measure, for requests of up to `rows` rows.
+
+    They are powers of two that are not measured, or only coarsely. For example, 5 rows need 1, 2, 4 and 8.
+    """
     sizes = [1 << i for i in range((min(rows, MOST_ROWS) - 1).bit_length() + 1)]
     return [size for size in sizes if table is None or size not in table.verify or size in table.coarse]
 
 
 def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
-    """Numbers of rows to measure for a coarse estimate up to `rows` rows: 1 and the largest, unless known."""
+    """Return the numbers of rows to measure for a coarse estimate up to `rows` rows: 1 and the largest."""
     known = [] if table is None else list(table.verify)
-    most = missing_sizes(None, rows)[-1]
+    largest = missing_sizes(None, rows)[-1]
     missing = [] if 1 in known else [1]
-    return missing if max(known, default=0) >= most or most in missing else [*missing, most]
+    return missing if max(known, default=0) >= largest or largest in missing else [*missing, largest]
 
 
 def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams) -> str:
-    """Hash of all that a round's cost depends on. Drafters that only copy share it: their drafts are free."""
+    """Return a hash of all that a round's cost depends on. Copying drafters share it: their drafts are free."""
     draft = None
     if kind.runs_model:
         draft = str(getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__)
         if isinstance(pair.draft, DraftHead):
             draft = f"{pair.draft.config} {len(pair.draft.vocabulary)}"
         step = pair.draft_step
-        draft = f"{draft} {type(step).__name__} {getattr(step, 'reason', None)} {_made_of(pair.draft)}"
+        draft = f"{draft} {type(step).__name__} {getattr(step, 'reason', None)} {_module_classes(pair.draft)}"
     if kind.windows:
         draft = f"window {draft} {WINDOW}"
     model = pair.target.config.get_text_config()
@@ -91,7 +93,7 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
         FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, draft,
         backend, str(pair.dtype), str(pair.device), torch.__version__, torch.get_num_threads(),
         sampling.greedy, type(pair.target_step).__name__, pair.weight_dtype,
-        pair.target_step.reason, _made_of(pair.target), hooked_everywhere(),
+        pair.target_step.reason, _module_classes(pair.target), hooked_everywhere(),
         not is_accelerator(pair.device) and cpu_kernels.has_tiles(),
         enabled(pair.device) and pair.target_step.capturable, *map(str, device_map(pair.target)),
         runtime(pair.device).get_device_name(pair.device) if is_accelerator(pair.device) else os.cpu_count(),
@@ -99,7 +101,7 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _made_of(model: nn.Module | None) -> list[str]:
-    """The classes of a model's modules, marked if calling one does more than its class's code in transformers."""
+def _module_classes(model: nn.Module | None) -> list[str]:
+    """Return the classes of a model's modules, marked if calling one runs more than its class in transformers."""
     modules = [] if model is None else list(model.modules())
-    return [f"{type(one).__qualname__} {is_hooked(one) or is_patched(type(one))}" for one in modules]
+    return [f"{type(module).__qualname__} {is_hooked(module) or is_patched(type(module))}" for module in modules]

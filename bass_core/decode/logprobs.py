@@ -1,9 +1,9 @@
 """Log-probabilities of the tokens that a round wrote, under the target.
 
-Contract: `note` gives each record, and its row, two numbers a token: the natural logarithm of the token's
-probability by the plain softmax of the model's own logits, and by the distribution that is sampled, after
-penalties, temperature, top-k, top-p and min-p, which of a greedy text is 0. Both are functions of the text alone,
-so that they are the same with and without drafts, up to rounding.
+`record_logprobs` gives each record, and its row, two natural logarithms per token: of its probability under the
+plain softmax of the model's own logits, and under the distribution that is sampled (after penalties, temperature,
+top-k, top-p and min-p; 0 for greedy text). Both depend only on the text, so they are the same with and without
+drafts, up to rounding.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ from ..sample.params import SamplingParams
 from ..sequence import RowRound, Sequence
 
 
-def note(
+def record_logprobs(
     rows: Seq[Sequence],
     records: Seq[RowRound],
     paths: Seq[Seq[int]],
-    own: Tensor,
+    raw: Tensor,
     shaped: Tensor,
     params: SamplingParams,
 ) -> None:
-    """own, shaped [B, 1 + N, V]: the model's logits, and the same after penalties; paths: the accepted drafts.
+    """Record the log-probabilities of each row's new tokens. Copies to the host once.
 
-    Column 0 says what follows a row's newest token, column i + 1 what follows draft i. One more copy to the host.
+    Args:
+        rows: the sequences.
+        records: the round's record of each row.
+        paths: the accepted drafts of each row.
+        raw: [B, 1 + N, V], the model's logits: column 0 after a row's newest token, column i + 1 after draft i.
+        shaped: the same after penalties.
+        params: how tokens are sampled.
     """
     places = [
         (r, column, token)
@@ -38,12 +44,12 @@ def note(
     ]
     if not places:
         return
-    row, column, token = to_device(places, own.device).unbind(1)
-    plain = own[row, column].float().log_softmax(-1).gather(1, token[:, None])
-    drawn = probabilities(shaped[row, column], params).gather(1, token[:, None]).log()
-    found = iter(to_host(torch.cat((plain, drawn), dim=1).double()).tolist())
+    row, column, token = to_device(places, raw.device).unbind(1)
+    plain = raw[row, column].float().log_softmax(-1).gather(1, token[:, None])
+    sampled = probabilities(shaped[row, column], params).gather(1, token[:, None]).log()
+    logprob_pairs = iter(to_host(torch.cat((plain, sampled), dim=1).double()).tolist())
     for sequence, record in zip(rows, records, strict=True):
-        pairs = [next(found) for _ in record.tokens]
+        pairs = [next(logprob_pairs) for _ in record.tokens]
         record.logprobs, record.sampled_logprobs = [a for a, _ in pairs], [b for _, b in pairs]
         sequence.logprobs += record.logprobs
         sequence.sampled_logprobs += record.sampled_logprobs

@@ -1,11 +1,10 @@
-"""A lane's length policy, and the measured round costs that it may need.
+"""A lane's length policy, and the measured round costs that it may need. Both come after admission.
 
-Contract: both come after admission. `Measuring` (or `with_costs`) measures costs before any lane's clock runs and
-puts them into the request; `make_policy` runs no model. draft_length="cost-aware" measures everything that is
-missing (half a minute for a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and
-uses Algorithm 1 if costs can't be measured or stored. `Measuring.progress` says how far it is, and estimates the
-rest from the time so far. Under a simulated clock its own costs count, and nothing is measured. Non-goals: how
-costs are measured (calibrate.py).
+`Measuring` (or `with_costs`) measures costs before any lane's clock runs and puts them into the request.
+`make_policy` runs no model. draft_length="cost-aware" measures everything that is missing (half a minute for a
+small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs can't
+be measured or stored. Under a simulated clock nothing is measured; the clock's own costs count. calibrate.py has
+the method of measuring.
 """
 
 from __future__ import annotations
@@ -36,22 +35,21 @@ from .peaks import measure_peaks
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# After this many coarse measurements of a table that ended incomplete, a process tries no more. If only their
-# time was up, a file beside the table says so to later processes; the page and "cost-aware" measure without a
-# limit.
-MOST_ATTEMPTS = 2
+# A process gives up on a table after this many incomplete coarse measurements. If they only ran out of time, a
+# file next to the table stops later processes as well. The page and "cost-aware" measure without a limit.
+MAX_COARSE_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
 _log = logging.getLogger(__name__)
 
 
 def make_policy(request: Request) -> LengthPolicy:
-    """A fresh policy for a decoder; the request has its costs. On a simulated clock those are the times."""
+    """Return a fresh policy for a decoder; the request has its costs, which are the times on a simulated clock."""
     return policy_for(request.draft_length, request.costs, timed=request.clock is None)
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
-    """Return the request with its round costs; measure what is missing. Arguments as for Measuring."""
+    """Return the request with its round costs; measures missing ones. Arguments as for Measuring."""
     measuring = Measuring(pair, request, rows)
     for _ in measuring:
         pass
@@ -59,7 +57,7 @@ def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
 
 
 def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
-    """What rounds cost on the simulated clock, half of the new tokens written; drafts without a model are free."""
+    """Return the round costs on the simulated clock, with half of the new tokens written."""
     lengths = [len(prompt) + request.new_tokens(prompt) / 2 for prompt in request.prompts]
     costs = clock.costs(fmean(lengths))
     if not isinstance(costs, Roofline):
@@ -71,7 +69,7 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
 
 
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
-    """Measure, step by step, the missing costs for up to `rows` rows with every other setting at its default.
+    """Measure, step by step, the missing costs for up to `rows` rows with all other settings at their defaults.
 
     A CPU's peaks come first, because they take a second at most. Sampling comes before greedy decoding, because
     the page's first race samples.
@@ -86,20 +84,27 @@ def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Progress:
-    """done: the share of the measurements that are done, from 0 to 1. left_ms: an estimate of the wall time that
-    the rest takes: as long for each share as so far, and at most until the time is up; None before the first."""
+    """Progress of the measurements.
+
+    Attributes:
+        done: the share that is done, from 0 to 1.
+        left_ms: estimated wall time of the rest, at the speed so far and within the time limit; None before the
+            first.
+    """
 
     done: float
     left_ms: float | None
 
 
 class Measuring:
-    """Measures the costs that a request needs, and with them a CPU's peaks. Iterate to the end.
+    """Measures the costs that a request needs, and a CPU's peaks. Iterate to the end.
 
-    Each iteration is one step of a decoder, or one of the peaks.
-    rows: rows of the largest batch among the lanes that draft by a policy, 0 if there is none. Afterwards
-    `request` has its costs; they stay None if no policy needs them, or if "auto" can't get them. If everything
-    was known already, there is no step. `progress` is that of the costs; None before their first step.
+    Each iteration is one step of a decoder, or one of the peaks; there is none if everything is known already.
+
+    Attributes:
+        request: has its costs afterwards; they stay None if no policy needs them or "auto" can't get them.
+        rows: rows of the largest batch among the lanes that draft by a policy; 0 if there is none.
+        progress: progress of the costs; None before their first step.
     """
 
     progress: Progress | None = None
@@ -114,13 +119,13 @@ class Measuring:
         if request.clock is not None:
             self.request = replace(request, costs=simulated_costs(request, request.clock))
             return
-        ways = (request.kind, request.backend, request.sampling, request.rule)
+        table_key = (request.kind, request.backend, request.sampling, request.rule)
         if request.draft_length != AUTO:
-            costs = MeasuredCosts(self.pair, *ways)
+            costs = MeasuredCosts(self.pair, *table_key)
             yield from self._thoroughly(costs)
         # The costs of a user's own drafter object are unknown.
         elif not request.kind.own and may_measure():
-            costs = MeasuredCosts(self.pair, *ways)
+            costs = MeasuredCosts(self.pair, *table_key)
             yield from self._coarsely(costs)
         else:
             return
@@ -129,36 +134,36 @@ class Measuring:
 
     def _thoroughly(self, costs: MeasuredCosts) -> Iterator[None]:
         if sizes := missing_sizes(costs.table, self.rows):
-            _log.warning("Measuring once what a round costs on this machine; this can take a minute.")
+            _log.warning("Measuring the cost of a round on this machine, once; this can take a minute.")
             yield from self._counted(costs.measure(sizes, FULL), math.inf)
 
     def _coarsely(self, costs: MeasuredCosts) -> Iterator[None]:
-        """Measure in at most COARSE_SECONDS. Errors are only logged: lanes run the same models and report them."""
+        """Measure in at most COARSE_SECONDS. Only log errors: lanes run the same models and report them."""
         sizes = missing_coarse_sizes(costs.table, self.rows)
         path = costs.path
-        if not sizes or path is None or _attempts[path] >= MOST_ATTEMPTS or not can_keep(path):
+        if not sizes or path is None or _attempts[path] >= MAX_COARSE_ATTEMPTS or not can_keep(path):
             return
         if _too_slow(path).exists():
             return
         if not _attempts[path]:
             _log.warning(
-                "Measuring once what a round costs on this machine, in at most %g s; "
-                "BASS_MEASURE=0 leaves it out.",
+                "Measuring the cost of a round on this machine, once, in at most %g s; "
+                "BASS_MEASURE=0 turns this off.",
                 COARSE_SECONDS,
             )
         try:
             yield from self._counted(costs.measure(sizes, COARSE, COARSE_SECONDS), COARSE_SECONDS)
         except Exception as error:
-            _log.warning("What a round costs could not be measured (%s): %s", type(error).__name__, error)
+            _log.warning("The cost of a round could not be measured (%s): %s", type(error).__name__, error)
             _attempts[path] += 1
             return
         if missing_coarse_sizes(costs.table, self.rows):
             _attempts[path] += 1
-            if _attempts[path] >= MOST_ATTEMPTS:
+            if _attempts[path] >= MAX_COARSE_ATTEMPTS:
                 _too_slow(path).touch()
 
     def _counted(self, shares: Iterator[float], seconds: float) -> Iterator[None]:
-        """Take these steps, which end after `seconds` at the latest, and say in `progress` how far they are."""
+        """Take these steps, which end after `seconds` at the latest, and update `progress`."""
         start = time.perf_counter()
         for share in shares:
             spent = time.perf_counter() - start
@@ -168,5 +173,5 @@ class Measuring:
 
 
 def _too_slow(table: Path) -> Path:
-    """The file that says that a table can't be measured coarsely in time."""
+    """Return the file that marks a table as too slow to measure coarsely."""
     return table.with_suffix(".slow")

@@ -1,9 +1,9 @@
-"""The peaks of a pair's device, to which a lane's work is compared; those of a CPU are measured once and kept.
+"""The peaks of a pair's device, which a lane's work is compared with. A CPU's are measured once and stored.
 
-Contract: `known_peaks` measures nothing on a CPU. `measure_peaks` does, in about a second, once for a CPU, a dtype
-and a number of threads, and with the costs (calibrate.py), when no lane runs. Until then, and where nothing may be
-measured, a CPU's peaks are unknown. Non-goals: how they are measured (machine/cpu_speed.py), datasheets
-(machine/hardware.py).
+`known_peaks` measures nothing on a CPU. `measure_peaks` measures a CPU, in about a second, once per CPU, dtype and
+number of threads. It runs with the cost measurements (calibrate.py), while no lane runs. Until then, and if
+measuring is not allowed, a CPU's peaks are unknown. machine/cpu_speed.py has the method, machine/hardware.py the
+datasheets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..machine.hardware import Peaks, dense_peak, known_bandwidth
 from ..machine.user_cache import cache_root
 from .cost_store import can_keep, may_measure
 
-# Version of the file's layout and of the way peaks are measured: increase it whenever either changes.
+# Version of the file's layout and of the measuring method: increase it when either changes.
 FORMAT = 1
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -37,17 +37,17 @@ _log = logging.getLogger(__name__)
 
 
 def known_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """A GPU's copy bandwidth and dense peak; the kept peaks of a CPU for torch's present number of threads."""
+    """Return a GPU's copy bandwidth and dense peak, or a CPU's stored peaks for torch's number of threads."""
     if is_accelerator(device):
         return Peaks(known_bandwidth(device), dense_peak(runtime(device).get_device_name(device), dtype))
     return (_read(peaks_path(dtype)) if may_measure() else None) or Peaks()
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Measure and keep a CPU's peaks unless they are known; yield after each of the two figures.
+    """Measure and store a CPU's peaks unless they are known; yield after each of the two figures.
 
-    Nothing is measured where it could not be kept, or where memory is short. Errors are only logged. A bandwidth
-    that is missing for lack of memory is measured once there is room.
+    Measures nothing if the result could not be stored, or if memory is short. Errors are only logged. If the
+    bandwidth is missing for lack of memory, it is measured once there is room.
     """
     path = None if is_accelerator(device) or not may_measure() else peaks_path(dtype)
     if path is None or not can_keep(path):
@@ -67,7 +67,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 def peaks_path(dtype: torch.dtype) -> Path | None:
-    """The file of a CPU's peaks; None if the user has no cache folder."""
+    """Return the file of a CPU's peaks, or None if the user has no cache folder."""
     cpu = _cpu_name(), os.cpu_count(), last_cache()
     facts = FORMAT, *cpu, torch.__version__, torch.get_num_threads(), str(dtype)
     try:
@@ -82,7 +82,7 @@ def _cpu_name() -> str:
 
 
 def _read(path: Path | None) -> Peaks | None:
-    """The peaks in the file; None if it is missing or damaged, or holds what cannot have been measured."""
+    """Return the peaks in the file, or None if it is missing, damaged or has impossible values."""
     try:
         peaks = Peaks(**json.loads("" if path is None else path.read_text(encoding="utf-8")))
         values = asdict(peaks).values()
@@ -93,7 +93,7 @@ def _read(path: Path | None) -> Peaks | None:
 
 
 def _write(path: Path, peaks: Peaks) -> None:
-    """Write the peaks; where that fails, the next request measures again."""
+    """Write the peaks; if that fails, the next request measures again."""
     part = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         part.write_text(json.dumps(asdict(peaks)), encoding="utf-8")

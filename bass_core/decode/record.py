@@ -1,6 +1,6 @@
-"""What a round's verification becomes: tokens at the end of a row's text, and the record of the round.
+"""Write the result of a round's verification: tokens at the end of a row's text, and the record of the round.
 
-Contract: `write_round` appends to the sequence and changes nothing else. The same for chains and trees of drafts.
+`write_round` appends to the sequence and changes nothing else. It handles chains and trees.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 
 from ..sequence import RowRound, Sequence
 from ..verify.acceptance import RowOutcome
-from ..verify.detail import kept_drafts
+from ..verify.detail import recorded_drafts
 
 
 def write_round(
@@ -19,21 +19,21 @@ def write_round(
     parents: list[int] | None = None,
     ends: bool = True,
 ) -> RowRound:
-    """Append the accepted drafts and, if the round ends with it, the next token.
+    """Append the accepted drafts and, if `ends`, the next token; return the record of the round.
 
-    count: the row's drafts in this round; parents: see Proposal.
+    `count` is the row's number of drafts. `parents` is for trees, as in TreeProposal.
     """
     path = outcome.accepted_drafts
     drafts = [test.token for test in outcome.tests[:count]]
-    last = "sampled" if not drafts else ("bonus" if _at_end(path, count, parents) else "recovered")
-    last = "accepted" if outcome.next_drafted else last
-    own = [outcome.next_token] if ends else []
-    tokens = [*(drafts[i] for i in path), *own]
-    origins = ["accepted"] * len(path) + [last] * len(own)
-    taken = row.write(tokens, origins)
-    kept = kept_drafts(path, count, parents, taken)
-    path = path[:taken]
-    tests = [outcome.tests[i] for i in kept]
+    last_origin = "sampled" if not drafts else ("bonus" if _at_end(path, count, parents) else "recovered")
+    last_origin = "accepted" if outcome.next_drafted else last_origin
+    next_tokens = [outcome.next_token] if ends else []
+    tokens = [*(drafts[i] for i in path), *next_tokens]
+    origins = ["accepted"] * len(path) + [last_origin] * len(next_tokens)
+    num_written = row.write(tokens, origins)
+    recorded = recorded_drafts(path, count, parents, num_written)
+    path = path[:num_written]
+    tests = [outcome.tests[i] for i in recorded]
     record = RowRound(
         row.index,
         [test.token for test in tests],
@@ -41,20 +41,20 @@ def write_round(
         [test.q for test in tests],
         [test.u for test in tests],
         len(path),
-        tokens[:taken],
-        origins[:taken],
+        tokens[:num_written],
+        origins[:num_written],
         row.finish_reason,
         outcome.next_p if ends else math.nan,
         [test.chance for test in tests],
     )
     if parents is not None:
-        places = {-1: -1} | {draft: place for place, draft in enumerate(kept)}
-        record.parents, record.path = [places[parents[i]] for i in kept], [places[i] for i in path]
+        places = {-1: -1} | {draft: place for place, draft in enumerate(recorded)}
+        record.parents, record.path = [places[parents[i]] for i in recorded], [places[i] for i in path]
     return record
 
 
 def _at_end(path: list[int], count: int, parents: list[int] | None) -> bool:
-    """Whether no draft follows the accepted ones."""
+    """Return whether no draft follows the accepted ones."""
     if parents is None:
         return len(path) == count
     return (path[-1] if path else -1) not in parents

@@ -1,7 +1,7 @@
-"""Sequences decoded one after another, each as a batch of one.
+"""Decode sequences one after another, each as a batch of one.
 
-Contract: implements Decoder (base.py). All sequences use the same caches in turn. A prefix that a prompt shares
-with the one before it is still there, so it is not computed again.
+SequentialDecoder implements Decoder (base.py). All sequences use the same caches in turn: a prefix that a prompt
+shares with the one before it is still cached, so it is not computed again.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class SequentialDecoder:
 
     @property
     def timeline(self) -> Timeline | None:
-        """None: draft and target do not overlap."""
+        """None, because draft and target do not overlap."""
         return None
 
     def pause(self) -> None:
-        """Does nothing: no work goes on between steps."""
+        """Do nothing: no work goes on between steps."""
 
     def close(self) -> None:
-        """Does nothing: the decoder holds only its own memory."""
+        """Do nothing: the decoder owns nothing but its memory."""
 
     def prepare(self) -> None:
-        """Prepare the first sequence's decoder; the others reuse what was captured for it."""
+        """Prepare the first sequence's decoder; the others reuse the graphs captured for it."""
         if self._current is None and self._waiting:
             self._current = self._make(self._waiting.pop(0))
             self._current.prepare()

@@ -1,8 +1,8 @@
-"""Incremental detokenization: text that grows token by token, and ends before a stop string.
+"""Incremental detokenization: text that grows token by token and ends before a stop string.
 
-Contract: the pieces, joined, equal what the tokenizer decodes from all tokens at once, without special tokens, up
-to the first stop string. What may still change is held back until it can't: a character until all of its bytes
-have come, a run of byte tokens until it ends, and the beginning of a stop string until it is none.
+The joined pieces equal the tokenizer's decoding of all tokens at once, without special tokens, up to the first
+stop string. Text that may still change is held back: a character until all of its bytes have come, a run of byte
+tokens until it ends, and the beginning of a possible stop string until the next tokens rule it out.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# A token that stands for one byte, as Llama 2's tokenizer spells it.
+# A token for one byte, as Llama 2's tokenizer spells it.
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 # An incomplete character decodes to the replacement character.
 _INCOMPLETE = "\ufffd"
 
 
 class TextStream:
-    """The text of one sequence; each new token re-decodes only a short tail.
+    """The text of one sequence; each new token decodes only a short tail again.
 
-    stopped: whether one of the strings `stop` has come. The text ends before it, and further tokens add nothing.
+    Attributes:
+        stopped: whether a stop string has appeared. The text ends before it, and further tokens add nothing.
+        pieces: the text that each token added.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
@@ -30,28 +32,28 @@ class TextStream:
         self._shown, self._context = 0, 0
         # Whether the text ends in a run of byte tokens; the next token may still change its characters.
         self._in_bytes = False
-        # Text that has come and may begin a stop string.
-        self._held = ""
+        # The end of the text, if it may begin a stop string.
+        self._held_back = ""
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that it adds; "" while that may still change."""
+        """Add a token and return the text that it adds, or "" while that may still change."""
         self.ids.append(token)
         self.pieces.append("")
-        # A token without text, such as a special one, ends no run.
+        # A token without text, e.g. a special one, does not end a run.
         self._in_bytes = self._is_byte(token) or (self._in_bytes and not self._decode([token]))
-        if self._surely_waits():
+        if self._must_wait():
             return ""
         new = self._new_text()
-        if self.stop and self._cut(self._held + new):
+        if self.stop and self._cut(self._held_back + new):
             return self.pieces[-1]
         if not new or new.endswith(_INCOMPLETE) or self._in_bytes:
             return ""
         self._context, self._shown = self._shown, len(self.ids)
-        self._show(self._held + new, self._begun(self._held + new))
+        self._show(self._held_back + new, self._stop_prefix_len(self._held_back + new))
         return self.pieces[-1]
 
     def end(self) -> None:
@@ -59,40 +61,41 @@ class TextStream:
         if self.pieces and not self.stopped:
             new = self._new_text() if self._shown < len(self.ids) else ""
             self._shown = len(self.ids)
-            self._show(self._held + new, 0)
+            self._show(self._held_back + new, 0)
 
     def _cut(self, text: str) -> bool:
-        """Show the text up to the first stop string that it holds, if it holds one, and nothing from then on."""
-        found = [place for place in (text.find(one) for one in self.stop) if place >= 0]
-        if self.stopped or not found:
+        """Show the text up to its first stop string, if it contains one; return whether the text has ended."""
+        places = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
+        if self.stopped or not places:
             return self.stopped
-        self._show(text[: min(found)], 0)
+        self._show(text[: min(places)], 0)
         self.stopped = True
         return True
 
-    def _begun(self, text: str) -> int:
-        """How many of the text's last characters may begin a stop string."""
+    def _stop_prefix_len(self, text: str) -> int:
+        """Return how many of the text's last characters may begin a stop string."""
         longest = max(map(len, self.stop), default=1) - 1
         sizes = range(min(longest, len(text)), 0, -1)
-        return next((size for size in sizes if any(one.startswith(text[-size:]) for one in self.stop)), 0)
+        return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self.stop)), 0)
 
-    def _show(self, text: str, held: int) -> None:
-        end = len(text) - held
+    def _show(self, text: str, num_held_back: int) -> None:
+        end = len(text) - num_held_back
         self.pieces[-1] += text[:end]
-        self._held = text[end:]
+        self._held_back = text[end:]
 
-    def _surely_waits(self) -> bool:
-        """Whether a long tail is surely incomplete, judged by its last tokens.
+    def _must_wait(self) -> bool:
+        """Return whether the last tokens show that a long tail is incomplete, so that nothing can be shown yet.
 
-        So it isn't decoded for every token. A character has at most four bytes, and so at most four tokens.
+        This avoids decoding the whole tail for every token. A character has at most four bytes, and so at most
+        four tokens.
         """
-        few = 4 * max(map(len, self.stop), default=1) + 4
-        if len(self.ids) - self._shown <= 2 * few:
+        tail_len = 4 * max(map(len, self.stop), default=1) + 4
+        if len(self.ids) - self._shown <= 2 * tail_len:
             return False
         if self._in_bytes:
             return not self.stop
-        last = self._decode(self.ids[-few:])
-        return (not last or last.endswith(_INCOMPLETE)) and not any(one in last for one in self.stop)
+        last = self._decode(self.ids[-tail_len:])
+        return (not last or last.endswith(_INCOMPLETE)) and not any(stop in last for stop in self.stop)
 
     def _is_byte(self, token: int) -> bool:
         spelled = getattr(self.tokenizer, "convert_ids_to_tokens", lambda ids: None)(token)
@@ -107,7 +110,7 @@ class TextStream:
 
 
 class StopStrings:
-    """Called with each token of a row in turn: whether its text now holds one of the strings `stop`."""
+    """Called with each token of a row in turn; returns whether the text now contains a string of `stop`."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self._text = TextStream(tokenizer, stop)

@@ -1,10 +1,12 @@
-"""Capture work in a CUDA graph, and account for the memory that captures hold; knows no model.
+"""Capture work in CUDA graphs, and account for the memory that captures hold.
 
-Contract: `capture` runs a function once, captures it once, and returns the captured outputs and the replay. Only
-one capture is made at a time, and `empty_cache` does nothing meanwhile. If starting or ending a capture fails, it
-is the last one of the process: torch's allocator then takes the capture for still running and raises when cached
-memory is released, and there is no way to reset it; so no more graphs are captured and `empty_cache` does nothing.
-`waits_refused` detects beforehand what would make a capture fail. Off on ZeroGPU and with BASS_GRAPHS=0.
+`capture` runs a function once, captures it once, and returns the captured outputs and the replay. `waits_refused`
+detects beforehand the waits that would make a capture fail. Only one capture runs at a time; `empty_cache` does
+nothing meanwhile.
+
+If starting or ending a capture fails, this process captures no more graphs and `empty_cache` does nothing: torch's
+allocator then believes that the capture is still running, raises when cached memory is released, and can't be
+reset. Captures are off on ZeroGPU and with BASS_GRAPHS=0.
 """
 
 from __future__ import annotations
@@ -24,13 +26,12 @@ from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
 from .memory import private_pools
 
-# Bytes (512 MiB). A capture can't use memory that torch keeps cached: if less than this is free on the device, the
-# cache is released first.
+# 512 MiB. Release torch's cached memory before a capture if less is free, because captures can't use it.
 LEAST_FREE = 1 << 29
 
 Outputs = TypeVar("Outputs")
 
-_turn = threading.RLock()
+_capture_lock = threading.RLock()
 _underway = False
 _failed = False
 
@@ -40,38 +41,38 @@ class CaptureUnavailable(RuntimeError):
 
 
 def enabled(device: torch.device) -> bool:
-    """Whether steps on the device may be captured."""
-    off = on_zero_gpu() or os.environ.get("BASS_GRAPHS") == "0" or _failed
-    return not off and is_accelerator(device) and hasattr(runtime(device), "CUDAGraph")
+    """Return whether steps on the device may be captured."""
+    disabled = on_zero_gpu() or os.environ.get("BASS_GRAPHS") == "0" or _failed
+    return not disabled and is_accelerator(device) and hasattr(runtime(device), "CUDAGraph")
 
 
 def refuses_waits(device: torch.device) -> bool:
-    """Whether steps on the device are captured and torch can raise on a wait for the device (`waits_refused`)."""
+    """Return whether steps on the device are captured and torch can raise on waits (`waits_refused`)."""
     return enabled(device) and hasattr(runtime(device), "set_sync_debug_mode")
 
 
 def failed() -> bool:
-    """Whether a capture failed to start or end, so that this process captures no more graphs."""
+    """Return whether a capture failed to start or end, so that this process captures no more graphs."""
     return _failed
 
 
 def empty_cache(device: torch.device) -> None:
-    """Return cached memory to the device; does nothing on a CPU, during a capture, or after a failed capture.
+    """Return cached memory to the device; does nothing on a CPU, during a capture or after a failed one.
 
     It never blocks, because the garbage collector may call it anywhere. Memory that stays cached is still usable.
     """
-    if not is_accelerator(device) or not _turn.acquire(blocking=False):
+    if not is_accelerator(device) or not _capture_lock.acquire(blocking=False):
         return
     try:
         if not (_failed or _underway):
             runtime(device).empty_cache()
     finally:
-        _turn.release()
+        _capture_lock.release()
 
 
 @dataclass(eq=False)
 class Pool:
-    """The memory shared by all captures over one KV cache, which are never replayed at the same time.
+    """The memory shared by all captures over one KV cache, which never replay at the same time.
 
     torch shares blocks only between captures on the same stream, so the pool has its own stream, made on first
     use.
@@ -86,23 +87,26 @@ class Pool:
         if self.handle is None:
             module = runtime(self.device)
             self.handle = module.graph_pool_handle()
-            # torch hands out the streams of one priority round-robin, so another thread could get this stream and
-            # its work would be captured too. A priority that no lane uses prevents that.
+            # torch hands out streams of one priority round-robin, so another thread could get this one and its
+            # work would be captured too. No lane uses this priority.
             self.stream = module.Stream(self.device, priority=-1)
 
     def reserved(self) -> int:
-        """Bytes that the captures hold for their outputs and intermediate results."""
+        """Return the bytes that the captures hold for outputs and intermediate results."""
         return 0 if self.handle is None else private_pools(self.device).get(tuple(self.handle), (0, 0))[0]
 
 
 def capture(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callable[[], Any]]:
     """Run the forward once (this compiles kernels and creates library handles), then capture it.
 
-    The capture is made on the pool's stream. Raises what the forward or torch raises, and CaptureUnavailable after
-    a failed capture.
+    Returns:
+        The captured outputs and the function that replays them.
+
+    Raises:
+        CaptureUnavailable: if an earlier capture failed. What the forward and torch raise passes through.
     """
     global _underway
-    with _turn, on(pool.device):
+    with _capture_lock, on(pool.device):
         if _failed:
             raise CaptureUnavailable("an earlier capture failed")
         module = runtime(pool.device)
@@ -122,8 +126,8 @@ def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
     module = runtime(pool.device)
     graph = module.CUDAGraph()
     _clear_workspaces()
-    # torch.cuda.graph is not used: it synchronizes the whole device, releases all caches, and leaves its stream
-    # current if ending the capture fails.
+    # Not torch.cuda.graph: it synchronizes the whole device, releases all caches, and leaves its stream current if
+    # ending the capture fails.
     with module.stream(pool.stream), _no_collection():
         with _final():
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
@@ -138,7 +142,7 @@ def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Turn garbage collection off: destroying a graph on this thread would end the capture under way."""
+    """Turn garbage collection off: destroying a graph on this thread would end the capture."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -150,7 +154,7 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _final() -> Iterator[None]:
-    """If the block raises, this process captures no more graphs."""
+    """Capture no more graphs in this process if the block raises."""
     global _failed
     try:
         yield
@@ -163,8 +167,8 @@ def _clear_workspaces() -> None:
     """Make cuBLAS allocate its workspace in the graph's own pool, and drop it after the capture.
 
     A workspace outside the pool, or shared by several graphs, would be freed with the first graph and still be
-    written by the others. Skipped before torch 2.10: there, nothing protects the workspaces from other threads'
-    matrix products, and dropping a graph frees no workspace.
+    written by the others. Skipped before torch 2.10, which doesn't protect workspaces from matrix products of
+    other threads, and whose graphs don't free them.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None and torch.__version__ >= "2.10":
@@ -173,15 +177,15 @@ def _clear_workspaces() -> None:
 
 @contextmanager
 def waits_refused(device: torch.device) -> Iterator[None]:
-    """Make every wait for the device raise, in all threads: torch's sync debug mode covers the whole process.
+    """Make every wait for the device raise, in all threads: torch's sync debug mode is process-wide.
 
     No capture is made meanwhile. Use it only if `refuses_waits` is true.
     """
     module = runtime(device)
-    with _turn:
+    with _capture_lock:
         before = module.get_sync_debug_mode()
         with warnings.catch_warnings():
-            # torch warns that it does not detect every wait; a missed one makes the capture fail.
+            # torch warns that it doesn't detect every wait; a missed one makes the capture fail.
             warnings.simplefilter("ignore")
             module.set_sync_debug_mode("error")
         try:

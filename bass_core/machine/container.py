@@ -1,7 +1,7 @@
-"""What a container's control groups leave to this process, which the machine's own figures do not show.
+"""Read the limits that a container's control groups (cgroups) set for this process.
 
-Contract: `groups` gives the folders in which a limit may stand, for both versions of control groups; without
-control groups (macOS, Windows) there are none. A limit of any of them binds. Reads files alone.
+The machine's own figures don't show these limits. The limits of the process's group and of all groups above it
+count, in both versions of cgroups. On systems without cgroups (macOS, Windows) there are no limits.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ OWN = Path("/proc/self/cgroup")
 
 
 def groups(controller: str) -> Iterator[Path]:
-    """Folders of the groups of this process that have the controller ("cpu", "memory"), and of those above."""
+    """Yield the folders of this process's groups that have the controller ("cpu", "memory"), and their parents."""
     try:
         lines = OWN.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        # Version 2 has no names of controllers, and all of them in one tree.
+        # Version 2 has no controller names and only one tree.
         if controllers and controller not in controllers.split(","):
             continue
         mount = ROOT / controllers if controllers else ROOT
-        # A container sees its own group as the root, whatever path it is told.
-        own = PurePosixPath(path.lstrip("/"))
-        yield from (mount / group for group in (own, *own.parents))
+        # A container sees its own group as the root, whatever path is listed.
+        group_path = PurePosixPath(path.lstrip("/"))
+        yield from (mount / group for group in (group_path, *group_path.parents))
 
 
 def cpu_quota() -> float | None:
-    """Cores' worth of time that this process may use; None without a limit."""
-    found = [quota for folder in groups("cpu") if (quota := _quota(folder)) is not None]
-    return min(found, default=None)
+    """Return the number of cores whose time this process may use; None without a limit."""
+    quotas = [quota for folder in groups("cpu") if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
 
 
 def _quota(folder: Path) -> float | None:
@@ -51,19 +51,19 @@ def _quota(folder: Path) -> float | None:
 
 
 def memory_left() -> int | None:
-    """Bytes that this process may still take; None without a limit."""
-    found = [left for folder in groups("memory") if (left := _memory(folder)) is not None]
-    return min(found, default=None)
+    """Return how many more bytes this process may take; None without a limit."""
+    limits = [left for folder in groups("memory") if (left := _memory_left_in(folder)) is not None]
+    return min(limits, default=None)
 
 
-def _memory(folder: Path) -> int | None:
-    new = (folder / "memory.max").exists()
-    names = ("memory.max", "memory.current") if new else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+def _memory_left_in(folder: Path) -> int | None:
+    unified = (folder / "memory.max").exists()
+    names = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     try:
         limit, used = (int((folder / name).read_text(encoding="utf-8")) for name in names)
         lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
         statistics = dict(line.split() for line in lines)
         # Inactive file pages count as free: the kernel reclaims them on demand.
-        return limit - used + int(statistics.get("inactive_file" if new else "total_inactive_file", 0))
+        return limit - used + int(statistics.get("inactive_file" if unified else "total_inactive_file", 0))
     except (OSError, ValueError):  # no such group, or no limit: "max"
         return None

@@ -1,8 +1,4 @@
-"""What this CPU offers to the process.
-
-Contract: `cores` counts those that the scheduler allows (CPU affinity) and that a container's quota pays for, not
-the cores of the machine.
-"""
+"""The CPU cores and instructions that this process may use."""
 
 from __future__ import annotations
 
@@ -14,9 +10,11 @@ from .container import cpu_quota
 
 
 def cores() -> int:
-    """Number of cores that this process may use at once, at least 1.
+    """Return the number of cores that this process may use at once, at least 1.
 
-    A thread beyond the quota stops them all for the rest of each period, so that a part of a core counts as none.
+    It counts the cores that the scheduler allows (CPU affinity), up to a container's quota, not those of the
+    machine. The quota is rounded down, because one thread too many would stop all threads for the rest of each
+    period. For example, a quota of 2.5 cores gives 2.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
@@ -24,6 +22,6 @@ def cores() -> int:
 
 
 def native_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively (AVX-512 BF16 or AMX)."""
-    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, lambda: False)() for name in known)
+    """Return whether this CPU multiplies bfloat16 natively (AVX-512 BF16 or AMX)."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)

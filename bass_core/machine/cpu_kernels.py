@@ -1,9 +1,9 @@
-"""Whether the compiled kernels for the CPU (kernels/cpu) can be used here.
+"""Decide whether the compiled CPU kernels (kernels/cpu) can be used.
 
-Contract: `available` is asked before anything of kernels/cpu is imported; the first time it says where compiled
-code is kept, beside the weights. BASS_CPU_KERNELS=0 turns the kernels off. Without them transformers' own models
-run, and the log says so once. `compiling` shows a progress line where something is compiled, which only a first
-start does; after it nothing is compiled any more, whatever the lanes do.
+Call `available` before importing anything from kernels/cpu. Its first call also makes compiled code go to the
+cache folder of the weights. BASS_CPU_KERNELS=0 turns the kernels off; transformers' own models then run, with one
+log line. `compiling` shows a progress line if anything is compiled, which happens only in a first start: after it,
+nothing is compiled, whatever the lanes do.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _log = logging.getLogger(__name__)
 
 @cache
 def why_unavailable() -> str | None:
-    """Why the kernels can't be used, as a clause; None if they can."""
+    """Return why the kernels can't be used, as a clause, or None if they can."""
     if os.environ.get("BASS_CPU_KERNELS") == "0":
         return "BASS_CPU_KERNELS is 0"
     try:
         from kernels.cpu.calls import jit
     except Exception as error:  # a numba that doesn't fit this Python, numpy or system fails in many ways
         return f"numba can't be imported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-    lacking = sorted({"fma", "f16c"} - jit.cpu_features())
-    if platform.machine().lower() in ("x86_64", "amd64") and lacking:
-        return f"this CPU has no {' or '.join(lacking)}"
-    jit.folder = _folder() or jit.folder
+    missing = sorted({"fma", "f16c"} - jit.cpu_features())
+    if platform.machine().lower() in ("x86_64", "amd64") and missing:
+        return f"this CPU has no {' or '.join(missing)}"
+    jit.folder = _compiled_folder() or jit.folder
     return None
 
 
 @cache
 def available() -> bool:
-    """Whether the compiled kernels can be used."""
+    """Return whether the compiled kernels can be used."""
     reason = why_unavailable()
     if reason is not None:
         _log.warning("The CPU's own kernels are off, so transformers' own models run: %s.", reason)
@@ -53,7 +53,7 @@ def available() -> bool:
 
 
 def has_tiles() -> bool:
-    """Whether the kernels multiply bfloat16 by AMX's tiles."""
+    """Return whether the kernels multiply bfloat16 with AMX tiles."""
     if why_unavailable() is not None:
         return False
     from kernels.cpu.calls import jit
@@ -63,7 +63,7 @@ def has_tiles() -> bool:
 
 @contextmanager
 def compiling(device: torch.device) -> Iterator[None]:
-    """Show what is compiled for a CPU, by the block that prepares models and for sampling, in one line."""
+    """Show compilations for a CPU in one progress line: the block's, which prepares models, and sampling's."""
     if is_accelerator(device) or why_unavailable() is not None:
         yield
         return
@@ -75,8 +75,8 @@ def compiling(device: torch.device) -> Iterator[None]:
         calls.compile_all()
 
 
-def _folder() -> Path | None:
-    """Where compiled code is kept beside the weights; None if that can't be written."""
+def _compiled_folder() -> Path | None:
+    """Return the folder for compiled code, next to the weights, or None if it can't be written."""
     try:
         folder = cache_root() / "compiled"
         folder.mkdir(parents=True, exist_ok=True)

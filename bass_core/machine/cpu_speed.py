@@ -1,8 +1,8 @@
-"""How fast this CPU reads its memory and multiplies matrices, measured with torch's products and reductions.
+"""Measure how fast this CPU reads memory and multiplies matrices, with torch's own operations.
 
-Contract: both figures are for as many threads as torch uses at the call, and for this moment: other work on the
-machine lowers them. Measuring both takes about a second and the memory named in `room`. Non-goals: keeping the
-figures and deciding when to measure (decode/peaks.py).
+Call `read_bandwidth` and `product_flops`. Both figures are for torch's current number of threads and for this
+moment: other work on the machine lowers them. Measuring both takes about a second and `room()` bytes of memory.
+decode/peaks.py decides when to measure, and keeps the figures.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from torch import Tensor
 from .memory import available_bytes
 
 CPUS = Path("/sys/devices/system/cpu")
-# Assumed size of the last cache where the system does not say it.
+# Assumed size of the last-level cache if the system doesn't report it.
 LAST_CACHE = 32 << 20
-# Bytes of the array that is read: CACHES last caches, but at most MOST_BYTES, or LEAST_CACHES last caches if that
-# is more, and half of the free memory. In a smaller array a pass would find in the cache what the one before left.
-CACHES, LEAST_CACHES, MOST_BYTES = 10, 2, 256 << 20
-# Reading stops after so many passes or seconds.
+# The array to read has TARGET_CACHES times the last-level caches, but at most MOST_BYTES (or MIN_CACHES times the
+# caches, if that is more) and half of the free memory. In a smaller array, a pass would find data of the previous
+# pass in the cache.
+TARGET_CACHES, MIN_CACHES, MOST_BYTES = 10, 2, 256 << 20
+# Stop reading after this many passes or seconds.
 PASSES, SECONDS = 16, 0.2
-# Sizes of the square matrices, while a product is not expected to take longer than this; products of each.
+# Square matrices to multiply: their sizes, and the number of products per size. A size is skipped if its product
+# should take longer than PRODUCT_SECONDS.
 SIZES, PRODUCT_SECONDS, PRODUCTS = (256, 512, 1024), 0.15, 5
 
-# Two ways to read an array once; which is the faster depends on the CPU and on the number of threads.
+# Two ways to read an array once; the CPU and the number of threads decide which is faster.
 READS: dict[str, Callable[[Tensor], object]] = {
     "largest float32": lambda array: array.amax(),
     "sum of int64": lambda array: array.view(torch.int64).sum(),
@@ -37,35 +39,35 @@ READS: dict[str, Callable[[Tensor], object]] = {
 
 
 def last_cache() -> int:
-    """Bytes of the last caches of the cores that this process may use (Linux), else LAST_CACHE."""
+    """Return the bytes of the last-level caches of this process's cores (Linux), else LAST_CACHE."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    found: dict[tuple[str, str], int] = {}
+    caches: dict[tuple[str, str], int] = {}
     for core in cores:
         try:
             # The folder with the highest number is the last level. Cores that share a cache list the same cores.
             last = max((CPUS / f"cpu{core}" / "cache").glob("index[0-9]*"), key=lambda path: int(path.name[5:]))
             kib = int((last / "size").read_text(encoding="utf-8").strip().removesuffix("K"))
-            found[(last / "shared_cpu_list").read_text(encoding="utf-8"), last.name] = kib << 10
+            caches[(last / "shared_cpu_list").read_text(encoding="utf-8"), last.name] = kib << 10
         except (OSError, ValueError):  # max() of nothing is a ValueError too
             return LAST_CACHE
-    return sum(found.values()) or LAST_CACHE
+    return sum(caches.values()) or LAST_CACHE
 
 
 def room(most: int = MOST_BYTES) -> int:
-    """Bytes of the array to read; 0 where memory for LEAST_CACHES last caches is not to be had."""
+    """Return the bytes of the array to read; 0 if there is no memory for MIN_CACHES last-level caches."""
     cache = last_cache()
-    most = max(most, LEAST_CACHES * cache)
-    size = min(CACHES * cache, most, available_bytes(torch.device("cpu")) // 2)
-    return size if size >= LEAST_CACHES * cache else 0
+    most = max(most, MIN_CACHES * cache)
+    size = min(TARGET_CACHES * cache, most, available_bytes(torch.device("cpu")) // 2)
+    return size if size >= MIN_CACHES * cache else 0
 
 
 def written(size: int) -> Tensor:
-    """float32 ones of `size` bytes. Memory that was never written is one page of zeros, which the cache holds."""
+    """Return float32 ones of `size` bytes; memory never written is a single zero page, always in the cache."""
     return torch.ones(size // 8 * 2)
 
 
 def read_speeds(array: Tensor, passes: int = PASSES, seconds: float = SECONDS) -> dict[str, float]:
-    """Bytes per second of the best pass over the array, for each of READS; float32 [N], N even.
+    """Return the bytes per second of the best pass over the array float32 [N], N even, for each of READS.
 
     The ways take turns, so that a slow moment of the machine affects all of them.
     """
@@ -80,22 +82,22 @@ def read_speeds(array: Tensor, passes: int = PASSES, seconds: float = SECONDS) -
 
 
 def read_bandwidth(most: int = MOST_BYTES) -> float | None:
-    """Bytes per second that this CPU reads from memory; None where there is no room to measure it."""
+    """Return how many bytes per second this CPU reads from memory; None if there is no memory to measure it."""
     size = room(most)
     return max(read_speeds(written(size)).values()) if size else None
 
 
 def product_flops(dtype: torch.dtype) -> float:
-    """FLOP/s of a large product in this dtype, or in float32 if that is faster.
+    """Return the FLOP/s of a large product in this dtype, or in float32 if that is faster.
 
-    Where a CPU has no products of a dtype, torch's take up to a hundred times as long as float32's (measured for
+    On a CPU without products of a dtype, torch's take up to a hundred times as long as float32's (measured for
     float16), and a model widens its weights instead.
     """
-    return max(flops_of(one) for one in {dtype, torch.float32})
+    return max(flops_of(candidate) for candidate in {dtype, torch.float32})
 
 
 def flops_of(dtype: torch.dtype) -> float:
-    """FLOP/s of a product of square matrices: the best of a few of each size that is not too slow."""
+    """Return the FLOP/s of a product of square matrices: the best over all sizes that are not too slow."""
     best = 0.0
     for size in SIZES:
         work = 2 * size**3
@@ -103,7 +105,7 @@ def flops_of(dtype: torch.dtype) -> float:
             break
         left, right, out = torch.ones(3, size, size, dtype=dtype)
         multiply = partial(torch.mm, left, right, out=out)
-        multiply()  # chooses and compiles its kernel
+        multiply()  # warm-up: torch chooses and compiles its kernel
         best = max(best, *(work / _seconds(multiply) for _ in range(PRODUCTS)))
     return best
 

@@ -1,4 +1,4 @@
-"""Contract: `sha256` tells whether a file is the one that was meant."""
+"""SHA-256 of files, to verify downloads and stored weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sha256(file: Path) -> str:
-    """The file's SHA-256 digest in hexadecimal. Raises OSError if the file can't be read."""
+    """Return the file's SHA-256 digest in hexadecimal, or raise OSError if the file can't be read."""
     digest = hashlib.sha256()
     with open(file, "rb") as handle:
         while block := handle.read(1 << 20):

@@ -1,7 +1,7 @@
-"""NVML's GPU performance monitoring (Hopper and newer): utilization of multiprocessors, tensor cores and memory.
+"""NVML's GPU performance monitoring (Hopper and newer): use of multiprocessors, tensor cores and memory.
 
-Contract: `read()` returns percentages over the time since the previous `read()`, None for each one that can't be
-read; the first call only starts the interval. Figures are of the whole board. Non-goals: MIG slices.
+`read()` returns percentages over the time since the previous `read()`, or None if they can't be read; the first
+call only starts the interval. Figures are of the whole board; MIG slices are not supported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ METRICS = {"gpu_sm_percent": 2, "gpu_tensor_percent": 5, "gpu_dram_percent": 10}
 
 
 class GpmSampler:
-    """Reads one board's metrics. `nvml`: the initialised pynvml module; `board`: an NVML device handle."""
+    """Reads one board's metrics."""
 
     def __init__(self, nvml: Any, board: Any) -> None:
+        """Allocate the samples, given the initialised pynvml module and an NVML device handle."""
         self._nvml, self._board = nvml, board
         self._samples: list[Any] = []
         try:
@@ -26,35 +27,34 @@ class GpmSampler:
         self._started = False
 
     def read(self) -> dict[str, float | None]:
-        """The fields of METRICS, in percent over the time since the last call."""
-        nothing: dict[str, float | None] = dict.fromkeys(METRICS)
+        """Return the fields of METRICS, in percent over the time since the last call."""
+        no_values: dict[str, float | None] = dict.fromkeys(METRICS)
         if not self._samples:
-            return nothing
+            return no_values
         nvml = self._nvml
         try:
             nvml.nvmlGpmSampleGet(self._board, self._samples[1])
             if not self._started:
-                return nothing
-            asked = nvml.c_nvmlGpmMetricsGet_t()
-            asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
-            asked.numMetrics = len(METRICS)
-            asked.sample1, asked.sample2 = self._samples
+                return no_values
+            query = nvml.c_nvmlGpmMetricsGet_t()
+            query.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            query.numMetrics = len(METRICS)
+            query.sample1, query.sample2 = self._samples
             for index, metric in enumerate(METRICS.values()):
-                asked.metrics[index].metricId = metric
-            nvml.nvmlGpmMetricsGet(asked)
-            got = [asked.metrics[index] for index in range(len(METRICS))]
+                query.metrics[index].metricId = metric
+            nvml.nvmlGpmMetricsGet(query)
+            metrics = [query.metrics[index] for index in range(len(METRICS))]
             return {
-                name: float(one.value) if one.nvmlReturn == 0 else None
-                for name, one in zip(METRICS, got, strict=True)
+                name: float(metric.value) if metric.nvmlReturn == 0 else None
+                for name, metric in zip(METRICS, metrics, strict=True)
             }
         except (nvml.NVMLError, AttributeError):
-            return nothing
+            return no_values
         finally:
             self._samples.reverse()
             self._started = True
 
     def close(self) -> None:
-        """Free both samples."""
         samples, self._samples = self._samples, []
         for sample in samples:
             try:

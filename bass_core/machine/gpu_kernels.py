@@ -1,11 +1,13 @@
-"""The GPU's kernels (kernels/triton): compiled once before anything runs, in processes that the compiler may end.
+"""Compile the GPU kernels (kernels/triton) ahead of time, in processes that may crash.
 
-Contract: `prepare` compiles every launch that the models' shapes need on the device into Triton's own cache, where
-the launches find it: no race compiles. A launch whose process dies (a compiler's assertion ends it), hangs, or
-raises is left out: the log says so, and it takes other sizes or torch (kernels/triton/launch.py). What could not
-be compiled is kept in Triton's cache as well, so that the next start compiles nothing; what may pass, such as a
-full disk, is left out in this process alone. Nothing is raised here. Off with BASS_COMPILE_AHEAD=0, and on
-ZeroGPU, where there is no device yet. Read, not run on a GPU, which the compiler does not need.
+`prepare` compiles every launch that the models need on the device into Triton's own cache, so that no race
+compiles. A launch is left out if its process crashes (a compiler assertion ends it), hangs or raises: a warning is
+logged, and other sizes or torch take its place (kernels/triton/launch.py). The left-out launches are listed in
+Triton's cache, so that the next start does not try them again. Failures that may pass, e.g. a full disk, are not
+listed.
+
+Nothing is raised here. BASS_COMPILE_AHEAD=0 turns this off, and so does ZeroGPU, where there is no device yet.
+This code has been reviewed but not run on a GPU; the compiler doesn't need one.
 """
 
 from __future__ import annotations
@@ -34,34 +36,37 @@ from kernels.support import PASSING_SIGNALS, available, card_of, on_zero_gpu
 
 from .cpu import cores
 
-# Our kernels by the name and the folder that they have here: in a wheel they are inside bass_core.
+# The package and folder of our kernels; in a wheel they are inside bass_core.
 KERNELS = support.__name__.rpartition(".")[0] + ".triton"
 SOURCES = Path(support.__file__).with_name("triton")
-# What compiles, and what lists the launches of a shape; tests have lists of their own.
+# The module that compiles, and the function that lists the launches of a shape; tests use other lists.
 AHEAD, LISTED = f"{KERNELS}.ahead", f"{KERNELS}.needed:launches"
-# Processes that compile at once, each with a share of the launches and about 0.5 GB of memory.
+# Limit of processes that compile at once. Each takes a share of the launches and about 0.5 GB of memory.
 MOST_PROCESSES = 4
-# Seconds without a word after which a process is ended: one launch takes one or two.
+# End a process after this many seconds without output; one launch takes one or two.
 PATIENCE_S = 180.0
 ROOT = Path(__file__).resolve().parents[2]
 
 _log = logging.getLogger(__name__)
 
 
-class Passing(str):
-    """Why a launch could not be compiled, where the next start may find it otherwise."""
+class TransientFailure(str):
+    """The reason that a launch could not be compiled, if the next start may succeed."""
 
 
 def prepare(device: torch.device, shapes: Callable[[], list[Shape]]) -> None:
-    """Compile what models of these shapes launch on the device, unless an earlier start has."""
-    off = os.environ.get("BASS_COMPILE_AHEAD") == "0" or on_zero_gpu()
-    if off or device.type != "cuda" or not available(device):
+    """Compile the launches of models of these shapes on the device, unless an earlier start has.
+
+    Nothing is done, and `shapes` is not called, unless it is a CUDA device with Triton.
+    """
+    disabled = os.environ.get("BASS_COMPILE_AHEAD") == "0" or on_zero_gpu()
+    if disabled or device.type != "cuda" or not available(device):
         return
     leave_out(card_of(device), shapes())
 
 
 def leave_out(card: Card, shapes: list[Shape], of: str = LISTED) -> None:
-    """Compile for a card, and let no launch in this process compile what could not be compiled."""
+    """Compile for a card, and keep this process from launching kernels that could not be compiled."""
     from kernels.triton.launch import left_out  # imports triton
 
     path = _file(card, shapes, of)
@@ -70,25 +75,32 @@ def leave_out(card: Card, shapes: list[Shape], of: str = LISTED) -> None:
         failed = compile_all(card, shapes, of)
         if failed is None:
             return
-        if not any(isinstance(why, Passing) for why in failed.values()):
+        if not any(isinstance(reason, TransientFailure) for reason in failed.values()):
             _write(path, failed)
-    for name, why in failed.items():
-        _log.warning("A GPU kernel was left out, other sizes or torch take its place (%s): %s", why, name[:300])
+    for name, reason in failed.items():
+        _log.warning("A GPU kernel was left out, other sizes or torch take its place (%s): %s", reason, name[:300])
     left_out.update(failed)
 
 
 def compile_all(
     card: Card, shapes: list[Shape], of: str = LISTED, one_in: int = 1, first: int = 0
 ) -> dict[str, str] | None:
-    """The launches that could not be compiled, by name, with the reason; None if no process could begin.
+    """Compile all launches, and those that replace the ones that fail.
 
-    What takes the place of such a launch is compiled as well. one_in, first: each so manieth launch alone, from
-    this one on (for tests).
+    Args:
+        card: the card.
+        shapes: the models' shapes.
+        of: the function that lists the launches.
+        one_in: compile only every `one_in`-th launch (for tests).
+        first: the first launch to compile (for tests).
+
+    Returns:
+        The reasons of the launches that could not be compiled, by name; None if no process could start.
     """
     order: dict[str, Any] = {"card": asdict(card), "shapes": [asdict(shape) for shape in shapes], "of": of}
-    count, failed, known = max(1, min(cores(), MOST_PROCESSES)), dict[str, str](), -1
-    while len(failed) > known:
-        known = len(failed)
+    count, failed, num_failed = max(1, min(cores(), MOST_PROCESSES)), dict[str, str](), -1
+    while len(failed) > num_failed:
+        num_failed = len(failed)
         order |= {"step": count * one_in, "left_out": list(failed)}
         bar = tqdm(desc="Compiling the GPU's kernels, once", unit=" variants")
         running = _Running()
@@ -96,17 +108,17 @@ def compile_all(
             starts = range(first, first + count * one_in, one_in)
             shares = [pool.submit(_share, order, start, bar, failed, running) for start in starts]
             try:
-                ended = [share.result() for share in shares]
-            except BaseException:  # Ctrl-C, which reaches this process alone
+                finished = [share.result() for share in shares]
+            except BaseException:  # Ctrl-C, which reaches only this process
                 running.end()
                 raise
-        if not all(ended):
+        if not all(finished):
             return None
     return failed
 
 
 class _Running:
-    """The processes that compile now."""
+    """The compiler processes that are running."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,7 +126,11 @@ class _Running:
         self.ended = False
 
     def start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-        """Start one, in a group of its own, so that what it starts ends with it. Raises _Died if that can't be."""
+        """Start a process in its own process group, so that its children end with it.
+
+        Raises:
+            _Died: if it can't be started.
+        """
         with self._lock:
             if self.ended:
                 raise _Died("the start was ended")
@@ -129,12 +145,12 @@ class _Running:
             return process
 
     def forget(self, process: subprocess.Popen[str]) -> None:
-        """It is no more, and its number may become another's."""
+        """Forget a process that has ended, because its id may be reused."""
         with self._lock:
             self._processes.discard(process)
 
     def end(self) -> None:
-        """End all, and let none start any more."""
+        """End all processes, and let no more start."""
         with self._lock:
             self.ended = True
             for process in self._processes:
@@ -142,7 +158,7 @@ class _Running:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process that nobody has waited for, and what it has started, such as ptxas, which keeps its pipe."""
+    """Kill a process that nobody has waited for, and its children, e.g. ptxas, which keeps its pipe open."""
     if sys.platform == "win32":
         process.kill()
     else:
@@ -151,36 +167,39 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _share(order: dict[str, Any], first: int, bar: Any, failed: dict[str, str], running: _Running) -> bool:
-    """Compile every `step`-th launch from `first` on, in one process after another; whether it came to the end."""
-    at: int | None = first
-    while at is not None:
-        start, at, name = at, None, ""
+    """Compile every `step`-th launch from `first` on, in one process after another.
+
+    Returns whether the end was reached.
+    """
+    launch: int | None = first
+    while launch is not None:
+        start, launch, name = launch, None, ""
         try:
             for line in _lines({**order, "first": start}, running):
                 if "total" in line:
                     bar.total = line["total"]
                 elif "name" in line:
-                    at, name = line["at"], line["name"]
+                    launch, name = line["at"], line["name"]
                 elif "error" in line:
-                    at = None
+                    launch = None
                     bar.update()
                     if line["error"] is not None:
-                        failed[name] = Passing(line["error"]) if line["passing"] else line["error"]
+                        failed[name] = TransientFailure(line["error"]) if line["passing"] else line["error"]
         except _Died as error:
             if running.ended:
                 return False
-            if at is None:
-                # It died between two launches, or before the first: nothing says of what.
+            if launch is None:
+                # It died between two launches or before the first, so we don't know which launch to leave out.
                 _log.warning("The GPU's kernels can't be compiled ahead: %s.", error)
                 return False
-            failed[name] = Passing(error) if error.passing else str(error)
+            failed[name] = TransientFailure(error) if error.passing else str(error)
             bar.update()
-            at += order["step"]
+            launch += order["step"]
     return True
 
 
 class _Died(Exception):
-    """A process ended before its work did; the message says how. passing: it need not the next time."""
+    """A process ended before its work was done; the message explains how. `passing`: the next one may succeed."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)
@@ -188,32 +207,32 @@ class _Died(Exception):
 
 
 def _lines(order: dict[str, Any], running: _Running) -> Iterator[dict[str, Any]]:
-    """What a process prints; raises _Died at its end if that came early."""
+    """Yield the lines that a process prints; raise _Died if it ended early."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    # No process takes memory of the device.
+    # Hide the device, so that no process takes memory there.
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     hung = threading.Event()
     with running.start([sys.executable, "-m", AHEAD, json.dumps(order)], environment) as process:
-        timer = _patient(process, hung)
+        timer = _start_timer(process, hung)
         try:
             for line in process.stdout or ():
                 timer.cancel()
-                with suppress(ValueError):  # whatever else a library prints
+                with suppress(ValueError):  # other output of a library
                     yield json.loads(line)
-                timer = _patient(process, hung)
+                timer = _start_timer(process, hung)
         finally:
             timer.cancel()
             running.forget(process)
             _kill(process)
     if hung.is_set():
-        raise _Died(f"the compiler said nothing for {PATIENCE_S:g} s")
+        raise _Died(f"the compiler printed nothing for {PATIENCE_S:g} s")
     if code := process.returncode:
-        how = f"signal {-code} ended the compiler" if code < 0 else f"the compiler ended with status {code}"
-        raise _Died(how, -code in PASSING_SIGNALS)
+        message = f"signal {-code} ended the compiler" if code < 0 else f"the compiler ended with status {code}"
+        raise _Died(message, -code in PASSING_SIGNALS)
 
 
-def _patient(process: subprocess.Popen[str], hung: threading.Event) -> threading.Timer:
+def _start_timer(process: subprocess.Popen[str], hung: threading.Event) -> threading.Timer:
     def end() -> None:
         hung.set()
         _kill(process)
@@ -225,7 +244,7 @@ def _patient(process: subprocess.Popen[str], hung: threading.Event) -> threading
 
 
 def _cache() -> Path:
-    """The folder that Triton compiles into."""
+    """Return the folder that Triton compiles into."""
     import triton
 
     with suppress(AttributeError):  # before Triton 3.4
@@ -235,26 +254,26 @@ def _cache() -> Path:
 
 
 def _file(card: Card, shapes: list[Shape], of: str) -> Path:
-    """Where the result for these kernels, this Triton and this card is kept: with what was compiled."""
+    """Return the file, next to the compiled code, with the result for these kernels, this Triton and this card."""
     import triton
 
     facts = [triton.__version__, of, str(card), str(shapes)]
-    known = hashlib.sha256(json.dumps(facts).encode())
+    digest = hashlib.sha256(json.dumps(facts).encode())
     for source in sorted(SOURCES.glob("*.py")):
-        known.update(source.read_bytes())
-    return _cache() / f"bass-{known.hexdigest()[:16]}.json"
+        digest.update(source.read_bytes())
+    return _cache() / f"bass-{digest.hexdigest()[:16]}.json"
 
 
 def _read(path: Path) -> dict[str, str] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return stored if isinstance(stored, dict) else None
 
 
 def _write(path: Path, failed: dict[str, str]) -> None:
-    """Keep the result; where that fails, the next start compiles again, out of Triton's cache."""
+    """Store the result. If that fails, the next start compiles again, mostly from Triton's cache."""
     part = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What a GPU can do: peak FLOP/s from datasheets, and the measured copy bandwidth.
+"""GPU limits: peak FLOP/s from datasheets, and the measured copy bandwidth.
 
-Contract: a figure that is not known is None. Peaks are the vendors' dense figures, without sparsity. Non-goal: a
-CPU, whose peaks are measured (cpu_speed.py).
+Unknown figures are None. Peaks are the vendors' dense figures, without sparsity. The limits of a CPU are measured
+in cpu_speed.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from kernels.support import is_accelerator, on, runtime
 
-# (part of the device name, dense float16 and bfloat16 TFLOP/s, float32 TFLOP/s), from the vendors' datasheets; the
+# (part of the device name, dense float16 and bfloat16 TFLOP/s, float32 TFLOP/s) from the vendors' datasheets; the
 # first match counts.
 PEAKS = (
     ("B200", 2250.0, 75.0),
@@ -30,7 +30,7 @@ PEAKS = (
     ("T4", 65.0, 8.1),
     ("RTX PRO 6000 Blackwell", 503.8, 125.0),
     ("RTX 6000 Ada", 364.2, 91.1),
-    # Of this one 1824 AI TOPS are given: FP4 with sparsity, 16 and 32 times these, as on the RTX 5090.
+    # Derived from its 1824 AI TOPS (FP4 with sparsity), which is 16 and 32 times these, as for the RTX 5090.
     ("RTX 5090 Laptop", 114.0, 57.0),
     ("RTX 5090", 209.5, 104.8),
     ("RTX 4090", 165.2, 82.6),
@@ -38,35 +38,40 @@ PEAKS = (
 )
 
 
-# Bytes per copy when measuring bandwidth (256 MiB): far more than the GPU's caches hold.
+# Bytes per copy when measuring bandwidth (256 MiB): much more than the GPU's caches.
 COPY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most that a device does: bytes of memory per second, and FLOP/s in one dtype; None where not known."""
+    """A device's limits; None if not known.
+
+    Attributes:
+        bandwidth: bytes of memory per second.
+        flops: FLOP/s in one dtype.
+    """
 
     bandwidth: float | None = None
     flops: float | None = None
 
 
 def dense_peak(name: str, dtype: torch.dtype) -> float | None:
-    """Peak FLOP/s of dense products in the dtype, from the device's datasheet; None for an unknown device."""
-    for part, low, single in PEAKS:
-        words, wanted = name.split(), part.split()
-        spans = (words[i : i + len(wanted)] for i in range(len(words)))
-        if any(" ".join(span).startswith(part) and _same(span[-1], wanted[-1]) for span in spans if span):
-            return 1e12 * (single if dtype == torch.float32 else low)
+    """Return the datasheet's peak FLOP/s of dense products in the dtype; None for an unknown device."""
+    for part, half_precision, single in PEAKS:
+        words, part_words = name.split(), part.split()
+        spans = (words[i : i + len(part_words)] for i in range(len(words)))
+        if any(" ".join(span).startswith(part) and _same(span[-1], part_words[-1]) for span in spans if span):
+            return 1e12 * (single if dtype == torch.float32 else half_precision)
     return None
 
 
-def _same(word: str, wanted: str) -> bool:
-    """Whether the last word of a part matches: "A100-SXM4-80GB" is an A100, "A10G" is not an A10."""
-    return word == wanted or word.startswith(wanted + "-")
+def _same(name_word: str, part_word: str) -> bool:
+    """Return whether the last word matches: "A100-SXM4-80GB" is an A100, "A10G" is not an A10."""
+    return name_word == part_word or name_word.startswith(part_word + "-")
 
 
 def known_bandwidth(device: torch.device) -> float | None:
-    """`copy_bandwidth` in bytes per second; None on a CPU, or if there is no memory to measure it with."""
+    """Return `copy_bandwidth`; None on a CPU, or if there is no memory to measure it."""
     if not is_accelerator(device):
         return None
     try:
@@ -77,21 +82,22 @@ def known_bandwidth(device: torch.device) -> float | None:
 
 @cache
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second read plus written by a copy within the device's memory: the median of nine copies.
+    """Return the bytes per second, read plus written, of a copy within the device's memory.
 
-    Three warm-up copies come before and do not count. It is measured at the first call, which should come while
+    It is the median of nine copies after three for warm-up, measured at the first call. Make that call while
     nothing else runs on the device.
     """
     with on(device):
-        # Zeros, not random numbers: another thread may be capturing, and all threads share the device's generator.
+        # Zeros, because random numbers would use the generator that all threads share, and one of them may be
+        # capturing.
         source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         times = []
         for _ in range(12):
-            begin, end = (runtime(device).Event(enable_timing=True) for _ in range(2))
-            begin.record()
+            start, end = (runtime(device).Event(enable_timing=True) for _ in range(2))
+            start.record()
             target.copy_(source)
             end.record()
             end.synchronize()
-            times.append(begin.elapsed_time(end))
+            times.append(start.elapsed_time(end))
     return 2 * COPY_BYTES / (float(sorted(times[3:])[4]) / 1000)

@@ -1,8 +1,8 @@
-"""How much memory a device has left, and how a failed allocation is reported.
+"""Memory left on a device, and the error for a failed allocation.
 
-Contract: `available_bytes` is what a new allocation could take; `private_pools` is what captured graphs reserve
-for themselves; `shortage_explained` turns a failed allocation, on any device, into MemoryShortage and frees what
-the failed step held. Non-goals: estimating what a request needs (decode/admission.py).
+`available_bytes` returns how much new allocations can take. `private_pools` lists the memory that captured graphs
+reserve. `shortage_explained` turns a failed allocation on any device into MemoryShortage and frees the failed
+step's tensors. decode/admission.py estimates the needs of a request.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from kernels.support import is_accelerator, runtime
 from ..errors import MemoryShortage
 from .container import memory_left
 
-_SHORT = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad allocation")
+_SHORTAGE_MESSAGES = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad allocation")
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that a new allocation on the device could take."""
+    """Return how many bytes new allocations on the device could take."""
     if is_accelerator(device):
         module = runtime(device)
         free, _ = module.mem_get_info(device)
         unused = module.memory_reserved(device) - module.memory_allocated(device)
-        # The unused part of a private pool serves only later captures in the same pool.
-        kept = sum(reserved - used for reserved, used in private_pools(device).values())
-        return int(free + max(0, unused - kept))
+        # Only later captures in the same pool can use the unused part of a private pool.
+        unusable = sum(reserved - used for reserved, used in private_pools(device).values())
+        return int(free + max(0, unused - unusable))
     free, left = int(psutil.virtual_memory().available), memory_left()
     return free if left is None else min(free, left)
 
 
 def private_pools(device: torch.device) -> dict[tuple[int, ...], tuple[int, int]]:
-    """For each pool that captured graphs hold on the device: bytes reserved, and how many of these are in use."""
+    """Return the bytes reserved and the bytes in use of each pool that captured graphs hold on the device."""
     snapshot = getattr(runtime(device), "memory_snapshot", None) if is_accelerator(device) else None
     if snapshot is None:
         return {}
@@ -62,7 +62,7 @@ def shortage_explained() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_shortage(error):
             raise
-        # The traceback's frames hold the failed step's tensors, and live as long as the error does.
+        # The traceback's frames keep the failed step's tensors alive as long as the error.
         traceback.clear_frames(error.__traceback__)
         raise MemoryShortage(
             "The device ran out of memory during this race, which was ended: ask for a smaller batch or for fewer "
@@ -74,4 +74,4 @@ def _is_shortage(error: Exception) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return any(words in text for words in _SHORT)
+    return any(phrase in text for phrase in _SHORTAGE_MESSAGES)

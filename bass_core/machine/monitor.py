@@ -1,8 +1,7 @@
-"""Contract: `Monitor(device)` samples what a device and this process use, in a daemon thread, until `stop()`.
+"""Sample the use of a device and this process in a daemon thread: `Monitor(device)`.
 
-`latest()` is a plain dict whose keys are always present; a value that can't be read is None, never 0. GPU figures
-come from NVML, each read independently, and are of the whole board; CPU share and memory are of this process only.
-Non-goals: figures per lane (lanes/utilization.py).
+GPU figures come from NVML, each read independently, and are of the whole board. CPU share and memory are of this
+process only. A value that can't be read is None, never 0. lanes/utilization.py has figures per lane.
 """
 
 from __future__ import annotations
@@ -33,12 +32,19 @@ GPU_FIELDS = (
 
 
 class Monitor:
-    """Samples every `interval_s` seconds. A context manager; start() and stop() may be called repeatedly.
+    """Sample every `interval_s` seconds, between start() and stop() or as a context manager; may be restarted.
 
-    Keys of `latest()`: name, kind ("cuda" or "cpu"), gpu_utilization (percent of time busy), gpu_memory_mb,
-    gpu_memory_total_mb and rss_mb (2**20 bytes), gpu_power_w (watts), gpu_energy_mj (millijoules since the driver
-    was loaded), gpu_sm_percent, gpu_tensor_percent, gpu_dram_percent (Hopper and newer, see machine/gpm.py),
-    cpu_percent (of this process; 100 is one whole core), cpu_count (cores that this process may use).
+    `latest()` returns a dict that always has these keys:
+        name: the device's name.
+        kind: "cuda" or "cpu".
+        gpu_utilization: percent of time busy.
+        gpu_memory_mb, gpu_memory_total_mb: in 2**20 bytes.
+        gpu_power_w: watts.
+        gpu_energy_mj: millijoules since the driver was loaded.
+        gpu_sm_percent, gpu_tensor_percent, gpu_dram_percent: Hopper and newer, see gpm.py.
+        cpu_percent: of this process; 100 is one whole core.
+        cpu_count: cores that this process may use.
+        rss_mb: this process's memory in 2**20 bytes.
     """
 
     def __init__(self, device: torch.device, interval_s: float = 0.2) -> None:
@@ -77,7 +83,7 @@ class Monitor:
             gpu.close()
 
     def latest(self) -> dict[str, Any]:
-        """A copy of the newest sample."""
+        """Return a copy of the newest sample."""
         return dict(self._latest)
 
     def __enter__(self) -> Monitor:
@@ -110,7 +116,7 @@ class Monitor:
 
 
 class NvmlDevice:
-    """The board of one CUDA device as NVML sees it; if NVML or the board is missing, every field is None."""
+    """The board of a CUDA device in NVML; every field is None if NVML or the board is missing."""
 
     def __init__(self, device: torch.device) -> None:
         self._nvml: Any = None
@@ -132,7 +138,7 @@ class NvmlDevice:
             self._gpm = GpmSampler(pynvml, self._handle)
 
     def read(self) -> dict[str, float | None]:
-        """The fields of GPU_FIELDS; None for each one that the board does not report."""
+        """Return the fields of GPU_FIELDS, None for each one that the board does not report."""
         if self._handle is None:
             return dict.fromkeys(GPU_FIELDS)
         nvml, board = self._nvml, self._handle
@@ -146,7 +152,7 @@ class NvmlDevice:
         }
 
     def close(self) -> None:
-        """Release NVML; NVML itself counts how often it was initialised."""
+        """Release NVML, which counts how often it was initialised."""
         if self._gpm is not None:
             self._gpm.close()
         if self._nvml is not None:
@@ -157,14 +163,15 @@ class NvmlDevice:
         try:
             return function()
         except Exception:
-            # A driver unloaded midway causes more than NVMLError: its symbols and structures vanish too.
+            # Not only NVMLError: if a driver is unloaded meanwhile, its symbols and structures vanish too.
             return None
 
 
 def _cuda_uuids(device: torch.device) -> list[str]:
-    """Possible NVML UUIDs of a CUDA device: a whole board or a MIG slice, as torch does not say which it is.
+    """Return the possible NVML UUIDs of a CUDA device.
 
-    NVML's device indices are of no use here: they ignore CUDA_VISIBLE_DEVICES and have another order.
+    torch doesn't report whether it is a whole board or a MIG slice. NVML's device indices don't help: they ignore
+    CUDA_VISIBLE_DEVICES and have another order.
     """
     try:
         uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -174,7 +181,7 @@ def _cuda_uuids(device: torch.device) -> list[str]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device's human-readable name."""
+    """Return the device's human-readable name."""
     if device.type == "cuda":
         try:
             return torch.cuda.get_device_name(device)

@@ -1,8 +1,8 @@
-"""The time that a thread spends on one-off set-up: capturing a graph, compiling a kernel.
+"""Measure the time that a thread spends on one-off set-up: capturing a graph, compiling a kernel.
 
-Contract: `setup_ms` only grows. A lane's clock subtracts its growth from the time between two CUDA events, so the
-device must be idle during set-up: the count starts once the work that the thread queued before is done. Nested
-set-ups count once. Non-goals: first calls of libraries, which take milliseconds.
+`setup_ms` only grows. A lane's clock subtracts its growth from the time between two CUDA events. So the device
+must be idle during set-up: counting starts after the thread's earlier work on the device is done. Nested set-ups
+count once. First calls of libraries, which take milliseconds, are not counted.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _thread = _Thread()
 
 
 def setup_ms() -> float:
-    """Milliseconds that this thread has spent on set-up so far."""
+    """Return the milliseconds that this thread has spent on set-up so far."""
     return _thread.ms
 
 
 @contextmanager
 def setting_up(device: torch.device) -> Iterator[None]:
-    """Count the block as set-up; it starts once the work that this thread queued on the device is done."""
+    """Count the block as set-up, after this thread's earlier work on the device is done."""
     if _thread.busy:
         yield
         return
@@ -53,7 +53,7 @@ def setting_up(device: torch.device) -> Iterator[None]:
 
 @cache
 def watch_compiler() -> None:
-    """From now on, count Triton's compilations as set-up, if the installed Triton has hooks."""
+    """Count Triton's compilations as set-up from now on, if the installed Triton has hooks."""
     try:
         knobs = import_module("triton.knobs").runtime
         compiles, compiled = knobs.jit_cache_hook, knobs.jit_post_compile_hook
@@ -67,7 +67,7 @@ def watch_compiler() -> None:
 
 
 def _before(other: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The hook that Triton calls before it compiles; `other` is the hook installed before, called too."""
+    """Return the hook that Triton calls before it compiles; it also calls `other`, the hook installed before."""
 
     def hook(**facts: Any) -> Any:
         if not _thread.busy:
@@ -80,7 +80,7 @@ def _before(other: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _after(other: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The hook that Triton calls after compiling; building the launcher and loading the kernel still follow."""
+    """Return the hook that Triton calls after compiling; building the launcher and loading still follow."""
 
     def hook(**facts: Any) -> Any:
         start, _thread.compiling = _thread.compiling, None
@@ -107,6 +107,6 @@ def _drain(device: torch.device) -> None:
     if not is_accelerator(device):
         return
     module = runtime(device)
-    # A stream that is being captured can't be waited for; this happens if a capture compiles without a warm-up.
+    # A stream can't be waited for during its capture, e.g. if a capture compiles without a warm-up.
     if not getattr(module, "is_current_stream_capturing", bool)():
         module.current_stream(device).synchronize()

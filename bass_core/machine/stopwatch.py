@@ -1,7 +1,7 @@
-"""How long the parts of a round take on its device: by CUDA events on a GPU, by a monotonic clock on a CPU.
+"""Time the parts of a round on its device: CUDA events on a GPU, a monotonic clock on a CPU.
 
-Contract: `mark` costs microseconds and never waits; `laps` is read after the round's wait for the device and waits
-for nothing else. Set-up time (machine/setup_time.py) counts in no lap.
+`mark` costs microseconds and never waits. Read `laps` after the round has waited for the device; then it doesn't
+wait either. Set-up time (setup_time.py) is not counted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .setup_time import setup_ms
 
 
 class Stopwatch:
-    """Marks points of the work that this thread gives a device."""
+    """Marks points in the work that this thread gives to a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.queued = device, is_accelerator(device)
         self._marks: list[tuple[Any, float]] = []
 
     def mark(self) -> None:
-        """The work given to the device so far ends here; the rest belongs to the next lap."""
+        """End the current lap after the work given to the device so far."""
         self._marks.append((self._event() if self.queued else 1000 * time.perf_counter(), setup_ms()))
 
     def laps(self) -> list[float]:
-        """Milliseconds between one mark and the next; forgets the marks. The last mark's work must be done."""
+        """Return the milliseconds between successive marks and forget them; the last mark's work must be done."""
         marks, self._marks = self._marks, []
         if self.queued:
-            # Recorded on an idle stream: this returns at once, but `elapsed_time` wants to be sure.
+            # The work is done, so this returns at once; `elapsed_time` requires it.
             marks[-1][0].synchronize()
         return [max(0.0, self._between(a, b) - (after - before)) for (a, before), (b, after) in pairwise(marks)]
 

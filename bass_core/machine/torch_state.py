@@ -1,12 +1,12 @@
-"""Puts the caller's global torch settings aside while we compute.
+"""Set the caller's global torch settings aside while we compute.
 
-Contract: in a block of `ours` the default dtype is float32, the default device is the CPU and autocast is off.
-Each is the caller's again afterwards. The default dtype belongs to the whole process: the last of the blocks that
-are open at once puts it back. Threads, gradients and deterministic algorithms need no block: kernels take any
+In a block of `ours`, the default dtype is float32, the default device is the CPU and autocast is off. Afterwards
+the caller's settings are back. The default dtype belongs to the whole process: if several blocks are open at once,
+the last one to end restores it. Threads, gradients and deterministic algorithms need no block: kernels take any
 number of threads, our forwards run in inference mode, and their results are deterministic.
 
-A limit: transformers' `from_pretrained` changes the default dtype of the process while it makes a 16-bit model. A
-block that begins in another thread meanwhile takes that dtype for the caller's and may leave it set. Don't load
+Limit: transformers' `from_pretrained` changes the process's default dtype while it makes a 16-bit model. If a
+block begins in another thread meanwhile, it takes that dtype for the caller's and may leave it set. So don't load
 such a model while another thread generates.
 """
 
@@ -22,13 +22,13 @@ import torch
 T = TypeVar("T")
 
 _lock = threading.Lock()
-# The blocks that are open, and the caller's default dtype when the first of them began.
+# The open blocks, each with the caller's default dtype before the first of them.
 _open: dict[object, torch.dtype] = {}
 
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """In this block torch is as it starts. It decorates functions too; for generators there is `stepped`."""
+    """Give the block torch's initial settings. It decorates functions too; for generators use `stepped`."""
     with ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
@@ -44,14 +44,14 @@ def ours() -> Iterator[None]:
             yield
         finally:
             with _lock:
-                # Ctrl-C may have come before the block was noted.
+                # Ctrl-C may have come before the block was registered.
                 before = _open.pop(block, torch.float32)
                 if not _open and before != torch.float32:
                     torch.set_default_dtype(before)
 
 
 def stepped(items: Iterable[T]) -> Iterator[T]:
-    """The same items, each made in a block of `ours`, which is closed while the caller has one."""
+    """Yield the same items, each computed in a block of `ours` that is closed before the item is yielded."""
     steps = iter(items)
     while True:
         with ours():

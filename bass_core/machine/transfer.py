@@ -1,7 +1,7 @@
-"""Transfers between host and device with as few waits as possible.
+"""Move data between host and device with as few waits as possible.
 
-Contract: `to_device` never synchronizes: to an accelerator it copies from pinned memory, in stream order.
-`to_host` is the one place where a round waits for the device.
+`to_device` never synchronizes: it copies from pinned memory, in stream order. `to_host` is the only place in a
+round that waits for the device.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def to_device(values: list[Any] | Tensor, device: torch.device) -> Tensor:
     host = values if isinstance(values, Tensor) else torch.tensor(values)
     if not is_accelerator(device) or is_accelerator(host.device):
         return host.to(device)
-    # A copy from pageable memory would wait for the stream, and so would one of a view with gaps, by way of a
-    # pageable copy. An empty tensor has nothing to pin.
+    # A copy from pageable memory would wait for the stream, and so would a copy of a view with gaps, which goes
+    # through pageable memory. An empty tensor has nothing to pin.
     host = host.contiguous()
     pinned = host.pin_memory() if device.type == "cuda" and host.numel() else host
     return pinned.to(device, non_blocking=True)

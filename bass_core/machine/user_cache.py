@@ -1,7 +1,4 @@
-"""The folder in the user's cache where weights and measured costs are kept.
-
-Contract: returns the folder's path and creates nothing; without a home folder, a WeightsError says what to do.
-"""
+"""The folder in the user's cache for weights and measured costs."""
 
 from __future__ import annotations
 
@@ -12,9 +9,12 @@ from ..errors import WeightsError
 
 
 def cache_root() -> Path:
-    """Our folder in the user's cache: $XDG_CACHE_HOME/bass, else ~/.cache/bass; WeightsError without either.
+    """Return our cache folder: $XDG_CACHE_HOME/bass, else ~/.cache/bass. It is not created.
 
     A relative $XDG_CACHE_HOME is ignored, as the XDG specification asks.
+
+    Raises:
+        WeightsError: if there is no home folder either.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if base.is_absolute():

@@ -1,1 +1,1 @@
-"""Forward passes of target and draft models, and the pair of the two."""
+"""Forward passes of target and draft models, and the pair that joins the two."""

@@ -1,13 +1,16 @@
-"""Ragged attention inside transformers' models, and which backend computes it.
+"""Ragged attention inside transformers' models, and the choice of its backend.
 
-Contract: a model whose attention implementation is NAME attends by the plan of the `planned` block that it is
-called in (`with planned(plan, "pad"): model(..., cache=PlannedCache(cache, plan))`), never by a mask. In the place
-of a mask its layers get what it would say beside the order of the tokens: a sliding window, or chunks. These, a
-logit soft-cap and attention sinks are applied; any other mask, and anything else that an architecture adds, is
-refused. Keys and values may differ in size, and from those that the cache holds. A layer on another device than
-the cache sends its queries, keys and values to the cache's, and gets the result back. A model whose implementation
-is MASKED attends by its own code, and gets real masks, which say what the plan says. `choose_backend` checks a
-backend's name, or chooses for "auto"; it runs nothing. `measure_flash` does, once for a pair.
+A model whose attention implementation is NAME attends by the plan of the enclosing `planned` block: `with
+planned(plan, "pad"): model(..., cache=PlannedCache(cache, plan))`. Instead of mask tensors, its layers get a
+description of the mask: a sliding window, chunks, or None for plain causal attention. These, logit soft-caps and
+attention sinks are supported. Other masks, and whatever else an architecture adds, are refused.
+
+A model whose implementation is MASKED runs its own attention code and gets real masks, made from the plan.
+
+Keys and values may differ in size from each other and from the cache. If a layer is on another device than the
+cache, its queries, keys and values are sent to the cache's device and the result is sent back.
+
+`choose_backend` picks a backend without running anything. `measure_flash` times the kernels, once for a pair.
 """
 
 from __future__ import annotations
@@ -40,18 +43,18 @@ from .cache import RaggedCache
 NAME, MASKED = "bass_ragged", "bass_masked"
 _log = logging.getLogger(__name__)
 _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
-# The plan and the backend of the call that runs in this thread. Some models hand no keywords on to their layers.
+# The plan and the backend of the current call in this thread; some models don't pass keywords on to their layers.
 _planned: ContextVar[tuple[AttentionPlan, str] | None] = ContextVar("planned", default=None)
 
 
 def unsupported(name: str, reason: str) -> PairError:
-    """The refusal of a model, by its name."""
+    """Make the error that refuses a model."""
     return PairError(f"{name} is not supported: {reason}. Choose another causal LM.")
 
 
 @contextmanager
 def planned(plan: AttentionPlan, backend: str) -> Iterator[None]:
-    """In this block, this thread's models attend by the plan."""
+    """Let the models that this thread runs in the block attend by the plan."""
     token = _planned.set((plan, backend))
     try:
         yield
@@ -59,7 +62,7 @@ def planned(plan: AttentionPlan, backend: str) -> Iterator[None]:
         _planned.reset(token)
 
 
-def _now() -> tuple[AttentionPlan, str]:
+def _current_call() -> tuple[AttentionPlan, str]:
     call = _planned.get()
     assert call is not None, "a model that attends by a plan was called outside `planned`"
     return call
@@ -67,8 +70,14 @@ def _now() -> tuple[AttentionPlan, str]:
 
 @dataclass
 class Seen:
-    """What the layers of a step saw: `windows` by layer; `expanded`: whether a layer attended over other keys than
-    those that the cache holds, as over such that it makes of a latent; `calls` of our attention."""
+    """A record of the attention that the layers asked for in one step.
+
+    Attributes:
+        windows: the window of each layer, by layer index.
+        expanded: whether a layer attended over other keys than the cached ones, e.g. keys computed from a cached
+            latent.
+        calls: number of calls of our attention.
+    """
 
     windows: dict[int | None, Window | None] = field(default_factory=dict)
     expanded: bool = False
@@ -76,12 +85,12 @@ class Seen:
 
 
 def seen(plan: AttentionPlan) -> Seen:
-    """What the layers saw that have attended by the plan."""
+    """Return the record of the layers that have attended by this plan."""
     return plan.once("seen by layers", Seen)
 
 
 class PlannedCache(Cache):
-    """A transformers cache for one call: its layers write and read `cache` where the plan says."""
+    """A transformers cache for one call, whose layers write and read `cache` according to the plan."""
 
     def __init__(self, cache: RaggedCache, plan: AttentionPlan) -> None:
         super().__init__(layers=[])
@@ -90,28 +99,31 @@ class PlannedCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys [B, Hkv, S, D] and values [B, Hkv', S, D']; returns what the step may read, extent columns.
+        """Write keys [B, Hkv, S, D] and values [B, Hkv', S, D'], and return those that the step may read.
 
-        The cache has room for the largest of all layers; what a smaller one leaves of it holds zeros.
+        The cache is as large as the largest layer needs. A smaller layer leaves the rest zero.
+
+        Returns:
+            Keys [B, Hkv, extent, D] and values [B, Hkv', extent, D'].
         """
         device = self.cache.buffer.device
-        fitted = [self._fitted(one.to(device)) for one in (key_states, value_states)]
+        fitted = [self._pad_to_cache(states.to(device)) for states in (key_states, value_states)]
         keys, values = self.cache.write(layer_idx, fitted[0], fitted[1], self.plan)
         return _cut(keys, key_states), _cut(values, value_states)
 
-    def _fitted(self, states: Tensor) -> Tensor:
-        """States [B, Hkv, S, D] as large as the cache's."""
+    def _pad_to_cache(self, states: Tensor) -> Tensor:
+        """Pad states [B, Hkv, S, D] with zeros to the heads and the size of the cache."""
         heads, size = self.cache.kv_heads - states.shape[1], self.cache.head_dim - states.shape[3]
         if heads < 0 or size < 0:
             raise PairError(
                 f"The model's keys and values are larger than its config says ({states.shape[1]} heads of "
                 f"{states.shape[3]} in place of {self.cache.kv_heads} of {self.cache.head_dim}), and it could not "
-                "be tried when it was loaded. Choose another causal LM, or load it whole on one device."
+                "be tested when it was loaded. Choose another causal LM, or load it whole on one device."
             )
         return F.pad(states, (0, size, 0, 0, 0, heads)) if heads or size else states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The longest row's length before the step: what models without explicit positions would use."""
+        """Return the longest row's length before the step, for models that don't take explicit positions."""
         return max(self.plan.host, default=0)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -121,12 +133,12 @@ class PlannedCache(Cache):
         return self.cache.max_len
 
     def get_max_cache_shape(self, layer_idx: int | None = None) -> int:
-        """The same under the name that older transformers use."""
+        """Return the same, under the name in older versions of transformers."""
         return self.cache.max_len
 
 
 def _cut(stored: Tensor, states: Tensor) -> Tensor:
-    """Of what the cache stores [B, Hkv, N, D], the heads and sizes that a layer's states [B, Hkv', S, D'] have."""
+    """Cut stored [B, Hkv, N, D] to the heads and the size of a layer's states [B, Hkv', S, D']."""
     heads, size = states.shape[1], states.shape[3]
     return stored if stored.shape[1] == heads and stored.shape[3] == size else stored[:, :heads, :, :size]
 
@@ -143,65 +155,84 @@ def ragged_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [B, Hq, S, D], key [B, Hkv, extent, D], value [B, Hkv, extent, D'].
+    """Implement transformers' attention interface.
 
-    attention_mask: what `_stated` returned. s_aux: the attention sinks, a score for each head. Returns
-    ([B, S, Hq, D'], None). Raises PairError if the model asks for attention that is not supported.
+    Args:
+        module: the layer's attention module.
+        query: [B, Hq, S, D].
+        key: [B, Hkv, extent, D].
+        value: [B, Hkv, extent, D'].
+        attention_mask: the result of `_mask_window`.
+        scaling: factor of the scores; None for 1 / sqrt(D).
+        sliding_window: the window, unless `attention_mask` has one.
+        softcap: cap of the scores, or None.
+        s_aux: attention sinks, one score per head, or None.
+        **kwargs: ignored, unless they ask for something that is not supported.
+
+    Returns:
+        ([B, S, Hq, D'], None).
+
+    Raises:
+        PairError: if the model asks for attention that is not supported.
     """
-    asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
-    stated = None
+    unsupported_features = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    mask_window = None
     if isinstance(attention_mask, Tensor):
-        asked.append("a mask of its own")
+        unsupported_features.append("a mask of its own")
     else:
-        stated = attention_mask
-    if asked:
-        raise unsupported(type(module).__name__, f"it needs attention with {', '.join(asked)}")
-    plan, backend = _now()
-    window = sliding_window if stated is None else stated
+        mask_window = attention_mask
+    if unsupported_features:
+        raise unsupported(type(module).__name__, f"it needs attention with {', '.join(unsupported_features)}")
+    plan, backend = _current_call()
+    window = sliding_window if mask_window is None else mask_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer, prefix = _layer(key, plan), None
-    noted = seen(plan)
-    noted.windows[getattr(module, "layer_idx", None)] = window
-    noted.calls += 1
+    record = seen(plan)
+    record.windows[getattr(module, "layer_idx", None)] = window
+    record.calls += 1
     if layer is None:
-        noted.expanded = True
+        record.expanded = True
     elif plan.shared is not None:
         keys, values = plan.shared.reads(layer)
         prefix = _cut(keys, key), _cut(values, value)
-    here, size = query.device, value.shape[-1]
+    device, size = query.device, value.shape[-1]
     options: dict[str, Any] = {"scaling": scale, "window": window, "softcap": softcap}
     query = query.to(key.device)
     if size != key.shape[-1]:
-        most = max(size, key.shape[-1])
-        query, key, value = (_widened(one, most) for one in (query, key, value))
-        prefix = prefix and (_widened(prefix[0], most), _widened(prefix[1], most))
+        wider = max(size, key.shape[-1])
+        query, key, value = (_pad_last(part, wider) for part in (query, key, value))
+        prefix = prefix and (_pad_last(prefix[0], wider), _pad_last(prefix[1], wider))
     if s_aux is not None:
         out = attend_in_parts(query, key, value, plan, prefix, aside=s_aux.to(key.device), **options)
     else:
-        # The kernels of GPUs know sliding windows alone.
+        # GPU kernels support sliding windows but not chunks.
         name = "sdpa" if isinstance(window, Chunks) and backend in ("fused", "flash", "mixed") else backend
         out = BACKENDS[name](query, key, value, plan, prefix=prefix, **options)
-    return out[..., :size].to(here).contiguous(), None
+    return out[..., :size].to(device).contiguous(), None
 
 
 def _layer(key: Tensor, plan: AttentionPlan) -> int | None:
-    """The layer whose keys these are, be they read by another; None if they are made of what the cache holds."""
+    """Return the layer that stored these keys, or None if they were computed from cached values.
+
+    A layer may read the keys of another layer.
+    """
     keys = plan.views[::2]
     layers = plan.once("layers", lambda: {view.data_ptr(): layer for layer, view in enumerate(keys)})
     return layers.get(key.data_ptr())
 
 
-def _widened(states: Tensor, size: int) -> Tensor:
-    """States [..., D] with zeros up to `size`."""
+def _pad_last(states: Tensor, size: int) -> Tensor:
+    """Pad states [..., D] with zeros to `size`."""
     return F.pad(states, (0, size - states.shape[-1]))
 
 
-def _stated(
+def _mask_window(
     *args: Any, config: Any = None, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any
 ) -> Window | None:
-    """transformers' mask interface: what a mask says beside the order of the tokens, which the lengths say.
+    """Implement transformers' mask interface: return the window or chunks, or None for plain causal attention.
 
-    Raises PairError for a mask that is neither causal nor causal in a sliding window or in chunks.
+    Raises:
+        PairError: if the mask isn't causal, or causal within a sliding window or chunks.
     """
     if use_vmap or "allow_is_bidirectional_skip" in kwargs:
         kind = getattr(config, "model_type", "its type")
@@ -214,41 +245,47 @@ def _stated(
 def _gpt_neo(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
 ) -> tuple[Tensor, None]:
-    """In the place of GPT-Neo's own attention, whose windows count from the longest row: [B, Hq, S, D]."""
+    """Replace GPT-Neo's own attention [B, Hq, S, D], whose windows count from the end of the longest row."""
     window = module.config.window_size if module.attention_type == "local" else None
     out, _ = ragged_attention(module, query, key, value, None, 1.0, window)
     return out.transpose(1, 2), None
 
 
 def _mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor:
-    """transformers' mask interface for models that attend by their own code: [B, 1, S, extent], 0 or the least."""
-    plan, _ = _now()
-    window, least = _stated(*args, **kwargs), torch.finfo(dtype).min
+    """Implement transformers' mask interface for MASKED models: [B, 1, S, extent], 0 or the dtype's minimum."""
+    plan, _ = _current_call()
+    window, minimum = _mask_window(*args, **kwargs), torch.finfo(dtype).min
     hidden = plan.mask(window)[:, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, least)
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, minimum)
 
 
 AttentionInterface.register(NAME, ragged_attention)
-AttentionMaskInterface.register(NAME, _stated)
+AttentionMaskInterface.register(NAME, _mask_window)
 AttentionMaskInterface.register(MASKED, _mask)
 
 
 def switch(model: PreTrainedModel, name: str) -> None:
-    """Let a copy of a model attend by the implementation NAME or MASKED, whether or not its class allows it."""
+    """Make a copy of a model use the implementation NAME or MASKED, whether or not its class allows it."""
     for module in model.modules():
         if name == NAME and type(module).__name__ == "GPTNeoSelfAttention":
             vars(module)["_attn"] = partial(_gpt_neo, module)
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):
-            for one in (config, *(getattr(config, sub, None) for sub in config.sub_configs)):
-                if isinstance(one, PreTrainedConfig):
-                    one._attn_implementation_internal = name
+            for sub_config in (config, *(getattr(config, sub, None) for sub in config.sub_configs)):
+                if isinstance(sub_config, PreTrainedConfig):
+                    sub_config._attn_implementation_internal = name
 
 
 def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | None = None) -> str:
-    """The name of the backend for "auto" or a given name; dtype: the model's, if known.
+    """Return the name of the attention backend to use.
 
-    Raises RequestError for a backend that can't run here or can't take that dtype.
+    Args:
+        attention: a backend's name, or "auto".
+        device: the device to run on.
+        dtype: the model's dtype, if known.
+
+    Raises:
+        RequestError: if the backend can't run on this device or with this dtype.
     """
     if attention == "auto":
         return _fastest(device, dtype)
@@ -262,10 +299,10 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
-    """Our kernel, with flash-attn where both are there; flash-attn where Triton is missing; torch's elsewhere.
+    """Choose our kernel, plus flash-attn if both can run; else flash-attn; else torch.
 
-    A T4 (compute capability 7.5) also uses torch's: its half-precision kernels use the tensor cores there, ours
-    would not (read from the code that Triton emits; not measured).
+    A T4 (compute capability 7.5) also uses torch. There, torch's half-precision kernels use the tensor cores, and
+    ours would not (according to the code that Triton emits; not measured).
     """
     if not is_accelerator(device):
         return "sdpa"
@@ -276,43 +313,44 @@ def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
 
 
 def measure_flash(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
-    """Where both kernels run, time them over a prompt and a round of these heads, for "mixed".
+    """Time our kernel and flash-attn on a prompt and on a round, if both can run, for the backend "mixed".
 
-    What can't be timed, for want of memory or of a kernel for these heads, is left to ours. Nothing is timed with
-    BASS_MEASURE=0, nor on ZeroGPU, where there is no device yet. Read, not run: flash-attn needs a GPU.
+    If timing fails, because memory or a kernel for these heads is missing, our kernel is used. Nothing is timed
+    with BASS_MEASURE=0 or on ZeroGPU, where there is no device yet. This code has been reviewed but not run,
+    because flash-attn needs a GPU.
     """
     off = os.environ.get("BASS_MEASURE") == "0" or on_zero_gpu()
     if off or why_backend_unavailable("mixed", device, dtype) is not None:
         return
     try:
         with on(device):
-            faster = _where_flash_is_faster(device, dtype, heads, kv_heads, dim)
+            faster = _shapes_faster_with_flash(device, dtype, heads, kv_heads, dim)
     except RuntimeError as error:
         _log.warning("flash-attn is not used, since it can't be timed here: %s", " ".join(str(error).split()))
     else:
         FASTER.update(faster)
 
 
-def _where_flash_is_faster(
+def _shapes_faster_with_flash(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
 ) -> list[tuple[Any, ...]]:
-    found = []
+    faster_keys = []
     for rows, queries, length in ((4, 256, 0), (8, 5, 1024)):
         keys = torch.randn(rows, kv_heads, length + queries, dim, device=device, dtype=dtype)
         query = torch.randn(rows, heads, queries, dim, device=device, dtype=dtype)
         lengths = [length] * rows
         plan = AttentionPlan(to_device(lengths, device), lengths, queries)
-        ours, other = (
+        ours, theirs = (
             _time(partial(BACKENDS[name], query, keys, keys, plan, scaling=1.0), device)
             for name in ("fused", "flash")
         )
-        if other < ours:
-            found.append(shape_key(query, keys))
-    return found
+        if theirs < ours:
+            faster_keys.append(shape_key(query, keys))
+    return faster_keys
 
 
 def attention_words(backend: str, key: tuple[Any, ...]) -> str:
-    """Which kernels attend, for a reader; key: of a round (`shape_key`)."""
+    """Describe the kernels that attend, given the backend's name and the `shape_key` of a round."""
     if backend != "mixed":
         return {"fused": "our kernel", "flash": "flash-attn", "sdpa": "torch"}.get(backend, backend)
     served = [name for name, prompt in (("prompts", True), ("rounds", False)) if (*key[:-1], prompt) in FASTER]
@@ -320,7 +358,7 @@ def attention_words(backend: str, key: tuple[Any, ...]) -> str:
 
 
 def _time(call: Callable[[], object], device: torch.device) -> float:
-    """The median of nine runs in milliseconds, after three that do not count."""
+    """Return the median of nine runs in milliseconds, after three warm-up runs."""
     times = []
     for _ in range(12):
         began = time.perf_counter()

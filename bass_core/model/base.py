@@ -1,10 +1,10 @@
-"""One forward of a causal language model over rows of different lengths.
+"""Run the forward of any transformers causal LM over rows of different lengths.
 
-Contract: `CausalModel.forward` feeds S tokens per row at each row's own length (model/forward.py). It keeps no
-state between calls, so several lanes may call it at once, each with its own cache. The user's model is never
-changed: we work on a shadow, a copy of its modules that shares its weights. A model that does not compute what its
-own code does is refused when it is made (probe.py). Non-goals: encoder-decoder models, state-space layers,
-training.
+`CausalModel.forward` feeds S tokens per row, each row at its own length (forward.py). `select.select_model` makes
+the fastest CausalModel for a model. It keeps no state between calls, so several lanes may share it, each with its
+own cache. We never change the user's model: we run a shadow, which is a copy of its modules that shares its
+weights. If our attention computes other logits than the model's own code, we refuse the model when it is loaded
+(probe.py). Encoder-decoder and state-space models are not supported.
 """
 
 from __future__ import annotations
@@ -34,27 +34,32 @@ from .cache import RaggedCache
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
 from .weights.modified import hooks_of
-from .weights.placement import has_waiting, home_device, is_split, waiting_weights
+from .weights.placement import has_offloaded, home_device, is_split, offloaded_weights
 from .weights.quantized import QuantizedModule, outputs_of
-from .weights.shape import context_of, head_dim, is_llama, said, turns_with_length
+from .weights.shape import config_value, context_of, head_dim, is_llama, turns_with_length
 
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
 
-# Models that attend by their own code, which was read: all that it hides from a token is in the mask that it asks
-# for, and where a token stands it takes from `position_ids` or from the columns of the cache.
+# Architectures that run with their own attention code. We have read that code: it hides tokens only through the
+# mask that it requests, and it takes positions from `position_ids` or from the cache columns.
 _MASKED = {"bloom", "falcon", "mpt"}
-# Those of them whose ALiBi goes by the columns of the cache, which in a tree are not how deep its drafts are.
+# Of these, the ones whose ALiBi depends on the cache column, which in a tree is not a draft's depth.
 _BY_COLUMN = {"bloom", "mpt"}
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True)
 class HiddenStateTap:
-    """What a forward returns as a token's state: the last hidden state, optionally after those of earlier layers.
+    """Turn a forward's hidden states into one state per token.
 
-    layers: after how many layers the residual stream is read; each such state is divided by its root mean square.
-    project: maps their concatenation [..., (len(layers) + 1) x hidden], last hidden state last, to the result.
+    The state is the last hidden state, optionally preceded by those of earlier layers.
+
+    Attributes:
+        layers: ascending; after how many layers to read the residual stream. Each stream is divided by its root
+            mean square. For example, (0, 8) reads the embeddings and the output of the eighth layer.
+        project: maps the concatenation [..., (len(layers) + 1) x hidden], last hidden state last, to the state;
+            None returns the concatenation itself.
     """
 
     layers: tuple[int, ...] = ()
@@ -65,42 +70,46 @@ class HiddenStateTap:
             raise ValueError(f"layers must be ascending and none below 0, got {self.layers}.")
 
     def __call__(self, streams: list[Tensor], last: Tensor) -> Tensor:
-        """streams: one [..., hidden] for each of `layers`; last [..., hidden]."""
+        """Return the states, given a stream [..., hidden] for each of `layers` and `last` [..., hidden]."""
         scaled = [F.rms_norm(x.float(), x.shape[-1:], eps=1e-6).to(last.dtype) for x in streams]
         states = torch.cat((*scaled, last), dim=-1) if scaled else last
         return states if self.project is None else self.project(states)
 
     def finish(self, raw: Tensor) -> Tensor:
-        """The same of what was only put side by side: raw [..., (len(layers) + 1) x hidden], last state last."""
+        """Return the states, given raw [..., (len(layers) + 1) x hidden]: the streams, then the last state."""
         *streams, last = raw.chunk(len(self.layers) + 1, dim=-1)
         return self(streams, last)
 
 
 class CausalModel:
-    """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
+    """A transformers causal LM that runs its own code with our ragged attention.
 
-    capturable: False if the forward is known to read values on the host, if the model is split over devices
-    (weights/placement.py), and after a CUDA graph could not be made.
-    low_precision: sums are rounded to 16 bits between the products, so near ties in a row's logits may be decided
-    by the number of tokens in the batch.
+    Attributes:
+        capturable: whether to try CUDA graphs. False if the forward is known to read values on the host, if the
+            model is split over devices (weights/placement.py), and after a capture has failed.
+        low_precision: whether sums are rounded to 16 bits between matrix products. Near ties in a row's logits may
+            then depend on the number of tokens in the batch.
     """
 
     cost: ModelCost
-    # Why this is transformers' own model and not a forward of ours, as a clause; None if there is nothing to say.
+    # Why this runs transformers' own model rather than one of our forwards, as a clause; None if there is nothing
+    # to report.
     reason: str | None = None
-    # Whether weights were copied, so that changing the model's own would no longer change what is computed.
+    # Whether weights were copied: later changes to the model's own weights then have no effect here.
     copies_weights = False
 
-    # Whether the padding of shorter rows is left out of the matrix products.
+    # Whether matrix products skip the padding of shorter rows.
     skips_padding = False
-    # The fewest tokens that prompts must have in common, counted for each row but one, to share a prefix; None:
-    # they can't. In torch, attention in two parts is more calls.
+    # Prompts share a prefix only if that saves at least this many tokens, counted as in `share_prompts`
+    # (prefix.py); None if prefixes can't be shared. The value is high because torch needs more calls for attention
+    # in two parts.
     least_saved: int | None = 2048
-    # Whether the forward is known not to wait for the device. transformers' own code is tested (capturable.py).
+    # Whether the forward is known never to wait for the device. For transformers' own code we test it
+    # (capturable.py).
     never_waits = False
-    # Whether it attends over trees of drafts. Where a token stands must come from `position_ids` for that.
+    # Whether it can attend over trees of drafts. This requires that positions come from `position_ids`.
     trees = True
-    # Of a model that was not tried, layers to look at in the first forward (probe.py).
+    # If the model was not probed: the layers to check in the first forward (probe.py).
     _slides: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -110,94 +119,105 @@ class CausalModel:
         refuse_unsupported(model)
         self.device = home_device(model)
         self._split = is_split(model)
-        # Weights that wait are fetched for one forward and let go after it: another one at once would lose them.
-        self._turn: AbstractContextManager[Any] = threading.Lock() if has_waiting(model) else nullcontext()
+        # Offloaded weights are fetched for one forward and released after it, so a concurrent forward would lose
+        # them.
+        self._exclusive: AbstractContextManager[Any] = threading.Lock() if has_offloaded(model) else nullcontext()
         self.capturable = not (self._split or turns_with_length(config))
         self.layers: int = config.num_hidden_layers
         self.context = context_of(config)
         self.vocab = outputs_of(model)
         self.hidden: int = config.hidden_size
-        self.kv_heads = said(config, "num_key_value_heads") or said(config, "num_attention_heads") or 0
+        self.kv_heads = (
+            config_value(config, "num_key_value_heads") or config_value(config, "num_attention_heads") or 0
+        )
         self.head_dim = head_dim(config)
         # On a CPU, reading float32 keys is faster than converting bfloat16 ones.
         self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
         self.low_precision = model.dtype != torch.float32
         self._cache_keyword = cache_keyword(model)
         self._prepare(model)
-        # A cache may grow by so many tokens at once.
+        # Average over 16 tokens, because some caches grow by that many at once.
         self.cost = model_cost(model, self.cache_bytes(1, 16) // 16)
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow, self._dtype = shadow_of(model), model.dtype
-        # On ZeroGPU there is no device yet, and weights that wait on disk are slow to fetch.
+        # Don't probe on ZeroGPU, where there is no device yet, or if weights are offloaded, which are slow to
+        # fetch.
         config = model.config.get_text_config()
-        known, untried = is_llama(model), has_waiting(model) or on_zero_gpu()
-        probed = None if untried else probe.expect(self._shadow, self.name, self.context)
-        # accelerate fetches the weights of the modules that it knows.
+        is_known, skip_probe = is_llama(model), has_offloaded(model) or on_zero_gpu()
+        expected = None if skip_probe else probe.expect(self._shadow, self.name, self.context)
+        # Not for split models: accelerate fetches weights only for the modules that it knows.
         if not is_accelerator(self.device) and not self._split and cpu_kernels.available():
             from .weights.compiled import compile_linears  # imports numba
 
             self.copies_weights = compile_linears(self._shadow)
         masked = config.model_type in _MASKED
         self.trees = config.model_type not in _BY_COLUMN
-        # Falcon's ALiBi is among what only a trial shows.
-        asks = model._supports_attention_backend or (masked and not said(config, "alibi"))
-        if untried and not known and not asks:
-            raise probe.passes_by(self.name)
-        if untried:
+        # Only a probe can show whether we handle Falcon's ALiBi.
+        can_switch = model._supports_attention_backend or (masked and not config_value(config, "alibi"))
+        if skip_probe and not is_known and not can_switch:
+            raise probe.bypass_error(self.name)
+        if skip_probe:
             self._slides = probe.sliding(config)
         attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
         if masked:
             self.capturable, self.least_saved = False, None
-        if probed is not None:
-            self.layers, self.kv_heads, self.head_dim = probed.sizes
-            if probe.check(self, probed, masked).expanded:
+        if expected is not None:
+            self.layers, self.kv_heads, self.head_dim = expected.sizes
+            if probe.check(self, expected, masked).expanded:
                 self.least_saved = None
 
     def probe(self, batch: ForwardBatch, cache: RaggedCache) -> tuple[Tensor, attention.Seen]:
-        """Logits [B, S, V] of a first step, and what its layers saw."""
+        """Return the logits [B, S, V] of a first step, and a record of the attention that its layers asked for."""
         plan = cache.plan(batch.lengths, batch.tokens.shape[1])
         return self._compute(batch, plan, cache, "sdpa").logits, attention.seen(plan)
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
-        """An empty cache of `max_batch` rows x `max_len` tokens, and of so many prefixes of so many tokens."""
+        """Make an empty cache of `max_batch` rows x `max_len` tokens, plus prefixes of `prefix_len` tokens."""
         prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
         sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
         return RaggedCache(*sizes, self.cache_dtype, self.device, prefix)
 
     def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
-        """Bytes that a cache of that size takes."""
+        """Return the size in bytes of the cache that `new_cache` would make."""
         per_token: int = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
         return (max_batch * max_len + prefixes * prefix_len) * per_token
 
     def can_draft(self, fuse: Any) -> bool:
-        """Whether `draft` makes chains of a head whose body this is, and whose inputs are made by `fuse`."""
+        """Return whether `draft` can run the chains of a draft head with this body and the layer `fuse`."""
         return False
 
     def draft(self, batch: ForwardBatch, cache: RaggedCache, chain: Chain) -> tuple[Tensor, Drafted]:
-        """A forward over inputs [B, S, hidden], then a chain of drafts (kernels/cpu/chain.py), in one call.
+        """Run a forward over inputs [B, S, hidden], then draft a chain (kernels/cpu/chain.py), in one call.
 
-        Returns the logits [levels, B, V'] after each row's newest token and its drafts but the last; the drafts.
-        Only where `can_draft` says so.
+        Use it only if `can_draft` is true.
+
+        Returns:
+            The logits [levels, B, V'] after each row's newest token and after all of its drafts but the last, and
+            the drafts.
         """
         raise NotImplementedError
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
-        """Feed the batch's tokens at its lengths.
+        """Feed the batch's tokens, each row from its own length on.
 
-        Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1. The lengths of the caller's next
-        batch say which of them are valid. Raises ValueError if a row does not fit the cache.
+        Afterwards the cache holds row b's new tokens at lengths[b] .. lengths[b] + S - 1. The lengths of the next
+        batch decide which of them count: a smaller length drops rejected drafts. `backend` is the attention to use
+        (kernels/backends.py).
+
+        Raises:
+            ValueError: if a row does not fit the cache.
         """
-        with self._turn, on(self.device):
+        with self._exclusive, on(self.device):
             tree = None if batch.tree is None else token_tree(batch.tree, self.device)
             plan = cache.plan(batch.lengths, batch.tokens.shape[1], batch.window, tree)
             return self._compute(batch, plan, cache, backend)
 
     @torch.inference_mode()
     def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
-        """`forward` for lengths that only the device knows: nothing is read on the host, so it can be captured."""
-        with self._turn, on(self.device):
+        """Run `forward` with lengths that only the device knows. Nothing is read on the host."""
+        with self._exclusive, on(self.device):
             width, tree = batch.tokens.shape[1], batch.tree
             plan = cache.plan_captured(batch.lengths, width, batch.extent, batch.shared, batch.window, tree)
             return self._compute(batch, plan, cache, backend)
@@ -207,19 +227,19 @@ class CausalModel:
     ) -> ForwardOutput:
         tokens, take = batch.tokens, batch.take
         columns = None if take is None else sorted(set(take))
-        kept: Any = 0 if columns is None else to_device(columns, tokens.device)
+        logits_to_keep: Any = 0 if columns is None else to_device(columns, tokens.device)
         if columns is not None and self._split:
-            # An index would have to be where the head is, and accelerate moves tensors to where the model begins.
-            kept = columns
-        given = {"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}
+            # accelerate moves tensors to the first layer's device, but an index would be needed on the head's.
+            logits_to_keep = columns
+        inputs = {"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}
         with attention.planned(plan, backend):
             out = self._shadow(
-                **given,
+                **inputs,
                 position_ids=self._positions(plan),
                 **{self._cache_keyword: attention.PlannedCache(cache, plan)},
                 use_cache=True,
                 output_hidden_states=batch.return_states,
-                logits_to_keep=kept,
+                logits_to_keep=logits_to_keep,
             )
         if self._slides:
             probe.refuse_forgetting(self.name, attention.seen(plan), self._slides)
@@ -234,15 +254,15 @@ class CausalModel:
         return ForwardOutput(out.logits[torch.arange(len(take), device=tokens.device), picked], states)
 
     def _positions(self, plan: AttentionPlan) -> Tensor:
-        """int64 [B, S]. Columns past the context are unused padding, but need valid positions."""
+        """Return positions int64 [B, S], clamped because padding columns past the context need valid ones too."""
         positions = plan.positions
         return positions if plan.longest <= self.context else positions.clamp(max=self.context - 1)
 
 
 def cache_keyword(model: nn.Module) -> str:
-    """What the model's forward calls the cache: transformers 5.24 renamed it, and 5.40 will drop the old name.
+    """Return the name of the forward's cache parameter, which transformers 5.24 renamed and 5.40 will drop.
 
-    A forward that passes on whatever it is given has the name that transformers' own models have.
+    A forward that only passes on **kwargs takes the name that transformers' own models use.
     """
     for function in (model.forward, GenerationMixin.prepare_inputs_for_generation):
         if "cache" in inspect.signature(function).parameters:
@@ -253,20 +273,20 @@ def cache_keyword(model: nn.Module) -> str:
 
 
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The model's modules and config copied, its parameters and buffers shared.
+    """Copy the model's modules and config, but share its parameters and buffers.
 
-    But for the angles of rotary embeddings, which some models write while they run. Hooks are shared as well: a
-    copy of an object that hooks a model would not be the one that the user goes on to change.
+    Rotary frequencies are copied, because some models overwrite them while they run. Hooks are shared: users go on
+    changing the objects that hook their model, not copies of them.
     """
     shared: dict[int, Any] = {
-        id(one): one for one in chain(model.parameters(), model.buffers(), waiting_weights(model))
+        id(tensor): tensor for tensor in chain(model.parameters(), model.buffers(), offloaded_weights(model))
     }
-    shared |= {id(one): one.clone() for name, one in model.named_buffers() if "inv_freq" in name}
+    shared |= {id(tensor): tensor.clone() for name, tensor in model.named_buffers() if "inv_freq" in name}
     for module in model.modules():
         shared |= {id(hooks): copy.copy(hooks) for hooks in hooks_of(module)}
-        # What removes a hook can't be copied; some modules keep it, alone or in lists.
-        lists = (value if isinstance(value, list) else [value] for value in vars(module).values())
-        shared |= {id(one): one for one in chain(*lists) if isinstance(one, RemovableHandle)}
+        # Hook handles can't be copied. Some modules keep them as attributes or in lists.
+        values = (value if isinstance(value, list) else [value] for value in vars(module).values())
+        shared |= {id(handle): handle for handle in chain(*values) if isinstance(handle, RemovableHandle)}
         if isinstance(module, QuantizedModule):
             shared[id(module.quantized)] = module.quantized
     copied: PreTrainedModel = copy.deepcopy(model, shared)
@@ -275,17 +295,17 @@ def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raises PairError, naming the class, for a model whose attention or cache we don't support."""
+    """Raise PairError, naming the class, if we don't support the model's attention or cache."""
     config = model.config.get_text_config()
     reason = None
-    kinds = set(said(config, "layer_types") or ())
-    if said(config, "is_encoder_decoder"):
+    layer_types = set(config_value(config, "layer_types") or ())
+    if config_value(config, "is_encoder_decoder"):
         reason = "it is an encoder-decoder model"
     elif getattr(model, "_is_stateful", False) or not _attends(config):
         reason = "it keeps a state that can't be rolled back"
-    elif kinds - _LAYER_TYPES:
-        reason = f"it has layers of type {', '.join(sorted(kinds - _LAYER_TYPES))}"
-    elif said(config, "model_type") == "whisper":
+    elif layer_types - _LAYER_TYPES:
+        reason = f"it has layers of type {', '.join(sorted(layer_types - _LAYER_TYPES))}"
+    elif config_value(config, "model_type") == "whisper":
         reason = "it is the decoder of a speech model"
     elif model.get_output_embeddings() is None:
         reason = "it has no language-model head"
@@ -294,7 +314,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 def _attends(config: Any) -> bool:
-    """Whether the config knows attention heads, be it of each layer apart."""
+    """Return whether the config has attention heads, for all layers or for each layer separately."""
     try:
         return hasattr(config, "num_attention_heads")
     except RuntimeError:

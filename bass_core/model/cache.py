@@ -1,13 +1,14 @@
-"""A key-value cache in which every row of the batch has its own length, and rows may share what they begin with.
+"""A key-value cache in which every row has its own length, and rows may share a prefix.
 
-Contract: one buffer [layers, 2, max_batch, kv_heads, max_len, head_dim] of keys and values, allocated once. The
-state of a step is not kept here but in the `AttentionPlan` that `plan` makes for it. The rows of a step are always
-rows 0..B-1, and its new keys and values are written at each row's own length. To roll back a rejected draft, plan
-the next step with a smaller length: nothing is moved or zeroed, and the next write overwrites stale entries.
+There is one buffer [layers, 2, max_batch, kv_heads, max_len, head_dim] of keys and values, allocated once. `plan`
+makes an `AttentionPlan` with the state of one step; the cache itself keeps no lengths. A step always uses rows 0
+to B - 1, and writes new keys and values at each row's length. To drop a rejected draft, plan the next step with a
+smaller length: nothing is moved or zeroed, and the next write overwrites the stale entries.
 
-A prefix that rows share is a row of `prefix`, a second cache, which is filled as any other. A row that is attached
-to it has its first `starts[b]` tokens there, in whole units of SHARE, and token c in its own column c - starts[b].
-Lengths always count both. A step of the rows never writes to the prefix. Non-goals: paging, offloading.
+A shared prefix is a row of `prefix`, a second cache that is filled like any other. If a row is attached to a
+prefix, its first `starts[b]` tokens (a multiple of SHARE) are there, and token c is in column c - starts[b] of the
+row itself. For example, if starts[b] is 64, token 70 is in column 6. Lengths always include the prefix, and a step
+of the rows never writes to it. The cache has no pages and is never offloaded.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from ..machine.transfer import to_device
 
 
 class RaggedCache:
-    """Keys and values of dtype `dtype`, of `max_batch` rows with `max_len` columns of their own.
+    """Keys and values of `max_batch` rows, with `max_len` columns each besides a shared prefix.
 
-    starts, groups: how many tokens of each row are in the prefix, and in which of its rows; `attach` changes them.
+    Attributes:
+        prefix: the cache of the shared prefixes, or None.
+        starts: how many tokens of each row are in its prefix; changed by `attach`.
+        groups: the row of `prefix` that each row reads; changed by `attach`.
+        buffer: the keys and values.
     """
 
     def __init__(
@@ -47,25 +52,26 @@ class RaggedCache:
         self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
 
     def attach(self, row: int, group: int, length: int) -> None:
-        """Let a row begin with the first `length` tokens of a row of the prefix, or with none (0).
+        """Make a row begin with the first `length` tokens of row `group` of the prefix, or with none if 0.
 
-        Raises ValueError unless the prefix holds so many, and they are whole units of SHARE.
+        Raises:
+            ValueError: if the prefix is shorter, or the length is not a multiple of SHARE.
         """
         if length and (self.prefix is None or length % SHARE or length > self.prefix.max_len):
             raise ValueError(f"a row can't share {length} tokens: the prefix holds whole units of {SHARE} tokens")
         self.starts[row], self.groups[row] = length, group
 
     def detach(self) -> None:
-        """No row begins with a prefix."""
+        """Detach all rows from their prefixes."""
         self.starts, self.groups = [0] * self.max_batch, [0] * self.max_batch
 
     def room(self, lengths: Sequence[int]) -> int:
-        """How many more tokens every row of such lengths has columns for."""
+        """Return how many more tokens fit into every row, if the rows have these lengths."""
         return self.max_len - max(length - start for length, start in zip(lengths, self.starts, strict=False))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values, the prefix's included."""
+        """Bytes of keys and values, including the prefix's."""
         return self.buffer.nbytes + (0 if self.prefix is None else self.prefix.nbytes)
 
     def plan(
@@ -75,9 +81,12 @@ class RaggedCache:
         window: int | None = None,
         tree: TokenTree | None = None,
     ) -> AttentionPlan:
-        """The plan of a step of `queries` new tokens per row over rows that are `lengths` long.
+        """Plan a step of `queries` new tokens per row, for rows that are `lengths` long.
 
-        window, tree: see ForwardBatch. Raises ValueError if the step does not fit the cache.
+        `window` and `tree` are as in ForwardBatch.
+
+        Raises:
+            ValueError: if the step does not fit the cache.
         """
         self.check_room(lengths, queries)
         batch, host = len(lengths), list(lengths)
@@ -95,7 +104,7 @@ class RaggedCache:
         return SharedPart(starts, groups, [], [], extent, views)
 
     def check_room(self, lengths: Sequence[int], queries: int) -> None:
-        """Raises ValueError if a step of `queries` new tokens per row over such rows does not fit the cache."""
+        """Raise ValueError if a step of `queries` new tokens per row does not fit the cache."""
         if len(lengths) > self.max_batch or queries > self.room(lengths):
             raise ValueError(
                 f"a step of {len(lengths)} rows x {queries} tokens from length {max(lengths)} does "
@@ -111,10 +120,17 @@ class RaggedCache:
         window: int | None = None,
         tree: TokenTree | None = None,
     ) -> AttentionPlan:
-        """The plan of a captured step, whose lengths int64 [B] only the device knows.
+        """Plan a captured step, whose lengths only the device knows.
 
-        shared: starts and groups int64 [B], if the cache has a prefix. Nothing is checked: every row must have
-        room for `queries` more tokens in `extent` columns of its own (None: in all).
+        Nothing is checked: every row must have room for `queries` more tokens in its first `extent` columns.
+
+        Args:
+            lengths: int64 [B] on the device.
+            queries: new tokens per row.
+            extent: number of columns that attention reads, None for all.
+            shared: starts and groups int64 [B], if the cache has a prefix.
+            window: as in ForwardBatch.
+            tree: the trees that the new tokens form, or None.
         """
         plan = AttentionPlan(lengths, [], queries, captured_extent=extent or self.max_len, gap=window, tree=tree)
         if shared is not None and self.prefix is not None:
@@ -122,14 +138,15 @@ class RaggedCache:
         return self._add_views(plan)
 
     def _add_views(self, plan: AttentionPlan) -> AttentionPlan:
-        """Add the views of all layers, made at once: slicing in every layer would cost more than the copies."""
+        """Add the views of all layers at once: slicing in every layer would cost more than the copies."""
         plan.views = self.buffer[:, :, : len(plan.lengths), :, : plan.extent].flatten(0, 1).unbind(0)
         return plan
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, Hkv, S, D] at each row's own end.
+        """Write keys and values [B, Hkv, S, D] at each row's end.
 
-        Returns what the step may read: keys and values [B, Hkv, extent, D].
+        Returns:
+            The keys and values that the step may read, [B, Hkv, extent, D].
         """
         write = reference.write
         if self.has_kernel:
@@ -138,18 +155,19 @@ class RaggedCache:
         return plan.reads(layer)
 
     def keep(self, row: int, first: int, sources: Sequence[int]) -> None:
-        """The row's tokens in columns `sources` become tokens first, first + 1, ...; none moves to the right.
+        """Move a row's tokens in columns `sources` to columns first, first + 1, ..., never to the right.
 
-        So the path of a tree that was accepted becomes a text. None of them lies in the prefix. All layers are
-        read at once, then written at once; nothing waits for the device.
+        This turns the accepted path of a tree into a text. For example, keep(row, 5, [5, 8]) moves column 8 to
+        column 6. None of the columns may be in the prefix. All layers are read at once and then written at once,
+        without waiting for the device.
         """
-        own = to_device([source - self.starts[row] for source in sources], self.buffer.device)
+        columns = to_device([source - self.starts[row] for source in sources], self.buffer.device)
         first -= self.starts[row]
-        whole = self.buffer[:, :, row]
-        whole[..., first : first + len(own), :].copy_(whole.index_select(3, own))
+        row_buffer = self.buffer[:, :, row]
+        row_buffer[..., first : first + len(columns), :].copy_(row_buffer.index_select(3, columns))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Make row `target` hold the first `length` tokens of row `source`; a prefix stays where it is."""
+        """Copy the first `length` tokens of row `source` to row `target`; both then share the prefix."""
         self.starts[target], self.groups[target] = self.starts[source], self.groups[source]
-        own = length - self.starts[source]
-        self.buffer[:, :, target, :, :own] = self.buffer[:, :, source, :, :own]
+        own_length = length - self.starts[source]
+        self.buffer[:, :, target, :, :own_length] = self.buffer[:, :, source, :, :own_length]

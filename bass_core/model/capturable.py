@@ -1,7 +1,7 @@
-"""Whether a model's forward can be captured in a CUDA graph: it must not wait for the device.
+"""Test whether a model's forward can be captured in a CUDA graph, for which it must never wait for the device.
 
-Contract: `mark_capturable` tries it once when a model is made; `refuse_capture` is called when a capture failed.
-Both set `model.capturable` to False and warn once. Non-goals: how a capture is made (machine/capture.py).
+`mark_capturable` tests this once, when a model is made. Call `refuse_capture` after a failed capture. Both set
+`model.capturable` to False and warn once. machine/capture.py does the capturing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def mark_capturable(model: CausalModel) -> None:
     """Set `model.capturable` to False, with a warning, if its forward waits for the device.
 
-    Call it when a pair is made, not later: during the check, waits in other threads raise as well.
+    Call it only while a pair is made: during the test, waits in other threads raise as well.
     """
     if model.never_waits or not model.capturable or not refuses_waits(model.device):
         return
@@ -39,11 +39,16 @@ def mark_capturable(model: CausalModel) -> None:
 
 
 def refuse_capture(model: Any, error: Exception) -> None:
-    """Run the model eagerly from now on; warns once per model, or once for all if no capture works any more."""
+    """Run the model eagerly from now on, and warn.
+
+    There is one warning per model, or one for all models if this process can capture no more graphs.
+    """
     if model.capturable and not isinstance(error, CaptureUnavailable):
-        # The error raised inside the capture says more than the one from ending it.
+        # The error raised inside the capture is more helpful than the one from ending the capture.
         cause = error.__context__ or error
         reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
-        rest = " All else runs eagerly as well until the next start." if failed() else ""
-        _log.warning("%s can't be captured in a CUDA graph and runs eagerly (%s).%s", model.name, reason, rest)
+        consequence = " Everything else runs eagerly as well until the next start." if failed() else ""
+        _log.warning(
+            "%s can't be captured in a CUDA graph and runs eagerly (%s).%s", model.name, reason, consequence
+        )
     model.capturable = False

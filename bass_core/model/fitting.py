@@ -1,14 +1,14 @@
-"""Which drafts fit a target, by name, where one that was given has another tokenizer.
+"""Suggest drafts that fit a target, for when the user's draft has another tokenizer.
 
-Contract: `fitting` is the end of a sentence. The names are small models whose tokenizers are those of the larger
-ones of their families, by the number of ids that the tokenizer knows or the model has. Named, not run here.
+The table maps a number of ids, of a tokenizer or a model, to small models with the same tokenizer as the larger
+ones of their family. We have not run these models here.
 """
 
 from __future__ import annotations
 
 _QWEN3, _QWEN2 = "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-0.5B-Instruct"
 _LLAMA3, _GEMMA3 = "meta-llama/Llama-3.2-1B-Instruct", "google/gemma-3-270m-it"
-# By the number of ids.
+# Number of ids: drafts.
 _DRAFTS = {
     32000: ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "JackFram/llama-68m"),
     49152: ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-360M-Instruct"),
@@ -27,8 +27,8 @@ _DRAFTS = {
 }
 
 
-def fitting(ids: int) -> str:
-    """What to choose for a target with so many ids, as the end of a sentence."""
+def suggest_drafts(ids: int) -> str:
+    """Return a suggestion for a target with this number of ids, as the end of a sentence."""
     named = " or ".join(_DRAFTS.get(ids, ())) or "a smaller model of the target's own family"
     return (
         f'choose {named}, if that has the target\'s tokenizer, or drafter="prompt_lookup", which needs no draft.'

@@ -1,7 +1,7 @@
-"""What goes into one forward of a model, and what comes out.
+"""Input and output of one forward, as plain data.
 
-Contract: plain data. Whoever wants logits makes a `ForwardBatch`, which is passed unchanged to the model's own
-computation. A new kind of step is one more field of it.
+To get logits, make a `ForwardBatch`. It reaches the model's computation unchanged, so a new kind of step needs
+only a new field.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from ..machine.transfer import to_device
 
 @dataclass(slots=True)
 class BatchTree:
-    """The trees that a batch's new tokens form (TokenTree in kernels/plan.py), on the host.
+    """The trees that a batch's new tokens form, on the host (TokenTree in kernels/plan.py).
 
-    sees[b][s]: which columns of its row's tree token s of row b sees, a bit each, its own included; depths[b][s]:
-    how many of them precede it. before[b]: columns of the tree that earlier steps have fed. Both lists are as
-    wide as the batch; a padding token's bit is its own column's alone.
+    For example, a newest token with two drafts that both follow it has sees = [0b001, 0b011, 0b101] and depths =
+    [0, 1, 1]. `sees` and `depths` are padded to the batch's width; a padding token sees only itself.
+
+    Attributes:
+        sees: sees[b][s] has a bit for each column of its row's tree that token s of row b attends to, itself
+            included.
+        depths: depths[b][s] is the number of tokens before it on its path.
+        before: before[b] is the number of the tree's columns that earlier steps have fed.
     """
 
     sees: list[list[int]]
@@ -32,22 +37,26 @@ class BatchTree:
 
 
 def verified_tree(parents: Sequence[Sequence[int]]) -> BatchTree:
-    """Each row's newest token and its drafts as a tree; parents[b][i]: the draft that draft i follows, or -1."""
+    """Return each row's newest token and its drafts as a tree.
+
+    Args:
+        parents: parents[b][i] is the draft that draft i follows, or -1 if it follows the newest token.
+    """
     width = 1 + max(map(len, parents))
     sees, depths = [], []
     for row in parents:
-        seen, deep = [1], [0]
+        row_sees, row_depths = [1], [0]
         for draft, parent in enumerate(row, start=1):
-            seen.append(seen[parent + 1] | 1 << draft)
-            deep.append(deep[parent + 1] + 1)
-        padding = range(len(seen), width)
-        sees.append(seen + [1 << column for column in padding])
-        depths.append(deep + [0 for _ in padding])
+            row_sees.append(row_sees[parent + 1] | 1 << draft)
+            row_depths.append(row_depths[parent + 1] + 1)
+        padding = range(len(row_sees), width)
+        sees.append(row_sees + [1 << column for column in padding])
+        depths.append(row_depths + [0 for _ in padding])
     return BatchTree(sees, depths, [0] * len(sees))
 
 
 def token_tree(tree: BatchTree, device: torch.device) -> TokenTree:
-    """The trees on a device, in one copy."""
+    """Copy the trees to a device in one transfer."""
     width = len(tree.depths[0])
     rows = zip(tree.sees, tree.depths, tree.before, strict=True)
     packed = to_device([[*sees, *depths, before] for sees, depths, before in rows], device)
@@ -58,15 +67,20 @@ def token_tree(tree: BatchTree, device: torch.device) -> TokenTree:
 class ForwardBatch:
     """S new tokens for each of B rows.
 
-    tokens: ids int64 [B, S], or embeddings [B, S, hidden]. lengths: tokens of each row that are cached already.
-    counts: how many tokens of each row are real, None for all; logits and states of the padding after them are
-    meaningless, and a model may skip it. take: the one column of each row whose logits are wanted, None for all.
-    return_states: whether to return the hidden states that the model's `readout` makes. raw_states: whether a
-    model may leave that to the reader (HiddenStateTap.finish), for which few of the states may count. eager: do
-    not capture the step, because its shape comes only once, as that of a prompt's chunk. window: a draft step, in
-    which a row sees of its cached tokens only the first SINKS and the last `window`, rounded up to whole blocks
-    (kernels/plan.py). tree: the trees that the new tokens form; None: each follows the one before it. Never beside
-    a window.
+    Attributes:
+        tokens: ids int64 [B, S], or embeddings [B, S, hidden].
+        lengths: how many tokens of each row are already cached.
+        counts: how many of each row's S tokens are real, None for all. The rest is padding, which a model may
+            skip; its logits and states are meaningless.
+        take: for each row, the one column whose logits are wanted; None for all columns.
+        return_states: whether to return the hidden states of the model's `readout`.
+        raw_states: whether a model may leave the last part of the readout to the caller (HiddenStateTap.finish),
+            who may need only a few of the states.
+        eager: don't capture this step, because its shape occurs only once, e.g. in a chunk of a prompt.
+        window: for a draft step: a row sees only its first SINKS and its last `window` cached tokens, rounded up
+            to whole blocks (kernels/plan.py).
+        tree: the trees that the new tokens form; None if each follows the previous one. A batch can't have both a
+            tree and a window.
     """
 
     tokens: Tensor
@@ -82,11 +96,16 @@ class ForwardBatch:
 
 @dataclass(slots=True)
 class CapturedBatch:
-    """What a captured step reads: static buffers, refilled before each replay, whose values the host doesn't know.
+    """Input of a captured step: static buffers that are refilled before each replay.
 
-    tokens: as in ForwardBatch. lengths: int64 [B] on the device. extent: attention reads the first `extent`
-    columns of the cache, and no row may grow beyond them; None for all. shared: the cache's starts and groups
-    int64 [B], if it has a prefix. window: as in ForwardBatch. tree: static buffers as well, or None.
+    Attributes:
+        tokens: as in ForwardBatch.
+        lengths: int64 [B] on the device; the host doesn't know the values.
+        extent: attention reads the first `extent` columns of the cache, None for all; no row may grow beyond them.
+        return_states: as in ForwardBatch.
+        shared: the cache's starts and groups int64 [B], if it has a prefix.
+        window: as in ForwardBatch.
+        tree: static buffers of the trees, or None.
     """
 
     tokens: Tensor
@@ -99,22 +118,24 @@ class CapturedBatch:
 
     @property
     def take(self) -> None:
-        """The logits of all columns are returned."""
+        """None: a captured step returns the logits of all columns."""
         return None
 
 
 @dataclass(slots=True)
 class ForwardOutput:
-    """logits [B, S, V], or [B, V] if `take` chose one column per row; states [B, S, ...] if they were asked for.
+    """Output of a forward, possibly in buffers that the next forward overwrites: copy it to keep it.
 
-    Both may be views of buffers that the next forward overwrites: copy what must be kept longer.
+    Attributes:
+        logits: [B, S, V], or [B, V] if `take` chose one column per row.
+        states: [B, S, ...] if the batch asked for them, else None.
     """
 
     logits: Tensor
     states: Tensor | None = None
 
     def require_states(self) -> Tensor:
-        """The states. Raises ValueError if the batch did not ask for them."""
+        """Return the states, or raise ValueError if the batch did not ask for them."""
         if self.states is None:
-            raise ValueError("these logits came without states: the batch must say return_states=True")
+            raise ValueError("these logits came without states: set return_states=True in the batch")
         return self.states

@@ -1,11 +1,13 @@
-"""CUDA graphs under a ModelRunner: one for each (batch, query length), captured on first use and replayed.
+"""CUDA graphs for a ModelRunner: one graph per batch size and query length, captured on first use.
 
-Contract: `make_runner` chooses the runner for the device; its callers need not know which one they have. A
-captured step reads its tokens and row lengths, and what the tokens of trees see, from static buffers
-(static_step.py), so a replay costs one launch and no round trip to the host. When a runner is dropped, its cache
-and graphs are kept for the next request. A batch is padded to the next power of two; the added rows have length 0.
-A model that can't be captured runs eagerly, with one warning. Non-goals: how a step is captured
-(machine/capture.py); prefill, which runs once and at any width.
+`make_runner` chooses the runner; its callers need not know which one they have. `runner_for` also sizes the cache.
+A captured step reads its tokens, its rows' lengths and its trees from static buffers (static_step.py), so a replay
+costs one launch and no round trip to the host. A batch is padded to the next power of two with rows of length 0.
+For example, 5 rows of 4 tokens replay the graph for 8 rows of 4, if the cache has 8 rows.
+
+When a runner is dropped, its cache and graphs are kept for the next request. A model that can't be captured runs
+eagerly, with one warning. Prefill is never captured, because a prompt is read once and its chunks have any width.
+machine/capture.py does the capturing.
 """
 
 from __future__ import annotations
@@ -32,21 +34,21 @@ from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
 from .runner import ModelRunner, least_saved, prefix_size
 from .static_step import StaticStep, StepInputs, fits_tree, tensors
 
-# The most bytes that the captured steps of one cache may hold; the least recently used is dropped first.
+# Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
-# The most tokens per row of a captured step: capturing wider ones costs more than it saves.
-WIDEST = 33
-# Steps up to 9 tokens wide are captured exactly, wider ones at every fourth width.
+# Wider steps are not captured: it costs more than it saves.
+MAX_CAPTURED_WIDTH = 33
+# Steps of up to 9 tokens per row are captured exactly, wider ones at every fourth width.
 _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
-# Caches are made in multiples of this many tokens, so that one fits later requests too.
-_LENGTH_STEP = 256
-# The most idle caches of one model that are kept for later requests.
-_MOST_IDLE = 4
+# Caches have a multiple of this many columns, so that they fit later requests too.
+_COLUMNS_STEP = 256
+# Number of idle caches that are kept per model.
+_MAX_IDLE_CACHES = 4
 
 Recorder = Callable[[Callable[[], ForwardOutput]], tuple[ForwardOutput, Callable[[], Any]]]
 
 _idle: weakref.WeakKeyDictionary[CausalModel, list[_Slot]] = weakref.WeakKeyDictionary()
-# Re-entrant: while a slot is taken, the garbage collector may drop a runner, which gives its slot back.
+# Re-entrant, because garbage collection may drop a runner, and so return its slot, while a slot is being taken.
 _lock = threading.RLock()
 
 
@@ -59,15 +61,15 @@ def make_runner(
     *,
     shared: SharedPrompts = NOTHING_SHARED,
 ) -> ModelRunner:
-    """A runner for the model, one that captures steps where that is possible; arguments as for ModelRunner."""
-    made = GraphRunner if _captures(model, backend) else ModelRunner
-    return made(model, max_batch, max_len, vocab, backend, shared=shared)
+    """Make a runner, which captures steps if the model and backend allow it; arguments as for ModelRunner."""
+    runner_class = GraphRunner if _captures(model, backend) else ModelRunner
+    return runner_class(model, max_batch, max_len, vocab, backend, shared=shared)
 
 
 def runner_for(
     model: CausalModel, max_batch: int, texts: CachedTexts, vocab: int, backend: str, share: bool = True
 ) -> ModelRunner:
-    """A runner for `max_batch` rows of these texts at a time, which share what they begin with."""
+    """Make a runner for `max_batch` rows of these texts at a time; if `share` is true, they share prefixes."""
     shared = texts.shared(least_saved(model, backend) if share else None)
     runner = make_runner(model, max_batch, texts.columns(shared), vocab, backend, shared=shared)
     runner.copied = texts.copied(shared, max_batch)
@@ -75,16 +77,16 @@ def runner_for(
 
 
 def columns_made(model: CausalModel, columns: int, backend: str) -> int:
-    """The columns of a new cache for a runner that asks for so many."""
-    return _whole_steps(columns) if _captures(model, backend) else columns
+    """Return how many columns a new cache gets if a runner needs `columns`."""
+    return _round_up_columns(columns) if _captures(model, backend) else columns
 
 
 def _captures(model: CausalModel, backend: str) -> bool:
     return enabled(model.device) and model.capturable and backend in CAPTURABLE
 
 
-def _whole_steps(columns: int) -> int:
-    return -(-columns // _LENGTH_STEP) * _LENGTH_STEP
+def _round_up_columns(columns: int) -> int:
+    return -(-columns // _COLUMNS_STEP) * _COLUMNS_STEP
 
 
 def release_idle(model: CausalModel) -> None:
@@ -97,7 +99,7 @@ def release_idle(model: CausalModel) -> None:
 
 @dataclass(eq=False)
 class _Slot:
-    """A cache and the steps captured over it."""
+    """A cache and the steps that were captured over it."""
 
     cache: RaggedCache
     pool: Pool
@@ -105,10 +107,7 @@ class _Slot:
 
 
 class GraphRunner(ModelRunner):
-    """A ModelRunner that replays captured steps.
-
-    record: captures a forward; None for a CUDA graph, `record_calls` on a CPU.
-    """
+    """A ModelRunner that replays captured steps."""
 
     def __init__(
         self,
@@ -121,17 +120,21 @@ class GraphRunner(ModelRunner):
         *,
         shared: SharedPrompts = NOTHING_SHARED,
     ) -> None:
+        """Take an idle cache or make one; arguments as for ModelRunner, and `record`.
+
+        `record` captures a forward. None captures CUDA graphs; on a CPU, pass `record_calls`.
+        """
         slot = _take_slot(model, max_batch, max_len, *prefix_size(shared, max_batch))
         super().__init__(model, max_batch, max_len, vocab, backend, shared=shared, cache=slot.cache)
         self.slot = slot
-        # The last runner's rows may have had prefixes.
+        # Rows may still be attached to prefixes of the last runner.
         self.cache.detach()
         self._record = record or (lambda forward: capture(forward, slot.pool))
-        weakref.finalize(self, _give_slot, model, slot).atexit = False
+        weakref.finalize(self, _return_slot, model, slot).atexit = False
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """As ModelRunner's; the output is overwritten by the next step of this shape."""
+        """Feed a batch as ModelRunner does; the next step of this shape overwrites the output."""
         step = None if batch.eager else self._replay(batch, self.cache.max_len - self.cache.room(batch.lengths))
         if step is None:
             return super().forward(batch)
@@ -145,23 +148,26 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def prepare(self, batch: ForwardBatch) -> None:
-        """Capture the step that serves this shape, unless it is captured already."""
+        """Capture the step for this shape, unless it is captured already."""
         self._replay(batch, 0)
 
     def _shape(
         self, batch: int, width: int, longest: int, tree: BatchTree | None = None
     ) -> tuple[int, int] | None:
-        """The captured shape that serves this one, or None to run eagerly; longest: filled columns of a row."""
-        if width > WIDEST or not self.model.capturable:
+        """Return the captured shape (rows, columns) to use, or None to run eagerly.
+
+        `longest` is the number of filled columns in the fullest row.
+        """
+        if width > MAX_CAPTURED_WIDTH or not self.model.capturable:
             return None
         rows = min(_next_power_of_two(batch), self.cache.max_batch)
-        for columns in (_wider(width), width):
+        for columns in (_captured_width(width), width):
             if longest + columns <= self.cache.max_len and fits_tree(tree, columns):
                 return rows, columns
         return None
 
     def _replay(self, batch: ForwardBatch, longest: int) -> StaticStep | None:
-        """Replay the captured step of the batch's shape; None if there is none and it can't be captured."""
+        """Replay the captured step for the batch's shape; None if there is none and it can't be captured."""
         tokens = batch.tokens
         shape = self._shape(tokens.shape[0], tokens.shape[1], longest, batch.tree)
         if shape is None:
@@ -186,9 +192,9 @@ class GraphRunner(ModelRunner):
         return step
 
     def _capture(self, batch: ForwardBatch, inputs: StepInputs, columns: int, extent: int) -> StaticStep | None:
-        """Capture a step. This also runs it on the batch's tokens, so the cache gets what a replay would write."""
+        """Capture a step. This also runs it on the batch's tokens, so the cache gets the same as from a replay."""
         buffers = inputs.buffers(batch, columns, extent)
-        # No reference to self: a captured step outlives the runner.
+        # No reference to self, because a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
 
         def forward() -> ForwardOutput:
@@ -199,7 +205,7 @@ class GraphRunner(ModelRunner):
             output, replay = self._record(forward)
         except torch.OutOfMemoryError:
             self.slot.steps.clear()
-            # torch accepts no capture into a pool whose graphs have all been freed.
+            # torch can't capture into a pool whose graphs have all been freed.
             self.slot.pool = Pool(self.model.device)
             return None
         except Exception as error:
@@ -213,7 +219,7 @@ class GraphRunner(ModelRunner):
 
 
 def record_calls(forward: Callable[[], ForwardOutput]) -> tuple[ForwardOutput, Callable[[], None]]:
-    """Replaces a CUDA graph on a CPU: a replay calls `forward` again and writes into the same output."""
+    """Stand in for a CUDA graph on a CPU: a replay calls `forward` and copies into the same output."""
     output = forward()
 
     def replay() -> None:
@@ -224,20 +230,20 @@ def record_calls(forward: Callable[[], ForwardOutput]) -> tuple[ForwardOutput, C
 
 
 def _take_slot(model: CausalModel, max_batch: int, max_len: int, prefixes: int, prefix_len: int) -> _Slot:
-    """An idle cache that is large enough and not far too large, or a new one."""
+    """Return an idle cache that is large enough but not far too large, or a new one."""
     with _lock:
         idle = _idle.setdefault(model, [])
-        # A slot that was given back in the meantime may have pushed another out of the list.
-        fitting = [slot for slot in idle if _serves(slot.cache, max_batch, max_len, prefixes, prefix_len)]
-        for slot in fitting:
+        # If a slot was returned meanwhile (by garbage collection), it may have pushed another one out of the list.
+        candidates = [slot for slot in idle if _is_suitable(slot.cache, max_batch, max_len, prefixes, prefix_len)]
+        for slot in candidates:
             if slot in idle:
                 idle.remove(slot)
                 return slot
-    cache = model.new_cache(max_batch, _whole_steps(max_len), prefixes, prefix_len)
+    cache = model.new_cache(max_batch, _round_up_columns(max_len), prefixes, prefix_len)
     return _Slot(cache, Pool(model.device))
 
 
-def _serves(cache: RaggedCache, max_batch: int, max_len: int, prefixes: int, prefix_len: int) -> bool:
+def _is_suitable(cache: RaggedCache, max_batch: int, max_len: int, prefixes: int, prefix_len: int) -> bool:
     if (cache.prefix is None) != (prefixes == 0):
         return False
     if cache.prefix is not None and not (
@@ -248,19 +254,19 @@ def _serves(cache: RaggedCache, max_batch: int, max_len: int, prefixes: int, pre
     return max_batch <= cache.max_batch <= 2 * max_batch and max_len <= cache.max_len <= 2 * max_len + 512
 
 
-def _give_slot(model: CausalModel, slot: _Slot) -> None:
+def _return_slot(model: CausalModel, slot: _Slot) -> None:
     with _lock:
         idle = _idle.setdefault(model, [])
         idle.append(slot)
-        del idle[:-_MOST_IDLE]
+        del idle[:-_MAX_IDLE_CACHES]
 
 
 def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _wider(width: int) -> int:
-    """The captured width for steps of `width` tokens: Algorithm 1 asks for most widths up to 33."""
+def _captured_width(width: int) -> int:
+    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for most widths up to 33."""
     if width <= _EXACT_WIDTHS:
         return width
     return -(-(width - 1) // _WIDTH_STEP) * _WIDTH_STEP + 1

@@ -1,10 +1,12 @@
-"""The forward of a 16-bit Llama-shaped model on a CPU in one call of our own kernels (kernels/cpu).
+"""The CPU forward of a 16-bit Llama-shaped model, in one call of our own kernels (kernels/cpu).
 
-Contract: the same `forward` as CausalModel's, for the models that `why_not` has nothing against. A token's logits
-and states have the same bits whatever rows, tokens, prompts or threads are beside it. The residual stream is
-float32. Where the CPU multiplies bfloat16 natively attention does, and products do if that is fast; vectors of
-int8 and int4 weights are rounded to bytes (kernels/cpu/kinds.py). `backend` is ignored, as there is one attention.
-Non-goals: sliding windows, and weights of more than 16 bits.
+It replaces CausalModel's `forward` for the models that `why_not` accepts. The residual stream is float32. If the
+CPU multiplies bfloat16 natively, attention does so too, and so do products if that is fast. With int8 and int4
+weights, the products' inputs are rounded to bytes (kernels/cpu/kinds.py). There is only one attention, so
+`backend` is ignored.
+
+A token's logits and states have the same bits whatever other rows, tokens, prompts and threads there are. Sliding
+windows and weights of more than 16 bits are not supported.
 """
 
 from __future__ import annotations
@@ -25,24 +27,24 @@ from .base import CausalModel, shadow_of
 from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput
 from .tiled import TiledCache
-from .weights.quantized import held, look_up
-from .weights.shape import HALVES, head_dim, is_llama
+from .weights.quantized import look_up, weight_of
+from .weights.shape import SIXTEEN_BIT, head_dim, is_llama
 
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
 
-# torch shares operations on this many numbers or more among its threads (at::internal::GRAIN_SIZE).
-_SHARED = 32_768
+# torch splits operations on at least this many numbers among its threads (at::internal::GRAIN_SIZE).
+_TORCH_GRAIN = 32_768
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """Why this forward does not compute the model, as a clause; None if it does."""
+    """Return why this forward can't run the model, as a clause, or None if it can."""
     if not is_llama(model):
         return "our kernels know Llama and Qwen3, without adapters"
-    if model.dtype not in HALVES:
+    if model.dtype not in SIXTEEN_BIT:
         return "our kernels take 16 bits and fewer"
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    # Matrices of several dtypes are not joined, and all take the same vectors.
+    # Matrices are joined and read the same inputs, so they need one dtype.
     plain = all(type(layer.weight.data) is Tensor and layer.weight.dtype == model.dtype for layer in linears)
     if not plain or head_dim(model.config) % 2:
         return "our kernels don't know this form of weights"
@@ -50,13 +52,13 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 class LlamaCompiled(CausalModel):
-    """A Llama or Qwen3 model on a CPU, its weights packed once."""
+    """A Llama or Qwen3 model on a CPU, with weights that are packed once."""
 
     skips_padding = True
     never_waits = True
     copies_weights = True
-    # A prefix is read once for all its rows; feeding it apart is one more step, as long as about ten tokens. Where
-    # four prompts share a chat template of 24 tokens, the prefill takes 0.82 of the time, in bfloat16 and in int8.
+    # Feeding a prefix separately costs one more step, as long as about ten tokens. For example, if four prompts
+    # share a chat template of 24 tokens, the prefill takes 0.82 of the time, in bfloat16 and in int8.
     least_saved = 16
 
     def _prepare(self, model: PreTrainedModel) -> None:
@@ -64,12 +66,12 @@ class LlamaCompiled(CausalModel):
 
         body: Any = model.model
         self.low_precision, self._dtype = False, model.dtype
-        self.embedding = held(model.get_input_embeddings())
+        self.embedding = weight_of(model.get_input_embeddings())
         self.packed = pack_llama(model)
         self.cache_dtype = torch.bfloat16 if self.packed.dot else torch.float32
         self._rotary: Any = shadow_of(body.rotary_emb)
-        self._turns = self._make_turns(min(1024, self.context))
-        # Compiles the forward and what moves columns, or loads their code from disk, before a clock runs.
+        self._rope_table = self._make_rope_table(min(1024, self.context))
+        # Compile the forward and the moving of columns, or load their code from disk, before any clock runs.
         cache = self.new_cache(1, 1)
         self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), cache)
         cache.keep(0, 0, [0])
@@ -81,9 +83,9 @@ class LlamaCompiled(CausalModel):
 
     def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
         tiles = max_batch * tiles_of(max_len) + prefixes * tiles_of(prefix_len)
-        each: int = TILE * padded(self.head_dim) * self.cache_dtype.itemsize
+        per_tile: int = TILE * padded(self.head_dim) * self.cache_dtype.itemsize
         heads: int = self.layers * self.kv_heads
-        return 2 * heads * tiles * each
+        return 2 * heads * tiles * per_tile
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
@@ -100,26 +102,26 @@ class LlamaCompiled(CausalModel):
             real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
             ids = ids[real]
         x = self._embedded(ids)
-        wanted = np.arange(len(x), dtype=np.int64)
+        logit_rows = np.arange(len(x), dtype=np.int64)
         if batch.take is not None:
-            wanted = firsts[:-1] + np.array(batch.take, np.int64)
+            logit_rows = firsts[:-1] + np.array(batch.take, np.int64)
         logits, last, streams = self.packed.run(
             x,
             firsts,
             batch.lengths,
-            wanted,
+            logit_rows,
             cache,
-            self._turns_until(max(batch.lengths) + width),
-            _skipped(batch),
+            self._rope_until(max(batch.lengths) + width),
+            _window_starts(batch),
             self.readout.layers if batch.return_states else (),
             keep=batch.eager,
             tree=None if batch.tree is None else _tree(batch, counts),
         )
         states = None
         if batch.return_states:
-            read = _side_by_side([*streams, last]) if batch.raw_states else self.readout(streams, last)
-            states = _padded(read, real, rows, width)
-        return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
+            flat_states = _concatenate([*streams, last]) if batch.raw_states else self.readout(streams, last)
+            states = _scatter(flat_states, real, rows, width)
+        return ForwardOutput(_scatter(logits, real, rows, width) if batch.take is None else logits, states)
 
     def can_draft(self, fuse: Any) -> bool:
         return hasattr(fuse, "packed") and self.packed.can_draft(fuse.packed)
@@ -135,47 +137,47 @@ class LlamaCompiled(CausalModel):
         x = batch.tokens.flatten(0, 1)
         if firsts[-1] < len(x):
             x = x[torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))]
-        turns = self._turns_until(max(ends) + max(width, chain.levels))
-        return self.packed.draft(self._embedded(x), firsts, batch.lengths, cache, turns, chain)
+        rope_table = self._rope_until(max(ends) + max(width, chain.levels))
+        return self.packed.draft(self._embedded(x), firsts, batch.lengths, cache, rope_table, chain)
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        """Token ids [N], or embeddings of any float dtype, as new embeddings [N, hidden] in float32.
+        """Return new float32 embeddings [N, hidden] of ids [N] or of embeddings of any float dtype.
 
-        Torch shares an operation on _SHARED numbers or more among its threads. These go on spinning for 2 ms
-        afterwards, on the cores that our own threads need, so this works in parts of fewer numbers.
+        It works in parts of fewer than _TORCH_GRAIN numbers. For larger ones, torch would wake its threads, which
+        then spin for 2 ms on the cores that our own threads need.
         """
         x = torch.empty(len(ids), self.hidden)
-        each = max(1, (_SHARED - 1) // self.hidden)
-        for start in range(0, len(ids), each):
-            part = ids[start : start + each]
+        rows_per_part = max(1, (_TORCH_GRAIN - 1) // self.hidden)
+        for start in range(0, len(ids), rows_per_part):
+            part = ids[start : start + rows_per_part]
             if not part.is_floating_point():
                 part = look_up(part, self.embedding).to(self._dtype)
-            x[start : start + each] = part
+            x[start : start + rows_per_part] = part
         return x
 
-    def _turns_until(self, positions: int) -> Any:
-        """Cosines, then sines, of at least so many positions: float32 [positions, head_dim], flat."""
-        turns = self._turns
-        if positions * self.head_dim > len(turns):
-            # Padding may lie after the context. Another thread may make fewer turns meanwhile.
-            self._turns = turns = self._make_turns(max(positions, min(2 * positions, self.context)))
-        return turns
+    def _rope_until(self, positions: int) -> Any:
+        """Return cosines, then sines, for at least `positions` positions: float32 [positions x head_dim], flat."""
+        rope_table = self._rope_table
+        if positions * self.head_dim > len(rope_table):
+            # Padding may be past the context. Another thread may replace the table by a smaller one, so keep this
+            # one.
+            self._rope_table = rope_table = self._make_rope_table(max(positions, min(2 * positions, self.context)))
+        return rope_table
 
-    def _make_turns(self, size: int) -> Any:
+    def _make_rope_table(self, size: int) -> Any:
         cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
         half = self.head_dim // 2
         return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).float().flatten().numpy()
 
 
-def _skipped(batch: ForwardBatch) -> Any:
-    """int64 [B]: where each row's window begins (kernels/plan.py); None: there is no window."""
+def _window_starts(batch: ForwardBatch) -> Any:
+    """Return int64 [B], where each row's window begins (kernels/plan.py); None without a window."""
     if batch.window is None:
         return None
     return np.array([window_start(length, batch.window) for length in batch.lengths], np.int64)
 
 
 def _tree(batch: ForwardBatch, counts: Any) -> Tree:
-    """The trees of the real tokens."""
     tree = batch.tree
     assert tree is not None and batch.window is None
     real = np.arange(batch.tokens.shape[1]) < counts[:, None]
@@ -183,13 +185,13 @@ def _tree(batch: ForwardBatch, counts: Any) -> Tree:
     return Tree(bases, np.array(tree.sees, np.int64)[real], np.array(tree.depths, np.int64)[real])
 
 
-def _side_by_side(parts: list[Tensor]) -> Tensor:
-    """torch.cat along the last dimension, on this thread: torch's threads would wait for each other."""
+def _concatenate(parts: list[Tensor]) -> Tensor:
+    """Concatenate along the last dimension on this thread: torch's threads would wait for each other."""
     return torch.from_numpy(np.concatenate([part.numpy() for part in parts], axis=-1))
 
 
-def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
-    """x [N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
+def _scatter(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
+    """Scatter x [N, ...] to [B, S, ...]: real tokens at their places, zeros elsewhere."""
     if real is not None and x.dtype == torch.float32:
         from kernels.cpu.sampling import calls  # imports numba
 

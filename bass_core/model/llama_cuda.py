@@ -1,11 +1,13 @@
-"""A short forward for Llama-shaped models on a GPU: per layer four products, one rotation, one attention.
+"""A short forward for Llama-shaped models on a GPU: per layer four products, one rotation and one attention.
 
-Contract: the same `forward` as CausalModel's, equal to the model's own within rounding. Weights are joined (q,
-k, v and gate, up). On an accelerator they are stored once: the model's own parameters keep their values and become
-views of the joined ones. `plan` says which products run on kernels/triton/linear.py; all others are torch's.
-Nothing here reads lengths on the host, so every step can be captured in a CUDA graph (model/graphs.py). It
-also runs on a CPU, in torch or under Triton's interpreter: slowly, for tests. Non-goals: rotary embeddings that
-depend on the length of the text, attention biases.
+It replaces CausalModel's `forward`, with equal results within rounding. The weights of queries, keys and values
+are joined, and so are those of gate and up. On an accelerator they are stored once: the model's own parameters
+become views of the joined ones. `LlamaCuda.plan` chooses the products that run on kernels/triton/linear.py; torch
+computes the others.
+
+Nothing here reads lengths on the host, so every step can be captured in a CUDA graph (graphs.py). It also runs on
+a CPU for tests, slowly, in torch or in Triton's interpreter. Rotary embeddings that depend on the text's length,
+and attention biases, are not supported.
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ from .weights.shape import is_llama
 
 @dataclass(frozen=True)
 class Plan:
-    """Which products run on our kernel: up to `most_rows` rows (batch x query tokens); one row only if `gemv`.
+    """Which products run on our kernel rather than torch's.
 
-    split_k: above 16 rows, use the tiles of `split_tiles` in kernels/triton/linear.py.
+    Attributes:
+        most_rows: those of at most this many rows (batch x query tokens).
+        gemv: whether that includes products of a single row.
+        split_k: above 16 rows, use the tiles of `split_tiles` in kernels/triton/linear.py.
     """
 
     most_rows: int = 64
@@ -45,14 +50,14 @@ class Plan:
     split_k: bool = False
 
     def takes(self, rows: int, itemsize: int) -> bool:
-        """Whether the kernel computes a product of `rows` rows; in float32 (itemsize 4) at most 16."""
-        most = min(self.most_rows, 64 if itemsize == 2 else 16)
-        return rows <= most and (self.gemv or rows > 1)
+        """Return whether our kernel computes a product of `rows` rows; in float32 (itemsize 4) at most 16."""
+        limit = min(self.most_rows, 64 if itemsize == 2 else 16)
+        return rows <= limit and (self.gemv or rows > 1)
 
 
 @dataclass
 class _Layer:
-    """One layer's weights, joined where one product multiplies by several."""
+    """One layer's weights, joined if they multiply the same input."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -64,7 +69,7 @@ class _Layer:
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether the model has the shape that this forward computes, with plain weights and no biases."""
+    """Return whether this forward can compute the model: Llama-shaped, with plain weights and no biases."""
     if is_quantized(model) or not is_llama(model):
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -73,9 +78,9 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def has_room(model: PreTrainedModel) -> bool:
-    """Whether the device has room for a second copy of one layer's joined weights, plus a quarter."""
-    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-    needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in joined)
+    """Return whether the device has 1.25 times the memory of one layer's joined weights, to make a second copy."""
+    names = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in names)
     return bool(1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device))
 
 
@@ -87,14 +92,14 @@ class LlamaCuda(CausalModel):
     def _prepare(self, model: PreTrainedModel) -> None:
         config, body = model.config, model.model
         self.copies_weights = not is_accelerator(self.device)
-        # Where Triton can't use tensor cores, torch can, and its products are several times faster.
+        # If Triton can't use the tensor cores, torch's products are several times faster, because torch can.
         self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
         self.has_kernels = available(self.device)
         self.cache_dtype = model.dtype
         self.heads: int = config.num_attention_heads
         self.eps = float(config.rms_norm_eps)
         self.embedding = _weight(model.get_input_embeddings())
-        self.head = _joined(model.get_output_embeddings())
+        self.head = _join(model.get_output_embeddings())
         self.final_norm = _weight(body.norm)
         self.blocks = [_block(layer) for layer in body.layers]
         rotary: Any = shadow_of(body.rotary_emb)
@@ -143,7 +148,7 @@ class LlamaCuda(CausalModel):
         gate: bool = False,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """`linear` of kernels/triton/linear.py, computed by the kernel if the plan says so, else by torch."""
+        """Run `linear` of kernels/triton/linear.py, on our kernel or in torch, as `plan` decides."""
         if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize):
             from kernels.triton import linear as module  # imports triton
 
@@ -167,25 +172,25 @@ def _weight(module: Any) -> Tensor:
     return weight
 
 
-def _joined(*modules: Any) -> Tensor:
-    """The modules' weights [N, K], one below the other; on an accelerator these become views of the result."""
+def _join(*modules: Any) -> Tensor:
+    """Return the modules' weights [N, K] stacked; on an accelerator they become views of the result."""
     weights = [_weight(module) for module in modules]
     if len(weights) == 1:
         return weights[0].contiguous()
     if not is_accelerator(weights[0].device):
         return torch.cat(weights)
-    whole = _as_one(weights)
-    if whole is None:
-        # Outside of inference mode, so that the model can still be trained.
+    joined = _already_joined(weights)
+    if joined is None:
+        # Not in inference mode, so that the model can still be trained.
         with torch.inference_mode(False):
-            whole = torch.cat(weights)
-            for module, part in zip(modules, whole.split([len(weight) for weight in weights]), strict=True):
+            joined = torch.cat(weights)
+            for module, part in zip(modules, joined.split([len(weight) for weight in weights]), strict=True):
                 module.weight.data = part
-    return whole
+    return joined
 
 
-def _as_one(weights: list[Tensor]) -> Tensor | None:
-    """The tensor that the weights are views of in this order, if an earlier pair joined them; else None."""
+def _already_joined(weights: list[Tensor]) -> Tensor | None:
+    """Return the tensor that the weights are consecutive views of, if an earlier pair joined them; else None."""
     first, end = weights[0], weights[0].storage_offset()
     for weight in weights:
         same = weight.untyped_storage()._cdata == first.untyped_storage()._cdata
@@ -201,10 +206,10 @@ def _block(layer: Any) -> _Layer:
     norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
     return _Layer(
         input_norm=_weight(layer.input_layernorm),
-        qkv=_joined(attn.q_proj, attn.k_proj, attn.v_proj),
+        qkv=_join(attn.q_proj, attn.k_proj, attn.v_proj),
         head_norms=None if norms[0] is None else (_weight(norms[0]), _weight(norms[1])),
-        output=_joined(attn.o_proj),
+        output=_join(attn.o_proj),
         mlp_norm=_weight(layer.post_attention_layernorm),
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
-        down=_joined(mlp.down_proj),
+        gate_up=_join(mlp.gate_proj, mlp.up_proj),
+        down=_join(mlp.down_proj),
     )

@@ -1,9 +1,9 @@
-"""A draft head's pointer: it raises the logit of what followed where the text's last tokens stood before.
+"""A draft head's pointer, which raises the logit of the token that followed the same words earlier in the text.
 
-Contract: `followers` finds that token in a row's text, and how many tokens match; the drafts of the proposal in
-hand lengthen what is looked for and are not searched. `Pointer` says by how much its logit is raised, from the
-head's state and the match's size: a pointer as in Merity et al., arXiv 1609.07843, which adds to a logit where
-theirs mixes two distributions. One layer does not find by itself where it saw its last words before.
+`followers` finds that token and the length of the match. It searches only the text: drafts of the current proposal
+extend the words to look for, but are not searched. `Pointer` computes the increase of the logit from the head's
+state and the match length. Unlike the pointer of Merity et al. (arXiv 1609.07843), which mixes two distributions,
+it adds to a logit. A head needs it because one layer can't find by itself where its last words occurred before.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from torch import Tensor, nn
 
 from kernels.support import is_accelerator
 
-# Tokens of the shortest match that counts; longer ones than the longest count as that.
+# Shortest match that counts, in tokens; longer matches than LONGEST count as LONGEST.
 SHORTEST, LONGEST = 2, 8
-# By how much the shortest and the longest match raise a logit before training.
+# Increase of a logit before training, for the shortest and the longest match.
 BEGIN = 1.0, 6.0
 
 
 class Pointer(nn.Module):
-    """weight [hidden], of the head's state; by_size [LONGEST - SHORTEST + 1], of a match's size."""
+    """Computes the increase of a logit from the head's state and the match length.
+
+    Attributes:
+        weight: [hidden], multiplied with the head's state.
+        by_size: [LONGEST - SHORTEST + 1], one value per match length.
+    """
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -29,31 +34,42 @@ class Pointer(nn.Module):
         self.by_size = nn.Parameter(torch.linspace(*BEGIN, LONGEST - SHORTEST + 1))
 
     def forward(self, states: Tensor, sizes: Tensor) -> Tensor:
-        """What is added to the logits of the followers: float32 [...], of states [..., hidden] and sizes [...]."""
-        # Summed in float64, so that no order of summing shows; some accelerators have none, and need none.
+        """Return the increases float32 [...] for states [..., hidden] and match lengths `sizes` [...]."""
+        # Sum in float64, so that the order of summing has no effect. Accelerators use float32, because some lack
+        # float64.
         wide = torch.float32 if is_accelerator(states.device) else torch.float64
-        own = (states.to(wide) @ self.weight.to(wide)).float()
-        return own + self.by_size.float()[(sizes - SHORTEST).clamp(min=0)]
+        from_state = (states.to(wide) @ self.weight.to(wide)).float()
+        return from_state + self.by_size.float()[(sizes - SHORTEST).clamp(min=0)]
 
 
 def windows(text: Tensor) -> Tensor:
-    """The last tokens at each place of int64 [B, T], newest first, -1 before the text: [B, T, LONGEST]."""
+    """Return the last LONGEST tokens at each position of int64 [B, T], newest first: [B, T, LONGEST].
+
+    Before the text begins they are -1.
+    """
     return torch.stack([F.pad(text, (back, 0), value=-1)[:, : text.shape[1]] for back in range(LONGEST)], dim=-1)
 
 
 def followers(text: Tensor, lengths: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """The token behind the longest match, of several the newest, or -1; and the match's size, or 0.
+    """Find the token after the longest match, the most recent one on ties, and the match length.
 
-    Both int64 [B, W]. text [B, T, LONGEST]: the windows of what is searched. lengths int64 [B, W]: how much of it.
-    last int64 [B, W, LONGEST]: the tokens that are looked for, newest first, -1 where there are fewer.
+    For example, after "a b c a b" the token is c and the length 2.
+
+    Args:
+        text: int64 [B, T, LONGEST], the windows of the text to search.
+        lengths: int64 [B, W], how many tokens of the text to search.
+        last: int64 [B, W, LONGEST], the tokens to look for, newest first, padded with -1.
+
+    Returns:
+        The token, or -1 without a match, and the match length, or 0; both int64 [B, W].
     """
     width = text.shape[1]
-    places = torch.arange(width, device=text.device)
-    alike = (text[:, None] == last[:, :, None]) & (last >= 0)[:, :, None]
-    # A match ends where a token follows.
-    sizes = alike.cumprod(-1, dtype=torch.uint8).sum(-1) * (places + 1 < lengths[..., None])
-    best = (sizes * width + places).amax(-1)
-    size, place = best // width, best % width
-    found = size >= SHORTEST
-    behind = text[..., 0].gather(1, (place + 1).clamp(max=width - 1))
-    return behind.where(found, -1), size.where(found, 0)
+    positions = torch.arange(width, device=text.device)
+    equal = (text[:, None] == last[:, :, None]) & (last >= 0)[:, :, None]
+    # A match counts only if a token follows it.
+    sizes = equal.cumprod(-1, dtype=torch.uint8).sum(-1) * (positions + 1 < lengths[..., None])
+    best_match = (sizes * width + positions).amax(-1)
+    size, position = best_match // width, best_match % width
+    is_match = size >= SHORTEST
+    next_token = text[..., 0].gather(1, (position + 1).clamp(max=width - 1))
+    return next_token.where(is_match, -1), size.where(is_match, 0)

@@ -1,8 +1,9 @@
-"""Feeding prompts to a runner's cache, one bounded chunk a call, so that a request to stop never waits long.
+"""Feed prompts to a runner's cache in chunks of bounded size, so that a request to stop never waits long.
 
-Contract: tokens that several prompts begin with are fed once, to the cache's prefix; then each different rest of a
-prompt is fed once, and copied to the rows that have the same. A runner that still holds the prefixes of an earlier
-prefill does not feed them again. Afterwards each row's valid length is that of its prompt.
+Make `PrefillSteps` and call `step` until it is done. A prefix that several prompts share is fed once, to the
+cache's prefix, unless the runner still has it from an earlier prefill. Then each different remainder of a prompt
+is fed once, and copied to the other rows with the same prompt. Afterwards each row's valid length is that of its
+prompt.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from .runner import ModelRunner
 
 
 class PrefillSteps:
-    """The steps of one prefill. fed, total: tokens of all different texts that were fed, and that will be.
+    """The steps of one prefill.
 
-    newest: what the last step fed; no rows if it had nothing to feed.
+    Attributes:
+        total: the number of tokens to feed; equal prompts and shared prefixes count once.
+        newest: lengths and token counts of the rows that the last step fed; empty if there was nothing to feed.
     """
 
     def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool = False) -> None:
@@ -29,125 +32,130 @@ class PrefillSteps:
         self.prefixes = [runner.shared.of(prompt) for prompt in prompts]
         first: dict[tuple[int, ...], int] = {}
         self.sources = [first.setdefault(tuple(prompt), row) for row, prompt in enumerate(prompts)]
-        # Different prompts are computed in the first rows of the cache and copied to their own rows at the end.
-        self._places = {row: place for place, row in enumerate(sorted(set(self.sources)))}
-        rests = [len(self.prefixes[row]) for row in self._places]
-        own = [prompts[row] for row in self._places]
-        self._shared: _Feed | None = None
+        # Different prompts are fed in the first rows of the cache and copied to their own rows at the end.
+        self._fed_row = {row: place for place, row in enumerate(sorted(set(self.sources)))}
+        starts = [len(self.prefixes[row]) for row in self._fed_row]
+        prompts_fed = [prompts[row] for row in self._fed_row]
+        self._prefix_feed: _Feed | None = None
         needed = sorted({prefix for prefix in self.prefixes if prefix})
         if needed and not runner.holds(needed, return_states):
             texts = [list(prefix) for prefix in needed]
-            self._shared = _Feed(runner.over_prefix(), texts, [0] * len(texts), return_states)
-        self._needed = needed
-        self._own = _Feed(runner, own, rests, return_states)
-        self.total = self._own.tokens + (0 if self._shared is None else self._shared.tokens)
-        if self._shared is None:
+            self._prefix_feed = _Feed(runner.over_prefix(), texts, [0] * len(texts), return_states)
+        self._prefixes_needed = needed
+        self._own_feed = _Feed(runner, prompts_fed, starts, return_states)
+        self.total = self._own_feed.tokens + (0 if self._prefix_feed is None else self._prefix_feed.tokens)
+        if self._prefix_feed is None:
             self._attach()
         if self.done:
-            self._spread()
+            self._copy_to_rows()
 
     @property
     def fed(self) -> int:
-        """Tokens fed so far."""
-        return self._own.fed + (0 if self._shared is None else self._shared.fed)
+        """The number of tokens fed so far."""
+        return self._own_feed.fed + (0 if self._prefix_feed is None else self._prefix_feed.fed)
 
     @property
     def done(self) -> bool:
-        return self._own.done and (self._shared is None or self._shared.done)
+        return self._own_feed.done and (self._prefix_feed is None or self._prefix_feed.done)
 
     def step(self) -> None:
-        """Feed the next chunk; after the last, every row holds its prompt and a step does nothing."""
+        """Feed the next chunk. After the last one every row holds its prompt, and further steps do nothing."""
         self.newest = Forward([], [])
         if self.done:
             return
-        if self._shared is not None and not self._shared.done:
-            self.newest = self._shared.step()
-            if self._shared.done:
-                self.runner.hold(self._needed, self._shared.last, self._shared.states())
+        if self._prefix_feed is not None and not self._prefix_feed.done:
+            self.newest = self._prefix_feed.step()
+            if self._prefix_feed.done:
+                self.runner.hold(self._prefixes_needed, self._prefix_feed.last, self._prefix_feed.states())
                 self._attach()
-        elif not self._own.done:
-            self.newest = self._own.step()
+        elif not self._own_feed.done:
+            self.newest = self._own_feed.step()
         if self.done:
-            self._spread()
+            self._copy_to_rows()
 
     def _attach(self) -> None:
-        """Let the rows in which the rests are fed begin with their prefixes."""
-        for row, place in self._places.items():
+        """Attach the rows that are fed to their prefixes."""
+        for row, place in self._fed_row.items():
             self.runner.attach(place, self.prefixes[row])
 
-    def _spread(self) -> None:
+    def _copy_to_rows(self) -> None:
         runner = self.runner
         for row in reversed(range(len(self.prompts))):
-            place, length = self._places[self.sources[row]], len(self.prompts[row])
+            place, length = self._fed_row[self.sources[row]], len(self.prompts[row])
             if place != row:
                 runner.cache.copy_row(place, row, length)
             runner.commit(row, length)
 
     def logits(self) -> Tensor:
-        """The logits [B, vocab] after each row's last prompt token."""
-        found = []
+        """Return the logits [B, vocab] after each row's last prompt token."""
+        logits = []
         for source, prefix in zip(self.sources, self.prefixes, strict=True):
-            last = self._own.last.get(self._places[source])
-            found.append(self.runner.held(prefix)[0] if last is None else last)
-        return torch.stack(found)
+            last = self._own_feed.last.get(self._fed_row[source])
+            logits.append(self.runner.held(prefix)[0] if last is None else last)
+        return torch.stack(logits)
 
     def states(self) -> list[Tensor]:
-        """The states [len(prompt), hidden] of each row, if the prefill was asked to return them."""
-        found = []
-        for own, row in zip(self._own.states(), self._places, strict=True):
+        """Return each row's states [len(prompt), hidden], if the prefill was asked for states."""
+        states = []
+        for own_states, row in zip(self._own_feed.states(), self._fed_row, strict=True):
             prefix = self.prefixes[row]
-            shared = self.runner.held(prefix)[1] if prefix else own
-            # A rest without tokens has no states, wherever the others are.
-            found.append(torch.cat((shared, own)) if prefix and len(own) else shared)
-        return [found[self._places[source]] for source in self.sources]
+            prefix_states = self.runner.held(prefix)[1] if prefix else own_states
+            # An empty remainder has no states; its placeholder may be on another device.
+            states.append(torch.cat((prefix_states, own_states)) if prefix and len(own_states) else prefix_states)
+        return [states[self._fed_row[source]] for source in self.sources]
 
 
 class _Feed:
-    """Feeds each text from its start on to its row; `last` holds the logits [vocab] after the ends."""
+    """Feed texts to rows, each from its start on.
+
+    Attributes:
+        last: the logits [vocab] after the last token of each text, by row.
+    """
 
     def __init__(
         self, runner: ModelRunner, texts: list[list[int]], starts: list[int], return_states: bool
     ) -> None:
         self.runner, self.starts, self.return_states = runner, starts, return_states
-        self.rests = [text[start:] for text, start in zip(texts, starts, strict=True)]
+        self.remainders = [text[start:] for text, start in zip(texts, starts, strict=True)]
         self.width = max(1, runner.prefill_tokens // len(texts))
-        self.at, self.longest = 0, max(map(len, self.rests))
+        self.position, self.longest = 0, max(map(len, self.remainders))
         self.last: dict[int, Tensor] = {}
         self._chunks: list[Tensor] = []
 
     @property
     def tokens(self) -> int:
-        return sum(map(len, self.rests))
+        return sum(map(len, self.remainders))
 
     @property
     def fed(self) -> int:
-        return sum(min(len(rest), self.at) for rest in self.rests)
+        return sum(min(len(remainder), self.position) for remainder in self.remainders)
 
     @property
     def done(self) -> bool:
-        return self.at >= self.longest
+        return self.position >= self.longest
 
     def step(self) -> Forward:
-        """Feed the next chunk."""
-        start, stop = self.at, min(self.at + self.width, self.longest)
-        ends = [len(rest) for rest in self.rests]
-        ids = to_device([(rest + [0] * self.longest)[start:stop] for rest in self.rests], self.runner.device)
+        start, stop = self.position, min(self.position + self.width, self.longest)
+        ends = [len(remainder) for remainder in self.remainders]
+        ids = to_device(
+            [(remainder + [0] * self.longest)[start:stop] for remainder in self.remainders], self.runner.device
+        )
         take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
-        # A text that has ended is fed one token of padding; its last logits are in self.last.
+        # A finished text is fed one padding token; its logits are in self.last already.
         counts = [max(1, min(end, stop) - start) for end in ends]
-        lengths = [begin + start for begin in self.starts]
+        lengths = [first + start for first in self.starts]
         output = self.runner.forward(ForwardBatch(ids, lengths, counts, take, self.return_states, eager=True))
         if output.states is not None:
             self._chunks.append(output.states)
         for row, end in enumerate(ends):
             if start < end <= stop:
                 self.last[row] = output.logits[row]
-        self.at = stop
+        self.position = stop
         return Forward(lengths, counts)
 
     def states(self) -> list[Tensor]:
-        """The states [tokens fed, hidden] of each text; empty if none were asked for."""
+        """Return the states [tokens fed, hidden] of each text; empty if none were wanted."""
         if not self._chunks:
-            return [torch.empty(0)] * len(self.rests)
+            return [torch.empty(0)] * len(self.remainders)
         joined = torch.cat(self._chunks, dim=1)
-        return [joined[row, : len(rest)] for row, rest in enumerate(self.rests)]
+        return [joined[row, : len(remainder)] for row, remainder in enumerate(self.remainders)]

@@ -1,7 +1,7 @@
-"""Which prompts begin alike, so that what they share is computed and stored once.
+"""Find prompts that begin alike, so that their common prefix is computed and stored once.
 
-Contract: `share_prompts` puts prompts into groups, each with one prefix of whole units of SHARE tokens. A prompt
-is in one group at most. Nothing here knows a model or a cache. Non-goals: prefixes of prefixes.
+`share_prompts` groups prompts; each group has one prefix, a multiple of SHARE tokens long. A prompt is in at most
+one group, and prefixes don't share prefixes. This module knows no models and no caches.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from kernels.plan import SHARE
 
 Tokens = tuple[int, ...]
-# Prompts that part, one after another, at more places than this may be grouped less well.
-_LEVELS = 100
+# Depth of the search. Prompts that branch more often than this, one after another, may be grouped less well.
+_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """The prefixes of some prompts, and each prompt's place among them."""
+    """The shared prefixes of a list of prompts."""
 
     prefixes: tuple[Tokens, ...] = ()
 
     def of(self, prompt: Seq[int]) -> Tokens:
-        """The longest prefix with which the prompt begins; empty if it begins with none."""
+        """Return the longest prefix that the prompt begins with, or an empty one."""
         fitting = (prefix for prefix in self.prefixes if tuple(prompt[: len(prefix)]) == prefix)
         return max(fitting, key=len, default=())
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prefix."""
+        """The number of tokens in the longest prefix."""
         return max(map(len, self.prefixes), default=0)
 
 
@@ -39,68 +39,76 @@ NOTHING_SHARED = SharedPrompts()
 
 @dataclass(frozen=True)
 class CachedTexts:
-    """The rows for which a runner is made: their prompts, and how many tokens of each the cache must hold."""
+    """The texts that a runner is made for.
+
+    Attributes:
+        prompts: the prompts' tokens.
+        ends: how many tokens of each text the cache must hold.
+    """
 
     prompts: Seq[Seq[int]]
     ends: Seq[int]
 
     def cropped(self, limit: int) -> CachedTexts:
-        """The same with at most `limit` tokens of each prompt, for a model with a shorter context."""
+        """Return these texts with at most `limit` tokens per prompt, for a model with a shorter context."""
         return CachedTexts([prompt[:limit] for prompt in self.prompts], self.ends)
 
     def shared(self, least_saved: int | None) -> SharedPrompts:
-        """Their shared prefixes, see `share_prompts`; None: none."""
+        """Return the prompts' shared prefixes (`share_prompts`); none if `least_saved` is None."""
         return NOTHING_SHARED if least_saved is None else share_prompts(self.prompts, least_saved)
 
     def columns(self, shared: SharedPrompts) -> int:
-        """Columns that each row of the cache needs after its prefix."""
-        own = {tuple(prompt): 0 for prompt in self.prompts}
+        """Return how many columns each row of the cache needs besides its prefix."""
+        end_of = {tuple(prompt): 0 for prompt in self.prompts}
         for prompt, end in zip(self.prompts, self.ends, strict=True):
-            own[tuple(prompt)] = max(own[tuple(prompt)], end)
-        return max(end - len(shared.of(prompt)) for prompt, end in own.items())
+            end_of[tuple(prompt)] = max(end_of[tuple(prompt)], end)
+        return max(end - len(shared.of(prompt)) for prompt, end in end_of.items())
 
     def copied(self, shared: SharedPrompts, rows: int) -> int:
-        """Tokens that `rows` of them at a time would hold again if each row kept a copy of its prefix."""
+        """Return how many more tokens `rows` rows would need if each had its own copy of its prefix."""
         return sum(sorted((len(shared.of(prompt)) for prompt in self.prompts), reverse=True)[:rows])
 
 
 def share_prompts(prompts: Seq[Seq[int]], least_saved: int = SHARE) -> SharedPrompts:
-    """The groups of prompts that together save most tokens: for a group, (rows - 1) x tokens of its prefix.
+    """Group the prompts so that sharing saves the most tokens.
 
-    A group that saves fewer than `least_saved` tokens is not made.
+    A group saves (rows - 1) x the tokens of its prefix. For example, four prompts that share 64 tokens save 192.
+    Groups that save fewer than `least_saved` tokens are not made.
     """
     counted = Counter(map(tuple, prompts))
     if counted.total() < 2:
         return NOTHING_SHARED
-    found = _best(sorted(counted.items()), least_saved)[1]
-    return SharedPrompts(tuple(sorted(found)))
+    prefixes = _best_groups(sorted(counted.items()), least_saved)[1]
+    return SharedPrompts(tuple(sorted(prefixes)))
 
 
-def _best(prompts: list[tuple[Tokens, int]], least_saved: int, levels: int = _LEVELS) -> tuple[int, list[Tokens]]:
-    """The most tokens that these sorted, counted prompts can save, and the prefixes that save them."""
+def _best_groups(
+    prompts: list[tuple[Tokens, int]], least_saved: int, depth_left: int = _MAX_DEPTH
+) -> tuple[int, list[Tokens]]:
+    """Return the most tokens that these sorted, counted prompts can save, and the prefixes to share for that."""
     first, last = prompts[0][0], prompts[-1][0]
-    common = _common(first, last)
-    together = (sum(count for _, count in prompts) - 1) * common
-    saved, prefixes = (together, [first[:common]]) if together >= max(least_saved, 1) else (0, [])
-    if len(prompts) == 1 or not levels:
+    common = _common_len(first, last)
+    saved_as_one = (sum(count for _, count in prompts) - 1) * common
+    saved, prefixes = (saved_as_one, [first[:common]]) if saved_as_one >= max(least_saved, 1) else (0, [])
+    if len(prompts) == 1 or not depth_left:
         return saved, prefixes
-    # Prompts are sorted, so those with the same next unit are neighbours.
+    # Sorted prompts with the same next unit are adjacent.
     branches: dict[Tokens, list[tuple[Tokens, int]]] = {}
     for prompt, count in prompts:
         branches.setdefault(prompt[common : common + SHARE], []).append((prompt, count))
     if len(branches) == 1:
         return saved, prefixes
-    parts = [_best(branch, least_saved, levels - 1) for branch in branches.values()]
-    apart = sum(part[0] for part in parts)
-    if apart > saved:
-        return apart, [prefix for part in parts for prefix in part[1]]
+    parts = [_best_groups(branch, least_saved, depth_left - 1) for branch in branches.values()]
+    saved_apart = sum(part[0] for part in parts)
+    if saved_apart > saved:
+        return saved_apart, [prefix for part in parts for prefix in part[1]]
     return saved, prefixes
 
 
-def _common(first: Tokens, last: Tokens) -> int:
-    """How many tokens both begin with, in whole units."""
-    most = min(len(first), len(last)) // SHARE * SHARE
-    for start in range(0, most, SHARE):
+def _common_len(first: Tokens, last: Tokens) -> int:
+    """Return how many tokens both prompts begin with, in whole units of SHARE."""
+    limit = min(len(first), len(last)) // SHARE * SHARE
+    for start in range(0, limit, SHARE):
         if first[start : start + SHARE] != last[start : start + SHARE]:
             return start
-    return most
+    return limit

@@ -1,9 +1,11 @@
-"""One model with one cache: feeds rows their next tokens and remembers how far each row's cache is valid.
+"""Feed tokens to one model with one cache, and keep each row's valid length.
 
-Contract: `lengths[r]` is the number of leading tokens of row r whose keys and values are in the cache and valid.
-`forward` writes to the cache and changes no length; the caller, who knows what was accepted, calls `commit`. Rows
-in use are 0..B-1; when one leaves, the last takes its place. Rows whose prompts begin alike read one prefix, which
-stays until a prefill needs others (prefill.py).
+`lengths[r]` counts the leading tokens of row r whose keys and values are cached and valid. `forward` writes to the
+cache but changes no length; the caller, who knows which drafts were accepted, then calls `commit`. Rows in use are
+0 to B - 1; when one leaves, the last takes its place. Rows whose prompts begin alike read one shared prefix, which
+stays in the cache until a prefill needs other prefixes (prefill.py).
+
+Make runners with `graphs.runner_for` or `graphs.make_runner`.
 """
 
 from __future__ import annotations
@@ -20,25 +22,27 @@ from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
-# The backends that attend over a prefix beside a row's own cache, and over parts of a cache.
+# Backends that can attend over a shared prefix, and over part of a cache.
 SHARING = ("fused", "mixed", "pad", "split", "sdpa")
-# The backends that attend over trees of tokens.
+# Backends that can attend over trees of tokens.
 TREES = ("fused", "mixed", "pad", "split", "sdpa")
 # Tokens in one prefill chunk, summed over all rows. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
 
 
 def prefill_tokens(device: torch.device) -> int:
-    """Tokens in one prefill chunk on a device, summed over all rows."""
+    """Return the number of tokens in one prefill chunk on this device, summed over all rows."""
     return PREFILL_TOKENS["accelerator" if is_accelerator(device) else "cpu"]
 
 
 class ModelRunner:
-    """A model and a cache of `max_batch` rows x `max_len` tokens; the first `vocab` logits are kept.
+    """A model and a cache of `max_batch` rows x `max_len` tokens.
 
-    shared: prefixes of the prompts to come, beside which each row has `max_len` tokens of its own.
-    `prefill_tokens`, which may be set: tokens in one prefill chunk, summed over all rows. `copied`, which may be
-    set: tokens that the rows would hold again if each kept a copy of its prefix.
+    Attributes:
+        vocab: logits are cut to the first `vocab`.
+        shared: the prefixes of the coming prompts; each row has `max_len` tokens besides its prefix.
+        prefill_tokens: tokens in one prefill chunk, summed over all rows; may be set.
+        copied: how many more tokens the cache would need if each row had its own copy of its prefix; may be set.
     """
 
     def __init__(
@@ -56,8 +60,8 @@ class ModelRunner:
         self.cache = (
             model.new_cache(max_batch, max_len, *prefix_size(shared, max_batch)) if cache is None else cache
         )
-        # The prefixes that are in the cache, by their tokens: the row of the cache's prefix, logits, states.
-        self._held: dict[Tokens, tuple[int, Tensor, Tensor]] = {}
+        # Cached prefixes: tokens -> row of the cache's prefix, logits, states.
+        self._prefix_entries: dict[Tokens, tuple[int, Tensor, Tensor]] = {}
         self._lengths = [0] * max_batch
         self.device = model.device
         self.prefill_tokens = prefill_tokens(self.device)
@@ -65,20 +69,21 @@ class ModelRunner:
 
     @property
     def bytes_of_copies(self) -> int:
-        """Bytes of a cache in which every row keeps a copy of its prefix."""
-        own, cache = self.cache.buffer.nbytes, self.cache
-        return own + self.copied * (own // (cache.max_batch * cache.max_len))
+        """The size in bytes of the cache if every row had its own copy of its prefix."""
+        nbytes, cache = self.cache.buffer.nbytes, self.cache
+        return nbytes + self.copied * (nbytes // (cache.max_batch * cache.max_len))
 
     @property
     def lengths(self) -> Sequence[int]:
-        """How many leading tokens of each row are in the cache and valid; only `commit` changes it."""
+        """The number of leading tokens of each row that are cached and valid; only `commit` changes it."""
         return self._lengths
 
     def commit(self, row: int, length: int, path: Sequence[int] = ()) -> None:
-        """Set a row's valid length to `length`: the only place where a row's length changes.
+        """Set a row's valid length. Nothing else changes a row's length.
 
-        path: which of the columns after the old length hold the row's last len(path) tokens, ascending: those of
-        a tree whose path was accepted. They become the columns up to `length`. None: they lie there already.
+        For an accepted path of a tree, `path` lists the columns after the old length that hold the row's last
+        tokens, ascending. They are moved to the columns up to `length`. It is empty if the tokens are there
+        already.
         """
         first, end = length - len(path), self._lengths[row]
         if list(path) != list(range(first - end, length - end)):
@@ -86,67 +91,70 @@ class ModelRunner:
         self._lengths[row] = length
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Feed a batch of rows 0..B-1; returns `vocab` logits for each token, or one token per row (`take`)."""
+        """Feed a batch to rows 0 to B - 1; returns `vocab` logits per token, or per row if `take` is set."""
         output = self.model.forward(batch, self.cache, self.backend)
         if output.logits.shape[-1] != self.vocab:
             output.logits = output.logits[..., : self.vocab]
         return output
 
     def over_prefix(self) -> ModelRunner:
-        """A runner of the cache's prefix, whose rows are the prefixes; what was there is forgotten."""
+        """Forget the cached prefixes, and return a runner whose rows fill them."""
         cache = self.cache.prefix
         assert cache is not None
-        self._held = {}
-        made = ModelRunner(self.model, cache.max_batch, cache.max_len, self.vocab, self.backend, cache=cache)
-        made.prefill_tokens = self.prefill_tokens
-        return made
+        self._prefix_entries = {}
+        runner = ModelRunner(self.model, cache.max_batch, cache.max_len, self.vocab, self.backend, cache=cache)
+        runner.prefill_tokens = self.prefill_tokens
+        return runner
 
     def holds(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:
-        """Whether all these prefixes are in the cache, and their states here if those are wanted."""
-        kept = [self._held.get(prefix) for prefix in prefixes]
-        return all(one is not None and (len(one[2]) > 0 or not with_states) for one in kept)
+        """Return whether all these prefixes are cached, including their states if those are wanted."""
+        entries = [self._prefix_entries.get(prefix) for prefix in prefixes]
+        return all(entry is not None and (len(entry[2]) > 0 or not with_states) for entry in entries)
 
     def hold(self, prefixes: Sequence[Tokens], logits: dict[int, Tensor], states: list[Tensor]) -> None:
-        """Row i of the cache's prefix now holds prefixes[i], with the logits [vocab] after it.
+        """Register prefixes[i] as the content of row i of the cache's prefix.
 
-        states[i] [P, hidden] are those of its tokens, empty if none were asked for.
+        Args:
+            prefixes: the prefixes' tokens.
+            logits: logits[i] [vocab] after prefix i.
+            states: states[i] [P, hidden] of its tokens, empty if none were wanted.
         """
         rows = enumerate(prefixes)
-        self._held = {prefix: (row, logits[row].clone(), states[row]) for row, prefix in rows}
+        self._prefix_entries = {prefix: (row, logits[row].clone(), states[row]) for row, prefix in rows}
 
     def held(self, prefix: Tokens) -> tuple[Tensor, Tensor]:
-        """The logits [vocab] after a prefix that is in the cache, and its states [P, hidden]."""
-        return self._held[prefix][1:]
+        """Return the logits [vocab] after a cached prefix and its states [P, hidden]."""
+        return self._prefix_entries[prefix][1:]
 
     def begin(self) -> None:
-        """Every row is empty; the prefixes stay."""
+        """Empty every row; the prefixes stay."""
         self.cache.detach()
         for row in range(len(self._lengths)):
             self.commit(row, 0)
 
     def attach(self, row: int, prefix: Tokens) -> None:
-        """Let a row begin with a prefix that is in the cache, or with nothing; so long it is then."""
-        self.cache.attach(row, self._held[prefix][0] if prefix else 0, len(prefix))
+        """Make a row begin with a cached prefix, or with nothing, and set its length accordingly."""
+        self.cache.attach(row, self._prefix_entries[prefix][0] if prefix else 0, len(prefix))
         self.commit(row, len(prefix))
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Prepare for batches of this shape, dtype and return_states; the values of the tokens don't matter.
+        """Prepare for batches of this shape, dtype and return_states; the tokens' values don't matter.
 
-        Call it while the cache is empty and time doesn't matter. Without graphs there is nothing to do.
+        Call it while the cache is empty and before any clock runs. It does nothing without graphs.
         """
 
     def move_row(self, source: int, target: int) -> None:
-        """Copy row `source` over row `target`, and its length with it."""
+        """Copy row `source` and its length to row `target`."""
         if source != target:
             self.cache.copy_row(source, target, self.lengths[source])
             self.commit(target, self.lengths[source])
 
 
 def prefix_size(shared: SharedPrompts, max_batch: int) -> tuple[int, int]:
-    """Rows and columns of the prefix of a cache: as many prefixes as rows can need at once."""
+    """Return rows and columns of the prefix: as many prefixes as the rows can use at once."""
     return min(len(shared.prefixes), max_batch), shared.longest
 
 
 def least_saved(model: CausalModel, backend: str) -> int | None:
-    """The fewest tokens that prompts must save to share a prefix of this model's; None if none can be shared."""
+    """Return how many tokens prompts must save to share a prefix; None if they can't share one."""
     return model.least_saved if backend in SHARING else None

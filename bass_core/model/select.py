@@ -1,9 +1,9 @@
-"""Which class runs a model on its device.
+"""Choose the class that runs a model on its device.
 
-Contract: `select_model` chooses the fastest class that computes the model: one with a forward of our own if the
-model's modules are those of its class and a trial agrees (weights/modified.py, probe.py), else CausalModel, which
-runs the model's own code, as a model that is split over devices needs it. `shape_of` says what the launches of the
-chosen class depend on (machine/gpu_kernels.py).
+`select_model` prefers a forward of our own. It takes one if the model's modules are what their class makes
+(weights/modified.py) and if a trial gives the same logits (probe.py). Otherwise, and for models split over
+devices, CausalModel runs the model's own code. `shape_of` describes the launches of the chosen class for
+machine/gpu_kernels.py.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .weights.placement import is_split
 from .weights.quantized import outputs_of, quantise_model
 from .weights.shape import context_of, head_dim
 
-# Our own forward and the model's own code compute different logits, though its modules are those of its class.
+# Reported if the modules are those of the class, but our own forward computes other logits.
 _DIFFERS = "our kernels compute other logits than its own code"
 
 
 def select_model(model: PreTrainedModel | DraftHead, tried: CausalModel | None = None) -> CausalModel:
-    """A CausalModel that runs the model, or a head's body; the model itself is not changed.
+    """Make a CausalModel that runs the model, or a draft head's body, without changing the model.
 
-    tried: what ran the model before it changed, or runs it on another device. It says whether the model can be
-    captured, because trying that makes waits in other threads raise. If another class runs the model now, only a
-    forward that is known never to wait is captured.
+    `tried` is the model's forward before the model changed, or on another device. It decides whether the model can
+    be captured, because testing that makes waits in other threads raise. If another class runs the model now, it
+    is captured only if it is known never to wait.
     """
     model = _body(model) if isinstance(model, DraftHead) else model
     selected = _fastest(model)
@@ -48,9 +48,9 @@ def select_model(model: PreTrainedModel | DraftHead, tried: CausalModel | None =
 
 
 def _body(head: DraftHead) -> PreTrainedModel:
-    """A head's body; a copy in int8 where our own kernels multiply on a CPU.
+    """Return a head's body: a copy in int8 if our CPU kernels run it, else the body itself.
 
-    Most of what a draft takes is reading the head's weights, and after rounding as many drafts are accepted
+    A draft spends most of its time on reading the head's weights, and int8 doesn't reduce acceptance
     (docs/figures.md, "Precisions").
     """
     body: PreTrainedModel = head.body
@@ -61,7 +61,7 @@ def _body(head: DraftHead) -> PreTrainedModel:
 
 
 def _fastest(model: PreTrainedModel) -> CausalModel:
-    """A forward of our own if a trial agrees with the model's own code, else CausalModel."""
+    """Return a forward of our own if a trial confirms it, else a CausalModel."""
     kind, reason = _class_of(model)
     if kind is not CausalModel:
         selected = kind(model)
@@ -74,20 +74,27 @@ def _fastest(model: PreTrainedModel) -> CausalModel:
 
 
 def trial(model: PreTrainedModel, selected: CausalModel) -> bool:
-    """Whether a forward of ours computes what the model's own code does. Raises PairError if that code fails."""
+    """Return whether our forward gives the same logits as the model's own code.
+
+    Raises:
+        PairError: if the model's own code fails.
+    """
     expected = probe.expect(shadow_of(model), type(model).__name__, context_of(model.config))
     return expected is None or probe.agrees(selected, expected)
 
 
 def _class_of(model: PreTrainedModel) -> tuple[type[CausalModel], str | None]:
-    """The class that a model's modules and device allow, and why it is CausalModel if a reader should know."""
+    """Return the class that the model's modules and device allow.
+
+    The second value is the reason for CausalModel, or None if there is nothing to report.
+    """
     if is_split(model):
         return CausalModel, None
     if not is_accelerator(model.device):
         reason = llama_compiled.why_not(model) or why_modified(model)
         return (CausalModel, reason) if reason else (llama_compiled.LlamaCompiled, None)
     if on_zero_gpu():
-        # There is no device yet on which weights could be joined (see on_zero_gpu).
+        # No device yet on which weights could be joined (see on_zero_gpu).
         return CausalModel, None
     if llama_cuda.fits(model) and llama_cuda.has_room(model):
         reason = why_modified(model)
@@ -96,11 +103,14 @@ def _class_of(model: PreTrainedModel) -> tuple[type[CausalModel], str | None]:
 
 
 def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = False) -> Shape:
-    """What the model's launches depend on; see Shape. named: it is a draft head's body."""
+    """Return what the model's kernel launches depend on.
+
+    `vocab` is the number of logits kept. Set `verifies` for the target, `named` for a draft head's body.
+    """
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     caps = (getattr(config, name, None) for name in ("attn_logit_softcapping", "attn_logit_softcap"))
-    own = _class_of(model)[0] is llama_cuda.LlamaCuda
+    uses_own_forward = _class_of(model)[0] is llama_cuda.LlamaCuda
     return Shape(
         dtype=str(model.dtype)[6:],
         heads=config.num_attention_heads,
@@ -108,8 +118,8 @@ def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = F
         head_dim=head_dim(config),
         outputs=outputs_of(model),
         vocab=vocab,
-        hidden=config.hidden_size if own else 0,
-        mlp=config.intermediate_size if own else 0,
+        hidden=config.hidden_size if uses_own_forward else 0,
+        mlp=config.intermediate_size if uses_own_forward else 0,
         normed=type(model).__name__ == "Qwen3ForCausalLM",
         windows=tuple(sorted(layer == "sliding_attention" for layer in layers)),
         capped=any(caps),

@@ -1,8 +1,8 @@
-"""A captured step: the buffers that it reads, how they are filled before a replay, and what it writes.
+"""A captured step: its input buffers, how to fill them before a replay, and its outputs.
 
-Contract: a step serves every batch of at most its rows and tokens. A batch's numbers go to the device in one copy,
-or in two where its tokens form trees, and nothing waits for it. The rows and tokens that a step has more than a
-batch are padding: such a row has length 0, and a padding token of a tree sees itself alone.
+A step serves every batch with at most its rows and columns. A batch's numbers go to the device in one copy, or in
+two if its tokens form trees, and nothing waits for it. Surplus rows and columns are padding: such a row has length
+0, and a padding token of a tree sees only itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from .forward import BatchTree, CapturedBatch, ForwardBatch, ForwardOutput, toke
 
 @dataclass
 class StaticStep:
-    """A captured step of one shape: the buffers it reads, the function that replays it, and its output buffers.
+    """A captured step of one shape.
 
-    taken: bytes by which the pool grew when the step was captured. They include intermediate results only where
-    these needed more memory than those of earlier steps.
+    Attributes:
+        batch: the buffers that it reads.
+        output: the buffers that it writes.
+        replay: runs the step again.
+        taken: bytes by which the pool grew during the capture. They include intermediate results only if these
+            needed more memory than those of earlier steps.
     """
 
     batch: CapturedBatch
@@ -41,9 +45,11 @@ class StaticStep:
 
 @dataclass
 class StepInputs:
-    """A batch's numbers in the shape of a step, on its device.
+    """A batch's numbers, padded to a step's shape and copied to its device.
 
-    numbers: int64 [1, rows], its lengths, or [3, rows], with its rows' starts and groups.
+    Attributes:
+        numbers: int64 [1, rows], the lengths; or [3, rows], with the rows' starts and groups.
+        tree: the padded trees, or None.
     """
 
     numbers: Tensor
@@ -51,28 +57,28 @@ class StepInputs:
 
     @classmethod
     def of(cls, batch: ForwardBatch, cache: RaggedCache, rows: int, columns: int) -> StepInputs:
-        """Those of a batch of at most `rows` rows of at most `columns` tokens."""
+        """Pad a batch of at most `rows` rows of at most `columns` tokens."""
         device, count = batch.tokens.device, len(batch.lengths)
         host = [batch.lengths] + ([] if cache.prefix is None else [cache.starts, cache.groups])
         placed = to_device([[*numbers[:count]] + [0] * (rows - count) for numbers in host], device)
-        tree = None if batch.tree is None else token_tree(_widened(batch.tree, rows, columns), device)
+        tree = None if batch.tree is None else token_tree(_pad_tree(batch.tree, rows, columns), device)
         return cls(placed, tree)
 
     def buffers(self, batch: ForwardBatch, columns: int, extent: int) -> CapturedBatch:
-        """New buffers for a step of `columns` tokens a row, filled with the batch."""
+        """Make buffers for a step of `columns` tokens per row, filled with the batch."""
         tokens = batch.tokens
         lengths, *shared = (numbers.clone() for numbers in self.numbers)
         rows = len(lengths)
         static = torch.zeros(rows, columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
         static[: tokens.shape[0], : tokens.shape[1]] = tokens
-        both = (shared[0], shared[1]) if shared else None
+        starts_and_groups = (shared[0], shared[1]) if shared else None
         tree = None
         if self.tree is not None:
-            tree = TokenTree(*(one.clone(memory_format=torch.contiguous_format) for one in _parts(self.tree)))
-        return CapturedBatch(static, lengths, extent, batch.return_states, both, batch.window, tree)
+            tree = TokenTree(*(part.clone(memory_format=torch.contiguous_format) for part in _parts(self.tree)))
+        return CapturedBatch(static, lengths, extent, batch.return_states, starts_and_groups, batch.window, tree)
 
     def fill(self, buffers: CapturedBatch, tokens: Tensor) -> None:
-        """Write the batch, whose tokens are `tokens`, to a step's buffers."""
+        """Write the batch and its `tokens` to a step's buffers."""
         buffers.tokens[: tokens.shape[0], : tokens.shape[1]].copy_(tokens)
         for static, numbers in zip((buffers.lengths, *(buffers.shared or ())), self.numbers, strict=True):
             static.copy_(numbers)
@@ -82,12 +88,12 @@ class StepInputs:
 
 
 def fits_tree(tree: BatchTree | None, columns: int) -> bool:
-    """Whether each padding token of a step with so many columns has a bit of its own."""
+    """Return whether every padding token of a step with `columns` columns still gets its own bit."""
     return tree is None or max(tree.before) + columns <= MOST_TREE
 
 
-def _widened(tree: BatchTree, rows: int, columns: int) -> BatchTree:
-    """The tree with padding rows and padding tokens."""
+def _pad_tree(tree: BatchTree, rows: int, columns: int) -> BatchTree:
+    """Pad the trees with rows and tokens."""
     before = [*tree.before, *[0] * (rows - len(tree.before))]
     sees = [*tree.sees, *([] for _ in range(rows - len(tree.sees)))]
     depths = [*tree.depths, *([] for _ in range(rows - len(tree.depths)))]
@@ -106,5 +112,5 @@ def _parts(tree: TokenTree) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tensors(output: ForwardOutput) -> list[Tensor]:
-    """The buffers that a step writes."""
+    """Return the buffers that a step writes."""
     return [output.logits] if output.states is None else [output.logits, output.states]

@@ -1,8 +1,8 @@
-"""A key-value cache whose rows lie in tiles, for the compiled forward on a CPU (model/llama_cpu.py).
+"""A key-value cache in tiles, for the compiled forward on a CPU (model/llama_cpu.py).
 
-Contract: a RaggedCache of another layout (kernels/cpu/attention/layout.py): `buffer` [layers, 2, max_batch,
-kv_heads, tiles, TILE x padded head_dim], of bfloat16 or float32. The forward reads and writes it itself, so it
-makes no plans.
+It is a RaggedCache with another layout (kernels/cpu/attention/layout.py): `buffer` is [layers, 2, max_batch,
+kv_heads, tiles, TILE x padded head_dim] in bfloat16 or float32. The forward reads and writes the buffer directly,
+so this cache makes no plans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .cache import RaggedCache
 
 
 class TiledCache(RaggedCache):
-    """Keys and values in tiles. A row's last tile may have columns after max_len, which stay unused."""
+    """Keys and values in tiles. Columns of a row's last tile after max_len stay unused."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class TiledCache(RaggedCache):
 
         layers, _, rows, kv_heads, tiles, _ = self.buffer.shape
         start = self.starts[row]
-        own = np.array(sources, np.int64) - start
-        head = self.head_dim, padded(self.head_dim), self.buffer.dtype == torch.bfloat16
-        move(self.buffer.data_ptr(), layers, rows, kv_heads, tiles, row, first - start, own, *head)
+        columns = np.array(sources, np.int64) - start
+        head_format = self.head_dim, padded(self.head_dim), self.buffer.dtype == torch.bfloat16
+        move(self.buffer.data_ptr(), layers, rows, kv_heads, tiles, row, first - start, columns, *head_format)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         self.starts[target], self.groups[target] = self.starts[source], self.groups[source]
-        own = tiles_of(length - self.starts[source])
-        self.buffer[:, :, target, :, :own] = self.buffer[:, :, source, :, :own]
+        own_tiles = tiles_of(length - self.starts[source])
+        self.buffer[:, :, target, :, :own_tiles] = self.buffer[:, :, source, :, :own_tiles]

@@ -1,10 +1,11 @@
-"""From logits to the distribution that is sampled.
+"""From logits to the distribution that is sampled. Start with `probabilities`.
 
-Contract: temperature, top-k, top-p and min-p are applied once, in float32, alike for target and draft, before any
-ratio or residual is formed. top-k selects among the logits themselves, which no temperature makes equal. Below
-temperature COLDEST, where float32 could not hold the quotient, the distribution is one-hot on the largest logit;
-above HOTTEST it is that of HOTTEST. A logit of -inf has probability 0 at any temperature. A row that holds NaN or
-+inf, or nothing finite, becomes NaN.
+Temperature, top-k, top-p and min-p are applied once, in float32, to target and draft alike, before any ratio or
+residual is formed. Top-k selects among the logits themselves, which no temperature can make equal.
+
+Below temperature COLDEST, where float32 can't hold the quotient, the distribution is one-hot on the largest logit;
+above HOTTEST it is that of HOTTEST. A logit of -inf has probability 0 at any temperature. A row with NaN or +inf,
+or without a finite logit, becomes NaN.
 """
 
 from __future__ import annotations
@@ -21,24 +22,23 @@ from ..machine import cpu_kernels
 from .params import SamplingParams
 from .rows import copied, sums
 
-# So many of the largest values are looked at first: a CPU finds them in a tenth of the time that sorting a whole
-# vocabulary takes.
+# Number of largest values to try first. A CPU finds them in a tenth of the time that a full sort takes.
 _NUCLEUS_PREFIX = 1024
 
 
 def argmax(values: Tensor) -> Tensor:
-    """The lowest index of the largest of values [..., V]: int64 [...]."""
+    """Return the lowest index of the largest of values [..., V]: int64 [...]."""
     return largest(values)[0]
 
 
 def largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest index int64 [...] of the largest of values [..., V], and the value. NaN counts as the largest."""
+    """Return the lowest index int64 [...] of the largest of values [..., V], and the value; NaN is the largest."""
     if compiled(values):
         from kernels.cpu.sampling import calls  # imports numba
 
         return calls.largest(values)
     if values.is_cpu and values.dtype == torch.float32 and values.dim() > 1:
-        # numpy takes a tenth of torch's time: 0.4 ms instead of 3.8 for 40 vocabularies.
+        # numpy takes a tenth of torch's time: for 40 vocabularies 0.4 ms instead of 3.8 ms.
         places = torch.from_numpy(values.detach().numpy().argmax(-1))
     else:
         places = values.argmax(-1)
@@ -46,22 +46,25 @@ def largest(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of values [..., V] >= 0, largest first, and their columns int64 [..., count]."""
+    """Return the `count` largest of values [..., V] >= 0, largest first, and their columns int64 [..., count]."""
     if not compiled(values):
-        largest_ones = values.topk(count, dim=-1)
-        return largest_ones.values, largest_ones.indices
-    left, shape = copied(values), (*values.shape[:-1], count)
+        result = values.topk(count, dim=-1)
+        return result.values, result.indices
+    remaining, shape = copied(values), (*values.shape[:-1], count)
     numbers, columns = torch.empty(shape, dtype=torch.float32), torch.empty(shape, dtype=torch.int64)
     for place in range(count):
-        columns[..., place], numbers[..., place] = largest(left)
-        np.put_along_axis(left.numpy(), columns[..., place : place + 1].numpy(), -1.0, -1)
+        columns[..., place], numbers[..., place] = largest(remaining)
+        np.put_along_axis(remaining.numpy(), columns[..., place : place + 1].numpy(), -1.0, -1)
     return numbers, columns
 
 
 def probabilities(logits: Tensor, params: SamplingParams, out: Tensor | None = None) -> Tensor:
-    """The distribution that is sampled: float32, shape and support of `logits` [..., V], rows sum to 1.
+    """Return the distribution that is sampled, float32 with the shape of `logits`; rows sum to 1.
 
-    out: contiguous, for compiled rows: where to write them.
+    Args:
+        logits: [..., V].
+        params: temperature and filters.
+        out: contiguous; the compiled kernels write here.
     """
     if params.greedy:
         one_hot = torch.zeros_like(logits, dtype=torch.float32)
@@ -74,7 +77,7 @@ def probabilities(logits: Tensor, params: SamplingParams, out: Tensor | None = N
     if 0 < params.top_k < scaled.shape[-1]:
         threshold = scaled.topk(params.top_k, dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < threshold, float("-inf"))
-    # Subtracting the maximum first keeps a tiny temperature from overflowing.
+    # Subtract the maximum first, so that a tiny temperature does not overflow.
     scaled = (scaled - scaled.amax(-1, keepdim=True)).div_(params.divisor)
     probs = torch.softmax(scaled, dim=-1)
     probs = probs if params.top_p == 1 else _nucleus(probs, params.top_p)
@@ -82,12 +85,12 @@ def probabilities(logits: Tensor, params: SamplingParams, out: Tensor | None = N
 
 
 def filters(params: SamplingParams) -> tuple[float, int, float, float]:
-    """What compiled kernels need of sampled params: temperature, top_k, top_p and min_p."""
+    """Return temperature, top_k, top_p and min_p in the form that the compiled kernels take."""
     return params.divisor, params.top_k, params.top_p, params.min_p
 
 
 def spread(q: Tensor, ids: Tensor, size: int) -> Tensor:
-    """q [..., V'] over a vocabulary of `size`, in which its columns are `ids` int64 [V']; 0 elsewhere."""
+    """Spread q [..., V'], whose columns are the tokens `ids` int64 [V'], over `size` columns; 0 elsewhere."""
     if compiled(q):
         from kernels.cpu.sampling import calls  # imports numba
 
@@ -96,39 +99,39 @@ def spread(q: Tensor, ids: Tensor, size: int) -> Tensor:
 
 
 def compiled(rows: Tensor) -> bool:
-    """Whether kernels/cpu/sampling is to compute these rows [..., V]. It never depends on how many there are."""
+    """Return whether kernels/cpu/sampling computes these rows [..., V]; this never depends on their number."""
     if is_accelerator(rows.device) or not rows.is_cpu:
         return False
     return rows.dtype == torch.float32 and rows.shape[-1] > 0 and cpu_kernels.available()
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the likeliest tokens until their mass reaches top_p (Holtzman et al. 2020), the last included.
+    """Keep the most likely tokens until their mass reaches top_p (Holtzman et al. 2020), including the last.
 
-    Tokens exactly as likely as the last of them stay as well, so that the result never depends on a sort's order.
+    Tokens exactly as likely as the last one stay as well, so the result never depends on the order of a sort.
     """
     filtered = probs.masked_fill(probs < _threshold(probs, top_p), 0.0)
     return filtered / sums(filtered)
 
 
 def _likely(probs: Tensor, min_p: float) -> Tensor:
-    """Keep the tokens that are at least min_p times as likely as the likeliest (arXiv 2407.01082)."""
+    """Keep tokens at least min_p times as likely as the most likely one (arXiv 2407.01082)."""
     filtered = probs.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), 0.0)
     return filtered / sums(filtered)
 
 
 def _threshold(probs: Tensor, top_p: float) -> Tensor:
-    """The least probability that is kept: [..., 1]."""
+    """Return the smallest probability that top-p keeps: [..., 1]."""
     accelerator, size = is_accelerator(probs.device), probs.shape[-1]
     if accelerator and available(probs.device):
         from .draw_triton import threshold_on_device  # imports triton
 
         with suppress(LeftOut):
             return threshold_on_device(probs, top_p)
-    few = size if accelerator else min(size, _NUCLEUS_PREFIX)
-    ordered = probs.topk(few, dim=-1).values
+    prefix = size if accelerator else min(size, _NUCLEUS_PREFIX)
+    ordered = probs.topk(prefix, dim=-1).values
     mass = ordered.cumsum(-1)
-    if few < size and bool((mass[..., -1] < top_p).any()):
+    if prefix < size and bool((mass[..., -1] < top_p).any()):
         ordered = probs.sort(dim=-1, descending=True).values
         mass = ordered.cumsum(-1)
     last = (mass < top_p).sum(-1, keepdim=True).clamp(max=ordered.shape[-1] - 1)

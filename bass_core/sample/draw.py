@@ -1,6 +1,6 @@
-"""A draw from a distribution, as a function of the noise key.
+"""Draw a token from a distribution, as a function of the noise key.
 
-Contract: the same weights and key give the same token on every device; tokens of weight 0 are never drawn.
+The same weights and key give the same token on every device. Tokens of weight 0 are never drawn.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from .noise import exponentials, words
 def draw(
     weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None = None
 ) -> Tensor:
-    """One column a key of weights [..., V] (need not be normalised), by Gumbel-max: int64 [...].
+    """Draw one column per key by Gumbel-max: int64 [...].
 
     argmax(log w + Gumbel) is computed as argmax(w / exponential), which has the same order and saves a logarithm.
-    `ids` int64 [V]: the tokens that the columns stand for, where that is not 0..V-1; `streams`: see noise.py.
+
+    Args:
+        weights: [..., V], not necessarily normalised.
+        seed: seed of the request.
+        sequence_ids: int64, the key with `positions` and `streams`; they broadcast to [...].
+        positions: int64, the position of the token in the text.
+        streams: int64, see `noise.stream`.
+        ids: int64 [V], the tokens of the columns; None for 0 to V - 1.
     """
     if is_accelerator(weights.device) and available(weights.device):
         from .draw_triton import draw_on_device  # imports triton

@@ -1,11 +1,13 @@
-"""Random numbers that are a pure function of (seed, sequence id, position, stream, token).
+"""Random numbers as a pure function of (seed, sequence id, position, stream, token).
 
-Contract: the same key gives the same number on every device, in every batch, in every order of calls, so a
-row's text does not depend on its neighbours. A stream is a role and, but for the target's own draws, the place
-where the round began; different streams are independent. A key is hashed by Philox4x32-10 (Salmon et al., SC
-2011); the numbers of one position's tokens are spread from two words of that hash by an invertible 32-bit mixer,
-because ten Philox rounds for each of 50,000 tokens would cost a CPU as much as the model. Uniforms lie strictly
-inside (0, 1); the small ones, on which unlikely tokens hang, are 2**-32 apart.
+The same key gives the same number on every device, in every batch and in every order of calls, so a row's text
+does not depend on its neighbours. A stream is a role plus, except for the target's own draws, the position where
+the round began; different streams are independent.
+
+Philox4x32-10 (Salmon et al., SC 2011) hashes each key. An invertible 32-bit mixer derives the numbers of all
+tokens at a position from two words of that hash, because ten Philox rounds for each of 50,000 tokens would cost a
+CPU as much as the model. Uniforms lie strictly inside (0, 1). Small ones, which decide about unlikely tokens, are
+2**-32 apart.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ _ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
 _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
 # 2**63 divided by the golden ratio, made odd: seeds that differ by multiples of it are far apart.
 _GOLDEN = 0x4F1BBCDCBFA53E0B
-# A round has so many streams, one for each role and three to spare.
+# Streams per round: one for each role, three to spare.
 _STREAMS = 8
-# A text has at most this many bits of positions; those above them number a tree's nodes.
+# Positions in a text use the bits below this one; the bits from here on number a tree's nodes.
 _NODE = 25
 
 
 class Role(IntEnum):
-    """What a number is drawn for. No two uses share a stream."""
+    """The purpose of a random number. No two purposes share a stream."""
 
     TARGET = 0
     DRAFT = 1
@@ -42,27 +44,27 @@ class Role(IntEnum):
 
 
 def stream(role: Role, begins: Tensor) -> Tensor:
-    """The stream of a role in rounds that began at the positions `begins` int64 [...]: int64 [...].
+    """Return the streams of a role in rounds that began at the positions `begins`: int64 [...].
 
-    Rounds, and epochs of AMUSD, begin at ascending positions, and each asks for one role and position at most
-    once. So no number is used twice, and the next draft length may depend on earlier drafts. The target's own draw
-    at a position is either written there or never seen: its stream needs no round, so regular and coupled texts
-    stay the same wherever rounds end.
+    Rounds, and epochs of AMUSD, begin at ascending positions, and each uses every role and position at most once.
+    So no number is used twice, and the next draft length may depend on earlier drafts. The target's own draw at a
+    position is either written there or never seen. Its stream therefore needs no round, and regular and coupled
+    texts do not depend on where rounds end.
     """
     return torch.zeros_like(begins) if role == Role.TARGET else _STREAMS * begins + int(role)
 
 
 def place_node(positions: Tensor, nodes: Tensor) -> Tensor:
-    """Positions int64 [...] as keys of a tree's drafts after the nodes `nodes` (0: the newest token), below 64.
+    """Return positions int64 [...] that also encode the node which a tree's draft follows.
 
-    Siblings of different parents may have one position, each with noise of its own. Node 0 has that of a
-    chain.
+    Siblings of different parents can have the same position, but need different noise. `nodes` int64 [...] are
+    below 64; 0 is the newest token and has the noise of a chain.
     """
     return positions + (nodes << _NODE)
 
 
 def philox(counter: tuple[Any, ...], key: tuple[int, int]) -> tuple[Any, ...]:
-    """Philox4x32-10: four int64 tensors (or arrays) of 32-bit words, from four such counters and two key words."""
+    """Return Philox4x32-10 of four counters and two key words: four int64 tensors or arrays of 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -74,7 +76,7 @@ def philox(counter: tuple[Any, ...], key: tuple[int, int]) -> tuple[Any, ...]:
 
 
 def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -> tuple[Tensor, ...]:
-    """The four hash words of each key; arguments broadcast against each other, int64 on one device."""
+    """Return the four hash words of each key; the arguments are int64 on one device and broadcast."""
     ids, positions, streams = torch.broadcast_tensors(sequence_ids, positions, streams)
     key = seed & _MASK, (seed >> 32) & _MASK
     if not ids.is_cpu:
@@ -83,7 +85,7 @@ def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -
         from kernels.cpu.sampling import calls  # imports numba
 
         return calls.words(seed, ids, positions, streams)
-    # The same operations in numpy, which has less overhead a call on so few numbers.
+    # The same operations in numpy, which has less overhead per call on so few numbers.
     at, use, row = (bits.numpy() for bits in (positions, streams, ids))
     with np.errstate(over="ignore"):
         hashed = philox((at & _MASK, use & _MASK, row & _MASK, (row >> 32) & _MASK), key)
@@ -91,14 +93,15 @@ def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -
 
 
 def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -> Tensor:
-    """One float32 uniform in (0, 1) for each key."""
+    """Return one float32 uniform in (0, 1) for each key."""
     return to_uniform(words(seed, sequence_ids, positions, streams)[0].float())
 
 
 def to_uniform(bits: Tensor) -> Tensor:
-    """Unsigned 32-bit words, rounded to float32 [...], as uniforms (word + 0.5) / 2**32 in (0, 1); in place.
+    """Turn unsigned 32-bit words, as float32 [...], into uniforms (word + 0.5) / 2**32, in place.
 
-    Rounded to nearest at each step: 2**-33 at least, and held below 1, where the logarithm of 1 - u is infinite.
+    Each step rounds to nearest. The results are at least 2**-33, and clamped below 1, where log(1 - u) is
+    infinite.
     """
     return bits.mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
 
@@ -106,15 +109,15 @@ def to_uniform(bits: Tensor) -> Tensor:
 def token_uniforms(
     seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, tokens: int | Tensor
 ) -> Tensor:
-    """One float32 uniform in (0, 1) for each key and token: keys' shape + [V].
+    """Return one float32 uniform in (0, 1) for each key and token: the keys' shape + [V].
 
-    tokens: V, for the ids 0..V-1, or the ids themselves, int64 [V].
+    The keys are those of `words`. `tokens` is V, for the ids 0 to V - 1, or the ids themselves, int64 [V].
     """
     first, second, _, _ = words(seed, sequence_ids, positions, streams)
     ids = torch.arange(tokens, device=first.device) if isinstance(tokens, int) else tokens
     hashed = ids.to(torch.int32) * _signed(_KEY_0)
     hashed = hashed + _wrap(first)[..., None]
-    # In place: on a CPU, allocating memory for every step would take longer than the step.
+    # In place, because allocating memory for every step would take longer than the step on a CPU.
     shifted = torch.empty_like(hashed)
     _fold(hashed, 17, shifted).mul_(_signed(0xED5AD4BB))
     hashed ^= _wrap(second)[..., None]
@@ -126,25 +129,25 @@ def token_uniforms(
 def exponentials(
     seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, tokens: int | Tensor
 ) -> Tensor:
-    """One float32 number of the exponential distribution for each key and token, as `token_uniforms`; above 0.
+    """Return one float32 exponential above 0 for each key and token; arguments as in `token_uniforms`.
 
-    -log(1 - u), so that small ones, which win, are as fine as u is there.
+    Computed as -log(1 - u): small values win the draw, and u has its finest spacing near 0.
     """
     return token_uniforms(seed, sequence_ids, positions, streams, tokens).neg_().log1p_().neg_()
 
 
 def _fold(bits: Tensor, shift: int, scratch: Tensor) -> Tensor:
-    """words ^= words >> shift, in place, on int32 that wraps (shifts and factors: Wellons' triple32)."""
+    """Compute bits ^= bits >> shift in place on int32 that wraps (shifts and factors: Wellons' triple32)."""
     return bits.bitwise_xor_(_shift(bits, shift, scratch))
 
 
 def _shift(bits: Tensor, shift: int, out: Tensor) -> Tensor:
-    """The words as unsigned ones, shifted to the right."""
+    """Shift the words to the right as unsigned numbers."""
     return torch.bitwise_right_shift(bits, shift, out=out).bitwise_and_((1 << (32 - shift)) - 1)
 
 
 def _wrap(word: Tensor) -> Tensor:
-    """A 32-bit word held in int64, as the int32 of the same bits."""
+    """Return a 32-bit word stored in int64 as the int32 with the same bits."""
     return torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32)
 
 
@@ -154,10 +157,13 @@ def _signed(word: int) -> int:
 
 @dataclass
 class NoiseKeys:
-    """What the noise of a round is a function of, beside role and token.
+    """Keys of a round's random numbers (without role and token).
 
-    `sequence_ids` int64 [B]; `positions` int64 [B]: where in the text the first token of this round will be;
-    `epochs` int64 [B]: where each row's epoch began, under AMUSD, else None: there the round itself is the epoch.
+    Attributes:
+        seed: seed of the request.
+        sequence_ids: int64 [B].
+        positions: int64 [B], where in the text the round's first token will be.
+        epochs: int64 [B], where each row's epoch began, under AMUSD; None if the epoch is the round.
     """
 
     seed: int
@@ -167,24 +173,24 @@ class NoiseKeys:
 
     @property
     def begins(self) -> Tensor:
-        """Where what is drafted and judged began in each row's text: int64 [B]."""
+        """Position where each row's epoch began: int64 [B]."""
         return self.positions if self.epochs is None else self.epochs
 
     def stream(self, role: Role) -> Tensor:
-        """The stream of a role in this round (noise.py): int64 [B]."""
+        """Return the stream of a role in this round: int64 [B]."""
         return stream(role, self.begins)
 
     def inner(self, number: int, positions: Tensor) -> NoiseKeys:
-        """The keys of round `number` (from 0) within this one, whose first token will be at `positions`.
+        """Return the keys of inner round `number` (from 0), whose first token will be at `positions`.
 
-        For drafts that are themselves drafted and verified: their noise shares no number with this round's, nor
-        with that of other rounds within this one or another, whatever the role, the target's included. Each number
-        has a seed of its own, and each outer round a place in the upper half of the ids.
+        For drafts that are themselves drafted and verified. Their noise shares no number with this round, or with
+        other inner rounds of this or another round, whatever the role (including the target's): each number has
+        its own seed, and each outer round its own upper half of the ids.
         """
         seed = (self.seed + (number + 1) * _GOLDEN) % (1 << 63)
         return NoiseKeys(seed, self.sequence_ids ^ (self.begins << 32), positions)
 
     def at(self, width: int) -> tuple[Tensor, Tensor]:
-        """Ids [B, 1] and positions [B, width] of the next `width` tokens."""
+        """Return ids [B, 1] and positions [B, width] of the next `width` tokens."""
         steps = torch.arange(width, device=self.positions.device)
         return self.sequence_ids[:, None], self.positions[:, None] + steps

@@ -1,7 +1,6 @@
-"""How tokens are chosen: temperature, top-k, top-p and min-p, penalties and biases, checked.
+"""Sampling parameters: temperature, top-k, top-p and min-p, penalties, biases and bad words.
 
-Contract: a SamplingParams that exists is valid, can be hashed and compared. What penalties read of a text, and how
-they change logits, is in shaping.py.
+A SamplingParams that exists is valid, hashable and comparable. shaping.py applies the penalties.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Any
 
 from ..errors import RequestError
 
-# The smallest temperature that is sampled with (vLLM's _SAMPLING_EPS); below it decoding is greedy.
+# The smallest temperature for sampling (vLLM's _SAMPLING_EPS); below it decoding is greedy.
 COLDEST = 1e-5
-# The largest temperature that logits are divided by; above it, float32 could not hold its reciprocal. All logits
-# of a model are equally likely there, but for those that are masked.
+# The largest divisor of the logits; float32 could not hold the reciprocal of a larger one. At this temperature all
+# tokens that are not masked are equally likely.
 HOTTEST = 2.0**126
 
-# The smallest and the largest repetition penalty, and how large presence and frequency penalties and biases may be
-# either way: float32 holds what they make of logits.
-LEAST_REPETITION, MOST_REPETITION = 1e-3, 1e3
-MOST_ADDED = 1e4
+# Limits of the repetition penalty, and of the size of presence and frequency penalties and biases. Within them the
+# changed logits fit float32.
+MIN_REPETITION, MAX_REPETITION = 1e-3, 1e3
+MAX_ADDED = 1e4
 
 # A word that must not be written: its text, or its token ids.
 Word = str | tuple[int, ...]
@@ -30,20 +29,24 @@ Word = str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen. An unusable value is refused with a RequestError.
+    """How the next token is chosen. An unusable value raises a RequestError.
 
-    temperature: logits are divided by it; 0 or more, and greedy below COLDEST.
-    top_k: keep the k largest logits; 0: all.
-    top_p: keep the likeliest tokens until their mass reaches it, above 0 and at most 1; 1: all.
-    min_p: keep the tokens that are at least so many times as likely as the likeliest, 0 to 1; 0: all.
-    repetition_penalty: divides positive logits of tokens that the prompt or the text holds, and multiplies
-        negative ones (Keskar et al., arXiv 1909.05858); 0.001 to 1000, and 1 for none.
-    presence_penalty, frequency_penalty: taken from the logits of tokens that the text holds, the prompt not
-        counted: the first once, the second for each time (OpenAI's); -10000 to 10000, and 0 for none.
-    logit_bias: added to the logits of these ids, a dictionary; -10000 to 10000, and -inf forbids one.
-    bad_words: words that must not be written, as texts or as lists of token ids.
+    Penalties, biases and bad words change the logits before the temperature, in greedy decoding too.
 
-    Penalties, biases and bad words change the logits before the temperature, greedy ones included.
+    Attributes:
+        temperature: divisor of the logits; 0 or more, greedy below COLDEST.
+        top_k: keep the k largest logits; 0 keeps all.
+        top_p: keep the most likely tokens until their mass reaches this, above 0 and at most 1; 1 keeps all.
+        min_p: keep tokens at least this likely, relative to the most likely one, 0 to 1; 0 keeps all.
+        repetition_penalty: divides positive logits of tokens in the prompt or the text, and multiplies negative
+            ones (Keskar et al., arXiv 1909.05858); 0.001 to 1000, 1 for none.
+        presence_penalty: subtracted once from the logit of a token in the text, without the prompt (OpenAI's);
+            -10000 to 10000, 0 for none.
+        frequency_penalty: subtracted once per occurrence of a token in the text, without the prompt (OpenAI's);
+            -10000 to 10000, 0 for none.
+        logit_bias: a dictionary from token ids to numbers added to their logits; -10000 to 10000, or -inf to
+            forbid one.
+        bad_words: words that must not be written, as texts or as lists of token ids.
     """
 
     temperature: float = 0.0
@@ -57,54 +60,54 @@ class SamplingParams:
     bad_words: tuple[Word, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _number(self.temperature) or self.temperature < 0:
+        if not _is_number(self.temperature) or self.temperature < 0:
             raise RequestError(
                 f"temperature must be a number of at least 0 (0 is greedy); got {self.temperature!r}."
             )
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
             raise RequestError(f"top_k must be a whole number of at least 0 (0 turns it off); got {self.top_k!r}.")
-        if not _number(self.top_p) or not 0 < self.top_p <= 1:
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise RequestError(f"top_p must be above 0 and at most 1 (1 turns it off); got {self.top_p!r}.")
-        if not _number(self.min_p) or not 0 <= self.min_p <= 1:
+        if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
             raise RequestError(f"min_p must be from 0 to 1 (0 turns it off); got {self.min_p!r}.")
         penalty = self.repetition_penalty
-        if not _number(penalty) or not LEAST_REPETITION <= penalty <= MOST_REPETITION:
+        if not _is_number(penalty) or not MIN_REPETITION <= penalty <= MAX_REPETITION:
             raise RequestError(
-                f"repetition_penalty must be a number from {LEAST_REPETITION:g} to {MOST_REPETITION:g} "
+                f"repetition_penalty must be a number from {MIN_REPETITION:g} to {MAX_REPETITION:g} "
                 f"(1 turns it off); got {penalty!r}."
             )
         for name in ("presence_penalty", "frequency_penalty"):
-            if not _addable(getattr(self, name)):
+            if not _is_addable(getattr(self, name)):
                 raise RequestError(
-                    f"{name} must be a number from {-MOST_ADDED:g} to {MOST_ADDED:g} (0 turns it off); "
+                    f"{name} must be a number from {-MAX_ADDED:g} to {MAX_ADDED:g} (0 turns it off); "
                     f"got {getattr(self, name)!r}."
                 )
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        object.__setattr__(self, "bad_words", _words(self.bad_words))
+        object.__setattr__(self, "logit_bias", _sorted_biases(self.logit_bias))
+        object.__setattr__(self, "bad_words", _checked_words(self.bad_words))
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by: the temperature, at most HOTTEST."""
+        """Divisor of the logits: the temperature, at most HOTTEST."""
         return min(self.temperature, HOTTEST)
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken, without a draw."""
+        """Whether to take the most likely token, without a draw."""
         return self.temperature < COLDEST
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """`logit_bias` as pairs of a token id and a number, by id."""
-        return _biases(self.logit_bias)
+        """The items of `logit_bias`, sorted by token id."""
+        return _sorted_biases(self.logit_bias)
 
     @property
     def counts(self) -> bool:
-        """Whether the logits depend on which tokens the text holds."""
+        """Whether the logits depend on the tokens of the text."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def unshaped(self) -> SamplingParams:
-        """The same without penalties, biases and bad words."""
+        """The same parameters without penalties, biases and bad words."""
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
@@ -113,45 +116,45 @@ class SamplingParams:
         return self.counts or bool(self.logit_bias) or bool(self.bad_words)
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int that no float holds
+    except OverflowError:  # an int too large for a float
         return False
 
 
-def _addable(value: Any) -> bool:
-    return _number(value) and abs(value) <= MOST_ADDED
+def _is_addable(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= MAX_ADDED
 
 
-def _biases(given: Any) -> tuple[tuple[int, float], ...]:
-    pairs = given.items() if isinstance(given, Mapping) else given
+def _sorted_biases(value: Any) -> tuple[tuple[int, float], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
     try:
-        made = {token: bias for token, bias in pairs}
-        right = all(type(token) is int and token >= 0 for token in made)
-        right = right and all(_addable(bias) or bias == -math.inf for bias in made.values())
+        biases = {token: bias for token, bias in pairs}
+        valid = all(type(token) is int and token >= 0 for token in biases)
+        valid = valid and all(_is_addable(bias) or bias == -math.inf for bias in biases.values())
     except (TypeError, ValueError):
-        right = False
-    if not right:
+        valid = False
+    if not valid:
         raise RequestError(
-            f"logit_bias must be a dictionary of token ids and numbers from {-MOST_ADDED:g} to {MOST_ADDED:g}, or "
-            f"-inf; got {given!r}."
+            f"logit_bias must be a dictionary of token ids and numbers from {-MAX_ADDED:g} to {MAX_ADDED:g}, or "
+            f"-inf; got {value!r}."
         )
-    return tuple(sorted((token, float(bias)) for token, bias in made.items()))
+    return tuple(sorted((token, float(bias)) for token, bias in biases.items()))
 
 
-def _words(given: Any) -> tuple[Word, ...]:
-    words = given if isinstance(given, list | tuple) else None
-    made = [
+def _checked_words(value: Any) -> tuple[Word, ...]:
+    words = value if isinstance(value, list | tuple) else None
+    copied = [
         word if isinstance(word, str) else tuple(word)
         for word in words or ()
         if isinstance(word, str | list | tuple)
     ]
-    right = words is not None and len(made) == len(words) and all(made)
-    if not right or not all(
-        isinstance(word, str) or all(type(i) is int and i >= 0 for i in word) for word in made
+    valid = words is not None and len(copied) == len(words) and all(copied)
+    if not valid or not all(
+        isinstance(word, str) or all(type(i) is int and i >= 0 for i in word) for word in copied
     ):
-        raise RequestError(f"bad_words must be a list of texts or lists of token ids, none empty; got {given!r}.")
-    return tuple(made)
+        raise RequestError(f"bad_words must be a list of texts or lists of token ids, none empty; got {value!r}.")
+    return tuple(copied)

@@ -1,1 +1,1 @@
-"""Which drafts are accepted: verifications that leave the text distributed as the target's own."""
+"""Verification: which drafts are accepted. Every rule keeps the target's distribution."""

@@ -1,9 +1,11 @@
-"""What a verification decides, on the device and on the host, and how it marks numbers that are unsound.
+"""The result of a verification, on the device and on the host, and the handling of unsound numbers.
 
-Contract: `Outcome` is the result of every verification, on the device; `Outcome.host`, the round's one wait for
-the device, gives it row by row. A draft whose p or q is no distribution can't be judged: it and all drafts after
-it are refused without a test (`judged_drafts`). A row whose token was chosen by logits that hold a NaN, or had no
-probability, is marked UNSOUND and later refused; logits that no choice of the row used count for nothing.
+Every verification returns an `Outcome` on the device. `Outcome.host` copies it to the host, row by row; this is a
+round's one wait for the device.
+
+A draft whose p or q is not a valid distribution can't be judged: it and all later drafts are rejected without a
+test (`judged_drafts`). A row whose token was chosen from logits with a NaN, or had no probability, is marked
+UNSOUND and refused later. Logits that no choice of the row used don't matter.
 """
 
 from __future__ import annotations
@@ -21,10 +23,16 @@ from ..sample.distribution import compiled, largest
 
 
 class DraftTest(NamedTuple):
-    """How a draft was tested: the target's and the draft's probability of `token`, and the uniform u.
+    """The test of one draft. NaN stands for a number that the verification does not use.
 
-    chance: what u had to be below. NaN where a verification knows no such number. A draft of a chain that could
-    not be judged has p and q NaN, and chance 0.
+    A draft of a chain that could not be judged has p and q NaN, and chance 0.
+
+    Attributes:
+        p: the target's probability of `token`.
+        q: the draft's probability of `token`.
+        u: the uniform number.
+        token: the draft.
+        chance: the number that u had to be below.
     """
 
     p: float
@@ -35,11 +43,15 @@ class DraftTest(NamedTuple):
 
 
 class RowOutcome(NamedTuple):
-    """What a verification decided of a row, on the host.
+    """The result of a verification for one row, on the host.
 
-    `tests`: of all columns of the round, padding included. `next_token` follows the accepted drafts, the target
-    gives it probability `next_p`; it is the target's own token, or one more accepted draft if `next_drafted`.
-    `path`: the accepted drafts of a tree; None: the first `accepted` ones.
+    Attributes:
+        accepted: number of accepted drafts.
+        next_token: the token after the accepted drafts: the target's own, or one more draft if `next_drafted`.
+        next_p: the target's probability of `next_token`.
+        tests: one per column of the round, padding included.
+        next_drafted: whether `next_token` is one more accepted draft.
+        path: the accepted drafts of a tree; None for a chain, where they are the first `accepted` ones.
     """
 
     accepted: int
@@ -51,17 +63,24 @@ class RowOutcome(NamedTuple):
 
     @property
     def accepted_drafts(self) -> list[int]:
-        """The accepted drafts, by their place among the row's drafts."""
+        """Indices of the accepted drafts among the row's drafts."""
         return list(range(self.accepted)) if self.path is None else self.path
 
 
 @dataclass
 class Outcome:
-    """accepted, next_token int64 [B]; of the drafted tokens p, q, u float32 [B, l] and drafts int64 [B, l].
+    """The result of a verification, on the device.
 
-    next_p float32 [B]: what the target gives next_token. NaN where a verification knows no such number.
-    chance float32 [B, l]: what u had to be below; None: min(1, p / q). judged int64 [B]: how many drafts of a row
-    could be judged (`judged_drafts`); None: all.
+    Attributes:
+        accepted: int64 [B], number of accepted drafts.
+        next_token: int64 [B], the token after them.
+        p: float32 [B, l], the target's probability of each draft.
+        q: float32 [B, l], the draft's probability of each draft.
+        u: float32 [B, l], the uniform number of each test; NaN if the verification uses none.
+        next_p: float32 [B], the target's probability of next_token; NaN if not known.
+        drafts: int64 [B, l], the draft tokens.
+        chance: float32 [B, l], the number that u had to be below; None for min(1, p / q).
+        judged: int64 [B], number of drafts that could be judged (`judged_drafts`); None for all.
     """
 
     accepted: Tensor
@@ -75,28 +94,28 @@ class Outcome:
     judged: Tensor | None = None
 
     def host(self) -> list[RowOutcome]:
-        """The rows' outcomes, in one copy to the host."""
+        """Return the outcome of each row, in one copy to the host."""
         width = self.p.shape[1]
-        # One float32 tensor: counts and token ids are below 2**24, so all of them are exact in it.
+        # Counts and token ids are below 2**24, so float32 holds them exactly.
         judged = torch.full_like(self.accepted, width) if self.judged is None else self.judged
-        singles = [column[:, None] for column in (self.accepted, self.next_token, self.next_p, judged)]
-        each = [self.p, self.q, self.u, self.drafts, *([] if self.chance is None else [self.chance])]
-        rows = to_host(torch.cat((*singles, *each), dim=1)).tolist()
+        per_row = [column[:, None] for column in (self.accepted, self.next_token, self.next_p, judged)]
+        per_draft = [self.p, self.q, self.u, self.drafts, *([] if self.chance is None else [self.chance])]
+        rows = to_host(torch.cat((*per_row, *per_draft), dim=1)).tolist()
         outcomes = []
-        for accepted, next_token, next_p, last, *numbers in rows:
-            p, q, u, drafts, *chance = (numbers[i * width : (i + 1) * width] for i in range(len(each)))
-            below = chance[0] if chance else map(chance_alone, p, q, u)
-            tests = list(map(DraftTest, p, q, u, map(int, drafts), below))
-            for i in range(int(last), width):
+        for accepted, next_token, next_p, num_judged, *numbers in rows:
+            p, q, u, drafts, *chance = (numbers[i * width : (i + 1) * width] for i in range(len(per_draft)))
+            chances = chance[0] if chance else map(single_draft_chance, p, q, u)
+            tests = list(map(DraftTest, p, q, u, map(int, drafts), chances))
+            for i in range(int(num_judged), width):
                 tests[i] = tests[i]._replace(p=math.nan, q=math.nan, chance=0.0)
             outcomes.append(RowOutcome(int(accepted), int(next_token), next_p, tests))
         return outcomes
 
 
-def chance_alone(p: float, q: float, u: float) -> float:
-    """The chance min(1, p / q) of a draft that is judged alone; NaN where no u decides.
+def single_draft_chance(p: float, q: float, u: float) -> float:
+    """Return the chance min(1, p / q) of a draft that is judged by itself, or NaN if no u decides.
 
-    Where q is 0, of a drafter that says it could not have drawn its token, u * q < p means that p is above 0.
+    If q is 0 (the drafter reports that it could not have drawn its token), u * q < p holds if p is above 0.
     """
     if math.isnan(u):
         return math.nan
@@ -104,30 +123,36 @@ def chance_alone(p: float, q: float, u: float) -> float:
 
 
 def probability_at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
-    """p [B, l+1, V] of one token [B] at one position [B] a row: [B]."""
+    """Return p [B, l+1, V] of one token [B] at one position [B] per row: [B]."""
     return p[torch.arange(len(token), device=token.device), position, token]
 
 
 def accepted_prefix(passed: Tensor) -> Tensor:
-    """How many leading entries of each row are true: int64 [B]."""
+    """Return how many leading entries of each row are true: int64 [B]."""
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
-# Stands in the place of a token id.
+# Used in place of a token id.
 UNSOUND = -1
 
 
 def sound_columns(logits: Tensor) -> Tensor:
-    """bool [...]: whether logits [..., V] hold no NaN, no positive infinity, and something finite."""
+    """Return whether logits [..., V] have no NaN, no positive infinity and a finite value: bool [...]."""
     return (largest(logits)[1] if compiled(logits) else logits.amax(-1)).isfinite()
 
 
 def judged_drafts(sound: Tensor, draft_probs: Tensor | None, num_drafted: Tensor) -> Tensor:
-    """How many of each row's first num_drafted int64 [B] drafts can be judged: int64 [B].
+    """Return how many of each row's drafts can be judged: int64 [B].
 
-    Those before the first with unsound logits at its place, sound bool [B, l+1], or with a NaN or an infinity
-    anywhere in what it was drawn from, draft_probs [B, l, V]. Both are decided by the text before that draft, so
-    that leaving it out changes no distribution. Its own q alone would not do: the token drawn there decides it.
+    Those are the drafts before the first one with unsound logits at its position, or with a NaN or an infinity
+    anywhere in the distribution it was drawn from. Both depend only on the text before that draft, so leaving it
+    out changes no distribution. Looking only at q of the drawn token would bias the output, because that depends
+    on the draw.
+
+    Args:
+        sound: bool [B, l+1], from `sound_columns`.
+        draft_probs: float32 [B, l, V], the distributions that the drafts were drawn from, or None.
+        num_drafted: int64 [B], number of drafts per row.
     """
     if sound.shape[1] == 1:
         return num_drafted
@@ -138,17 +163,21 @@ def judged_drafts(sound: Tensor, draft_probs: Tensor | None, num_drafted: Tensor
 
 
 def mark_unsound(tokens: Tensor, logits: Tensor) -> Tensor:
-    """int64 [B]: `tokens`, but UNSOUND where the logits [B, V] that they were chosen by are unsound."""
+    """Return `tokens` [B], with UNSOUND for rows whose logits [B, V], which chose the token, are unsound."""
     return tokens.where(sound_columns(logits), UNSOUND)
 
 
 def mark_unlikely(tokens: Tensor, chances: Tensor) -> Tensor:
-    """int64 [B]: `tokens`, but UNSOUND where a token's probability [B] is NaN or 0, so that it was not drawn."""
+    """Return `tokens` [B], with UNSOUND for tokens of probability [B] NaN or 0, which can't be drawn."""
     return tokens.where(chances > 0, UNSOUND)
 
 
 def refuse_unsound(tokens: list[int]) -> None:
-    """Raises ModelError if a row was marked UNSOUND: what was drawn for it means nothing."""
+    """Check that no row is marked UNSOUND.
+
+    Raises:
+        ModelError: if one is, because its token is meaningless.
+    """
     if UNSOUND in tokens:
         raise ModelError(
             "The model produced NaN or infinite numbers, so its text ends here: use other weights, or load it "

@@ -1,8 +1,8 @@
-"""More of a round than its verdicts, for a reader: the numbers at the place where each row's round ended.
+"""Details of a round for the step-by-step view: the numbers at the position where each row's round ended.
 
-Contract: reads what the round left and changes nothing of it; it must be called before the target's next forward,
-which may overwrite the logits. p, q and the residual are those that the rule used (rejection.py, block.py,
-tree.py), computed again in float32. Rows without drafts get no detail. Chains and trees alike.
+Call `explain` before the target's next forward, which may overwrite the logits. It only reads what the round left.
+p, q and the residual are those of the rule (rejection.py, block.py, tree.py), recomputed in float32, for chains
+and trees. Rows without drafts get no detail.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..sequence import Candidate, Ending, RowDetail, RowRound, depths_of
 from .acceptance import DraftTest, RowOutcome
 from .rules import Rule, Verification
 
-TOP = 8  # so many of the likeliest tokens are listed
+TOP = 8  # most likely tokens to list
 GREEDY, COIN, TREE = "greedy", "coin", "tree"
 RESIDUALS = (Rule.REJECTION.value, Rule.BLOCK.value, TREE)
 
 
 def rule_name(verification: Verification, params: SamplingParams, synthetic: float | None, tree: bool) -> str:
-    """What decides a round: see RowDetail."""
+    """Return the name of the rule that decides a round, as in RowDetail."""
     if synthetic is not None:
         return COIN
     if params.greedy:
@@ -38,7 +38,7 @@ def rule_name(verification: Verification, params: SamplingParams, synthetic: flo
 
 
 def reach_of(tests: list[DraftTest]) -> float:
-    """What p is multiplied with after these accepted drafts under block verification (block.py)."""
+    """Return the factor of p after these accepted drafts under block verification (block.py)."""
     reach = 1.0
     for test in tests:
         share = reach * test.p
@@ -48,7 +48,16 @@ def reach_of(tests: list[DraftTest]) -> float:
 
 @dataclass
 class _Place:
-    """Where a row's round ended. node: the last accepted draft, or -1; draft: which one was rejected there."""
+    """The position where a row's round ended.
+
+    Attributes:
+        node: the last accepted draft, or -1.
+        after: number of accepted drafts.
+        draft: the draft that was rejected there, or None.
+        written: the token that the target wrote there.
+        reach: factor of p (block.py).
+        q: the distribution that `draft` was drawn from, if its test used it.
+    """
 
     row: int
     node: int
@@ -68,36 +77,42 @@ def explain(
     params: SamplingParams,
     rule: str,
 ) -> None:
-    """Give each record of a row that drafted its detail. logits [B, 1 + N, V]: the target's of this round."""
+    """Set `detail` in the record of each row that drafted.
+
+    `records` and `outcomes` have one entry per row; `logits` [B, 1 + N, V] are the target's; `rule` is from
+    `rule_name`.
+    """
     rows = [r for r, tokens in enumerate(drafts.tokens) if tokens]
     if not rows:
         return
-    places = [_place(r, records[r], outcomes[r], drafts, rule, logits.shape[-1]) for r in rows]
+    places = [_find_ending_place(r, records[r], outcomes[r], drafts, rule, logits.shape[-1]) for r in rows]
     ended = [place for place in places if place is not None]
     endings = {place.row: one for place, one in zip(ended, _endings(ended, logits, drafts, params), strict=True)}
-    own_p = _own(logits, rows, drafts) if rule == GREEDY else None
+    own_p = _probs_at_temperature_1(logits, rows, drafts) if rule == GREEDY else None
     own_q = drafts.own() if rule == GREEDY and drafts.own is not None else None
     for r in rows:
         parents = None if drafts.parents is None else drafts.parents[r]
         count = len(drafts.tokens[r])
-        kept = kept_drafts(outcomes[r].accepted_drafts, count, parents, len(records[r].tokens))
+        recorded = recorded_drafts(outcomes[r].accepted_drafts, count, parents, len(records[r].tokens))
         ending = endings.get(r)
         records[r].detail = RowDetail(
             rule,
-            [drafts.sources[r][i] for i in kept],
-            None if own_p is None else [_known(own_p[r][i]) for i in kept],
-            None if own_p is None else [None if own_q is None else _known(own_q[r][i]) for i in kept],
+            [drafts.sources[r][i] for i in recorded],
+            None if own_p is None else [_known(own_p[r][i]) for i in recorded],
+            None if own_p is None else [None if own_q is None else _known(own_q[r][i]) for i in recorded],
             ending,
         )
 
 
-def _place(row: int, record: RowRound, outcome: RowOutcome, drafts: Drafts, rule: str, size: int) -> _Place | None:
-    """Where the target added a token of its own; None if the round ended with an accepted draft."""
+def _find_ending_place(
+    row: int, record: RowRound, outcome: RowOutcome, drafts: Drafts, rule: str, size: int
+) -> _Place | None:
+    """Return where the target wrote its own token, or None if the round ended with an accepted draft."""
     path = outcome.accepted_drafts
     if outcome.next_drafted or len(record.tokens) <= len(path):
         return None
     node = path[-1] if path else -1
-    draft = drafts.behind(row, node)
+    draft = drafts.replaced_after(row, node)
     place = _Place(row, node, len(path), draft, record.tokens[-1])
     if rule == Rule.BLOCK.value:
         place.reach = reach_of(outcome.tests[: len(path)])
@@ -115,27 +130,31 @@ def _endings(places: list[_Place], logits: Tensor, drafts: Drafts, params: Sampl
     p = probabilities(at, SamplingParams(1.0) if params.greedy else params)
     nothing = torch.zeros((), device=device).expand(p.shape[-1])
     q = stack([nothing if place.q is None else place.q.to(device) for place in places])
-    left = residual(p, q, to_device([place.reach for place in places], device).float())
-    mass = sums(left)[:, 0]
-    asked = [
+    leftover = residual(p, q, to_device([place.reach for place in places], device).float())
+    mass = sums(leftover)[:, 0]
+    draft_and_written = [
         [place.written if place.draft is None else drafts.tokens[place.row][place.draft], place.written]
         for place in places
     ]
-    tokens = torch.cat((top(p, min(TOP, p.shape[-1]))[1], to_device(asked, device)), dim=1)
+    tokens = torch.cat((top(p, min(TOP, p.shape[-1]))[1], to_device(draft_and_written, device)), dim=1)
     numbers = torch.stack(
-        (tokens.double(), *(values.gather(1, tokens).double() for values in (p, q, left))), dim=-1
+        (tokens.double(), *(values.gather(1, tokens).double() for values in (p, q, leftover))), dim=-1
     )
     listed = zip(places, to_host(numbers).tolist(), to_host(mass).tolist(), strict=True)
     return [_ending(place, rows, total) for place, rows, total in listed]
 
 
 def _ending(place: _Place, rows: list[list[float]], total: float) -> Ending:
-    """rows: [token, p, q, what q leaves of p], the likeliest tokens first, then the draft and the written one."""
+    """Return the ending at `place`.
+
+    `rows` are [token, p, q, residual] of the most likely tokens, then of the rejected draft and of the written
+    token. `total` is the sum of the residual over all tokens.
+    """
     top: dict[int, Candidate] = {}
     tested = place.q is not None
-    for i, (token, p, q, left) in enumerate(rows):
-        # Where p and q agree, rounding can leave nothing of p - q; the token is then drawn from p.
-        residual = left / total if tested and total > 0 else None
+    for i, (token, p, q, leftover) in enumerate(rows):
+        # If p and q are almost equal, p - q can round to 0 everywhere; the token is then drawn from p.
+        residual = leftover / total if tested and total > 0 else None
         if p > 0 or i >= len(rows) - 2:
             top.setdefault(int(token), Candidate(int(token), p, q if tested else None, residual))
     return Ending(place.after, place.draft, total if tested else None, place.reach, list(top.values()))
@@ -145,25 +164,30 @@ def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-def _own(logits: Tensor, rows: list[int], drafts: Drafts) -> dict[int, list[float]]:
-    """By row, each draft's probability at temperature 1 given the text before it."""
+def _probs_at_temperature_1(logits: Tensor, rows: list[int], drafts: Drafts) -> dict[int, list[float]]:
+    """Return, by row, each draft's probability at temperature 1 given the text before it."""
     parents = drafts.parents or [list(range(-1, len(tokens) - 1)) for tokens in drafts.tokens]
     places = [
         (r, parent + 1, token) for r in rows for parent, token in zip(parents[r], drafts.tokens[r], strict=True)
     ]
     row, column, token = (list(one) for one in zip(*places, strict=True))
     at = logits[row, column].float()
-    own = at.gather(1, to_device(token, at.device)[:, None])[:, 0] - at.logsumexp(-1)
-    found = iter(to_host(own.exp()).tolist())
-    return {r: [next(found) for _ in drafts.tokens[r]] for r in rows}
+    log_probs = at.gather(1, to_device(token, at.device)[:, None])[:, 0] - at.logsumexp(-1)
+    values = iter(to_host(log_probs.exp()).tolist())
+    return {r: [next(values) for _ in drafts.tokens[r]] for r in rows}
 
 
 @dataclass
 class Drafts:
-    """The drafts of a round: lists by row, each as long as the row has drafts.
+    """The drafts of a round, as one list per row.
 
-    parents, drawn: see Proposal; None: chains. probs: for chains float32 [B, N, V] (None: point masses), for trees
-    float32 [D, V]. sources: who proposed each. own: gives each draft's probability at temperature 1, where known.
+    Attributes:
+        sources: who proposed each draft.
+        parents: as in TreeProposal; None for chains.
+        drawn: as in TreeProposal; None for chains.
+        probs: the distributions that drafts were drawn from: float32 [B, N, V] for chains (None for point masses),
+            float32 [D, V] for trees.
+        own: returns each draft's probability at temperature 1, if known.
     """
 
     tokens: list[list[int]]
@@ -173,10 +197,10 @@ class Drafts:
     probs: Tensor | None = None
     own: Callable[[], list[list[float | None]]] | None = None
 
-    def behind(self, row: int, node: int) -> int | None:
-        """The draft after `node` (-1: the newest token) that a draw of the target's own stands for; None: none.
+    def replaced_after(self, row: int, node: int) -> int | None:
+        """Return the draft after `node` (-1: the newest token) that the target's token replaced, or None.
 
-        In a tree that is the drawn one, or else the first.
+        In a tree that is the drawn child, or else the first one.
         """
         if self.parents is None:
             return node + 1 if node + 1 < len(self.tokens[row]) else None
@@ -185,7 +209,7 @@ class Drafts:
         return next(iter([*drawn, *children]), None)
 
     def drawn_from(self, row: int, draft: int, size: int) -> Tensor | None:
-        """q [size] of a draft that a test rejected; None for a tree's draft that was not drawn."""
+        """Return q [size] of a rejected draft, or None for a tree's draft that was not drawn."""
         assert self.probs is None or self.probs.shape[-1] == size
         if self.parents is None and self.probs is not None:
             return self.probs[row, draft]
@@ -195,10 +219,10 @@ class Drafts:
         return None if place < 0 or self.probs is None else self.probs[place]
 
 
-def kept_drafts(path: list[int], count: int, parents: list[int] | None, taken: int) -> list[int]:
-    """Of a row's `count` drafts those that are recorded, where `taken` tokens were appended.
+def recorded_drafts(path: list[int], count: int, parents: list[int] | None, taken: int) -> list[int]:
+    """Return which of a row's `count` drafts are recorded, if `taken` tokens were appended.
 
-    Drafts after the end of a text that ended among the accepted ones count as never tested.
+    If the text ended within the accepted drafts, the drafts after its end count as never tested.
     """
     if taken > len(path):
         return list(range(count))

@@ -1,7 +1,7 @@
 """The drafts of a round as trees.
 
-Contract: their shape is on the host; their tokens are, or they stay on an accelerator until what was verified is
-read (`arrive`). Non-goals: making trees (draft/tree.py), walking through them (tree.py).
+The shapes are on the host. The tokens are too, or they stay on an accelerator until the verification's results are
+copied to the host (`set_tokens`). draft/tree.py makes trees and tree.py verifies them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,27 @@ from ..machine.transfer import to_device
 
 @dataclass
 class DraftTree:
-    """The drafts of a round as trees, one a row, on the host; lists of a row are as long as it has drafts.
+    """The drafts of a round as trees, one per row; lists have one entry per row and draft.
 
-    parents[b][i]: the draft that draft i follows, below i, or -1: the newest token. drawn[b][i]: the row of
-    `probs` float32 [D, V] that draft i was drawn from, or -1 if it was not drawn; None: none was.
-    placed: int64 [B, N], the tokens on the device where the host has not read them: then `tokens` is empty until
-    `arrive`. depths[b][i]: tokens from the newest one to draft i. children[b]: by parent and token, the first such
-    draft; others[b]: the same of those not drawn; drawn_at[b]: by parent, the draft that was.
+    Attributes:
+        tokens: the drafts; empty until `set_tokens` if `device_tokens` is set.
+        parents: parents[b][i] is the draft that draft i follows (below i), or -1 for the newest token. For
+            example, [-1, -1, 0] is two drafts after the newest token and one after the first of them.
+        drawn: drawn[b][i] is the row of `probs` that draft i was drawn from, or -1 if it was not drawn. None if no
+            draft was drawn.
+        probs: float32 [D, V], the distributions that drafts were drawn from.
+        device_tokens: int64 [B, N], the tokens on the device, if the host has not read them.
+        depths: depths[b][i] is the number of tokens from the newest one to draft i.
+        children: by row, the first draft with each (parent, token).
+        others: the same for the drafts that were not drawn.
+        drawn_at: by row, the drawn child of each parent.
     """
 
     tokens: list[list[int]]
     parents: list[list[int]]
     drawn: list[list[int]] | None = None
     probs: Tensor | None = None
-    placed: Tensor | None = None
+    device_tokens: Tensor | None = None
     depths: list[list[int]] = field(init=False)
     children: list[dict[tuple[int, int], int]] = field(init=False)
     others: list[dict[tuple[int, int], int]] = field(init=False)
@@ -44,23 +51,23 @@ class DraftTree:
             for parent in parents:
                 depths.append(1 + (depths[parent] if parent >= 0 else 0))
             self.depths.append(depths)
-        if self.placed is None:
-            self.arrive(self.tokens)
+        if self.device_tokens is None:
+            self.set_tokens(self.tokens)
 
     @classmethod
     def of(
         cls, drafts: Tensor, parents: list[list[int]], drawn: list[list[int]] | None, probs: Tensor | None
     ) -> DraftTree:
-        """The trees of drafts int64 [B, N], which are not read from an accelerator before they are verified."""
+        """Return the trees of drafts int64 [B, N]; does not read tokens from an accelerator."""
         if is_accelerator(drafts.device):
             return cls([], parents, drawn, probs, drafts)
         return cls(
-            [row[: len(own)] for row, own in zip(drafts.tolist(), parents, strict=True)], parents, drawn, probs
+            [row[: len(shape)] for row, shape in zip(drafts.tolist(), parents, strict=True)], parents, drawn, probs
         )
 
-    def arrive(self, tokens: list[list[int]]) -> None:
-        """The drafts by row; a row may be longer than it has drafts."""
-        self.tokens = [row[: len(own)] for row, own in zip(tokens, self.parents, strict=True)]
+    def set_tokens(self, tokens: list[list[int]]) -> None:
+        """Set the tokens, by row; a row may be padded."""
+        self.tokens = [row[: len(shape)] for row, shape in zip(tokens, self.parents, strict=True)]
         rows = range(len(self.tokens))
         self.drawn_at, self.children, self.others = [{} for _ in rows], [{} for _ in rows], [{} for _ in rows]
         for r in rows:
@@ -72,15 +79,15 @@ class DraftTree:
                     self.others[r].setdefault((parent, token), i)
 
     def on(self, device: torch.device, width: int) -> Tensor:
-        """int64 [B, width]: the tokens on the device, padded."""
-        if self.placed is not None:
-            return self.placed
+        """Return the tokens on the device, padded: int64 [B, width]."""
+        if self.device_tokens is not None:
+            return self.device_tokens
         return to_device([(row + [0] * width)[:width] for row in self.tokens], device)
 
     def path(self, row: int, last: int) -> list[int]:
-        """The drafts from the first to `last`; none for -1."""
-        found: list[int] = []
+        """Return the drafts from the first one to `last`; [] for -1."""
+        drafts: list[int] = []
         while last >= 0:
-            found.append(last)
+            drafts.append(last)
             last = self.parents[row][last]
-        return found[::-1]
+        return drafts[::-1]

@@ -1,12 +1,14 @@
-"""Verification of chains, by every rule of rules.py: which drafts are accepted, and which token the target adds.
+"""Verification of chains: which drafts are accepted, and which token the target adds. Start with `verify`.
 
-Contract (p = target, q = draft, Leviathan's letters; Chen et al. 2302.01318 write them the other way round): by
-rejection sampling, draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after the first rejection at i the next
-token comes from norm(max(0, p_i - q_i)), after none from p_{l+1}. Block verification judges a row's drafts
-together (block.py). So the text is distributed as the target's own, whatever the draft. Each row has its own
-number of drafts and of acceptances. All results stay on the device; `Outcome.host` is the round's one
-synchronisation. A row's drafts from the first that can't be judged on count as if they had not been drafted
-(acceptance.py). A token with q = 0, which an honest drafter can't have drawn, is accepted where p is above 0.
+With p = target and q = draft (Leviathan's letters; Chen et al. 2302.01318 swap them), rejection sampling accepts
+draft x_i while u_i < p_i(x_i) / q_i(x_i). After the first rejection at i, the target draws the next token from
+norm(max(0, p_i - q_i)); without a rejection, from p_{l+1}. Block verification (block.py) judges a row's drafts
+together; rules.py lists the other rules. Under each of them the text has the target's distribution, whatever the
+draft is.
+
+Each row has its own number of drafts and of acceptances. Results stay on the device until `Outcome.host`, the
+round's one synchronisation. A row's first draft that can't be judged, and all drafts after it, count as not
+drafted (acceptance.py). A draft with q = 0, which an honest drafter can't have drawn, is accepted if p is above 0.
 """
 
 from __future__ import annotations
@@ -41,33 +43,35 @@ from .rules import AUTOMATIC, Rule, Verification
 
 
 def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Tensor:
-    """The target's own draw for logits [B, V], where nothing was drafted: int64 [B]."""
+    """Draw the target's own token for logits [B, V], without drafts: int64 [B]."""
     if params.greedy:
         return argmax(logits)
-    return _drawn(logits, keys, params)[0]
+    return _draw_targets_own(logits, keys, params)[0]
 
 
 def plain(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
-    """The outcomes of a round without drafts: the target's own draws for logits [B, V], in one copy."""
+    """Draw the target's own tokens for logits [B, V] in a round without drafts; copies to the host once."""
     if not params.greedy:
-        drawn = to_host(torch.stack([column.float() for column in _drawn(logits, keys, params)], dim=1)).tolist()
+        drawn = to_host(
+            torch.stack([column.float() for column in _draw_targets_own(logits, keys, params)], dim=1)
+        ).tolist()
         return [RowOutcome(0, int(token), chance, []) for token, chance in drawn]
     drawn = to_host(torch.stack([column.float() for column in largest(logits)], dim=1)).tolist()
-    # A NaN counts as the largest.
+    # The maximum of logits with a NaN is NaN.
     sound = [math.isfinite(logit) for _, logit in drawn]
     return [
-        RowOutcome(0, int(token) if fit else UNSOUND, float(fit), [])
-        for (token, _), fit in zip(drawn, sound, strict=True)
+        RowOutcome(0, int(token) if is_sound else UNSOUND, float(is_sound), [])
+        for (token, _), is_sound in zip(drawn, sound, strict=True)
     ]
 
 
-def _drawn(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The target's own draw int64 [B], UNSOUND where there is none, and its probability."""
+def _draw_targets_own(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Return the target's own token int64 [B], or UNSOUND if there is none, and its probability [B]."""
     if compiled(logits):
         none = torch.zeros(len(logits), 0, dtype=torch.long)
         count = torch.zeros(len(logits), dtype=torch.long)
-        one = _in_one_call(Rule.REJECTION, logits[:, None], none, None, count, keys, params)
-        return one.next_token, one.next_p
+        outcome = _verify_compiled(Rule.REJECTION, logits[:, None], none, None, count, keys, params)
+        return outcome.next_token, outcome.next_p
     p = probabilities(logits, params)
     tokens = draw(p, keys.seed, keys.sequence_ids, keys.positions, keys.stream(Role.TARGET))
     chances = p.gather(-1, tokens[:, None])[:, 0]
@@ -85,34 +89,44 @@ def verify(
     verification: Verification = AUTOMATIC,
     synthetic: float | None = None,
 ) -> Outcome:
-    """Verify drafts int64 [B, l], of which the first num_drafted[b] of row b are real, by logits [B, l+1, V].
+    """Verify the drafts of each row.
 
-    The logits are the target's. draft_probs float32 [B, l, V]: what each draft was drawn from; None: point masses.
-    `synthetic` replaces the test by a coin of that probability. A row's next token is UNSOUND where the logits
-    after its accepted drafts are, or where it had no probability.
+    Args:
+        logits: [B, l+1, V], the target's, after the newest token and after each draft.
+        drafts: int64 [B, l].
+        draft_probs: float32 [B, l, V], the distributions that the drafts were drawn from; None for point masses.
+        num_drafted: int64 [B], the number of drafts of each row; the rest of `drafts` is padding.
+        keys: keys of the round's random numbers.
+        params: how tokens are sampled.
+        verification: the rule.
+        synthetic: accept each draft with this probability instead of testing it.
+
+    Returns:
+        The outcome on the device. A row's next token is UNSOUND if it had no probability, or if the logits after
+        the accepted drafts are unsound.
     """
     accelerator = is_accelerator(logits.device)
     if not accelerator and compiled(logits) and synthetic is None:
         if not params.greedy:
-            return _in_one_call(verification.chains, logits, drafts, draft_probs, num_drafted, keys, params)
+            return _verify_compiled(verification.chains, logits, drafts, draft_probs, num_drafted, keys, params)
         choices, values = largest(logits)
         sound = values.isfinite()
         judged = judged_drafts(sound, None, num_drafted)
-        return _marked(_agreed(choices, drafts, judged), sound, judged)
+        return _mark_outcome(_accept_greedy(choices, drafts, judged), sound, judged)
     sound, drawn_from = sound_columns(logits), draft_probs
     if params.greedy or synthetic is not None or verification.coupled:
         drawn_from = None  # no test reads q
     judged, outcome = judged_drafts(sound, drawn_from, num_drafted), None
-    given: Any = (logits, drafts, draft_probs, judged, keys, params)
-    ways: Any = {"verification": verification, "synthetic": synthetic}
+    arguments: Any = (logits, drafts, draft_probs, judged, keys, params)
+    rule: Any = {"verification": verification, "synthetic": synthetic}
     if accelerator and available(logits.device):
         from .rejection_triton import verify_on_device  # imports triton
 
         with suppress(LeftOut):
-            outcome = verify_on_device(*given, **ways)
+            outcome = verify_on_device(*arguments, **rule)
     if outcome is None:
-        outcome = verify_here(*given, **ways)
-    return _marked(outcome, sound, judged)
+        outcome = verify_here(*arguments, **rule)
+    return _mark_outcome(outcome, sound, judged)
 
 
 def verify_here(
@@ -126,7 +140,7 @@ def verify_here(
     verification: Verification,
     synthetic: float | None,
 ) -> Outcome:
-    """`verify` in torch, where all num_drafted[b] drafts of a row can be judged."""
+    """Verify in torch, with the arguments of `verify`; all num_drafted[b] drafts of a row can be judged."""
     width = drafts.shape[1]
     drafted = torch.arange(width, device=drafts.device) < num_drafted[:, None]
     ids, positions = keys.at(width)
@@ -134,18 +148,18 @@ def verify_here(
         u = uniform(keys.seed, ids, positions, keys.stream(Role.SYNTHETIC)[:, None])
         chance = torch.full_like(u, synthetic)
         accepted = accepted_prefix((u < chance) & drafted)
-        next_token = _own_choice(logits, keys, params, accepted)
+        next_token = _choose_next(logits, keys, params, accepted)
         unknown = torch.full_like(accepted, torch.nan, dtype=torch.float32)
         return Outcome(accepted, next_token, chance, torch.ones_like(u), u, unknown, drafts)
     if params.greedy:
-        return _agreed(argmax(logits), drafts, num_drafted)
+        return _accept_greedy(argmax(logits), drafts, num_drafted)
     return _verify_sampled(
         verification.chains, probabilities(logits, params), drafts, draft_probs, num_drafted, keys
     )
 
 
-def _agreed(choices: Tensor, drafts: Tensor, num_drafted: Tensor) -> Outcome:
-    """Greedy: drafts int64 [B, l] are accepted while they equal the target's choices int64 [B, l + 1]."""
+def _accept_greedy(choices: Tensor, drafts: Tensor, num_drafted: Tensor) -> Outcome:
+    """Accept drafts int64 [B, l] while they equal the target's greedy choices int64 [B, l + 1]."""
     width = drafts.shape[1]
     drafted = torch.arange(width, device=drafts.device) < num_drafted[:, None]
     agrees = (choices[:, :width] == drafts).float()
@@ -156,14 +170,14 @@ def _agreed(choices: Tensor, drafts: Tensor, num_drafted: Tensor) -> Outcome:
     return Outcome(accepted, next_token, agrees, ones, half, certain, drafts)
 
 
-def _marked(outcome: Outcome, sound: Tensor, judged: Tensor) -> Outcome:
-    """The outcome of `judged` drafts; its next token is UNSOUND where the logits after the accepted ones are."""
+def _mark_outcome(outcome: Outcome, sound: Tensor, judged: Tensor) -> Outcome:
+    """Set `judged`, and UNSOUND as the next token if the logits after the accepted drafts are unsound."""
     used = sound.gather(1, outcome.accepted[:, None])[:, 0]
     outcome.next_token, outcome.judged = outcome.next_token.where(used, UNSOUND), judged
     return outcome
 
 
-def _in_one_call(
+def _verify_compiled(
     rule: Rule,
     logits: Tensor,
     drafts: Tensor,
@@ -172,7 +186,7 @@ def _in_one_call(
     keys: NoiseKeys,
     params: SamplingParams,
 ) -> Outcome:
-    """`verify` of sampled text on a CPU, by a compiled kernel."""
+    """Verify sampled text on a CPU, in one compiled kernel; arguments as in `verify`."""
     from kernels.cpu.sampling import calls, verification  # imports numba
 
     numbers = {
@@ -181,13 +195,21 @@ def _in_one_call(
         Rule.COUPLED: verification.COUPLED,
     }
     streams = keys.stream(Role.ACCEPT), keys.stream(Role.RESIDUAL), keys.stream(Role.TARGET)
-    made = calls.verify(
+    result = calls.verify(
         logits, drafts, draft_probs, num_drafted, keys.seed, keys.sequence_ids, keys.positions, streams,
         calls.Filters(*filters(params)), numbers[rule],
     )  # fmt: skip
-    chance = made.chance if rule is Rule.BLOCK else None
+    chance = result.chance if rule is Rule.BLOCK else None
     return Outcome(
-        made.accepted, made.next_token, made.p, made.q, made.u, made.next_p, drafts, chance, made.judged
+        result.accepted,
+        result.next_token,
+        result.p,
+        result.q,
+        result.u,
+        result.next_p,
+        drafts,
+        chance,
+        result.judged,
     )
 
 
@@ -208,7 +230,7 @@ def _verify_sampled(
         next_token = choices.gather(1, accepted[:, None])[:, 0]
         u = torch.full_like(p_drafts, torch.nan)
     else:
-        # u is spaced 2**-32 near 0 and 2**-24 near 1: as fine as p and q are in float32.
+        # Values of u are 2**-32 apart near 0 and 2**-24 near 1, as fine as p and q in float32.
         u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])
         reach = torch.ones_like(p[:, :, 0])
         if rule is Rule.BLOCK:
@@ -221,7 +243,7 @@ def _verify_sampled(
     return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p, drafts, chance)
 
 
-def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepted: Tensor) -> Tensor:
+def _choose_next(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepted: Tensor) -> Tensor:
     moved = NoiseKeys(keys.seed, keys.sequence_ids, keys.positions + accepted)
     return first_tokens(pick(logits, torch.arange(len(accepted), device=accepted.device), accepted), moved, params)
 
@@ -235,9 +257,9 @@ def _recover(
     keys: NoiseKeys,
     reach: Tensor,
 ) -> Tensor:
-    """The token after the accepted drafts, int64 [B]: recovered after a rejection, else the target's own.
+    """Draw the token after the accepted drafts, int64 [B]: recovered after a rejection, else the target's own.
 
-    reach [B, l+1]: what a recovered one's p is multiplied with, by the number of accepted drafts (block.py).
+    `reach` [B, l+1] is the factor of p for a recovered token, by number of accepted drafts (block.py).
     """
     rows = torch.arange(len(accepted), device=accepted.device)
     at_end = p[rows, accepted]
@@ -250,7 +272,7 @@ def _recover(
             left = at_end.scatter(1, drafts[rows, index][:, None], 0.0)
         else:
             left = residual(at_end, draft_probs[rows, index], reach[rows, accepted])
-        # Where p and q agree, rounding can leave nothing of p - q; its limit is p itself.
+        # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p, its limit.
         usable = rejected & (left.sum(-1) > 0)
         weights = torch.where(usable[:, None], left, at_end)
     return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, streams)

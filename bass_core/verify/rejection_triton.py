@@ -1,7 +1,7 @@
-"""`verify` on an accelerator: the same decisions with the same noise, by kernels/triton/accept.py and block.py.
+"""`verify` on an accelerator, with kernels/triton/accept.py and block.py. Importing this imports triton.
 
-Contract: the arguments and results of rejection.py, which is the reference. PyTorch applies temperature, top-k and
-top-p. Nothing waits for the device. Importing this module imports triton.
+Decisions and noise are those of rejection.py, which is the reference. PyTorch applies temperature, top-k and
+top-p. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def verify_on_device(
     verification: Verification = AUTOMATIC,
     synthetic: float | None = None,
 ) -> Outcome:
-    """See `verify`; all num_drafted[b] drafts of a row can be judged."""
+    """Verify as `verify` does; all num_drafted[b] drafts of a row can be judged."""
     with on(logits.device):
         return _verify(logits, drafts, draft_probs, num_drafted, keys, params, verification, synthetic)
 
@@ -50,35 +50,35 @@ def _verify(
     synthetic: float | None,
 ) -> Outcome:
     seed = seed_on(keys.seed, logits.device)
-    where = (keys.sequence_ids, keys.positions, seed)
+    at = (keys.sequence_ids, keys.positions, seed)
     accept = partial(kernel.accept, begins=keys.begins)
     choose = partial(accept, None, None, drafts, num_drafted, verification=kernel.Verification.CHOICES)
     p = None if params.greedy else probabilities(logits, params)
     if synthetic is not None:
         choices = logits.argmax(-1) if p is None else None
         accepted, next_token, *tests = accept(
-            p, None, drafts, num_drafted, choices, *where, verification=kernel.Verification.COIN, chance=synthetic
+            p, None, drafts, num_drafted, choices, *at, verification=kernel.Verification.COIN, chance=synthetic
         )
         if p is not None:
             next_token = mark_unlikely(next_token, probability_at(p, accepted, next_token))
         unknown = torch.full_like(keys.positions, torch.nan, dtype=torch.float32)
         return Outcome(accepted, next_token, tests[0], tests[1], tests[2], unknown, drafts)
     if p is None:
-        judged = choose(logits.argmax(-1), *where)
+        judged = choose(logits.argmax(-1), *at)
         return Outcome(*judged, next_p=torch.ones_like(keys.positions, dtype=torch.float32), drafts=drafts)
     rule = verification.chains
     if rule is not Rule.COUPLED:
         block_chances = block.chances(p, draft_probs, drafts, num_drafted) if rule is Rule.BLOCK else None
         kind = kernel.Verification.REJECTION if block_chances is None else kernel.Verification.BLOCK
         accepted, next_token, *tests = accept(
-            p, draft_probs, drafts, num_drafted, None, *where, verification=kind, block=block_chances
+            p, draft_probs, drafts, num_drafted, None, *at, verification=kind, block=block_chances
         )
         next_p = probability_at(p, accepted, next_token)
         next_token, chance = mark_unlikely(next_token, next_p), None if block_chances is None else block_chances[0]
         return Outcome(accepted, next_token, tests[0], tests[1], tests[2], next_p, drafts, chance)
     ids, positions = keys.at(drafts.shape[1] + 1)
-    own = kernel.draw(p, ids, positions, keys.stream(Role.TARGET)[:, None], seed)
-    accepted, next_token, *_ = choose(own, *where)
+    own_choices = kernel.draw(p, ids, positions, keys.stream(Role.TARGET)[:, None], seed)
+    accepted, next_token, *_ = choose(own_choices, *at)
     p_drafts = p[:, :-1].gather(2, drafts[..., None])[..., 0]
     q_drafts = torch.ones_like(p_drafts)
     if draft_probs is not None:

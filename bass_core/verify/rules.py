@@ -1,9 +1,10 @@
-"""The ways to verify drafts, by name: what `verification=` may say.
+"""The rules that verify drafts, by name: the values of `verification=`.
 
-Contract: `VERIFICATIONS` lists what users choose from; `find_verification` also knows "chen", an old name of
-"rejection", and "common_stop", which is kept for comparisons. A request finds its Verification once
-(decode/request.py); what runs takes the object, and nothing outside this table compares names.
-Each leaves the text distributed as the target's. Under greedy decoding all of them are the same.
+`VERIFICATIONS` lists the choices for users. `find_verification` also knows "chen", an old name of "rejection", and
+"common_stop", which is kept for comparison. A request looks its Verification up once (decode/request.py) and
+passes the object on; no other code compares names.
+
+Every rule keeps the target's distribution. Under greedy decoding they are all the same.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from .acceptance import RowOutcome
 class Rule(Enum):
     """How sampled drafts are verified.
 
-    REJECTION: one by one, each by p / q, up to the first that is rejected (rejection.py). BLOCK: all of a row
-    together (block.py). COUPLED: a draft is accepted where it is the target's own Gumbel-max choice, which needs
-    no q and makes sampled text regular decoding's, whatever the draft.
+    Attributes:
+        REJECTION: one by one, each by p / q, up to the first rejection (rejection.py).
+        BLOCK: all drafts of a row together (block.py).
+        COUPLED: a draft is accepted if it is the target's own Gumbel-max choice. This needs no q, and the sampled
+            text is that of regular decoding, whatever the draft.
     """
 
     REJECTION = "rejection"
@@ -32,9 +35,12 @@ class Rule(Enum):
 
 @dataclass(frozen=True)
 class Verification:
-    """label: what a list of choices calls it. chains: the rule for a sampled chain of drafts.
+    """One way to verify drafts.
 
-    adjust: what becomes of a round's outcomes once they are on the host; None: they stay.
+    Attributes:
+        label: its name in a list of choices.
+        chains: the rule for sampled chains of drafts.
+        adjust: changes a round's outcomes once they are on the host; None leaves them as they are.
     """
 
     label: str
@@ -43,25 +49,25 @@ class Verification:
 
     @property
     def coupled(self) -> bool:
-        """Whether sampled text is regular decoding's own."""
+        """Whether sampled text is that of regular decoding."""
         return self.chains is Rule.COUPLED
 
     @property
     def together(self) -> bool:
-        """Whether a row's drafts are judged together: one can be accepted though a test before it failed."""
+        """Whether a row's drafts are judged together: a draft after a failed test can be accepted."""
         return self.chains is Rule.BLOCK
 
     @property
     def draft_role(self) -> Role:
-        """What a draft model draws with: noise of its own, or under coupling the target's."""
+        """The noise that a draft model draws with: its own, or the target's under coupling."""
         return Role.TARGET if self.coupled else Role.DRAFT
 
 
 def stop_together(outcomes: list[RowOutcome]) -> list[RowOutcome]:
-    """The outcomes of a round, each shortened to the shortest: what BASS does without, kept to be compared with.
+    """Cut every outcome of a round to the fewest accepted drafts; kept for comparison.
 
-    Acceptance a turns into a^batch. The text is distributed as ever: a row that had accepted more keeps the next
-    of these drafts in the place of the target's own token.
+    An acceptance of a becomes a^batch. The text keeps its distribution: a row that had accepted more writes the
+    next of these drafts in place of the target's own token.
     """
     least = min(outcome.accepted for outcome in outcomes)
     return [outcome if outcome.accepted == least else _cut(outcome, least) for outcome in outcomes]
@@ -85,10 +91,14 @@ _OLD_NAMES = {"chen": "rejection"}
 
 
 def find_verification(name: object) -> Verification:
-    """The verification of that name. Raises RequestError for one that is not there."""
-    found = None
+    """Return the verification with this name.
+
+    Raises:
+        RequestError: if there is none.
+    """
+    verification = None
     if isinstance(name, str):
-        found = (VERIFICATIONS | _FOR_COMPARISON).get(_OLD_NAMES.get(name, name))
-    if found is None:
+        verification = (VERIFICATIONS | _FOR_COMPARISON).get(_OLD_NAMES.get(name, name))
+    if verification is None:
         raise RequestError(f"verification must be one of {', '.join(VERIFICATIONS)}; got {name!r}.")
-    return found
+    return verification

@@ -1,14 +1,16 @@
-"""Verification of trees of drafts: which path of a tree is accepted, and which token the target adds.
+"""Verification of draft trees: which path is accepted, and which token the target adds. See `verify_tree`.
 
-Contract: a walk from the newest token on. Greedy and coupled: to the child that is the target's own choice.
-Sampled (p = target, q = draft): a node's children are tokens that the text before them decides (the likeliest
-ones, copies), and at most one that was drawn, from q without those others. The drawn child y is accepted while u <
-p(y) / q(y), else p becomes norm(max(p - q, 0)); then the target draws from p, and where that is one of the other
-children, the walk goes on there. So the text is distributed as the target's own: the first step is the rejection
-rule of Leviathan et al. (2211.17192), and the second draws from what that leaves. Which children there are was
-decided before any was drawn (draft/tree.py). A drawn child with a NaN or an infinity anywhere in its q can't be
-judged: it counts as if it had not been drafted. One with q = 0 at its own token is accepted where p is above 0, as
-in a chain. Rows do not depend on each other.
+The walk starts at the newest token. Greedy and coupled decoding go to the child that is the target's own choice.
+In sampled decoding (p = target, q = draft), the text before a node decides all of its children (e.g. the most
+likely tokens, or copies) except at most one, which is drawn from q without those others. The drawn child y is
+accepted if u < p(y) / q(y); otherwise p becomes norm(max(p - q, 0)). Then the target draws from p; if that token
+is one of the other children, the walk continues there.
+
+The text has the target's distribution: the first step is Leviathan's rejection rule (2211.17192), the second draws
+from the remaining distribution. The set of children is fixed before any is drawn (draft/tree.py).
+
+A drawn child with a NaN or an infinity in its q can't be judged and counts as not drafted. One with q = 0 at its
+own token is accepted if p is above 0, as in a chain. Rows do not depend on each other.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, uniform
 from ..sample.params import SamplingParams
 from ..sample.rows import pick, residual, stack, sums
-from .acceptance import UNSOUND, DraftTest, RowOutcome, chance_alone, sound_columns
+from .acceptance import UNSOUND, DraftTest, RowOutcome, single_draft_chance, sound_columns
 from .draft_tree import DraftTree
 from .rules import Verification
 
@@ -35,10 +37,18 @@ from .rules import Verification
 def verify_tree(
     logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams, verification: Verification
 ) -> list[RowOutcome]:
-    """Verify trees by the target's logits [B, 1 + N, V] after the newest token and after each draft.
+    """Verify the tree of each row.
 
-    Each outcome has its `path`. A row whose logits are not finite, or whose token had no probability, has
-    UNSOUND as its token.
+    Args:
+        logits: [B, 1 + N, V], the target's, after the newest token and after each draft.
+        tree: the drafts.
+        keys: keys of the round's random numbers.
+        params: how tokens are sampled.
+        verification: the rule.
+
+    Returns:
+        One outcome per row, with its `path`. The next token is UNSOUND if the row's logits are not finite or if
+        the token had no probability.
     """
     if params.greedy or verification.coupled:
         return _follow_choices(logits, tree, keys, params)
@@ -46,9 +56,9 @@ def verify_tree(
         from .tree_triton import walk_on_device  # imports triton
 
         with suppress(LeftOut):
-            found = walk_on_device(logits, tree, keys, params)
+            walked = walk_on_device(logits, tree, keys, params)
             outcomes = []
-            for r, (last, token, chance, tests) in enumerate(found):
+            for r, (last, token, chance, tests) in enumerate(walked):
                 path = tree.path(r, last)
                 outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
             return outcomes
@@ -56,13 +66,13 @@ def verify_tree(
 
 
 def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
-    """Walk to the target's own choices, which do not depend on the drafts."""
+    """Follow the target's own choices, which do not depend on the drafts."""
     width, device = logits.shape[1], logits.device
     sound = sound_columns(logits)
     if params.greedy:
         choices = argmax(logits)
         chances = torch.ones_like(choices, dtype=torch.float32)
-        drafted = None
+        draft_probs = None
     else:
         p = probabilities(logits, params)
         depths = to_device([([0, *row] + [0] * width)[:width] for row in tree.depths], device)
@@ -70,22 +80,22 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
         positions = keys.positions[:, None] + depths
         choices = draw(p, keys.seed, keys.sequence_ids[:, None], positions, streams)
         chances = p.gather(-1, choices[..., None])[..., 0]
-        drafted = torch.stack((_at_drafts(p, tree), _drawn_with(tree, width, device)), dim=-1)
-    # One copy to the host: ids are below 2**24, so float32 holds them.
-    tokens = _behind_newest(tree, width, device).float()
+        draft_probs = torch.stack((_at_drafts(p, tree), _drawn_with(tree, width, device)), dim=-1)
+    # Copy to the host once: ids are below 2**24, so float32 holds them exactly.
+    tokens = _drafts_from_column_1(tree, width, device).float()
     packed = torch.stack((choices.float(), chances, sound.float(), tokens), dim=-1)
-    packed = packed if drafted is None else torch.cat((packed, drafted), dim=-1)
-    outcomes, found = [], to_host(packed).tolist()
-    if tree.placed is not None:
-        tree.arrive([[int(column[3]) for column in row[1:]] for row in found])
-    for r, row in enumerate(found):
+    packed = packed if draft_probs is None else torch.cat((packed, draft_probs), dim=-1)
+    outcomes, columns = [], to_host(packed).tolist()
+    if tree.device_tokens is not None:
+        tree.set_tokens([[int(column[3]) for column in row[1:]] for row in columns])
+    for r, row in enumerate(columns):
         node, finite = -1, True
         while True:
             choice, finite = int(row[node + 1][0]), finite and row[node + 1][2] > 0
-            following = tree.children[r].get((node, choice))
-            if following is None:
+            child = tree.children[r].get((node, choice))
+            if child is None:
                 break
-            node = following
+            node = child
         tests = []
         for i, (token, parent) in enumerate(zip(tree.tokens[r], tree.parents[r], strict=True)):
             agrees = float(token == int(row[parent + 1][0]))
@@ -99,32 +109,32 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
 
 
 def _at_drafts(p: Tensor, tree: DraftTree) -> Tensor:
-    """p of each draft after its parent: float32 [B, 1 + N], from column 1 on."""
+    """Return p of each draft after its parent: float32 [B, 1 + N], from column 1 on."""
     width, rows = p.shape[1], torch.arange(len(p), device=p.device)[:, None]
     parents = [([0, *(parent + 1 for parent in row)] + [0] * width)[:width] for row in tree.parents]
-    return p[rows, to_device(parents, p.device), _behind_newest(tree, width, p.device)]
+    return p[rows, to_device(parents, p.device), _drafts_from_column_1(tree, width, p.device)]
 
 
-def _behind_newest(tree: DraftTree, width: int, device: torch.device) -> Tensor:
-    """int64 [B, width]: the drafts from column 1 on."""
+def _drafts_from_column_1(tree: DraftTree, width: int, device: torch.device) -> Tensor:
+    """Return the drafts from column 1 on: int64 [B, width]."""
     return torch.nn.functional.pad(tree.on(device, width - 1), (1, 0))
 
 
 def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
-    """q of each draft, 1 of one that was not drawn: float32 [B, width], from column 1 on."""
+    """Return q of each draft, 1 if it was not drawn: float32 [B, width], from column 1 on."""
     if tree.drawn is None or tree.probs is None or not len(tree.probs):
         return torch.ones(len(tree.parents), width, device=device)
     drawn = to_device([([-1, *row] + [-1] * width)[:width] for row in tree.drawn], device)
-    return tree.probs[drawn.clamp(min=0), _behind_newest(tree, width, device)].where(drawn >= 0, 1.0)
+    return tree.probs[drawn.clamp(min=0), _drafts_from_column_1(tree, width, device)].where(drawn >= 0, 1.0)
 
 
 class _Walk:
-    """The sampled walk of all rows, one depth after another; a row that has its token rests."""
+    """The sampled walk of all rows, one depth at a time, until every row has its next token."""
 
     def __init__(self, logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> None:
         self.logits, self.tree, self.keys, self.params = logits, tree, keys, params
-        if tree.placed is not None:
-            tree.arrive(to_host(tree.placed).tolist())
+        if tree.device_tokens is not None:
+            tree.set_tokens(to_host(tree.device_tokens).tolist())
         rows = range(len(tree.tokens))
         self.nodes = [-1 for _ in rows]
         unknown = math.nan
@@ -133,68 +143,71 @@ class _Walk:
         self.fit = [] if tree.probs is None else sums(tree.probs)[:, 0].isfinite().tolist()
 
     def outcomes(self) -> list[RowOutcome]:
-        """Walk to the end."""
+        """Walk to the end and return the outcome of each row."""
         active, depth = list(range(len(self.nodes))), 0
         while active:
             active, depth = self._step(active, depth), depth + 1
-        made = zip(self.nodes, self.ends, self.tests, strict=True)
-        paths = [(self.tree.path(r, node), end, tests) for r, (node, end, tests) in enumerate(made)]
+        ended = zip(self.nodes, self.ends, self.tests, strict=True)
+        paths = [(self.tree.path(r, node), end, tests) for r, (node, end, tests) in enumerate(ended)]
         return [RowOutcome(len(path), *end, tests, path=path) for path, end, tests in paths]
 
     def _step(self, active: list[int], depth: int) -> list[int]:
-        """One more token of these rows; those that go on."""
+        """Take one step in each active row; return the rows that continue."""
         device = self.logits.device
         rows = to_device(active, device)
         p = probabilities(pick(self.logits, active, [self.nodes[r] + 1 for r in active]), self.params)
         ids, positions = self.keys.sequence_ids[rows], self.keys.positions[rows] + depth
         coins = uniform(self.keys.seed, ids, positions, self.keys.stream(Role.ACCEPT)[rows]).tolist()
-        going, left = [], []
+        continuing, to_draw = [], []
         for i, r in enumerate(active):
             drawn = self._judged(r)
             if drawn is None:
-                left.append((i, p[i], Role.TARGET))
+                to_draw.append((i, p[i], Role.TARGET))
                 continue
             token, q = self.tree.tokens[r][drawn], self._drawn_from(r, drawn)
             chance, proposed = float(p[i, token]), float(q[token])
-            bar = chance_alone(chance, proposed, coins[i])
-            self.tests[r][drawn] = DraftTest(chance, proposed, coins[i], token, bar)
+            accept_below = single_draft_chance(chance, proposed, coins[i])
+            self.tests[r][drawn] = DraftTest(chance, proposed, coins[i], token, accept_below)
             if coins[i] * proposed < chance:
                 self.nodes[r] = drawn
-                going.append(r)
+                continuing.append(r)
                 continue
             rest = residual(p[i], q, torch.ones((), device=device))
-            # Where p and q agree, rounding can leave nothing of p - q; its limit is p itself.
-            left.append((i, rest if float(sums(rest)) > 0 else p[i], Role.RESIDUAL))
-        if left:
-            going += self._draw([active[i] for i, _, _ in left], left, p, ids, positions)
-        return sorted(going)
+            # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p, its limit.
+            to_draw.append((i, rest if float(sums(rest)) > 0 else p[i], Role.RESIDUAL))
+        if to_draw:
+            continuing += self._draw([active[i] for i, _, _ in to_draw], to_draw, p, ids, positions)
+        return sorted(continuing)
 
     def _draw(
-        self, rows: list[int], left: list[tuple[int, Tensor, Role]], p: Tensor, ids: Tensor, positions: Tensor
+        self, rows: list[int], to_draw: list[tuple[int, Tensor, Role]], p: Tensor, ids: Tensor, positions: Tensor
     ) -> list[int]:
-        """The target's draw for rows whose drawn child was rejected or does not exist; the rows that go on."""
-        places = [i for i, _, _ in left]
+        """Draw the target's token for rows without an accepted drawn child; return the rows that continue.
+
+        `to_draw` has, for each row, its index in `p`, the weights to draw from, and the role of the noise.
+        """
+        places = [i for i, _, _ in to_draw]
         at = to_device(places, p.device)
-        of = {role: self.keys.stream(role).tolist() for role in (Role.TARGET, Role.RESIDUAL)}
-        streams = to_device([of[role][r] for r, (_, _, role) in zip(rows, left, strict=True)], p.device)
-        weights = stack([weight for _, weight, _ in left])
+        streams_of = {role: self.keys.stream(role).tolist() for role in (Role.TARGET, Role.RESIDUAL)}
+        streams = to_device([streams_of[role][r] for r, (_, _, role) in zip(rows, to_draw, strict=True)], p.device)
+        weights = stack([weight for _, weight, _ in to_draw])
         tokens = draw(weights, self.keys.seed, ids[at], positions[at], streams)
         chances = p[at, tokens].tolist()
-        going = []
+        continuing = []
         for r, i, token, chance in zip(rows, places, to_host(tokens).tolist(), chances, strict=True):
             for (parent, other), draft in self.tree.others[r].items():
                 if parent == self.nodes[r]:
                     self.tests[r][draft] = DraftTest(float(p[i, other]), 1.0, math.nan, other)
-            following = self.tree.others[r].get((self.nodes[r], token))
-            if following is not None and chance > 0:
-                self.nodes[r] = following
-                going.append(r)
+            child = self.tree.others[r].get((self.nodes[r], token))
+            if child is not None and chance > 0:
+                self.nodes[r] = child
+                continuing.append(r)
             else:
                 self.ends[r] = (token if chance > 0 else UNSOUND, chance)
-        return going
+        return continuing
 
     def _judged(self, row: int) -> int | None:
-        """The drawn child of the row's node, if there is one that can be judged."""
+        """Return the drawn child of the row's node if it can be judged, else None."""
         draft = self.tree.drawn_at[row].get(self.nodes[row])
         if draft is None or self.tree.drawn is None or not self.fit[self.tree.drawn[row][draft]]:
             return None

@@ -1,9 +1,9 @@
 """`python -m bench batch`: regular, speculative and batched speculative decoding (BASS) at growing batch sizes.
 
-Contract: different prompts, greedy, no early end; arms interleaved, medians of the repeats. Per-token latencies
-are the lanes' own; `wall` is the time of whole calls. The crossover is the batch size up to which BASS is faster
-than regular decoding, interpolated linearly between measured batch sizes. Bandwidth and FLOPs are shares of the
-peaks that bench/machine.py measured in this run.
+Different prompts, greedy, no early end; arms take turns, and we report medians of the repeats. Per-token latencies
+are the lanes' figures; `wall` is the time of whole calls. The crossover is the batch size up to which BASS is
+faster than regular decoding, interpolated linearly in log2 of the batch size. Bandwidth and FLOPs are shares of
+the peaks that bench/machine.py measures in the same run.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def main(argv: list[str]) -> None:
         samples = samples_of(pair, mixed(batch), arguments.max_new_tokens, arguments.repeats)
         results += rows_of(batch, samples, machine)
         print(table(results[-len(samples) :]), flush=True)
-        texts = [one.tokens for name in (REGULAR, SPECULATIVE, BASS, COST_AWARE) for one in samples[name]]
+        texts = [sample.tokens for name in (REGULAR, SPECULATIVE, BASS, COST_AWARE) for sample in samples[name]]
         same = sum(all(text[row] == texts[0][row] for text in texts) for row in range(batch)) / batch
-        # 1 in float32; in bfloat16 rounding may decide a near tie.
+        # Must be 1 in float32; in bfloat16 rounding may decide a near tie.
         claims.append(alike(f"rows alike in our decoders, batch {batch}", same, pair.dtype == torch.float32))
-    made = document("batch", arguments, pair, results, claims)
-    made["roofline"] = _roofline(pair, machine, results)
-    made["crossover"] = {arm: crossover(results, arm) for arm in (SPECULATIVE, BASS, COST_AWARE)}
-    print(_words(made))
+    report = document("batch", arguments, pair, results, claims)
+    report["roofline"] = _roofline(pair, machine, results)
+    report["crossover"] = {arm: crossover(results, arm) for arm in (SPECULATIVE, BASS, COST_AWARE)}
+    print(_words(report))
     if arguments.report:
-        made["files"] = draw("batch", arguments.report, {"speedup": speedup(made), "roofline": _roof(made)})
-    show(made, arguments)
+        report["files"] = draw("batch", arguments.report, {"speedup": speedup(report), "roofline": _roof(report)})
+    show(report, arguments)
 
 
 def _arms(
@@ -83,9 +83,13 @@ def _arms(
 def samples_of(
     pair: ModelPair, prompts: list[Any], tokens: int, repeats: int, **options: Any
 ) -> dict[str, list[Sample]]:
-    """`repeats` calls of each arm, interleaved, after a short unmeasured call. prompts: texts or ids.
+    """Run `repeats` calls of each arm in turns, after a short unmeasured call.
 
-    options: more arguments of our drafting arms; transformers' own drafts are then left out.
+    Args:
+        prompts: texts or token ids.
+        tokens: new tokens per row.
+        repeats: measured calls per arm.
+        **options: more arguments of our drafting arms; transformers' assisted generation is then left out.
     """
     for arm in _arms(pair, prompts, min(tokens, 8), options).values():
         arm()
@@ -98,65 +102,68 @@ def samples_of(
 
 
 def rows_of(batch: int, samples: dict[str, list[Sample]], machine: Machine) -> list[Row]:
-    """A row for each arm; shares of the machine's peaks."""
+    """Return a row of the result table for each arm, with its shares of the machine's peaks."""
 
     def ms(name: str) -> float | None:
-        times = [one.metrics.ms_per_token for one in samples[name]]
+        times = [sample.metrics.ms_per_token for sample in samples[name]]
         return median([t for t in times if t is not None]) if None not in times else None
 
     def wall(name: str) -> float:
-        return median([one.wall_ms for one in samples[name]])
+        return median([sample.wall_ms for sample in samples[name]])
 
     base = ms(REGULAR)
     rows = []
-    for name, made in samples.items():
-        mine, walls, last = ms(name), [one.wall_ms for one in made], made[-1].metrics
-        tokens = sum(len(text) for text in made[-1].tokens)
+    for name, calls in samples.items():
+        mine, walls, last = ms(name), [call.wall_ms for call in calls], calls[-1].metrics
+        tokens = sum(len(text) for text in calls[-1].tokens)
         rows.append({
             "batch": batch,
             "arm": name,
             "ms/token": mine,
             "speed-up": base / mine if base and mine else None,
-            **{f"PTL {which}": _median(made, f"ptl_{which.lower()}_ms") for which in ("First", "Last", "All")},
+            **{f"PTL {which}": _median(calls, f"ptl_{which.lower()}_ms") for which in ("First", "Last", "All")},
             "tokens/s": 1000 * tokens / wall(name),
             "wall vs regular": wall(REGULAR) / wall(name),
             "spread": (max(walls) - min(walls)) / wall(name),
             "acceptance": last.acceptance_rate,
             "accepted length": last.mean_acceptance_length,
-            "draft length": _fed(last, batch, drafted=True) if last.drafted else None,
-            "ms/round": _round_ms(made),
-            "tokens/round": _fed(last, batch) if made[-1].flops is not None else None,
-            "bandwidth": _share(made, "bytes_read", machine.bandwidth),
-            "FLOPs": _share(made, "flops", machine.flops),
+            "draft length": _per_round(last, batch, drafted=True) if last.drafted else None,
+            "ms/round": _round_ms(calls),
+            "tokens/round": _per_round(last, batch) if calls[-1].flops is not None else None,
+            "bandwidth": _share(calls, "bytes_read", machine.bandwidth),
+            "FLOPs": _share(calls, "flops", machine.flops),
         })  # fmt: skip
     return rows
 
 
-def _median(made: list[Sample], name: str) -> float | None:
-    values = [getattr(one.metrics, name) for one in made]
+def _median(samples: list[Sample], name: str) -> float | None:
+    values = [getattr(sample.metrics, name) for sample in samples]
     return None if None in values else median(values)
 
 
-def _round_ms(made: list[Sample]) -> float | None:
-    return median([one.decode_ms / one.metrics.rounds for one in made]) if made[-1].decode_ms else None
+def _round_ms(samples: list[Sample]) -> float | None:
+    return median([each.decode_ms / each.metrics.rounds for each in samples]) if samples[-1].decode_ms else None
 
 
-def _fed(metrics: Any, batch: int, drafted: bool = False) -> float:
-    """Mean tokens verified per round over all rows, or (drafted) mean drafts per row and round."""
+def _per_round(metrics: Any, batch: int, drafted: bool = False) -> float:
+    """Return the mean tokens verified per round, over all rows; if `drafted`, the mean drafts per row-round."""
     row_rounds = metrics.new_tokens - batch - metrics.accepted
     return float(metrics.drafted / row_rounds if drafted else (row_rounds + metrics.drafted) / metrics.rounds)
 
 
-def _share(made: list[Sample], name: str, most: float) -> float | None:
-    """The reached share of the machine's peak `most` per second, in lane time without prefills."""
-    values = [(getattr(one, name), one.decode_ms) for one in made]
+def _share(samples: list[Sample], name: str, peak: float) -> float | None:
+    """Return the share of the machine's peak per second, in lane time without prefills; None if unknown."""
+    values = [(getattr(sample, name), sample.decode_ms) for sample in samples]
     if any(done is None or not ms for done, ms in values):
         return None
-    return median([done / (ms / 1000) / most for done, ms in values])
+    return median([done / (ms / 1000) / peak for done, ms in values])
 
 
 def crossover(rows: list[Row], arm: str) -> float | None:
-    """The batch size at which the arm's speed-up falls to 1, interpolated in log2; None where it never does."""
+    """Return the batch size at which the arm's speed-up falls to 1, interpolated in log2.
+
+    Returns None if the arm is always faster than regular decoding, and 0 if it never is.
+    """
     points = [(math.log2(row["batch"]), row["speed-up"]) for row in rows if row["arm"] == arm]
     for (x0, y0), (x1, y1) in pairwise(points):
         if y0 >= 1 > y1:
@@ -165,14 +172,14 @@ def crossover(rows: list[Row], arm: str) -> float | None:
 
 
 def _roofline(pair: ModelPair, machine: Machine, rows: list[Row]) -> dict[str, Any]:
-    """Measured rounds (tokens over all rows, ms) beside the times that their bytes and FLOPs alone would take."""
+    """Return the measured rounds (tokens over all rows, ms) and the times for only their bytes or FLOPs."""
     cost, context = pair.target_step.cost, 100
     rounds = [
         {"arm": row["arm"], "batch": row["batch"], "tokens": row["tokens/round"],
          "ms": row["ms/round"]}
         for row in rows if row["arm"] in (REGULAR, BASS)
     ]  # fmt: skip
-    most = max(one["tokens"] for one in rounds)
+    most = max(round_["tokens"] for round_ in rounds)
     grid = [most ** (i / 24) for i in range(25)] if most > 1 else [1.0]
     return {
         "bandwidth_gb_s": machine.bandwidth / 1e9,
@@ -184,10 +191,10 @@ def _roofline(pair: ModelPair, machine: Machine, rows: list[Row]) -> dict[str, A
     }
 
 
-def _words(made: dict[str, Any]) -> str:
-    """The crossover and its reason in a few sentences."""
-    roof, cross = made["roofline"], made["crossover"][BASS]
-    where = (
+def _words(report: dict[str, Any]) -> str:
+    """Return the crossover and its reason in a few sentences."""
+    roof, cross = report["roofline"], report["crossover"][BASS]
+    speed = (
         "BASS was faster than regular decoding at every measured batch."
         if cross is None
         else "BASS was slower than regular decoding at every measured batch."
@@ -195,43 +202,43 @@ def _words(made: dict[str, Any]) -> str:
         else f"BASS was faster than regular decoding up to a batch of {cross:.1f}."
     )
     return (
-        f"{where} This machine reads {roof['bandwidth_gb_s']:.1f} GB/s and does {roof['gflop_s']:.0f} GFLOP/s. "
-        f"Up to {roof['ridge_tokens']:.0f} tokens a step reading the weights takes longer than the products, and "
-        f"drafts beside them cost little; beyond that every further draft costs its full time."
+        f"{speed} This machine reads {roof['bandwidth_gb_s']:.1f} GB/s and does {roof['gflop_s']:.0f} GFLOP/s. "
+        f"Up to {roof['ridge_tokens']:.0f} tokens per step, reading the weights takes longer than multiplying, so "
+        f"drafts cost little; beyond that, every draft costs its full time."
     )
 
 
-def speedup(made: dict[str, Any]) -> go.Figure:
-    """Each arm's speed over regular decoding at growing batches, and where BASS crosses it."""
-    drawn = figure(
+def speedup(report: dict[str, Any]) -> go.Figure:
+    """Draw each arm's speed-up over regular decoding at growing batches, and the crossover of BASS."""
+    chart = figure(
         "Speed-up over regular decoding", "batch", "regular's ms per token / the arm's", xaxis_type="log"
     )
-    rows = [row for row in made["results"] if row["arm"] != GENERATE and row["speed-up"] is not None]
+    rows = [row for row in report["results"] if row["arm"] != GENERATE and row["speed-up"] is not None]
     for arm in dict.fromkeys(row["arm"] for row in rows):
         x, y = zip(*((row["batch"], row["speed-up"]) for row in rows if row["arm"] == arm), strict=True)
-        drawn.add_scatter(x=x, y=y, name=arm, mode="lines+markers", line_color=COLOURS[arm])
+        chart.add_scatter(x=x, y=y, name=arm, mode="lines+markers", line_color=COLOURS[arm])
     batches = sorted({row["batch"] for row in rows})
-    drawn.update_xaxes(tickvals=batches, ticktext=[str(batch) for batch in batches])
-    if made["crossover"][BASS]:
-        drawn.add_vline(made["crossover"][BASS], line_dash="dot")
-        # On a logarithmic axis Plotly takes an annotation's x as log10, a line's x as it is.
-        at = math.log10(made["crossover"][BASS])
-        drawn.add_annotation(x=at, y=1, yref="paper", text="crossover of BASS", showarrow=False, xanchor="left")
-    return drawn
+    chart.update_xaxes(tickvals=batches, ticktext=[str(batch) for batch in batches])
+    if report["crossover"][BASS]:
+        chart.add_vline(report["crossover"][BASS], line_dash="dot")
+        # On a logarithmic axis Plotly expects log10 of an annotation's x, but a line's x itself.
+        at = math.log10(report["crossover"][BASS])
+        chart.add_annotation(x=at, y=1, yref="paper", text="crossover of BASS", showarrow=False, xanchor="left")
+    return chart
 
 
-def _roof(made: dict[str, Any]) -> go.Figure:
+def _roof(report: dict[str, Any]) -> go.Figure:
     log = {"xaxis_type": "log", "yaxis_type": "log"}
-    drawn = figure("Rounds against the roofline", "tokens of all rows in a round", "ms a round", **log)
+    chart = figure("Rounds against the roofline", "tokens of all rows in a round", "ms a round", **log)
     for arm in (REGULAR, BASS):
-        points = [one for one in made["roofline"]["rounds"] if one["arm"] == arm]
-        drawn.add_scatter(
-            x=[one["tokens"] for one in points], y=[one["ms"] for one in points],
-            text=[f"batch {one['batch']}" for one in points],
+        points = [round_ for round_ in report["roofline"]["rounds"] if round_["arm"] == arm]
+        chart.add_scatter(
+            x=[point["tokens"] for point in points], y=[point["ms"] for point in points],
+            text=[f"batch {point['batch']}" for point in points],
             textposition="top center" if arm == BASS else "bottom center",
             mode="markers+text+lines", name=f"{arm}, measured", line_color=COLOURS[arm],
         )  # fmt: skip
     for key, name, dash in (("bytes_ms", "weights' bytes alone", "dash"), ("flops_ms", "products alone", "dot")):
-        x, y = zip(*made["roofline"][key], strict=True)
-        drawn.add_scatter(x=x, y=y, name=name, mode="lines", line={"color": "#888", "dash": dash})
-    return drawn
+        x, y = zip(*report["roofline"][key], strict=True)
+        chart.add_scatter(x=x, y=y, name=name, mode="lines", line={"color": "#888", "dash": dash})
+    return chart

@@ -1,13 +1,14 @@
-"""`python -m bench default`: draft_length="auto" beside regular decoding, fixed lengths and Algorithm 1.
+"""`python -m bench default`: draft_length="auto" compared with regular decoding, fixed lengths and Algorithm 1.
 
-Contract: for each kind of text, temperature, batch and number of threads all arms answer the same prompts with the
-same number of new tokens (no early end). Arms take turns step by step, and medians of the lanes' own ms per token
-count. What rounds cost is measured before a lane's clock runs, as `race` does it. An arm's column is its speed
-over regular decoding, the ratio of ms per token, since all texts are equally long (bass_core/lanes/pace.py);
-`spread` is the largest of the arms' (highest - lowest) / median: a smaller difference is noise.
+For each kind of text, temperature, batch and number of threads, all arms answer the same prompts with the same
+number of new tokens (no early end). Arms take turns step by step, and we report medians of the lanes' ms per
+token. The costs of rounds are measured before a lane's clock starts, as in `race`. An arm's column is its speed-up
+over regular decoding. Because all texts are equally long, that is the ratio of ms per token
+(bass_core/lanes/pace.py). `spread` is the largest (highest - lowest) / median of all arms: smaller differences are
+noise.
 
-Prompts come from prompts.py, or with --questions from a file in the form of Spec-Bench, of which the first
-turns are asked. Its texts are chat and code (KINDS), or any category.
+Prompts come from prompts.py, or with --questions from the first turns of a file in the format of Spec-Bench. Its
+texts are chat and code (KINDS), or any category of the file.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ REGULAR, AUTO = "regular", "auto"
 FIXED = {f"fixed {length}": length for length in (1, 2, 4)}
 ARMS: dict[str, Any] = {REGULAR: None, AUTO: "auto", **FIXED, "Algorithm 1": "bass"}
 BUILT_IN = {"chat": CHAT, "code": CODE, "repeat": REPEAT_ALL}
-# The categories of a file's questions that make a kind of text; another text is the category of its name.
+# The categories of a file's questions for each kind of text; any other name is itself a category.
 KINDS = {"chat": ("writing", "roleplay", "reasoning", "stem", "humanities"), "code": ("coding",)}
-# Claimed: "auto" is at least so fast as regular decoding, and as the best fixed length where that beats regular.
+# We claim that "auto" reaches this share of the speed of regular decoding, and of the best fixed length if that is
+# faster than regular decoding.
 BAR = 0.97
 
 Row = dict[str, Any]
@@ -58,7 +60,7 @@ def main(argv: list[str]) -> None:
     same: list[bool] = []
     for threads in arguments.threads:
         torch.set_num_threads(threads)
-        for text, temperature in ((text, one) for text in prompts for one in arguments.temperatures):
+        for text, temperature in ((text, each) for text in prompts for each in arguments.temperatures):
             for batch in arguments.batches:
                 samples = _samples(pair, varied(prompts[text], batch), temperature, arguments)
                 case = {"text": text, "temperature": temperature, "threads": threads, "batch": batch}
@@ -68,32 +70,32 @@ def main(argv: list[str]) -> None:
                     same += _same(samples)
     claims = speed_claims(results, arguments.quick)
     if same:
-        # Rounding may decide a near tie otherwise, except in float32.
+        # Except in float32, rounding may decide a near tie differently.
         share, exact = sum(same) / len(same), pair.dtype == torch.float32
         claims.append(alike("rows alike at temperature 0", share, exact))
     finish("default", arguments, pair, results, claims)
 
 
 def _prompts(arguments: Namespace, options: ArgumentParser) -> dict[str, list[str]]:
-    """The prompts of each kind of text."""
+    """Return the prompts of each kind of text."""
     if arguments.questions is None:
-        found = {text: BUILT_IN.get(text, []) for text in arguments.texts or BUILT_IN}
+        by_text = {text: BUILT_IN.get(text, []) for text in arguments.texts or BUILT_IN}
     else:
-        asked = questions(arguments.questions)
-        found = {
-            text: [one.turns[0] for one in asked if one.category in KINDS.get(text, (text,))]
+        entries = questions(arguments.questions)
+        by_text = {
+            text: [entry.turns[0] for entry in entries if entry.category in KINDS.get(text, (text,))]
             for text in arguments.texts or KINDS
         }
-    unknown = [text for text, prompts in found.items() if not prompts]
+    unknown = [text for text, prompts in by_text.items() if not prompts]
     if unknown:
         options.error(f"there are no prompts for {', '.join(unknown)}: choose other --texts.")
-    return found
+    return by_text
 
 
 def _samples(
     pair: ModelPair, prompts: list[str], temperature: float, arguments: Namespace
 ) -> dict[str, list[Lane]]:
-    """`repeats` lanes of each arm, each repeat with a seed of its own, after a short unmeasured one."""
+    """Run `repeats` lanes of each arm, each repeat with a different seed, after a short unmeasured one."""
     samples: dict[str, list[Lane]] = {name: [] for name in ARMS}
     for repeat in range(arguments.repeats + 1):
         lanes = {}
@@ -112,14 +114,14 @@ def _samples(
 
 
 def run_by_turns(lanes: list[Lane]) -> None:
-    """Step the lane that has written least, so that a slow moment of the machine meets all of them alike."""
+    """Always step the lane that has written least, so that slow moments of the machine affect all lanes alike."""
     while unfinished := [lane for lane in lanes if not lane.finished]:
         min(unfinished, key=lambda lane: sum(len(row.token_ids) for row in lane.sequences)).step()
 
 
 def speeds(samples: dict[str, list[Lane]]) -> Row:
-    """Regular decoding's ms per token, the other arms' speeds over it, and the largest spread."""
-    times = {name: [lane.metrics().ms_per_token or math.nan for lane in made] for name, made in samples.items()}
+    """Return regular decoding's ms per token, the other arms' speed-ups over it, and the largest spread."""
+    times = {name: [lane.metrics().ms_per_token or math.nan for lane in lanes] for name, lanes in samples.items()}
     base = median(times[REGULAR])
     return {
         "regular ms/token": base,
@@ -129,13 +131,13 @@ def speeds(samples: dict[str, list[Lane]]) -> Row:
 
 
 def _same(samples: dict[str, list[Lane]]) -> list[bool]:
-    """Whether each row has one text in all arms and repeats."""
-    texts = [[row.token_ids for row in lane.sequences] for made in samples.values() for lane in made]
+    """Return for each row whether it has the same text in all arms and repeats."""
+    texts = [[row.token_ids for row in lane.sequences] for lanes in samples.values() for lane in lanes]
     return [all(row == rows[0] for row in rows) for rows in zip(*texts, strict=True)]
 
 
 def speed_claims(rows: list[Row], quick: bool) -> list[Row]:
-    """The least speed of "auto" over regular, and over the best fixed length where that beats regular."""
+    """Claim the lowest speed-up of "auto" over regular, and over the best fixed length if that beats regular."""
 
     def best(row: Row) -> float:
         return max(float(row[name]) for name in FIXED)
@@ -145,9 +147,9 @@ def speed_claims(rows: list[Row], quick: bool) -> list[Row]:
         "best fixed": ([row for row in rows if best(row) > 1], lambda row: row[AUTO] / best(row)),
     }
     claims = []
-    for other, (some, ratio) in over.items():
-        if some:
-            worst = min(some, key=ratio)
+    for other, (cases, ratio) in over.items():
+        if cases:
+            worst = min(cases, key=ratio)
             case = f"{worst['text']}, temperature {worst['temperature']:g}, {worst['threads']} threads"
             name = f"auto / {other}, least: {case}, batch {worst['batch']}"
             claims.append(at_least(name, ratio(worst), BAR, not quick))

@@ -1,11 +1,12 @@
-"""`python -m bench floor`: steps of 1 to 24 tokens beside the floor that this CPU's memory and arithmetic set.
+"""`python -m bench floor`: steps of 1 to 24 tokens compared with the floor of this CPU's memory and arithmetic.
 
-Contract: whole steps of the target on rows of CONTEXT cached tokens, and steps of the draft, on torch's threads.
-reading = bytes of the weights / bandwidth, the best of the passes over an array of ten last caches (at most 1 GiB)
-that take turns with the steps of the same number of tokens; floor = the longer of reading and FLOPs / FLOP/s of a
-large product. A pass comes before each step, so that weights are read from memory, as in a real one; "again" is
-a second draft step at once, whose weights may lie in the cache. Ratios are lowest times over the floor: both are
-this machine at its best. Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+We time whole steps of the target on rows of CONTEXT cached tokens, and steps of the draft, on torch's threads.
+reading = bytes of the weights / bandwidth. The bandwidth is the best of several passes over an array ten times the
+last-level cache (at most 1 GiB), which take turns with the steps of the same number of tokens. floor = the longer
+of reading and FLOPs / the FLOP/s of a large product. A pass runs before each step, so that the step reads its
+weights from memory, as in real decoding. "again" is a second draft step immediately after the first, whose weights
+may still be in the cache. Ratios use lowest times, so both sides show this machine at its best. Source: Williams,
+Waterman and Patterson, "Roofline", CACM 2009.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from bass_core.model.forward import ForwardBatch
 from ..report.report import Row, at_most, document, load, median, parser, show, table, whole
 
 CONTEXT = 128
-# For each number of tokens: rows x tokens a row.
+# (rows, tokens per row) for each number of tokens.
 STEPS = {
     1: [(1, 1)], 2: [(2, 1), (1, 2)], 3: [(1, 3)], 4: [(4, 1), (1, 4)], 6: [(2, 3)], 8: [(8, 1), (4, 2), (1, 8)],
     12: [(12, 1), (4, 3)], 16: [(16, 1), (8, 2), (4, 4)], 24: [(24, 1), (4, 6)],
 }  # fmt: skip
 STEP, DRAFT, AGAIN = "step", "draft step", "draft step, again"
-# Bars on a step over reading, by what, rows, and tokens a row.
+# Bars on the ratio of a step to reading, by case.
 BARS = {(STEP, 1, 1): 1.6, (STEP, 8, 1): 2.2, (DRAFT, 1, 1): 1.5}
 DRAFT_ROWS = (1, 8)
 # Seconds between a pass and a step.
 _REST = 0.01
 
-Case = tuple[str, int, int]  # what, rows, tokens a row
+Case = tuple[str, int, int]  # (STEP, DRAFT or AGAIN; rows; tokens per row)
 Arms = dict[Case, Callable[[], object]]
 
 
@@ -62,27 +63,30 @@ def main(argv: list[str]) -> None:
             best = min(best, *passes)
             rows += [_row(pair, case, times[case], min(passes) / array.nbytes, flops) for case in times]
     print(table(rows))
-    by = {(row["what"], row["rows"], row["tokens a row"]): row["lowest / reading"] for row in rows}
+    ratios = {(row["what"], row["rows"], row["tokens a row"]): row["lowest / reading"] for row in rows}
     claims = [
-        at_most(f"{what} / reading, batch {batch}", by[what, batch, width], bar, not arguments.quick)
-        for (what, batch, width), bar in BARS.items()
-        if (what, batch, width) in by
+        at_most(f"{kind} / reading, batch {batch}", ratios[kind, batch, width], bar, not arguments.quick)
+        for (kind, batch, width), bar in BARS.items()
+        if (kind, batch, width) in ratios
     ]
-    made = document("floor", arguments, pair, rows, claims)
-    made["machine"] = {"GB/s, best": array.nbytes / best / 1e6, "GFLOP/s": flops / 1e9}
-    made["machine"]["native bfloat16"] = native_bfloat16()
-    show(made, arguments)
+    report = document("floor", arguments, pair, rows, claims)
+    report["machine"] = {"GB/s, best": array.nbytes / best / 1e6, "GFLOP/s": flops / 1e9}
+    report["machine"]["native bfloat16"] = native_bfloat16()
+    show(report, arguments)
 
 
 def by_turns(arms: Arms, read: Callable[[], object], repeats: int) -> tuple[list[float], dict[Case, list[float]]]:
-    """Milliseconds of the passes and of each arm: a round runs all arms, a pass before each; one is to warm up."""
+    """Return the milliseconds of all passes and of each arm.
+
+    Each round runs all arms, with a pass before each; the arms' times of the first round do not count.
+    """
     passes: list[float] = []
     times: dict[Case, list[float]] = {case: [] for case in arms}
     for repeat in range(repeats + 1):
         for case, run in arms.items():
             if case[0] != AGAIN:
                 passes.append(_ms(read))
-                # The threads of the pass still look for work, on the cores that the arm needs.
+                # Wait until the pass's threads stop spinning on the cores that the arm needs.
                 time.sleep(_REST)
             taken = _ms(run)
             if repeat:
@@ -91,24 +95,24 @@ def by_turns(arms: Arms, read: Callable[[], object], repeats: int) -> tuple[list
 
 
 def _row(pair: ModelPair, case: Case, times: list[float], ms_a_byte: float, flops: float) -> Row:
-    what, rows, width = case
-    model = pair.target_step if what == STEP else pair.draft_step
+    kind, rows, width = case
+    model = pair.target_step if kind == STEP else pair.draft_step
     assert model is not None
     weights, nbytes = model.cost.parameters, model.cost.weight_bytes
-    if what != STEP and isinstance(pair.draft, DraftHead):  # its fusing layer
+    if kind != STEP and isinstance(pair.draft, DraftHead):  # add the head's fusing layer
         fuse = (2 if pair.draft.config.reads_states else 1) * pair.draft.config.hidden**2
         weights, nbytes = weights + fuse, nbytes + fuse * pair.dtype.itemsize
     reading = nbytes * ms_a_byte
     floor = max(reading, 1000 * 2 * weights * rows * width / flops)
     return {
-        "what": what, "rows": rows, "tokens a row": width, "reading ms": reading, "floor ms": floor,
+        "what": kind, "rows": rows, "tokens a row": width, "reading ms": reading, "floor ms": floor,
         "lowest ms": min(times), "median ms": median(times), "lowest / reading": min(times) / reading,
         "lowest / floor": min(times) / floor,
     }  # fmt: skip
 
 
 def _arms(pair: ModelPair, counts: list[int]) -> list[Arms]:
-    """Groups of arms that take turns: a group for each number of tokens, and one for the draft."""
+    """Return groups of arms that take turns: a group for each number of tokens, and one for the draft."""
     backend, most = choose_backend("auto", pair.device, pair.dtype), max(counts)
     target, draft, head = pair.target_step, pair.draft_step, pair.draft
     cache = target.new_cache(most, CONTEXT + most)
@@ -133,7 +137,7 @@ def _arms(pair: ModelPair, counts: list[int]) -> list[Arms]:
 
     draft_step(max(DRAFT_ROWS), CONTEXT, 0)()
     steps = {rows: draft_step(rows, 1, CONTEXT) for rows in DRAFT_ROWS}
-    return [*groups, {(what, rows, 1): steps[rows] for rows in DRAFT_ROWS for what in (DRAFT, AGAIN)}]
+    return [*groups, {(kind, rows, 1): steps[rows] for rows in DRAFT_ROWS for kind in (DRAFT, AGAIN)}]
 
 
 def _ids(pair: ModelPair, rows: int, width: int) -> torch.Tensor:

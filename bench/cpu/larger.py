@@ -1,9 +1,10 @@
-"""`python -m bench larger`: a larger target on a CPU, whose steps are dearer: regular decoding beside BASS.
+"""`python -m bench larger`: BASS compared with regular decoding for a larger target on a CPU.
 
-Contract: the shape of a model in bass_core/predict/shapes.py with random weights, and a one-layer head of its size
-over VOCABULARY tokens. Drafts cost what they cost; whether one is accepted is a coin of --acceptance
-(`synthetic_acceptance`), since random weights say nothing. Arms take turns step by step, and medians of the lanes'
-own ms per token count; an arm's column is its speed over regular decoding.
+The target has the shape of a model in bass_core/predict/shapes.py and random weights; the draft is a one-layer
+head of the same width over VOCABULARY tokens. Drafting and verifying are real work. Acceptance is random with
+probability --acceptance (`synthetic_acceptance`), because random weights write meaningless text. Arms take
+turns step by step, and we report medians of the lanes' ms per token; an arm's column is its speed-up over regular
+decoding.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .default import AUTO, BAR, REGULAR, run_by_turns, speeds
 
 VOCABULARY = 8192
 LENGTHS = (1, 2, 3, 4)
-# Speed of BASS over regular decoding that two cores with AMX should reach at 0.55, by batch.
+# The speed-up of BASS over regular decoding that two cores with AMX should reach at acceptance 0.55, by batch.
 BARS = {1: 1.6, 2: 1.65, 4: 1.6, 8: 1.5}
 
 
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
 
 
 def _pair(shape: str, dtype: torch.dtype) -> ModelPair:
-    """A target of this shape and its head, their weights all alike but random."""
+    """Build a target of this shape and its head, with random weights."""
     torch.set_default_dtype(dtype)
     target = LlamaForCausalLM(llama(*MODELS[shape])).eval().requires_grad_(False)
     head = DraftHead(target, HeadConfig(1, target.config.hidden_size), torch.arange(VOCABULARY))

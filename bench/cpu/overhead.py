@@ -1,11 +1,12 @@
-"""`python -m bench overhead`: the engine's own time in a BASS round, beyond its model forwards.
+"""`python -m bench overhead`: the engine's time in a BASS round, beyond its model forwards.
 
-Contract: 2-layer, hidden-64 models, batch 8, draft length 4, one CPU thread. A whole BASS round is compared with
-the forwards it makes (one draft forward per drafted token, one verification), which are timed on their own with
-the same shapes and lengths, round by round in the same run. Medians.
+Models of 2 layers and hidden size 64, batch 8, draft length 4, one CPU thread. We compare a whole BASS round with
+its forwards (one draft forward per draft token, one verification). In the same run, after each round, we time the
+forwards separately with the same shapes and lengths. Figures are medians.
 
-Then, on two threads, the verification of 4 and of 8 rows with three drafts over 49,152 tokens: greedy, at
-temperature 0.7, and with top-p 0.95, in turns. Lowest of the repeats, since other programs can only add to them.
+Then, on two threads, we time the verification of 4 and of 8 rows with three drafts over 49,152 tokens: greedy, at
+temperature 0.7, and with top-p 0.95, in turns. Figures are the lowest of the repeats, because other programs can
+only add time.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ def main(argv: list[str]) -> None:
     claims = [
         at_most("round / its forwards", ratio, 1.5, not arguments.quick),
         at_most("round, ms", ms, 5, not arguments.quick),
-        # With a draft that is always right or always wrong, rows never diverge, and the round is cheaper.
+        # If the draft were always right or always wrong, rows would never diverge and the round would be cheaper.
         claim("acceptance", accepted, "0.2 to 0.8", 0.2 <= accepted <= 0.8),
     ]
     sampled = _verifications(arguments.seed, rounds)
     for rows, most in ((4, 1.5), (8, 2.5)):
-        found = sampled[rows, "top-p"]
-        claims.append(at_most(f"verification of {rows} rows with top-p, ms", found, most, not arguments.quick))
+        value = sampled[rows, "top-p"]
+        claims.append(at_most(f"verification of {rows} rows with top-p, ms", value, most, not arguments.quick))
     table: list[Row] = [{"rows": rows, "sampling": how, "ms": ms} for (rows, how), ms in sampled.items()]
     finish("overhead", arguments, CPU, [row, *table], claims)
 
@@ -82,46 +83,50 @@ def _measure(seed: int, rounds: int) -> tuple[list[float], list[float], float]:
 
 
 def _verifications(seed: int, repeats: int) -> dict[tuple[int, str], float]:
-    """The lowest milliseconds of a round's verification, by rows and kind of sampling."""
+    """Return the lowest milliseconds of a round's verification, by rows and kind of sampling."""
     torch.set_num_threads(2)
     torch.manual_seed(seed)
-    ways = {"greedy": SamplingParams(), "plain": SamplingParams(0.7), "top-p": SamplingParams(0.7, top_p=0.95)}
+    params_by = {
+        "greedy": SamplingParams(),
+        "plain": SamplingParams(0.7),
+        "top-p": SamplingParams(0.7, top_p=0.95),
+    }
     calls: dict[tuple[int, str], Callable[[], object]] = {}
     for rows in (4, 8):
-        # Few likely tokens above a wide body, as a language model's logits are.
+        # A few likely tokens above many unlikely ones, like a language model's logits.
         logits = torch.randn(rows, DRAFTS + 1, VOCAB) * 2.2
         logits[..., torch.randint(0, VOCAB, (40,))] += 4 + 4 * torch.randn(40).abs()
         keys = NoiseKeys(seed, torch.arange(rows), torch.arange(rows) + 9)
         near, counts = logits[:, :DRAFTS] + 0.3 * torch.randn(rows, DRAFTS, VOCAB), torch.full((rows,), DRAFTS)
-        for name, params in ways.items():
+        for name, params in params_by.items():
             q = None if params.greedy else probabilities(near, params)
             drafts = near.argmax(-1)
             if q is not None:
                 drafts = draw(q, seed, *keys.at(DRAFTS), keys.stream(Role.DRAFT)[:, None])
             calls[rows, name] = partial(verify, logits, drafts, q, counts, keys, params)
-    found = {call: math.inf for call in calls}
+    lowest = {call: math.inf for call in calls}
     for _ in range(repeats):
         for which, call in calls.items():
             start = time.perf_counter()
             call()
-            found[which] = min(found[which], 1000 * (time.perf_counter() - start))
-    return found
+            lowest[which] = min(lowest[which], 1000 * (time.perf_counter() - start))
+    return lowest
 
 
 def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int], backend: str) -> float:
-    """Milliseconds of one round's forwards alone."""
+    """Return the milliseconds of only the forwards of one round."""
     assert pair.draft_step is not None
-    one = torch.ones(BATCH, 1, dtype=torch.long)
-    many = torch.ones(BATCH, LENGTH + 1, dtype=torch.long)
+    draft_ids = torch.ones(BATCH, 1, dtype=torch.long)
+    target_ids = torch.ones(BATCH, LENGTH + 1, dtype=torch.long)
     start = time.perf_counter()
     for step in range(LENGTH):
-        pair.draft_step.forward(ForwardBatch(one, [length + step for length in lengths]), caches[0], backend)
-    pair.target_step.forward(ForwardBatch(many, lengths), caches[1], backend)
+        pair.draft_step.forward(ForwardBatch(draft_ids, [length + step for length in lengths]), caches[0], backend)
+    pair.target_step.forward(ForwardBatch(target_ids, lengths), caches[1], backend)
     return 1000 * (time.perf_counter() - start)
 
 
 def _pair(seed: int) -> ModelPair:
-    """A target and a draft that agrees with it only in part, so that rows diverge."""
+    """Build a target and a draft that agrees with it only partly, so that rows diverge."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,

@@ -1,8 +1,8 @@
 """`python -m bench page`: how much a watching browser slows the lanes.
 
-Contract: the same race (three lanes, fair), interleaved: in a process without a server ("library"), through the
-running app.py by gradio_client ("client"), and in headless Chromium on the page that app.py serves ("browser"),
-each with the page's thread count and wait policy. Medians of each lane's ms per token. For the page itself: how
+We run the same race (three lanes, fair) in turns: in a process without a server ("library"), through the running
+app.py by gradio_client ("client"), and in headless Chromium on the page of app.py ("browser"). All use the page's
+thread count and wait policy. Figures are medians of each lane's ms per token. For the page we also report how
 often it rendered new text, and its longest main-thread task after the charts were first drawn.
 """
 
@@ -30,7 +30,7 @@ TEMPERATURE, SEED = 0.7, 0
 LANES = ("regular", "speculative", "bass")
 Lanes = dict[str, Any]
 # Counts the frames in which some text grew, and keeps the longest main-thread task in ms. It requests no frames
-# itself, as every frame slows the lanes.
+# itself, because every frame slows the lanes.
 WATCH = """() => {
   const seen = window.seen = { updates: 0, longest: 0, first: 0, last: 0 };
   window.watch?.disconnect();
@@ -46,25 +46,25 @@ WATCH = """() => {
   }).observe({ type: "longtask" });
 }"""
 POLL_MS = 500
-# What one thing on the page may take, on cores that the models keep busy.
+# The timeout of one action on the page, on cores that the models keep busy.
 PATIENCE_MS = 180_000
 ENDED = "() => [...document.querySelectorAll('.lane .state')].every((e) => /Finished/.test(e.textContent))"
 
 
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
-    made = parser("page", __doc__ or "", "pair", "draft")
-    made.add_argument("--batch", type=whole(), default=4)
-    made.add_argument("--max-new-tokens", type=whole(), default=64)
-    made.add_argument("--repeats", type=whole(), default=3)
-    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = made.parse_args(argv)
+    cli = parser("page", __doc__ or "", "pair", "draft")
+    cli.add_argument("--batch", type=whole(), default=4)
+    cli.add_argument("--max-new-tokens", type=whole(), default=64)
+    cli.add_argument("--repeats", type=whole(), default=3)
+    cli.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = cli.parse_args(argv)
     if options.quick:
         options.repeats, options.max_new_tokens = 1, 16
     if options.worker:
         work(options)
         return
-    # The document reports this process's thread count, so set it to that of the measured processes.
+    # The result file records this process's thread count, so set it to that of the measured processes.
     set_threads(parse(["--host", "127.0.0.1"]), os.environ)
     arms: dict[str, list[Lanes]] = {"library": [], "client": [], "browser": []}
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
 
 
 def report(options: argparse.Namespace, arms: dict[str, list[Lanes]]) -> None:
-    """The table and the claims."""
+    """Print and write the table and the claims."""
     results, claims, quick = [], [], options.quick
     for lane in LANES:
         times = {name: median([run[lane]["ms_per_token"] for run in runs]) for name, runs in arms.items()}
@@ -98,18 +98,18 @@ def report(options: argparse.Namespace, arms: dict[str, list[Lanes]]) -> None:
     claims.append(at_least("rendered updates a second", updates, 5, not quick))
     claims.append(at_most("longest task, ms", longest, 200, not quick))
     texts = [[run[lane]["texts"] for lane in LANES] for runs in arms.values() for run in runs]
-    same = all(one == texts[0] for one in texts)
+    same = all(text == texts[0] for text in texts)
     claims.append(claim("runs whose texts agree", len(texts), f"all {len(texts)}", same))
     finish("page", options, CPU, results, claims)
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that app.py sets before it imports torch."""
+    """Return our environment with the variable that app.py sets before it imports torch."""
     return os.environ | {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
 def work(options: argparse.Namespace) -> None:
-    """The library alone: for each line of stdin one race, whose figures are printed as a line of JSON."""
+    """Run one race without a server for each line of stdin, and print its figures as a line of JSON."""
     from bass_core import SamplingParams, load_pair, race
 
     set_threads(parse(["--host", "127.0.0.1"]), os.environ)
@@ -125,7 +125,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def figures(lanes: dict[str, Any]) -> Lanes:
-    """The compared figures of each lane."""
+    """Return the figures of each lane that we compare."""
     return {
         name: {
             "ms_per_token": lanes[name]["metrics"]["ms_per_token"],
@@ -137,7 +137,7 @@ def figures(lanes: dict[str, Any]) -> Lanes:
 
 @contextmanager
 def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
-    """A process that loads the pair once and runs a race per call."""
+    """Start a process that loads the pair once, and yield a function that runs a race in it."""
     command = [sys.executable, "-m", "bench", "page", "--worker", "--pair", options.pair]
     command += ["--batch", str(options.batch), "--max-new-tokens", str(options.max_new_tokens)]
     command += ["--draft", options.draft] if options.draft else []
@@ -165,14 +165,14 @@ def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
 
 @contextmanager
 def app(options: argparse.Namespace, draft_length: str = "bass") -> Iterator[str]:
-    """Starts app.py as a user would and yields its address. With draft_length="bass" no costs are measured."""
+    """Start app.py as a user would and yield its address. With draft_length="bass" it measures no costs."""
     draft = ("--draft", options.draft) if options.draft else ()
     with serve("--pair", options.pair, "--draft-length", draft_length, *draft) as (_, address):
         yield address
 
 
 def client(address: str, options: argparse.Namespace) -> Lanes:
-    """The race through the API, reading every snapshot."""
+    """Run the race through the API, reading every snapshot."""
     from gradio_client import Client
 
     arguments = (PROMPT, options.batch, options.max_new_tokens, TEMPERATURE, SEED, 0, 1.0, "bass")
@@ -182,26 +182,26 @@ def client(address: str, options: argparse.Namespace) -> Lanes:
 
 @contextmanager
 def browser(address: str) -> Iterator[Any]:
-    """The page in headless Chromium."""
+    """Open the page in headless Chromium and yield Playwright's page."""
     from playwright.sync_api import sync_playwright
 
     names = (os.environ.get("BASS_BROWSER"), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
+    executable = next((path for name in names if name and (path := shutil.which(name))), None)
+    if executable is None:
         raise SystemExit("No Chromium or Chrome is installed: install one, or name it in BASS_BROWSER.")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page(viewport={"width": 1400, "height": 1000})
         page.set_default_timeout(PATIENCE_MS)
         page.goto(f"{address}?play=off#race?draft_length=bass")
-        page.locator("[data-chart=latency]").scroll_into_view_if_needed()  # then Plotly is loaded
+        page.locator("[data-chart=latency]").scroll_into_view_if_needed()  # loads Plotly
         page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
         yield page
         chromium.close()
 
 
 def watched(page: Any, options: argparse.Namespace) -> Lanes:
-    """The race on the page, with the charts in view."""
+    """Run the race on the page, with the charts in view."""
     page.fill("#prompt textarea", PROMPT)
     if not page.locator("#temperature input").is_visible():
         page.click("text=More settings")

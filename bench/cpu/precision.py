@@ -1,12 +1,12 @@
-"""`python -m bench precision`: what each precision of the weights costs in quality, and how long its steps take.
+"""`python -m bench precision`: the quality and the step times of each precision of the weights.
 
-Contract: float32 writes a greedy answer to every prompt, and every precision then reads those texts. "same choice"
-is the share of the answers' tokens that are its own greedy choice as well, KL the mean divergence of its
-distribution from float32's there, in thousandths of a nat, and perplexity that of the prompts' own tokens. "tokens
-a round" is what greedy decoding with DRAFTS drafts a round writes, by the pair's draft model as that precision
-holds it (a head in int8 where our own kernels run, model/select.py); 1 without one. Steps are regular ones, of
-rows that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions
-FILE` reads prompts from a file of the Spec-Bench form ; the first turn counts.
+float32 writes a greedy answer to every prompt, and every precision then reads these texts. "same choice" is the
+share of the answers' tokens that are also its greedy choice. KL is the mean divergence of its distribution from
+float32's at these tokens, in thousandths of a nat. Perplexity is over the prompts' tokens. "tokens a round" is for
+greedy decoding with DRAFTS drafts per round, with the pair's draft model in this precision (for example, a head is
+int8 where our kernels run, model/select.py); it is 1 without a draft model. Steps are regular ones of rows with
+CONTEXT cached tokens. The precisions take turns, except for float32, which uses torch's threads. `--questions
+FILE` takes the first turns of a file in the format of Spec-Bench as prompts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..report.report import Row, at_most, document, load, median, parser, readab
 CONTEXT = 128
 ROWS = (1, 4, 8)
 DRAFTS = 3
-# Tokens of a prompt that are read at most.
-_MOST = 256
+# Longest prompt, in tokens; the rest is cut off.
+_MAX_PROMPT = 256
 _EXACT = "float32"
 
 
@@ -40,8 +40,10 @@ def main(argv: list[str]) -> None:
     options.add_argument(
         "--dtypes", nargs="+", choices=[*DTYPES, *QUANTISED], default=["bfloat16", "int8", "int4"]
     )
-    options.add_argument("--questions", type=readable, metavar="FILE", help="prompts of the Spec-Bench form")
-    options.add_argument("--prompts", type=whole(), default=48, help="so many of them, evenly spread")
+    options.add_argument("--questions", type=readable, metavar="FILE", help="prompts in the format of Spec-Bench")
+    options.add_argument(
+        "--prompts", type=whole(), default=48, help="number of prompts, evenly spread over the file"
+    )
     options.add_argument("--max-new-tokens", type=whole(), default=64)
     options.add_argument("--repeats", type=whole(), default=15)
     arguments = options.parse_args(argv)
@@ -49,13 +51,13 @@ def main(argv: list[str]) -> None:
         arguments.prompts, arguments.max_new_tokens, arguments.repeats = 2, 8, 1
     prompts = mixed(arguments.prompts)
     if arguments.questions is not None:
-        asked = [one.turns[0] for one in questions(arguments.questions)]
-        prompts = asked[:: max(1, len(asked) // arguments.prompts)][: arguments.prompts]
+        turns = [question.turns[0] for question in questions(arguments.questions)]
+        prompts = turns[:: max(1, len(turns) // arguments.prompts)][: arguments.prompts]
     pairs = {dtype: load(arguments, device="cpu", dtype=dtype) for dtype in (_EXACT, *arguments.dtypes)}
-    read = _read(pairs, prompts, arguments.max_new_tokens)
+    quality = _read(pairs, prompts, arguments.max_new_tokens)
     steps = {rows: _steps(pairs, rows, arguments.repeats) for rows in ROWS}
     results: list[Row] = [
-        {"dtype": dtype, "MB": pair.target_step.cost.weight_bytes / 1e6, **read[dtype]}
+        {"dtype": dtype, "MB": pair.target_step.cost.weight_bytes / 1e6, **quality[dtype]}
         | {f"batch {rows}, ms": median(steps[rows][dtype]) for rows in ROWS}
         for dtype, pair in pairs.items()
     ]
@@ -73,17 +75,17 @@ def main(argv: list[str]) -> None:
 
 
 def _read(pairs: dict[str, ModelPair], prompts: list[str], new_tokens: int) -> dict[str, Row]:
-    """What each precision makes of the prompts and of float32's answers, text by text."""
+    """Return the quality figures of each precision over the prompts and float32's answers."""
     sums: dict[str, Any] = {dtype: torch.zeros(7, dtype=torch.float64) for dtype in pairs}
     for prompt in prompts:
-        ids = make_request(pairs[_EXACT], prompt).prompts[0][:_MOST]
+        ids = make_request(pairs[_EXACT], prompt).prompts[0][:_MAX_PROMPT]
         answer = generate(pairs[_EXACT], [ids], method="regular", max_new_tokens=new_tokens).sequences[0].token_ids
         text, first = torch.tensor([*ids, *answer]), len(ids)
         exact = _log_probabilities(pairs[_EXACT], text)
         for dtype, pair in pairs.items():
-            found = exact if dtype == _EXACT else _log_probabilities(pair, text)
-            surprise = -found[: first - 1].gather(1, text[1:first, None]).sum()
-            ours, theirs = found[first - 1 :], exact[first - 1 :]
+            logprobs = exact if dtype == _EXACT else _log_probabilities(pair, text)
+            surprise = -logprobs[: first - 1].gather(1, text[1:first, None]).sum()
+            ours, theirs = logprobs[first - 1 :], exact[first - 1 :]
             same = (ours.argmax(1) == text[first:]).sum()
             divergence = (theirs.exp() * (theirs - ours)).sum()
             accepted, rounds = 0, 1
@@ -92,8 +94,8 @@ def _read(pairs: dict[str, ModelPair], prompts: list[str], new_tokens: int) -> d
                     pair, [ids], max_new_tokens=new_tokens, drafter="model", draft_length=DRAFTS
                 ).metrics  # fmt: skip
                 accepted, rounds = drafted.accepted, max(1, drafted.rounds)
-            found_of = (surprise, first - 1, same, divergence, len(answer), accepted, rounds)
-            sums[dtype] += torch.tensor([float(one) for one in found_of], dtype=torch.float64)
+            figures = (surprise, first - 1, same, divergence, len(answer), accepted, rounds)
+            sums[dtype] += torch.tensor([float(value) for value in figures], dtype=torch.float64)
     return {
         dtype: {
             "perplexity": float((surprise / read).exp()), "same choice": float(same / written),
@@ -104,7 +106,7 @@ def _read(pairs: dict[str, ModelPair], prompts: list[str], new_tokens: int) -> d
 
 
 def _log_probabilities(pair: ModelPair, text: Tensor) -> Tensor:
-    """float64 [S - 1, vocab]: of each token of a text but the first, given those before it."""
+    """Return float64 [S - 1, vocab], the log-probabilities of each token of a text [S] after the first."""
     model = pair.target_step
     cache = model.new_cache(1, len(text))
     logits = model.forward(ForwardBatch(text[None, :-1], [0]), cache).logits
@@ -112,7 +114,7 @@ def _log_probabilities(pair: ModelPair, text: Tensor) -> Tensor:
 
 
 def _steps(pairs: dict[str, ModelPair], rows: int, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of steps of so many rows, the precisions in turn; the first turn is to warm up."""
+    """Return the milliseconds of steps of `rows` rows, the precisions in turns; the first turn is a warm-up."""
     times: dict[str, list[float]] = {dtype: [] for dtype in pairs}
     caches = {dtype: pair.target_step.new_cache(rows, CONTEXT + 1) for dtype, pair in pairs.items()}
     vocab = pairs[_EXACT].vocab

@@ -1,12 +1,14 @@
-"""`python -m bench spec --questions FILE`: what drafts are worth on the standard workload, category by category.
+"""`python -m bench spec --questions FILE`: acceptance and speed-up on the standard workload, by category.
 
-Contract: FILE has the form of Spec-Bench (prompts.py); `--per-category` of its questions are drawn for each
-category by the seed. All their turns are asked, after regular decoding's answers to the turns before; a text ends
-where the model ends it. Arms take turns step by step. "tokens a round" is 1 + accepted drafts a row-round that
-drafted, `a` accepted / tested drafts, `at i` how often a row that drafted i of them had them all accepted; all of
-BASS's rounds. "ms/token" is the calls' median. A speed is the time that regular decoding would need for the arm's
-texts over the arm's time (bass_core/lanes/pace.py), the geometric mean of the calls; +- is 1.96 standard errors of
-its logarithm, in per cent. "all" joins the categories.
+FILE has the format of Spec-Bench (prompts.py). The seed draws `--per-category` questions of each category. All
+their turns are asked, with regular decoding's answers to the earlier turns as context. A text ends at the model's
+end token. Arms take turns step by step.
+
+These figures are over BASS's rounds: "tokens a round" is 1 + accepted drafts per row-round that drafted, `a` is
+accepted / tested drafts, and `at i` is the share of row-rounds with at least i drafts in which the first i were
+accepted. "ms/token" is the median of the calls. A speed-up is the time that regular decoding would need for the
+arm's texts divided by the arm's time (bass_core/lanes/pace.py), as the geometric mean over the calls; +- is 1.96
+standard errors of its logarithm, in per cent. "all" joins the categories.
 """
 
 from __future__ import annotations
@@ -44,15 +46,16 @@ from .default import run_by_turns
 
 REGULAR, SPECULATIVE, BASS = "regular", "speculative", "bass"
 ARMS = (REGULAR, SPECULATIVE, BASS)
-# Places of which the table tells how often a draft there is accepted.
+# The table has a column `at i` for each of the first PLACES drafts.
 PLACES = 3
-# Claimed of all categories together: `a` by temperature, with only the draft model and a fixed length; and BASS's
-# speed over regular by temperature and batch, with the default length and drafter, on two cores with AMX.
+# Claims about all categories together: `a` by temperature, with only the draft model and a fixed length.
 ACCEPTED = {0.0: 0.54, 0.7: 0.48}
+# BASS's speed-up over regular by temperature and batch, with the default length and drafter, on two cores with
+# AMX.
 FASTER = {0.0: {1: 1.7, 2: 1.45, 4: 1.3, 8: 1.15}, 0.7: {1: 1.5, 2: 1.3, 4: 1.2, 8: 1.08}}
 
 Row = dict[str, Any]
-# The lanes of each call, one an arm.
+# For each call, the lane of each arm.
 Calls = list[dict[str, Lane]]
 
 
@@ -64,7 +67,7 @@ def main(argv: list[str]) -> None:
     options.add_argument("--per-category", type=whole(), default=20)
     options.add_argument("--temperatures", type=number(), nargs="+", default=list(ACCEPTED))
     options.add_argument("--batches", type=whole(), nargs="+", default=[1, 4])
-    options.add_argument("--tokens", type=whole(), default=96, help="the most new tokens of an answer")
+    options.add_argument("--tokens", type=whole(), default=96, help="most new tokens per answer")
     options.add_argument("--draft-length", default="auto", type=draft_length, help="as for `bass generate`")
     options.add_argument("--drafter", default="auto", help="as for `bass generate`")
     arguments = options.parse_args(argv)
@@ -86,28 +89,28 @@ def main(argv: list[str]) -> None:
                 print(table(results[-1:]), flush=True)
             results.append(_row("all", batch, temperature, done))
     print(table(results))
-    made = document("spec", arguments, pair, results, claims(results, arguments))
+    report = document("spec", arguments, pair, results, claims(results, arguments))
     if arguments.report:
-        made["files"] = draw("spec", arguments.report, {"speedup": _speeds(results)})
-    show(made, arguments)
+        report["files"] = draw("spec", arguments.report, {"speedup": _speeds(results)})
+    show(report, arguments)
 
 
-def sampled(found: Sequence[Question], most: int, seed: int) -> dict[str, list[Question]]:
-    """At most `most` questions of each category, categories in the file's order."""
+def sampled(pool: Sequence[Question], most: int, seed: int) -> dict[str, list[Question]]:
+    """Draw at most `most` questions of each category, with categories in the file's order."""
     by_category: dict[str, list[Question]] = {}
-    for one in found:
-        by_category.setdefault(one.category, []).append(one)
-    chosen = random.Random(seed)
-    return {name: chosen.sample(ones, min(most, len(ones))) for name, ones in by_category.items()}
+    for question in pool:
+        by_category.setdefault(question.category, []).append(question)
+    dice = random.Random(seed)
+    return {name: dice.sample(group, min(most, len(group))) for name, group in by_category.items()}
 
 
 def _ask(pair: ModelPair, asked: list[Question], batch: int, temperature: float, arguments: Namespace) -> Calls:
-    """All turns of the questions, `batch` questions at a time; a last, smaller batch is left out."""
+    """Ask all turns of the questions, `batch` questions at a time; leave out a last, smaller batch."""
     calls: Calls = []
     for first in range(0, len(asked) - batch + 1, batch):
         together = asked[first : first + batch]
         talks: list[list[dict[str, str]]] = [[] for _ in together]
-        for turn in range(min(len(one.turns) for one in together)):
+        for turn in range(min(len(question.turns) for question in together)):
             for talk, question in zip(talks, together, strict=True):
                 talk.append({"role": "user", "content": question.turns[turn]})
             lanes = _lanes(pair, talks, temperature, arguments)
@@ -135,30 +138,33 @@ def _lanes(pair: ModelPair, talks: Any, temperature: float, arguments: Namespace
 
 def _row(category: str, batch: int, temperature: float, calls: Calls) -> Row:
     counts = [call[BASS].counts for call in calls]
-    drafting = sum(one.drafting_rows for one in counts)
-    accepted, tested = sum(one.accepted for one in counts), sum(one.tested for one in counts)
+    drafting = sum(count.drafting_rows for count in counts)
+    accepted, tested = sum(count.accepted for count in counts), sum(count.tested for count in counts)
     row: Row = {
         "category": category, "temperature": temperature, "batch": batch, "calls": len(calls),
         "tokens a round": 1 + accepted / drafting if drafting else None,
         "a": accepted / tested if tested else None,
     }  # fmt: skip
     for place in range(PLACES):
-        reached = sum(one.drafted_at[place] for one in counts if place < len(one.drafted_at))
-        stood = sum(one.accepted_at[place] for one in counts if place < len(one.accepted_at))
-        row[f"at {place + 1}"] = stood / reached if reached else None
+        drafted_at = sum(count.drafted_at[place] for count in counts if place < len(count.drafted_at))
+        accepted_at = sum(count.accepted_at[place] for count in counts if place < len(count.accepted_at))
+        row[f"at {place + 1}"] = accepted_at / drafted_at if drafted_at else None
     times = {arm: [call[arm].metrics().ms_per_token for call in calls] for arm in ARMS}
     known = [ms for ms in zip(*times.values(), strict=True) if None not in ms]
     for place, arm in enumerate(ARMS):
         row[f"{arm} ms/token"] = median([ms[place] for ms in known]) if known else None
     for arm in ARMS[1:]:
         speeds = [call[arm].pace.speedup(call[REGULAR].pace) for call in calls]
-        speed, spread = mean_ratio([one for one in speeds if one is not None])
+        speed, spread = mean_ratio([value for value in speeds if value is not None])
         row |= {arm: speed, f"{arm} +-%": spread}
     return row
 
 
 def mean_ratio(ratios: list[float]) -> tuple[float | None, float | None]:
-    """The geometric mean, and 1.96 standard errors of its logarithm in per cent; None without two ratios."""
+    """Return the geometric mean, and 1.96 standard errors of its logarithm in per cent.
+
+    The mean of no ratios is None, and so is the error of fewer than two.
+    """
     if not ratios:
         return None, None
     logs = [math.log(ratio) for ratio in ratios]
@@ -167,23 +173,23 @@ def mean_ratio(ratios: list[float]) -> tuple[float | None, float | None]:
 
 
 def claims(results: list[Row], arguments: Namespace) -> list[Row]:
-    """What all categories together are claimed to reach; a quick run decides nothing."""
-    made, decided = [], not arguments.quick
-    alone = arguments.drafter == "model" and isinstance(arguments.draft_length, int)
+    """Return the claims about all categories together; a quick run leaves them open."""
+    verdicts, decided = [], not arguments.quick
+    only_model = arguments.drafter == "model" and isinstance(arguments.draft_length, int)
     for row in (row for row in results if row["category"] == "all"):
         temperature, batch = row["temperature"], row["batch"]
-        if alone and batch == 1 and temperature in ACCEPTED and row["a"] is not None:
-            made.append(at_least(f"a, temperature {temperature:g}", row["a"], ACCEPTED[temperature], decided))
+        if only_model and batch == 1 and temperature in ACCEPTED and row["a"] is not None:
+            verdicts.append(at_least(f"a, temperature {temperature:g}", row["a"], ACCEPTED[temperature], decided))
         bar = FASTER.get(temperature, {}).get(batch)
         if arguments.draft_length == "auto" and bar is not None and row[BASS] is not None:
             how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            made.append(at_least(f"bass / regular, {how}, batch {batch}", row[BASS], bar, decided))
-    return made
+            verdicts.append(at_least(f"bass / regular, {how}, batch {batch}", row[BASS], bar, decided))
+    return verdicts
 
 
 def _speeds(results: list[Row]) -> go.Figure:
-    """BASS's greedy speed over regular decoding by category."""
-    made = figure("BASS over regular decoding, greedy", "category", "times as fast")
+    """Draw BASS's greedy speed-up over regular decoding by category."""
+    chart = figure("BASS over regular decoding, greedy", "category", "times as fast")
     colours = [COLOURS[name] for name in (BASS, SPECULATIVE, REGULAR)]
     batches = sorted({row["batch"] for row in results})
     for colour, batch in zip(colours * len(batches), batches, strict=False):
@@ -191,9 +197,9 @@ def _speeds(results: list[Row]) -> go.Figure:
             row for row in results if row["batch"] == batch and row["temperature"] == results[0]["temperature"]
         ]
         errors = [row[BASS] * (row[f"{BASS} +-%"] or 0) / 100 if row[BASS] else None for row in rows]
-        made.add_bar(
+        chart.add_bar(
             x=[row["category"] for row in rows], y=[row[BASS] for row in rows], name=f"batch {batch}",
             error_y={"array": errors}, marker_color=colour,
         )  # fmt: skip
-    made.add_hline(1.0, line_dash="dot")
-    return made
+    chart.add_hline(1.0, line_dash="dot")
+    return chart

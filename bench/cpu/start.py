@@ -1,11 +1,11 @@
 """`python -m bench start`: seconds until the model is ready, from the second start on.
 
-Contract: times a fresh process that imports bass_core and calls `load_pair`, in it the trial of the models against
-their own code (model/select.py), and the look at them with which a call begins. Then times `python app.py` until
-it serves the page: once with --draft-length bass, and once with its defaults in a cache folder that holds the
-weights but no measured costs. The first start of each kind is not counted: it may convert the model, and it reads
-the files from disk. Medians in seconds. To show that the model was ready, every start must write the same text
-afterwards.
+First it times a new process that imports bass_core and calls `load_pair`. Separate figures show the trial in which
+each model is compared with its original code (model/select.py), and the check of the models at the start of each
+call. Then it times `python app.py` until it serves the page: once with --draft-length bass, and once with its
+defaults in a cache folder that holds the weights but no measured costs. The first start of each kind does not
+count, because it may convert the model and reads the files from disk. Figures are medians in seconds. To prove
+that the model was ready, every start must then write the same text.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ LIBRARY = ("import torch and transformers", "load_pair", "of it, trying the mode
 
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
-    made = parser("start", __doc__ or "", "pair")
-    made.set_defaults(draft=None)
-    arguments = made.parse_args(argv)
+    cli = parser("start", __doc__ or "", "pair")
+    cli.set_defaults(draft=None)
+    arguments = cli.parse_args(argv)
     names = (*LIBRARY, "python app.py, all of it", "the same, no costs known")
     times: dict[str, list[float]] = {name: [] for name in names}
     texts = set()
-    # The quick form starts everything once, and counts it.
+    # With --quick everything starts only once, and that counts.
     for start in range(1 if arguments.quick else 1 + STARTS):
         library, text = _library(arguments.pair)
         texts.add(text)
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
 
 
 def _library(pair: str) -> tuple[list[float], tuple[int, ...]]:
-    """Seconds as LIBRARY names them, and the text."""
+    """Return the seconds of each phase in LIBRARY, and the text."""
     command = [sys.executable, "-c", START, pair, PROMPT]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     times, written = json.loads(done.stdout.splitlines()[-1])

@@ -1,10 +1,10 @@
-"""`python -m bench window`: the target as its own draft, which sees the first tokens of a long text and the last.
+"""`python -m bench window`: the target as its own draft, with only the first and last tokens of a long text.
 
-Contract, two parts. "acceptance": answers to long prompts of different kinds, built from this repository's own
-files: greedy, where a small model soon repeats itself and every window is right, and sampled. In each round
-every window drafts from the same place, and its drafts are compared with the target's text; this is counted, and
-no clock is involved. "whole": whole sampled answers with and without windowed drafts, measured in turns, prompts
-left out of the times.
+Part "acceptance": answers to long prompts of different kinds, built from this repository's files, greedy and
+sampled. In greedy text a small model soon repeats itself, and every window is right. In each round every window
+drafts from the same position, and we compare its drafts with the target's text. Nothing is timed.
+
+Part "whole": whole sampled answers with and without windowed drafts, timed in turns, without their prompts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bass_core.sequence import Sequence
 from ..report.report import ROOT, Row, claim, document, load, median, parser, show, table, whole
 
 WINDOWS = (64, 128, 256, 512, 1024)
-# Drafts of a round in the first part, and in the second.
+# Drafts per round in the first part, and in the second.
 LENGTH, WHOLE_LENGTH = 4, 3
-# Prompts: tokens, what they are cut from, and the question after them (none: the text goes on).
+# Prompts: number of tokens, the files that they are cut from, and the question after them ("": continue the text).
 PROMPTS = (
     (1000, "README.md", ""),
     (2000, "docs/extending.md", "\n\nExplain in a few paragraphs how a drafter of one's own is written."),
@@ -33,7 +33,7 @@ PROMPTS = (
     (6000, "docs/architecture.md docs/amusd.md docs/usage.md", "\n\nWhat does the text above say about AMUSD?"),
 )
 
-# Texts, coupled where they are sampled: a draft is compared with the very token that the target draws.
+# Sampled texts are coupled, so that each draft is compared with the token that the target draws.
 SAMPLED = "temperature 0.8"
 TEXTS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -64,7 +64,11 @@ def main(argv: list[str]) -> None:
 
 
 class Probe(Drafter):
-    """Every window drafts from the same places; `drafts` holds (tokens before it, window, drafts) of each."""
+    """A drafter that lets every window draft from the same positions.
+
+    Attributes:
+        drafts: a tuple (length of the text, window, draft tokens) for each round and window.
+    """
 
     def __init__(self, drafters: list[WindowDrafter]) -> None:
         self.drafters = drafters
@@ -72,10 +76,10 @@ class Probe(Drafter):
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         for drafter in self.drafters:
-            made = drafter.propose(rows, max_drafts, keys)
-            drafts = made.tokens[0, : made.num_drafted[0]].tolist()
+            proposal = drafter.propose(rows, max_drafts, keys)
+            drafts = proposal.tokens[0, : proposal.num_drafted[0]].tolist()
             self.drafts.append((len(rows[0].tokens), drafter.window, drafts))
-        return made
+        return proposal
 
 
 def _ids(pair: ModelPair, prompt: tuple[int, str, str]) -> list[int]:
@@ -89,7 +93,7 @@ def _ids(pair: ModelPair, prompt: tuple[int, str, str]) -> list[int]:
 def _acceptance(
     pair: ModelPair, text: str, prompt: tuple[int, str, str], windows: tuple[int, ...], arguments: Any
 ) -> list[Row]:
-    """One prompt's rows: how many drafts of each window stand."""
+    """Return one prompt's rows: how many drafts of each window are accepted."""
     ids, (_, files, question) = _ids(pair, prompt), prompt
     probes: list[Probe] = []
 
@@ -107,37 +111,37 @@ def _acceptance(
         del DRAFTERS["every window"]
     name, rows = f"{files}{', a question' if question else ''}", []
     for window in windows:
-        tried = [(at - len(ids), drafts) for at, other, drafts in probes[0].drafts if other == window and drafts]
-        stood = [_agreeing(drafts, out.sequences[0].token_ids[at:]) for at, drafts in tried]
-        drafted = sum(len(drafts) for _, drafts in tried)
+        tries = [(at - len(ids), drafts) for at, other, drafts in probes[0].drafts if other == window and drafts]
+        accepted = [_agreeing(drafts, out.sequences[0].token_ids[at:]) for at, drafts in tries]
+        drafted = sum(len(drafts) for _, drafts in tries)
         rows.append({
             "part": "acceptance", "text": text, "prompt": name, "cached": len(ids), "window": window,
-            "rounds": len(stood), "acceptance": sum(stood) / max(1, drafted),
-            "tokens a round": 1 + sum(stood) / max(1, len(stood)),
+            "rounds": len(accepted), "acceptance": sum(accepted) / max(1, drafted),
+            "tokens a round": 1 + sum(accepted) / max(1, len(accepted)),
         })  # fmt: skip
     return rows
 
 
 def _agreeing(drafts: list[int], text: list[int]) -> int:
-    """How many leading drafts are the text's tokens."""
-    same = [one == other for one, other in zip(drafts, text, strict=False)]
+    """Return the number of leading drafts that equal the text's tokens."""
+    same = [draft == token for draft, token in zip(drafts, text, strict=False)]
     return (same + [False]).index(False)
 
 
 def _whole(pair: ModelPair, prompts: list[tuple[int, str, str]], arguments: Any) -> Row:
-    """ms per token of whole answers, medians of runs that take turns, and the drafts' acceptance."""
+    """Return the median ms per token of whole answers, with and without drafts, and the drafts' acceptance."""
     ids = [_ids(pair, prompt) for prompt in prompts]
-    same = {"max_new_tokens": arguments.max_new_tokens, "eos_token_id": None, "seed": arguments.seed}
-    ways: dict[str, dict[str, Any]] = {
+    common = {"max_new_tokens": arguments.max_new_tokens, "eos_token_id": None, "seed": arguments.seed}
+    arms: dict[str, dict[str, Any]] = {
         "regular": {"method": "regular"},
         "windowed": {"method": "bass", "drafter": "window", "draft_length": WHOLE_LENGTH},
     }
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(arguments.repeats):
-        for name, way in ways.items():
-            out = generate(pair, ids, **same, **way, **TEXTS[SAMPLED])
+        for name, arm in arms.items():
+            out = generate(pair, ids, **common, **arm, **TEXTS[SAMPLED])
             times[name].append(out.metrics.ms_per_token or 0.0)
-    regular, windowed = (median(times[name]) for name in ways)
+    regular, windowed = (median(times[name]) for name in arms)
     return {
         "part": "whole", "kind": "measured", "rows": len(ids), "cached": max(map(len, ids)),
         "draft length": WHOLE_LENGTH, "acceptance": out.metrics.acceptance_rate, "regular ms/token": regular,

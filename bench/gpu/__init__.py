@@ -1,11 +1,11 @@
 """`python -m bench gpu`: kernels, texts, steps and lanes on one CUDA device, in one command.
 
-Contract: each section runs in a process of its own. What ends one, an error, a crash or its limit of seconds, is
-one line of the report, and the next begins. The document is written anew with every figure, so that whatever ends
-the command, what was measured is there; the same command then runs only the sections that have not ended. Needs no
-network: models are built from configs with random weights. Without a GPU the same sections make a dry run on tiny
-models, in which no time counts. `--here` runs sections in this process, for compute-sanitizer and ncu. Non-goal:
-the shipped pair; `bench batch --device cuda` measures it.
+Each section runs in a separate process. If it ends with an error, a crash or a timeout, the report has one line
+about it and the next section starts. The result file is rewritten after every figure, so nothing measured is lost
+when the command is interrupted; the same command then runs only the unfinished sections. No network is needed:
+models are built from configs with random weights. Without a GPU the same sections are a dry run on tiny models,
+and no time counts. `--here` runs sections in this process, for compute-sanitizer and ncu. The shipped pair is not
+measured here; use `bench batch --device cuda`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .kernels import kernels
 from .speed import backends, lanes, readings, steps
 
 ROOT = Path(__file__).parents[2]
-# What each section runs, and after how many seconds it is ended.
+# The function of each section, and its timeout in seconds.
 SECTIONS: dict[str, tuple[Callable[[Context], None], int]] = {
     "texts": (texts, 150),
     "kernels": (kernels, 240),
@@ -43,9 +43,9 @@ SECTIONS: dict[str, tuple[Callable[[Context], None], int]] = {
 }
 CHECKS = ("texts", "kernels", "faults")
 ENDED = "ran to its end"
-# What a section's process writes before each figure.
+# A section's process prints each figure after this mark.
 MARK = "figure: "
-# Claims: the figures that are divided, or the only one, by section, case and what; and the bar.
+# Claims: the section, one case or two to be divided, the figure's name, and the bar.
 RATIOS = {
     "a step of batch 1 / its floor": ("steps", ["target b1 x 1 kv512"], "step / floor", "at most", 1.15),
     "a step of batch 8 / its floor": ("steps", ["target b8 x 1 kv512"], "step / floor", "at most", 1.25),
@@ -64,7 +64,7 @@ RATIOS = {
 
 
 def main(argv: list[str]) -> None:
-    """Run, print, write."""
+    """Run, print and write."""
     options = parser("gpu", __doc__ or "")
     options.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     options.add_argument("--here", nargs="+", choices=SECTIONS, default=[], help="sections to run in this process")
@@ -74,48 +74,48 @@ def main(argv: list[str]) -> None:
         for name in arguments.here:
             run_here(name, arguments, device)
         return
-    made = document("gpu", arguments, device, [], [])
+    report = document("gpu", arguments, device, [], [])
     if device.type == "cuda":
-        made["versions"] |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(device)}
-        name = "-".join(["gpu", *device_name(device).lower().split(), made["date"]])
+        report["versions"] |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(device)}
+        name = "-".join(["gpu", *device_name(device).lower().split(), report["date"]])
         arguments.json = arguments.json or ROOT / "bench" / "results" / f"{name}.json"
-    print(f"{made['device']}: {made['versions']}", flush=True)
-    # `timeout` then ends the run as Ctrl-C does.
+    print(f"{report['device']}: {report['versions']}", flush=True)
+    # So `timeout` ends the run like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run(arguments, device, made)
+        run(arguments, device, report)
     except KeyboardInterrupt:
         print("Interrupted.", flush=True)
     for name in arguments.sections:
-        rows = [row for row in made["results"] if row["section"] == name]
+        rows = [row for row in report["results"] if row["section"] == name]
         print(f"\n{table(rows)}")
-    show(made, arguments)
+    show(report, arguments)
 
 
-def resumed(made: dict[str, Any], path: Path | None) -> list[Row]:
-    """The figures of the sections that an earlier run of the same command has brought to their ends."""
+def resumed(report: dict[str, Any], path: Path | None) -> list[Row]:
+    """Return the figures of the sections that an earlier run of the same command has finished."""
     try:
-        found = json.loads("" if path is None else path.read_text(encoding="utf-8"))
-        alike = all(found[name] == made[name] for name in ("bench", "device", "revision", "seed", "quick"))
+        earlier = json.loads("" if path is None else path.read_text(encoding="utf-8"))
+        alike = all(earlier[name] == report[name] for name in ("bench", "device", "revision", "seed", "quick"))
     except (OSError, ValueError, KeyError):
         return []
-    rows = found["results"] if alike else []
+    rows = earlier["results"] if alike else []
     ended = {row["section"] for row in rows if row["what"] == ENDED}
     return [row for row in rows if row["section"] in ended]
 
 
-def run(arguments: Namespace, device: torch.device, made: dict[str, Any]) -> None:
-    """Run the sections one after another, and keep the document and its file up to date."""
-    made["results"] = resumed(made, arguments.json)
-    ended = [row["section"] for row in made["results"] if row["what"] == ENDED]
+def run(arguments: Namespace, device: torch.device, report: dict[str, Any]) -> None:
+    """Run the sections one after another, and keep the document `report` and its file up to date."""
+    report["results"] = resumed(report, arguments.json)
+    ended = [row["section"] for row in report["results"] if row["what"] == ENDED]
 
     def take(row: Row) -> None:
-        made["results"].append(row)
+        report["results"].append(row)
         timed = device.type == "cuda" and not arguments.quick
-        made["claims"] = claims(made["results"], arguments.sections, ended, timed)
+        report["claims"] = claims(report["results"], arguments.sections, ended, timed)
         if arguments.json:
             part = arguments.json.with_suffix(".part")
-            part.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+            part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
             os.replace(part, arguments.json)
 
     for name in arguments.sections:
@@ -135,8 +135,8 @@ def run(arguments: Namespace, device: torch.device, made: dict[str, Any]) -> Non
 def run_process(
     command: list[str], environment: dict[str, str], limit: float, take: Callable[[Row], None]
 ) -> str | None:
-    """Run a section's process and pass its figures on as they come; returns why it did not end well, or None."""
-    said = "nothing"
+    """Run a section's process and pass its figures to `take` as they come; return why it failed, or None."""
+    last_line = "nothing"
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         timer = threading.Timer(limit, process.kill)
         timer.start()
@@ -144,7 +144,7 @@ def run_process(
             for line in process.stdout or ():
                 if not line.startswith(MARK):
                     print(line, end="", flush=True)
-                    said = line.strip() or said
+                    last_line = line.strip() or last_line
                 elif line.endswith("\n"):
                     take(json.loads(line.removeprefix(MARK)))
             status = process.wait()
@@ -152,12 +152,12 @@ def run_process(
             timer.cancel()
             process.kill()
     if status < 0:
-        return f"signal {-status} ended it, whose limit is {limit:g} s, after: {said}"
-    return said if status else None
+        return f"signal {-status} ended it, whose limit is {limit:g} s, after: {last_line}"
+    return last_line if status else None
 
 
 def run_here(name: str, arguments: Namespace, device: torch.device) -> None:
-    """Run a section in this process; an error is its last line, and ends the process with status 1."""
+    """Run a section in this process; on an error, print it as the last line and exit with status 1."""
 
     def emit(row: Row) -> None:
         print(MARK + json.dumps(row), flush=True)
@@ -167,25 +167,25 @@ def run_here(name: str, arguments: Namespace, device: torch.device) -> None:
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {error}".splitlines()[0][:300], flush=True)
-        # Without the interpreter's own end, which a broken device can block.
+        # Exit at once: a broken device can block the interpreter's normal exit.
         os._exit(1)
 
 
 def claims(rows: list[Row], sections: list[str], ended: list[str], timed: bool) -> list[dict[str, Any]]:
-    """The checks, and RATIOS of what was measured: open where `timed` is False or a figure is missing."""
+    """Return the claims: the checks, and RATIOS, which stay open if `timed` is False or a figure is missing."""
     by = {(row["section"], row["case"], row["what"]): row for row in rows}
     share = len(set(ended) & set(sections)) / len(sections)
-    made = [claim("sections that ran to their end", share, "1", share == 1)]
+    verdicts = [claim("sections that ran to their end", share, "1", share == 1)]
     for name in [name for name in CHECKS if name in sections]:
         row = by.get((name, "cases", "passed"))
         passed = row["value"] / int(row["unit"].removeprefix("of ")) if row else 0.0
-        made.append(claim(f"{name}: cases that passed", passed, "1", passed == 1))
+        verdicts.append(claim(f"{name}: cases that passed", passed, "1", passed == 1))
     for name, (section, cases, what, sign, bar) in RATIOS.items():
-        found = [by[section, case, what]["value"] for case in cases if (section, case, what) in by]
-        if len(found) < len(cases):
-            made.append(claim(name, 0.0, f"{sign} {bar}", None))
+        values = [by[section, case, what]["value"] for case in cases if (section, case, what) in by]
+        if len(values) < len(cases):
+            verdicts.append(claim(name, 0.0, f"{sign} {bar}", None))
             continue
-        value = found[0] / (found[1] if len(found) > 1 else 1)
+        value = values[0] / (values[1] if len(values) > 1 else 1)
         holds = value <= bar if sign == "at most" else value >= bar
-        made.append(claim(name, value, f"{sign} {bar}", holds if timed else None))
-    return made
+        verdicts.append(claim(name, value, f"{sign} {bar}", holds if timed else None))
+    return verdicts

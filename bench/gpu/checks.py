@@ -1,8 +1,8 @@
-"""Whole decoders on the device: their texts, the memory that they leave, and what a failed capture does.
+"""Whole decoders on the device: their texts, the memory they leave allocated, and the effect of a failed capture.
 
-Contract: a case raises where something is wrong. Models are small and in float32, where greedy text equals that of
-transformers' `generate`, and sampled text, whose noise is the same on every device, that of the CPU. Of that text
-rounding may decide one row of eight otherwise. In bfloat16 it decides more: that share is a figure and no check.
+A case raises if something is wrong. Models are small and in float32. There, greedy text must equal that of
+transformers' `generate`, and sampled text, which uses the same random numbers on every device, that of the CPU.
+Rounding may change one sampled row in eight. In bfloat16 it changes more, so there the share is only reported.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ class Subject:
 
     @cached_property
     def theirs(self) -> Texts:
-        """What transformers writes after each prompt alone."""
+        """The text that transformers writes for each prompt at batch 1."""
         ids = [torch.tensor([row], device=self.pair.device) for row in self.rows]
         options: Any = {"do_sample": False, "max_new_tokens": self.count, "pad_token_id": 0}
         model: Any = self.pair.target
-        out = [model.generate(one, attention_mask=torch.ones_like(one), **options) for one in ids]
+        out = [model.generate(row, attention_mask=torch.ones_like(row), **options) for row in ids]
         return [text[0, len(row) :].tolist() for text, row in zip(out, self.rows, strict=True)]
 
     def ours(self, **options: Any) -> Texts:
-        """The new tokens of each row."""
+        """Return the new tokens of each row."""
         length: dict[str, Any] = {} if "tree" in options else {"draft_length": 3}
-        made = generate(self.pair, self.rows, max_new_tokens=self.count, eos_token_id=None, **length | options)
-        return [sequence.token_ids for sequence in made.sequences]
+        out = generate(self.pair, self.rows, max_new_tokens=self.count, eos_token_id=None, **length | options)
+        return [sequence.token_ids for sequence in out.sequences]
 
     def greedy(self, **options: Any) -> None:
-        """Our text must be transformers'."""
+        """Raise AssertionError unless our text is transformers'."""
         require(self.ours(**options), self.theirs)
 
     def race(self, scheduling: str) -> None:
-        """A race of the three lanes, each of which must write transformers' text."""
+        """Race the three lanes; raise AssertionError unless each writes transformers' text."""
         options: Any = {"max_new_tokens": self.count, "eos_token_id": None, "draft_length": 3}
         *_, last = race(self.pair, self.rows, scheduling=scheduling, **options)
         for name, lane in last["lanes"].items():
@@ -72,14 +72,14 @@ class Subject:
 
 
 def require(ours: Texts, theirs: Texts, but: int = 0) -> None:
-    """Raises AssertionError if more rows than `but` differ."""
+    """Raise AssertionError if more than `but` rows differ."""
     unlike = [row for row, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
     if len(unlike) > but:
         raise AssertionError(f"rows {unlike} of {len(theirs)} differ")
 
 
 def texts(ctx: Context) -> None:
-    """Greedy texts against transformers', sampled ones against the CPU's."""
+    """Compare greedy texts with transformers', and sampled ones with the CPU's."""
     ctx.cases(_text_cases(ctx))
 
 
@@ -101,9 +101,9 @@ def _text_cases(ctx: Context) -> Cases:
         yield f"{name} was captured", partial(_captured, subject.pair.target_step)
     for scheduling in SCHEDULINGS:
         yield f"race, {scheduling}", partial(subject.race, scheduling)
-    there = Subject(ctx, ctx.small_pair(device=torch.device("cpu")))
+    on_cpu = Subject(ctx, ctx.small_pair(device=torch.device("cpu")))
     for options in SAMPLED:
-        yield f"sampled, {options}", partial(_sampled, subject, there, dict(options))
+        yield f"sampled, {options}", partial(_sampled, subject, on_cpu, dict(options))
     target, vocabulary = subject.pair.target, torch.arange(0, subject.pair.vocab, 2, device=ctx.device)
     head: Any = DraftHead(target, HeadConfig(1, target.config.hidden_size), vocabulary)
     headed = Subject(ctx, ModelPair(target, head.to(ctx.device).eval().requires_grad_(False)))
@@ -112,14 +112,14 @@ def _text_cases(ctx: Context) -> Cases:
 
 
 def _captured(model: CausalModel) -> None:
-    """After other cases: their steps did not run eagerly after a capture that failed."""
+    """Check, after the other cases, that no capture failed and left the steps to run eagerly."""
     if is_accelerator(model.device) and not model.capturable:
         raise AssertionError("its steps could not be captured")
 
 
-def _sampled(here: Subject, there: Subject, options: dict[str, Any]) -> None:
+def _sampled(on_device: Subject, on_cpu: Subject, options: dict[str, Any]) -> None:
     options["sampling"] = SamplingParams(0.8, top_p=options.pop("top_p", 1.0))
-    require(here.ours(**options), there.ours(**options), but=len(here.rows) // 8)
+    require(on_device.ours(**options), on_cpu.ours(**options), but=len(on_device.rows) // 8)
 
 
 def _low_precision(ctx: Context) -> None:
@@ -130,7 +130,7 @@ def _low_precision(ctx: Context) -> None:
 
 
 def faults(ctx: Context) -> None:
-    """What may harm the process, the worst last."""
+    """Run the cases that may harm the process, the worst last."""
     cases = {
         "memory comes back": _memory,
         "more captures than streams": _many_captures,
@@ -140,7 +140,7 @@ def faults(ctx: Context) -> None:
 
 
 def _memory(ctx: Context) -> None:
-    """Three more races leave nothing more; without idle caches and graphs less is held."""
+    """Check that three more races allocate no more memory, and that releasing idle caches adds none."""
     subject, used = Subject(ctx, ctx.small_pair()), []
     for scheduling in SCHEDULINGS * 2:
         subject.race(scheduling)
@@ -149,8 +149,8 @@ def _memory(ctx: Context) -> None:
         assert model is not None
         cuda_graphs.release_idle(model)
     used.append(_allocated(ctx.device))
-    for what, size in (("three races", used[2]), ("six races", used[5]), ("without idle caches", used[6])):
-        ctx.row("memory", what, size / 2**20, "MB")
+    for when, size in (("three races", used[2]), ("six races", used[5]), ("without idle caches", used[6])):
+        ctx.row("memory", when, size / 2**20, "MB")
     if used[5] > 1.02 * used[2] or used[6] > used[5]:
         raise AssertionError("memory stays allocated")
 
@@ -162,7 +162,7 @@ def _allocated(device: torch.device) -> float:
 
 @torch.inference_mode()
 def _same_steps(ctx: Context, model: CausalModel, widths: list[int]) -> None:
-    """Steps of two rows over one cache must equal eager ones."""
+    """Check that steps of two rows over one cache equal eager ones."""
     backend = choose_backend("auto", ctx.device, torch.float32)
     runner = cuda_graphs.make_runner(model, 2, 64, model.vocab, backend)
     eager, at = ModelRunner(model, 2, 64, model.vocab, backend), 0
@@ -173,19 +173,19 @@ def _same_steps(ctx: Context, model: CausalModel, widths: list[int]) -> None:
 
 
 def _many_captures(ctx: Context) -> None:
-    """More graphs than torch has streams, most of which are dropped; those that stay must still be right."""
+    """Capture more graphs than torch has streams, and drop most; those that stay must still be right."""
     subject = Subject(ctx, ctx.small_pair())
-    kept, cuda_graphs.STEP_BYTES = cuda_graphs.STEP_BYTES, 1 << 16
+    before, cuda_graphs.STEP_BYTES = cuda_graphs.STEP_BYTES, 1 << 16
     try:
         for _ in range(1 if ctx.tiny else 7):
             _same_steps(ctx, subject.pair.target_step, [1, 2, 3, 4, 5, 1, 2, 1])
             subject.greedy()
     finally:
-        cuda_graphs.STEP_BYTES = kept
+        cuda_graphs.STEP_BYTES = before
 
 
 def _failed_capture(ctx: Context) -> None:
-    """A forward that reads a number on the host can't be captured: it runs eagerly, and other pairs go on."""
+    """Test a forward that waits for the device and can't be captured: it runs eagerly and harms no other pair."""
     model = ctx.small_pair().target_step
     forward = model.forward_captured
 

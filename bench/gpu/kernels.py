@@ -1,8 +1,8 @@
-"""The Triton kernels of a forward against their torch references, their outputs poisoned before each launch.
+"""The Triton kernels of a forward compared with their torch references, with poisoned outputs before each launch.
 
-Contract: our error against float64 is at most three times that of plain torch in the same precision (the rule of
-flash-attention's tests), or a few rounding steps. On a CPU the kernels run under Triton's interpreter. Non-goal:
-the kernels that decide what stands, whose texts checks.py compares with the CPU's.
+Our error against float64 may be at most three times that of plain torch in the same precision (the rule of
+flash-attention's tests), or a few rounding steps. On a CPU the kernels run under Triton's interpreter. The kernels
+of verification are not tested here; checks.py compares their texts with the CPU's.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def kernels(ctx: Context) -> None:
-    """Attention over ragged rows, prefixes and trees, writing keys and values, and products of a few rows."""
+    """Test attention over ragged rows, prefixes and trees, cache writes, and products of a few rows."""
     reason = why_unavailable(ctx.device)
     if reason:
         raise RuntimeError(reason)
     torch.manual_seed(ctx.seed)
     before = torch.are_deterministic_algorithms_enabled()
-    # torch.empty then returns NaN or the largest integer, which exposes outputs that were not written.
+    # This makes torch.empty return NaN or the largest integer, which exposes outputs that were not written.
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         ctx.cases(_cases(ctx))
@@ -67,10 +67,17 @@ def _cases(ctx: Context) -> Cases:
 
 
 def compare(ours: Tensor, plain: Tensor, exact: Tensor, steps: float = 2.0) -> None:
-    """Raises AssertionError if the error of `ours` against `exact` is beyond the rule of the module's contract."""
+    """Raise AssertionError if the error of `ours` breaks the rule in the module's docstring.
+
+    Args:
+        ours: the kernel's result.
+        plain: plain torch's result in the same precision.
+        exact: the float64 result.
+        steps: rounding steps that are always allowed; at least 32 in float32.
+    """
     if not torch.isfinite(ours).all():
         raise AssertionError("not every output was written, or it is not finite")
-    error, allowed = ((one.double() - exact.double()).abs().max().item() for one in (ours, plain))
+    error, allowed = ((result.double() - exact.double()).abs().max().item() for result in (ours, plain))
     steps = max(steps, 32.0 if ours.dtype == torch.float32 else 0.0)
     if error > max(3 * allowed, steps * torch.finfo(ours.dtype).eps * max(1.0, exact.abs().max().item())):
         raise AssertionError(f"error {error:.2e}, plain torch {allowed:.2e}")
@@ -79,9 +86,9 @@ def compare(ours: Tensor, plain: Tensor, exact: Tensor, steps: float = 2.0) -> N
 def _attention(ctx: Context, kind: str, dim: int, width: int, dtype: torch.dtype) -> None:
     from kernels.triton.attention import fused
 
-    # More than a segment of the kernel, which rows that share it compute together.
+    # A shared prefix longer than one segment of the kernel, because rows that share a segment compute it together.
     device, start = ctx.device, (528 if ctx.tiny else 2000) if kind == "shared" else 0
-    lengths = [start + own for own in torch.randint(0, 30 if ctx.tiny else 1500, (4,)).tolist()]
+    lengths = [start + extra for extra in torch.randint(0, 30 if ctx.tiny else 1500, (4,)).tolist()]
     placed = torch.tensor(lengths).to(device)
     group = torch.zeros_like(placed)
     dice = random.Random(ctx.seed)
@@ -99,7 +106,7 @@ def _attention(ctx: Context, kind: str, dim: int, width: int, dtype: torch.dtype
 
     def reference(to: torch.dtype) -> Tensor:
         prefix = (stored[0].to(to), stored[1].to(to)) if start else None
-        key, value = (one[:, :, : step.extent].to(to) for one in (keys, values))
+        key, value = (cached[:, :, : step.extent].to(to) for cached in (keys, values))
         return pad(query.to(to), key, value, step, prefix=prefix, **options)
 
     for parts in (False, True):
@@ -108,11 +115,11 @@ def _attention(ctx: Context, kind: str, dim: int, width: int, dtype: torch.dtype
         compare(ours, reference(dtype), reference(torch.float64))
         if start:
             key, value = (
-                torch.cat((one.expand(4, -1, -1, -1), own), 2)
-                for one, own in zip(stored, (keys, values), strict=True)
+                torch.cat((shared.expand(4, -1, -1, -1), cached), 2)
+                for shared, cached in zip(stored, (keys, values), strict=True)
             )
-            alone = fused(query, key, value, AttentionPlan(placed, lengths, width), parts=parts, **options)
-            if not torch.equal(ours, alone):
+            unshared = fused(query, key, value, AttentionPlan(placed, lengths, width), parts=parts, **options)
+            if not torch.equal(ours, unshared):
                 raise AssertionError("rows that share a prefix differ from rows with a copy each")
 
 
@@ -123,19 +130,19 @@ def _write(ctx: Context, dim: int, width: int, dtype: torch.dtype, norm: bool) -
     qkv, cache = torch.randn(3, width, 12, dim).to(device, dtype), torch.randn(2, 4, 2, 64, dim).to(device, dtype)
     angles = torch.outer(torch.arange(64.0), 1.0 / torch.arange(1, dim // 2 + 1)).to(device)
     weights = torch.rand(2, dim).to(device, dtype)
-    close: Any = dict.fromkeys(("atol", "rtol"), 1e-4 if dtype == torch.float32 else 2e-2)
+    tolerance: Any = dict.fromkeys(("atol", "rtol"), 1e-4 if dtype == torch.float32 else 2e-2)
     norms = (weights[0], weights[1]) if norm else None
     for positions in (None, lengths[:, None] + torch.randint(0, width, (3, width)).to(device)):
         ours, theirs = ((qkv.clone(), cache.clone()) for _ in range(2))
-        turn: Any = (lengths, angles.cos(), angles.sin(), norms, 1e-6, None, positions)
-        rotate_write(*ours, *turn)
-        cache_reference.rotate_write(*theirs, *turn)
-        torch.testing.assert_close(ours, theirs, **close)
+        arguments: Any = (lengths, angles.cos(), angles.sin(), norms, 1e-6, None, positions)
+        rotate_write(*ours, *arguments)
+        cache_reference.rotate_write(*theirs, *arguments)
+        torch.testing.assert_close(ours, theirs, **tolerance)
     keys, values = torch.randn(2, 3, 2, width, dim).to(device, dtype)
     mine, plain = cache.clone(), cache.clone()
     write(keys, values, mine, lengths)
     cache_reference.write(keys, values, plain, lengths)
-    torch.testing.assert_close(mine, plain, **close)
+    torch.testing.assert_close(mine, plain, **tolerance)
 
 
 def _product(ctx: Context, m: int, n: int, k: int, dtype: torch.dtype, gate: bool) -> None:
@@ -148,7 +155,7 @@ def _product(ctx: Context, m: int, n: int, k: int, dtype: torch.dtype, gate: boo
     extras: list[dict[str, Any]] = [{"norm": 1 + 0.1 * normal(k), "eps": 1e-5}, {"residual": normal(m, n)}]
     for extra, split_k in product(extras, (False, True) if m > 16 else (False,)):
         wide: dict[str, Any] = {
-            name: one.double() if isinstance(one, Tensor) else one for name, one in extra.items()
+            name: value.double() if isinstance(value, Tensor) else value for name, value in extra.items()
         }
         exact = linear_reference.linear(x.double(), weight.double(), gate=gate, **wide)
         plain = linear_reference.linear(x, weight, gate=gate, **extra)

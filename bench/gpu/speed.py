@@ -1,8 +1,8 @@
-"""How fast: the arms of `python -m bench batch` on a large pair, its steps beside their floor, and what they run.
+"""Speed: the arms of `python -m bench batch` on a large pair, its steps compared with their floor, and a profile.
 
-Contract: the pair has random weights, so drafts are accepted with a given probability, and all else is real work.
-The floor of a step is that of bench/machine.py: the longer of reading its bytes and multiplying. Where the card is
-one of bass_core/predict, the simulated clock's figure stands beside the measured one.
+The pair has random weights, so drafts are accepted with a given probability; everything else is real work. The
+floor of a step is that of bench/machine.py: the longer of reading its bytes and multiplying. If bass_core/predict
+knows the card, we also compare with the prediction of the simulated clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..machine import measure
 from ..report.report import device_name, median
 from .context import Context
 
-# Which products run on our kernel, and how: what a card is to decide.
+# Which products run on our kernel, and how. A measurement on the card is to decide between them.
 PLANS = {
     "ours": Plan(),
     "ours up to 16 rows": Plan(most_rows=16),
@@ -50,7 +50,7 @@ MOST_KERNELS = 16
 
 
 def lanes(ctx: Context) -> None:
-    """Regular, speculative, BASS and `generate` by batch; batch 8, which the claims are about, comes first."""
+    """Time regular, speculative, BASS and `generate` by batch; batch 8 comes first, because of the claims."""
     pair, machine = ctx.large_pair(), measure(ctx.device, ctx.dtype)
     tokens, repeats = (6, 1) if ctx.tiny else (64, 1 if ctx.quick else 3)
     for size in (2,) if ctx.tiny else (8,) if ctx.quick else (8, 1, 32, 4, 2, 16):
@@ -59,13 +59,13 @@ def lanes(ctx: Context) -> None:
             drafts: dict[str, Any] = {"drafter": "model", "synthetic_acceptance": acceptance}
             for row in rows_of(size, samples_of(pair, prompts, tokens, repeats, **drafts), machine):
                 case = f"b{row.pop('batch')} a{acceptance} {row.pop('arm')}"
-                for what, value in row.items():
+                for name, value in row.items():
                     if value is not None:
-                        ctx.row(case, what, value)
+                        ctx.row(case, name, value)
 
 
 def steps(ctx: Context) -> None:
-    """Steps beside their floor and their prediction, and the target's under every plan; then what they run."""
+    """Compare steps with their floor and prediction, time the target's under every plan, and profile a round."""
     pair, machine = ctx.large_pair(), measure(ctx.device, ctx.dtype)
     ctx.row("device", "bandwidth", machine.bandwidth / 1e9, "GB/s")
     ctx.row("device", "products", machine.flops / 1e12, "TFLOP/s")
@@ -103,7 +103,7 @@ def steps(ctx: Context) -> None:
 
 
 def backends(ctx: Context) -> None:
-    """The target's steps by every attention that runs here, captured and eager: PAD and SPLIT among them."""
+    """Time the target's steps with every attention that runs here, including PAD and SPLIT, captured and eager."""
     model, kv = ctx.large_pair().target_step, 16 if ctx.tiny else 512
     for backend, width in product(BACKENDS, (1, 5)):
         reason, rows = why_backend_unavailable(backend, ctx.device, ctx.dtype), 2 if ctx.tiny else 8
@@ -116,7 +116,7 @@ def backends(ctx: Context) -> None:
 
 
 def readings(ctx: Context) -> None:
-    """What NVML and GPM say while one lane runs alone, and the memory that it takes."""
+    """Report the readings of NVML and GPM while only one lane runs, and the memory that it takes."""
     pair = ctx.large_pair()
     prompts = ctx.prompts(2 if ctx.tiny else 8, 384, 512, pair.vocab)
     options: dict[str, Any] = {"max_new_tokens": 6 if ctx.tiny else 128, "eos_token_id": None, "draft_length": 5}
@@ -125,18 +125,18 @@ def readings(ctx: Context) -> None:
         {**snapshot["device"]} for snapshot in race(pair, prompts, lanes=("bass",), **options)
     ]
     for name in GPU_FIELDS:
-        found = [reading[name] for reading in seen if reading.get(name) is not None]
-        ctx.row("a race of BASS", name if found else f"{name}: not read", median(found) if found else None)
+        values = [reading[name] for reading in seen if reading.get(name) is not None]
+        ctx.row("a race of BASS", name if values else f"{name}: not read", median(values) if values else None)
     if is_accelerator(ctx.device):
         module = runtime(ctx.device)
         pools = sum(reserved for reserved, _ in private_pools(ctx.device).values())
         sizes = {"allocated": module.memory_allocated(ctx.device), "reserved": module.memory_reserved(ctx.device)}
-        for what, size in (sizes | {"of captured steps": pools}).items():
-            ctx.row("memory", what, size / 2**20, "MB")
+        for name, size in (sizes | {"of captured steps": pools}).items():
+            ctx.row("memory", name, size / 2**20, "MB")
 
 
 def known_card(name: str) -> Hardware | None:
-    """The datasheet of the card with this name, if bass_core/predict has one."""
+    """Return the datasheet of the card with this name, or None if bass_core/predict has none."""
     return next((card for card in HARDWARE.values() if set(card.name.split()) <= set(name.split())), None)
 
 
@@ -144,10 +144,17 @@ def known_card(name: str) -> Hardware | None:
 def step_ms(
     ctx: Context, model: CausalModel, rows: int, width: int, kv: int, backend: str = "auto", graphs: bool = True
 ) -> float:
-    """Median milliseconds of a step over `kv` cached tokens a row: of its replay, where it can be captured."""
+    """Return the median milliseconds of a step, or of its replay if it was captured.
+
+    Args:
+        rows: the batch size.
+        width: new tokens per row.
+        kv: cached tokens per row.
+        graphs: whether to capture the step.
+    """
     make = make_runner if graphs else ModelRunner
     runner = make(model, rows, kv + width, model.vocab, choose_backend(backend, ctx.device, ctx.dtype))
-    # Of zeros a wrong sum would be right.
+    # Fill the cache with noise: a wrong sum of zeros would be right.
     runner.cache.buffer.normal_()
     batch = ForwardBatch(torch.randint(0, model.vocab, (rows, width)).to(ctx.device), [kv] * rows)
     call: Callable[[], object] = partial(runner.forward, batch)
@@ -163,7 +170,7 @@ def step_ms(
 
 
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """The median time of a call, on an accelerator from its first launch to the end of its last kernel."""
+    """Return the median time of a call, on an accelerator from its first launch to the end of its last kernel."""
     times: list[float] = []
     for _ in range(repeats + 3):
         if is_accelerator(device):
@@ -181,7 +188,7 @@ def milliseconds(call: Callable[[], object], device: torch.device, repeats: int 
 
 
 def _profiled(ctx: Context, case: str, call: Callable[[], object]) -> None:
-    """Which kernels a call runs, and for how long none ran."""
+    """Report the kernels of a call, and the share of time without one."""
     cuda = ctx.device.type == "cuda"
     call()
     with profile(
@@ -193,8 +200,8 @@ def _profiled(ctx: Context, case: str, call: Callable[[], object]) -> None:
             torch.cuda.synchronize(ctx.device)
         wall_us = 1e6 * (time.perf_counter() - started)
     spent = "self_device_time_total" if cuda else "self_cpu_time_total"
-    found = sorted(((getattr(one, spent), one.count, one.key) for one in profiler.key_averages()), reverse=True)
+    rows = sorted(((getattr(row, spent), row.count, row.key) for row in profiler.key_averages()), reverse=True)
     ctx.row(case, "time with the profiler", wall_us, "us")
-    ctx.row(case, "share without a kernel", max(0.0, 1 - sum(us for us, *_ in found) / wall_us))
-    for us, count, name in found[:MOST_KERNELS]:
+    ctx.row(case, "share without a kernel", max(0.0, 1 - sum(us for us, *_ in rows) / wall_us))
+    for us, count, name in rows[:MOST_KERNELS]:
         ctx.row(case, name[:80], us, f"us in {count} calls")

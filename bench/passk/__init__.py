@@ -1,1 +1,1 @@
-"""Answers finished within a time budget: HumanEval problems, solved and judged."""
+"""HumanEval problems solved within a time budget, and judged."""

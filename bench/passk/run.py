@@ -1,9 +1,8 @@
-"""Runs all lanes of one passk run, problem by problem.
+"""Run all lanes of one passk run, problem by problem; `collect` is the entry point.
 
-Contract: `collect` returns one record per problem (bench/passk/score.py) and the budgets in milliseconds, shortest
-first. With a samples file each record is appended at once, and a later call with the same settings continues after
-the last record; other settings are refused. Single-sequence speculation runs only at the largest n: its sequences
-come one after another, so the first n of them are the lane of n.
+With a samples file each record is appended immediately, and a later call with the same settings continues after
+the last record; other settings are refused. Single-sequence speculation runs only at the largest n: it writes one
+sequence after another, so its first n sequences serve as the lane of n.
 """
 
 from __future__ import annotations
@@ -27,27 +26,33 @@ CALIBRATION = 5
 
 
 class Samples:
-    """The samples file, or none: the run's `settings` (empty until it begins) and `records` by task."""
+    """The samples of a run, kept in a file if there is a path.
+
+    Attributes:
+        path: the samples file, or None.
+        settings: the run's settings, empty until it begins.
+        records: the records by task id.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.settings = path, dict[str, Any]()
         self.records: dict[str, Record] = {}
         if path is not None and path.exists() and (text := path.read_text(encoding="utf-8")):
-            # An interrupted write leaves an incomplete line; drop it, and its problem is run again.
+            # An interrupted write leaves an incomplete line. Drop it; its problem will run again.
             whole = text[: text.rfind("\n") + 1]
             path.write_text(whole, encoding="utf-8")
             self.settings, *rest = [json.loads(line) for line in whole.splitlines()] or [{}]
             self.records = {record["task_id"]: record for record in rest}
 
     def begin(self, settings: dict[str, Any]) -> None:
-        """Raises SystemExit if the file holds a run with other settings."""
-        known = {key: value for key, value in self.settings.items() if key != "budgets_ms"}
-        if known and known != settings:
-            raise SystemExit(f"{self.path} holds a run with other settings ({known}): name another file.")
+        """Raise SystemExit if the file holds a run with other settings."""
+        stored = {key: value for key, value in self.settings.items() if key != "budgets_ms"}
+        if stored and stored != settings:
+            raise SystemExit(f"{self.path} holds a run with other settings ({stored}): name another file.")
 
-    def budgets(self, found: list[float], settings: dict[str, Any]) -> None:
+    def budgets(self, budgets_ms: list[float], settings: dict[str, Any]) -> None:
         """Store the run's budgets with its settings."""
-        self.settings = {**settings, "budgets_ms": found}
+        self.settings = {**settings, "budgets_ms": budgets_ms}
         self._append(self.settings)
 
     def add(self, record: Record) -> None:
@@ -68,21 +73,35 @@ def collect(
     fractions: Seq[float],
     arguments: argparse.Namespace,
 ) -> tuple[list[Record], list[float]]:
-    """Run all arms on every problem that is not yet in the samples."""
+    """Run all arms on every problem that is not yet in the samples.
+
+    Args:
+        samples: the run's samples, which are filled in.
+        fractions: default budgets, as fractions of the time of one regular sequence.
+
+    Returns:
+        One record per problem (bench/passk/score.py), and the budgets in milliseconds, shortest first.
+
+    Raises:
+        SystemExit: if the samples file has other settings or shorter budgets.
+    """
     names = ("pair", "dtype", "batch", "max_new_tokens", "temperature", "top_p", "draft_length", "seed")
     settings = {name: getattr(arguments, name) for name in names} | {"device": device_name(pair.device)}
     samples.begin(settings)
     writer = Writer(pair, arguments)
     if not samples.settings:
-        found = arguments.budget_ms
-        if not found:
-            alone = writer.alone_ms(problems)
-            found = [part * alone for part in fractions]
-        samples.budgets(sorted(found), settings)
+        chosen = arguments.budget_ms
+        if not chosen:
+            single = writer.single_ms(problems)
+            chosen = [part * single for part in fractions]
+        samples.budgets(sorted(chosen), settings)
     written: list[float] = samples.settings["budgets_ms"]
     budgets = sorted(arguments.budget_ms or written)
     if budgets[-1] > written[-1]:
-        raise SystemExit(f"{samples.path} was written under {written[-1]:.0f} ms: --budget-ms can't go beyond.")
+        raise SystemExit(
+            f"{samples.path} was written with budgets up to {written[-1]:.0f} ms: lower --budget-ms, or name "
+            "another file."
+        )
     waiting = [problem for problem in problems if problem["task_id"] not in samples.records]
     if waiting:
         writer.warm_up(waiting[0])
@@ -93,11 +112,11 @@ def collect(
 
 
 class Writer:
-    """Generates completions of problems with one pair and one set of options."""
+    """Generate completions of problems with one pair and one set of options."""
 
     def __init__(self, pair: ModelPair, arguments: argparse.Namespace) -> None:
         self.pair, self.seed = pair, arguments.seed
-        self.same: dict[str, Any] = {
+        self.common: dict[str, Any] = {
             "sampling": SamplingParams(arguments.temperature, top_p=arguments.top_p),
             "draft_length": arguments.draft_length,
             "eos_token_id": ends(pair),
@@ -112,34 +131,34 @@ class Writer:
     def write(
         self, problem: Problem, method: str, n: int, tokens: int, budget_ms: float | None = None
     ) -> Generation:
-        """Run one lane. Every problem has its own noise, the same in all arms."""
+        """Run one lane; each problem has its own seed, the same in all arms."""
         number = int(problem["task_id"].rsplit("/", 1)[1])
         return generate(
             self.pair, prompt(self.pair, problem), method=method, n=n, max_new_tokens=tokens,
-            seed=1000 * self.seed + number, time_budget_ms=budget_ms, **self.same,
+            seed=1000 * self.seed + number, time_budget_ms=budget_ms, **self.common,
         )  # fmt: skip
 
-    def alone_ms(self, problems: list[Problem]) -> float:
-        """The lane time in ms of one whole regular sequence, median over some problems."""
+    def single_ms(self, problems: list[Problem]) -> float:
+        """Return the lane time in ms of one whole regular sequence, the median over some problems."""
         step = max(1, len(problems) // CALIBRATION)
         some = [problems[0], *problems[::step][:CALIBRATION]]
-        times = [self.write(one, "regular", 1, self.max_new_tokens).sequences[0].times_ms[-1] for one in some]
+        times = [self.write(each, "regular", 1, self.max_new_tokens).sequences[0].times_ms[-1] for each in some]
         return statistics.median(times[1:])
 
     def warm_up(self, problem: Problem) -> None:
-        """Do everything that happens only once, before anything is timed."""
+        """Run each arm for a few tokens, so that one-time costs are not measured."""
         for method, n in self.arms:
             self.write(problem, method, n, 4)
 
     def record(self, problem: Problem, budget_ms: float, turn: int) -> Record:
-        """Run all arms on one problem, starting with another arm each turn."""
+        """Run all arms on one problem, starting with a different arm each turn."""
         lanes = {}
         first = turn % len(self.arms)
         for method, n in self.arms[first:] + self.arms[:first]:
-            made = self.write(problem, method, n, self.max_new_tokens, budget_ms)
+            out = self.write(problem, method, n, self.max_new_tokens, budget_ms)
             lanes[f"{method} {n}"] = [
-                {"text": one.text, "token_ids": one.token_ids, "logprob": None, "passed": None,
-                 "ended_ms": one.times_ms[-1] if one.finish_reason == "eos" else None}
-                for one in made.sequences
+                {"text": sequence.text, "token_ids": sequence.token_ids, "logprob": None, "passed": None,
+                 "ended_ms": sequence.times_ms[-1] if sequence.finish_reason == "eos" else None}
+                for sequence in out.sequences
             ]  # fmt: skip
         return {"task_id": problem["task_id"], "lanes": lanes}

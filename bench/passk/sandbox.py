@@ -1,13 +1,14 @@
-"""A subprocess in which a generated program runs its tests and can do nothing but compute.
+"""A subprocess in which a generated program runs its tests and can only compute. Call `run(source)`.
 
-Contract: `run(source)` executes a Python program in `python -I -S` with an empty temporary folder as cwd and no
-environment, and says whether it ran to its end. CPU seconds, address space and open files are limited. The program
-can't write to any file, start a process, open a socket, send a signal or read stdin; after `wall_s` seconds its
-whole process group is killed. The layers that enforce this depend on the kernel, and `protection()` names them:
-separate user, network, IPC and PID namespaces (the `unshare` command), Landlock (files), a seccomp filter
-(processes, sockets, signals; x86-64 only), and resource.setrlimit, which is always available. Reading files is
-allowed, but what was read can't leave the sandbox.
-Non-goals: a defence against kernel exploits; catching a program that cheats on its own tests.
+The program runs in `python -I -S` with an empty temporary folder as cwd and no environment. CPU seconds, address
+space and open files are limited. It can't write to any file, start a process, open a socket, send a signal or read
+stdin; after `wall_s` seconds its whole process group is killed. It can read files, but their content can't leave
+the sandbox.
+
+The layers that enforce this depend on the kernel, and `protection()` lists them: separate user, network, IPC and
+PID namespaces (the `unshare` command), Landlock (files), a seccomp filter (processes, sockets, signals; x86-64
+only), and resource.setrlimit, which is always available. The sandbox does not defend against kernel exploits, and
+does not notice a program that cheats on its tests.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ from pathlib import Path
 CHILD = Path(__file__).with_name("sandbox_child.py")
 LAYERS = ("namespace", "landlock", "seccomp")
 UNSHARE = ("unshare", "--user", "--net", "--ipc", "--pid", "--fork", "--kill-child")
-# Bytes read of a child's answer: more than the two lines of an honest one.
+# Bytes that we read of a child's answer, more than the two lines of an honest one.
 _LONGEST_ANSWER = 4096
 
 
 @dataclass(frozen=True)
 class Limits:
-    """CPU seconds, megabytes of address space, and seconds of wall time."""
+    """Limits of one program.
+
+    Attributes:
+        cpu_s: seconds of CPU time.
+        memory_mb: megabytes of address space.
+        wall_s: seconds of wall time.
+    """
 
     cpu_s: int = 4
     memory_mb: int = 512
@@ -45,9 +52,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`passed`: it ran to its end. `reason`: "passed", an exception's name, "time limit" or "ended early".
+    """The outcome of a program.
 
-    `closed` names the protection layers that were active in the child.
+    Attributes:
+        passed: whether it ran to its end.
+        reason: "passed", an exception's name, "time limit" or "ended early".
+        closed: the protection layers that were active in the child.
     """
 
     passed: bool
@@ -56,9 +66,15 @@ class Verdict:
 
 
 def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYERS) -> Verdict:
-    """Execute a program. Tests leave out some of `layers`; setrlimit and the wall clock always apply.
+    """Execute a program and return its verdict.
 
-    Raises OSError where no process can be started.
+    Args:
+        source: the program.
+        limits: by default `Limits()`.
+        layers: the layers to use; setrlimit and the wall clock always apply.
+
+    Raises:
+        OSError: if no process can be started.
     """
     limits = limits or Limits()
     layers = list(layers)
@@ -66,7 +82,8 @@ def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYER
     key = secrets.token_hex(16)
     document = {"source": source, "key": key, "cpu_s": limits.cpu_s, "memory_mb": limits.memory_mb}
     command = [*(UNSHARE if isolated else ()), sys.executable, "-I", "-S", str(CHILD)]
-    # The answer comes through a pipe, so that we can stop reading it; the input in a file, so that we never block.
+    # We read the answer from a pipe, so that we can stop reading, and pass the input in a file, so that we never
+    # block.
     answer, theirs = os.pipe()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as question:
         question.write(json.dumps({**document, "layers": layers, "isolated": isolated}).encode())
@@ -87,23 +104,23 @@ def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYER
         finally:
             os.close(theirs)
         try:
-            said, ended = _listen(answer, limits.wall_s)
+            output, ended = _listen(answer, limits.wall_s)
         finally:
             os.close(answer)
             _kill(process)
-    return _verdict(said, ended, key)
+    return _verdict(output, ended, key)
 
 
 def protection() -> dict[str, str]:
-    """In words, what protects this machine's network, files and processes from a program."""
+    """Describe the protection of this machine's network, files and processes against a program."""
     probe = run("pass")
     if not probe.passed:
         raise RuntimeError(
             f"The sandbox does not work on this machine: an empty program ended with {probe.reason}."
         )
-    space, seccomp = namespaces(), "seccomp" in probe.closed
-    network = [name for name, there in (("own network namespace", space), ("seccomp", seccomp)) if there]
-    processes = [name for name, there in (("seccomp", seccomp), ("own PID namespace", space)) if there]
+    isolated, seccomp = namespaces(), "seccomp" in probe.closed
+    network = [name for name, active in (("own network namespace", isolated), ("seccomp", seccomp)) if active]
+    processes = [name for name, active in (("seccomp", seccomp), ("own PID namespace", isolated)) if active]
     files = (
         "Landlock: none can be changed" if "landlock" in probe.closed else "no bytes can be written (setrlimit)"
     )
@@ -116,7 +133,7 @@ def protection() -> dict[str, str]:
 
 @cache
 def namespaces() -> bool:
-    """Whether this machine lets us create namespaces with the `unshare` command."""
+    """Return whether this machine lets us create namespaces with the `unshare` command."""
     try:
         return subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -124,17 +141,17 @@ def namespaces() -> bool:
 
 
 def _listen(answer: int, wall_s: float) -> tuple[bytes, bool]:
-    """The child's output until it ends or its time is up, and whether it ended."""
-    said, deadline = b"", time.monotonic() + wall_s
-    while len(said) < _LONGEST_ANSWER:
+    """Return the child's output until it ends or its time is up, and whether it ended."""
+    output, deadline = b"", time.monotonic() + wall_s
+    while len(output) < _LONGEST_ANSWER:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([answer], [], [], left)[0]:
-            return said, False
+            return output, False
         piece = os.read(answer, _LONGEST_ANSWER)
         if not piece:
             break
-        said += piece
-    return said, True
+        output += piece
+    return output, True
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -144,8 +161,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _verdict(said: bytes, ended: bool, key: str) -> Verdict:
-    first, *rest = said.decode(errors="replace").splitlines() or [""]
+def _verdict(output: bytes, ended: bool, key: str) -> Verdict:
+    first, *rest = output.decode(errors="replace").splitlines() or [""]
     closed = tuple(name for name in first.split(",") if name)
     if not ended:
         return Verdict(False, "time limit", closed)

@@ -1,10 +1,8 @@
-"""The process inside the sandbox: activates the protection layers, then executes one program.
+"""The process inside the sandbox, started by bench/passk/sandbox.py: it activates the layers and runs one program.
 
-Contract: started only by bench/passk/sandbox.py. Reads one JSON document {"source", "key", "cpu_s", "memory_mb",
-"layers", "isolated"} from stdin. Writes to stdout one line with the names of the active layers, then `KEY passed`
-or `KEY EXCEPTION`; a program that ends the process itself leaves no second line. Uses only the standard library:
-it runs as `python -I -S FILE`.
-Non-goal: catching a program that cheats on its own tests; it still can't reach out of the sandbox.
+It reads one JSON document {"source", "key", "cpu_s", "memory_mb", "layers", "isolated"} from stdin. It writes to
+stdout one line with the names of the active layers, then `KEY passed` or `KEY EXCEPTION`; if the program ends the
+process itself, there is no second line. It uses only the standard library, because it runs as `python -I -S FILE`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 NO_NEW_PRIVS, SET_SECCOMP, FILTER_MODE = 38, 22, 2
-# Landlock's system calls, the same numbers on every architecture (Linux 5.13), and a flag.
+# Landlock's system calls, with the same numbers on every architecture (Linux 5.13), and a flag.
 LANDLOCK_CREATE, LANDLOCK_RESTRICT, ASK_VERSION = 444, 446, 1
 # Landlock access rights (linux/landlock.h): WRITES is WRITE_FILE (bit 1) and REMOVE_DIR (4) to MAKE_SYM (12).
 WRITES, REFER, TRUNCATE = sum(1 << bit for bit in (1, *range(4, 13))), 1 << 13, 1 << 14
@@ -42,7 +40,7 @@ LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 
 
 def limit(cpu_s: int, memory_mb: int) -> None:
-    """Set limits by setrlimit: CPU seconds, address space, file size 0, no new processes, a few open files."""
+    """Limit CPU seconds, address space, file size (0), new processes (0) and open files with setrlimit."""
     memory = memory_mb << 20
     for kind, most in (
         (resource.RLIMIT_CPU, cpu_s),
@@ -56,7 +54,11 @@ def limit(cpu_s: int, memory_mb: int) -> None:
 
 
 def close_files(libc: Any) -> bool:
-    """Landlock with no allowing rule: from now on no file can be written, created, renamed or removed."""
+    """Forbid writing, creating, renaming and removing files from now on, by Landlock without an allowing rule.
+
+    Returns:
+        Whether the kernel supports it.
+    """
     version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), ASK_VERSION)
     if version < 1:
         return False
@@ -67,7 +69,11 @@ def close_files(libc: Any) -> bool:
 
 
 def close_calls(libc: Any) -> bool:
-    """A seccomp filter that refuses the calls in DENIED; x86-64 only."""
+    """Refuse the calls in DENIED by a seccomp filter, on x86-64 only.
+
+    Returns:
+        Whether the filter is active.
+    """
     if platform.machine() != "x86_64" or sys.maxsize < 2**32:
         return False
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
@@ -81,7 +87,7 @@ def close_calls(libc: Any) -> bool:
 
 
 def close(layers: list[str], isolated: bool) -> list[str]:
-    """Activate the layers that this kernel supports; returns their names."""
+    """Activate the layers that this kernel supports and return their names."""
     closed = []
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
@@ -91,7 +97,7 @@ def close(layers: list[str], isolated: bool) -> list[str]:
         if "seccomp" in layers and close_calls(libc):
             closed.append("seccomp")
     if not isolated and "seccomp" not in closed:
-        # Last resort, which stops only careless programs: block the modules that could open a socket.
+        # As a last resort, block the modules that could open a socket. This stops only careless programs.
         for name in ("socket", "_socket", "ctypes", "_ctypes", "_posixsubprocess"):
             sys.modules[name] = None  # type: ignore[assignment]
         closed.append("no socket module")
@@ -99,7 +105,7 @@ def close(layers: list[str], isolated: bool) -> list[str]:
 
 
 def execute(source: str) -> str:
-    """Run a program as its own module; returns "passed" or the name of the exception."""
+    """Run a program as a separate module; return "passed" or the name of the exception."""
     module = ModuleType("program")
     sys.modules["program"] = module
     try:
@@ -111,16 +117,16 @@ def execute(source: str) -> str:
 
 def main() -> None:
     """Read the input, activate and report the layers, run the program, report its outcome."""
-    given = json.load(sys.stdin)
+    document = json.load(sys.stdin)
     answer = os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
-    os.close(nothing)
-    limit(given["cpu_s"], given["memory_mb"])
-    os.write(answer, (",".join(close(given["layers"], given["isolated"])) + "\n").encode())
-    key, source = given["key"], given["source"]
-    given.clear()
+        os.dup2(null, stream)
+    os.close(null)
+    limit(document["cpu_s"], document["memory_mb"])
+    os.write(answer, (",".join(close(document["layers"], document["isolated"])) + "\n").encode())
+    key, source = document["key"], document["source"]
+    document.clear()
     outcome = execute(source)
     os.write(answer, f"{key} {outcome}\n".encode())
     os._exit(0)

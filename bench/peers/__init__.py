@@ -1,1 +1,1 @@
-"""Our lanes beside the programs that people would take instead."""
+"""Our lanes compared with other programs for the same task."""

@@ -1,16 +1,16 @@
-"""The arms: who decodes, how, with which weights; and their turns, in which nobody else computes.
+"""The arms of `bench peers` (program, method, weights), and `take_turns`, which runs them one at a time.
 
-Contract: every call answers the same token ids greedily with the number of new tokens it is given. Ours and
-OpenVINO go on after an end token, and so do vLLM and `generate_batch`; `generate` and llama.cpp never choose one.
-transformers runs the model in its own dtype with its default attention, `sdpa`. A draft head can't assist it:
-`assistant_model` must be a causal language model. The lane "transformers" is ours around that very `generate`.
+Every call answers the same token ids greedily with a fixed number of new tokens. Our lanes, OpenVINO, vLLM and
+`generate_batch` continue after an end token; `generate` and llama.cpp never choose one. transformers runs the
+model in its own dtype with its default attention, `sdpa`. A draft head can't assist it, because `assistant_model`
+must be a causal language model. The method "as our lane" is our lane around the same `generate`.
 
-Every round runs all arms, each with one new token (the prompt's time) and with all; the first is not counted.
-After every call there is a pause of SETTLE_S, in which threads that wait for the next call in a loop go to sleep,
-and then WATCH_S in which the CPU time of this process and of the children is read: `busy` says how many cores were
-still at work. `others` says how many cores all other programs used during the call, and what the host of a virtual
-machine took away; the system counts these in steps of 10 ms. Calls with more than MOST_OTHERS are left out, unless
-an arm has no other.
+Every round runs all arms, each with one new token (the prompt's time) and with all; the first round does not
+count. After every call we wait SETTLE_S, so that spinning threads go to sleep, and then measure the CPU time of
+this process and of the children over WATCH_S: `busy` is the number of cores that were still at work. `others` is
+the number of cores that all other programs used during the call, including time taken by the host of a virtual
+machine; the system counts these in steps of 10 ms. Calls with more than MOST_OTHERS do not count, unless all calls
+of an arm have more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .child import Child
 OURS, TRANSFORMERS, LLAMA_CPP, OPENVINO, VLLM = "ours", "transformers", "llama.cpp", "OpenVINO", "vLLM"
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "Q4_1": 4}
 SETTLE_S, WATCH_S = 0.05, 0.05
-# Cores that other programs may use during a call: two threads that wait for each other lose far more than this.
+# Cores that other programs may use during a call. Two threads that wait for each other lose far more than this.
 MOST_OTHERS = 0.1
 
 Rows = list[list[int]]
@@ -44,7 +44,14 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """`run(tokens)` returns the new token ids of each row; a peer's returns none."""
+    """One arm.
+
+    Attributes:
+        who: the program.
+        method: its method, for example "regular".
+        weights: a key of BITS.
+        run: takes the number of new tokens and returns the token ids of each row, or None for a peer.
+    """
 
     who: str
     method: str
@@ -54,17 +61,17 @@ class Arm:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What tells it from the other arms of a run."""
+        """A key that is unique in a run."""
         return self.who, self.method, self.batch, self.weights
 
 
 def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterator[Arm]:
-    """Regular and BASS at every batch, single-sequence speculation at batch 1."""
+    """Yield our arms: regular and BASS at every batch, single-sequence speculation at batch 1."""
     options: dict[str, Any] = {"eos_token_id": None, "draft_length": draft_length}
 
     def run(tokens: int, method: str) -> Rows:
         out = generate(pair, rows, method=method, max_new_tokens=tokens, **options)
-        return [one.token_ids for one in out.sequences]
+        return [sequence.token_ids for sequence in out.sequences]
 
     for method in ("regular", "speculative", "bass") if len(rows) == 1 else ("regular", "bass"):
         yield Arm(OURS, method, len(rows), weights, partial(run, method=method))
@@ -73,7 +80,7 @@ def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterat
 
 
 def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
-    """`generate` on the padded batch; at batch 1 also with prompt lookup, at others also `generate_batch`."""
+    """Yield `generate` on the padded batch, and prompt lookup at batch 1, `generate_batch` at others."""
     run = partial(written_by, pair.target, rows, attention="sdpa")
     yield Arm(TRANSFORMERS, "generate", len(rows), weights, run)
     if len(rows) == 1:
@@ -83,24 +90,24 @@ def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
 
 
 def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
-    """The new token ids that transformers' continuous batching writes greedily, without an early end.
+    """Return the new token ids that transformers' continuous batching writes greedily, without an early end.
 
-    Its cache has just the blocks that the rows need: by default it takes most of the free memory, and allocating
-    that takes longer than all the rest. It computes in a second thread, which costs it what docs/figures.md says
-    about the outside lane.
+    We give its cache only the blocks that the rows need. By default it takes most of the free memory, and
+    allocating that takes longer than everything else. It computes in a second thread, which slows it down as
+    described for the outside lane in docs/figures.md.
     """
     options = ContinuousBatchingConfig(max_batch_tokens=sum(map(len, rows)), allow_block_sharing=False)
     options.num_blocks = sum(-(-(len(row) + tokens) // options.page_size) for row in rows)
     greedy = GenerationConfig(do_sample=False, max_new_tokens=tokens, pad_token_id=PAD)
     out = model.generate_batch(rows, greedy, options, warmup=False)
-    written = [list(one.generated_tokens) for one in out.values()]
+    written = [list(request.generated_tokens) for request in out.values()]
     if [len(row) for row in written] != [tokens] * len(rows):
         raise ValueError(f"rows of {[len(row) for row in written]} tokens instead of {len(rows)} of {tokens}")
     return written
 
 
 def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
-    """llama.cpp, OpenVINO or vLLM, in its way of speculation."""
+    """Return the arm of llama.cpp, OpenVINO or vLLM with the speculation `way`."""
 
     def run(tokens: int) -> None:
         peer.complete(rows, tokens)
@@ -110,7 +117,16 @@ def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
 
 @dataclass
 class Turns:
-    """An arm's counted calls: ms of the prompts and of whole calls, token ids, and cores at other work."""
+    """An arm's counted calls.
+
+    Attributes:
+        arm: the arm.
+        prompt_ms: times of the calls with one token.
+        ms: times of the whole calls.
+        texts: the token ids of each call, empty for a peer.
+        busy: cores still at work after each call.
+        others: cores used by other programs during each call.
+    """
 
     arm: Arm
     prompt_ms: list[float] = field(default_factory=list)
@@ -126,31 +142,37 @@ class Turns:
 
 
 def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) -> list[Turns]:
-    """Run all arms `repeats` times after an uncounted round. clocks: CPU seconds of each process."""
-    made = [Turns(arm) for arm in arms]
+    """Run all arms `repeats` times, after a round that does not count.
+
+    Args:
+        tokens: new tokens of a whole call.
+        repeats: counted rounds.
+        clocks: functions that return the CPU seconds of each of our processes.
+    """
+    turns = [Turns(arm) for arm in arms]
     for _ in range(repeats + 1):
-        for one in made:
+        for turn in turns:
             start = time.perf_counter()
-            one.arm.run(1)
-            one.prompt_ms.append(1000 * (time.perf_counter() - start))
+            turn.arm.run(1)
+            turn.prompt_ms.append(1000 * (time.perf_counter() - start))
             _busy(clocks)
-            start, everybody, we = time.perf_counter(), _machine(), _used(clocks)
-            written = one.arm.run(tokens)
+            start, machine, used = time.perf_counter(), _machine(), _used(clocks)
+            written = turn.arm.run(tokens)
             seconds = time.perf_counter() - start
-            one.ms.append(1000 * seconds)
-            one.others.append(max(0.0, _machine() - everybody - _used(clocks) + we) / seconds)
-            one.busy.append(_busy(clocks))
-            one.texts += [] if written is None else [written]
-    for one in made:
+            turn.ms.append(1000 * seconds)
+            turn.others.append(max(0.0, _machine() - machine - _used(clocks) + used) / seconds)
+            turn.busy.append(_busy(clocks))
+            turn.texts += [] if written is None else [written]
+    for turn in turns:
         counted = range(1, repeats + 1)
-        kept = [call for call in counted if one.others[call] <= MOST_OTHERS] or counted
+        undisturbed = [call for call in counted if turn.others[call] <= MOST_OTHERS] or counted
         for name in ("prompt_ms", "ms", "busy", "others"):
-            setattr(one, name, [getattr(one, name)[call] for call in kept])
-    return made
+            setattr(turn, name, [getattr(turn, name)[call] for call in undisturbed])
+    return turns
 
 
 def _busy(clocks: list[Clock]) -> float:
-    """Cores at work, of the processes with these clocks, while none of them has anything to do."""
+    """Return the number of cores that our processes use while none of them has anything to do."""
     time.sleep(SETTLE_S)
     start, before = time.perf_counter(), _used(clocks)
     time.sleep(WATCH_S)
@@ -162,8 +184,8 @@ def _used(clocks: list[Clock]) -> float:
 
 
 def _machine() -> float:
-    """Seconds of CPU time that all programs together have used, and that the host has taken away."""
+    """Return the CPU seconds that all programs together have used, or that the host has taken away."""
     times = psutil.cpu_times()
-    # Guests' time is in `user` already.
+    # `user` already includes the time of guests.
     names = ("user", "nice", "system", "irq", "softirq", "steal")
     return sum(getattr(times, name, 0.0) for name in names)

@@ -1,8 +1,8 @@
-"""A peer in a process that runs nothing else, under the Python that has it.
+"""A peer in a separate process, under the Python that has its package.
 
-`Child` starts the process and sends it one call after another. In the process, `serve(*how)` makes the peer; it is
-a function of a module that imports neither torch nor transformers. It returns a few words about the peer, and
-`complete(rows, tokens)`, which returns the texts or token ids that follow each row's token ids.
+`Child` starts the process and sends it one call after another. In the process, `serve(*how)` creates the peer; its
+module imports neither torch nor transformers. It returns a description of the peer and `complete(rows, tokens)`,
+which returns the text or token ids that follow each row's token ids.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ Complete = Callable[[list[list[int]], int], Any]
 
 
 class Child:
-    """The process, from `with` until its end. RuntimeError, one sentence, if it fails or hangs.
+    """The process of a peer, for use in a `with` statement; RuntimeError, one sentence, if it fails or hangs.
 
     Args:
-        name: the peer's; --no-NAME leaves it out of a run.
-        package: the package that has the peer.
+        name: the peer's name; --no-NAME leaves it out of a run.
+        package: the peer's package.
+        serve: creates the peer in the process.
+        *how: the arguments of `serve`.
         python: the Python that has the package.
-        environment: variables that the process gets on top of ours.
+        environment: variables of the process in addition to ours.
 
     Attributes:
-        about: what `serve` says about the peer.
+        about: the description that `serve` returns.
         version: the package's version.
     """
 
@@ -58,7 +60,7 @@ class Child:
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
                 pass_fds=[theirs.fileno()],
-                stdout=subprocess.DEVNULL,  # ours ends with a JSON document
+                stdout=subprocess.DEVNULL,  # our stdout must end with the JSON document
             )
         self._send((package, serve, how))
 
@@ -79,17 +81,17 @@ class Child:
             self._child.wait()
 
     def complete(self, rows: list[list[int]], tokens: int) -> Any:
-        """What the peer gives for `tokens` new tokens of each row."""
+        """Return the peer's answer for `tokens` new tokens of each row."""
         self._send((rows, tokens))
         return self._answer(CALL_S)
 
     def cpu_s(self) -> float:
-        """Seconds of CPU time that all threads of the child have used."""
+        """Return the seconds of CPU time that all threads of the child have used."""
         self._send(None)
         return float(self._answer(CALL_S))
 
     def _send(self, message: Any) -> None:
-        with suppress(OSError):  # the process has ended, as _answer will say
+        with suppress(OSError):  # the process has ended; _answer will report that
             self._pipe.send(message)
 
     def _answer(self, seconds: float) -> Any:
@@ -106,14 +108,14 @@ class Child:
 
 
 def _run(pipe: Connection) -> None:
-    """The child: a tuple of one is an answer, a string says what failed."""
+    """Serve calls in the child. It sends each answer as a tuple of one item, and a failure as a string."""
     try:
         package, serve, how = pipe.recv()
         about, complete = serve(*how)
         pipe.send(((about, version(package)),))
         while True:
-            asked = pipe.recv()
-            pipe.send((time.process_time() if asked is None else complete(*asked),))
+            call = pipe.recv()
+            pipe.send((time.process_time() if call is None else complete(*call),))
     except (EOFError, ConnectionError):  # the parent has closed its end
         return
     except Exception as error:

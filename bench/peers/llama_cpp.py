@@ -1,11 +1,11 @@
-"""llama.cpp (the wheel xllamacpp) in a process of its own (child.py).
+"""llama.cpp (the wheel xllamacpp) in a separate process (child.py).
 
-Contract: the process loads the GGUF file into one server, with as many slots as the batch has rows and a given
-number of threads; all else is llama.cpp's default. A call sends all rows at once and returns when the last one is
-written: greedy, prompts read anew, no early end. Drafts are looked up in the row's own text (`ngram-simple`);
-`ngram-mod` keeps what earlier calls wrote, which is the answer when a prompt is repeated.
+The process loads the GGUF file into one server with one slot per row and a fixed number of threads; everything
+else is llama.cpp's default. A call sends all rows at once and returns when the last one is written: greedy,
+without an early end, and prompts are read again. Drafts are looked up in the row's text (`ngram-simple`). We don't
+use `ngram-mod`: it remembers the texts of earlier calls, so a repeated prompt would find its answer.
 
-One server a process: beside two more, which did nothing, a token took a third longer on two cores.
+There is one server per process: with two more idle servers, a token took a third longer on two cores.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ SPECULATION = {"plain": None, "n-gram 12/48": (12, 48), "n-gram 3/4": (3, 4)}
 
 
 def installed() -> bool:
-    """Whether the package is there; it is not imported."""
+    """Return whether the package is installed; it is not imported."""
     return find_spec("xllamacpp") is not None
 
 
 def serve(model: str, way: str, sequences: int, context: int, threads: int) -> tuple[str, Complete]:
-    """The CPU instructions that it uses, and what completes.
+    """Return the CPU instructions that it uses, and `complete`.
 
-    way: a name of SPECULATION; sequences: rows of a call; context: the most tokens of a row.
+    Args:
+        model: the GGUF file.
+        way: a name of SPECULATION.
+        sequences: rows per call.
+        context: the most tokens of a row.
     """
     import xllamacpp
 
@@ -39,22 +43,22 @@ def serve(model: str, way: str, sequences: int, context: int, threads: int) -> t
 
 
 def _server(xllamacpp: Any, model: str, way: str, sequences: int, context: int, threads: int) -> Any:
-    made = xllamacpp.CommonParams()
-    made.model.path, made.verbosity, made.n_gpu_layers = model, 0, 0
-    made.n_parallel, made.n_ctx = sequences, sequences * context
-    made.cpuparams.n_threads = made.cpuparams_batch.n_threads = threads
-    made.cache_ram_mib = 0  # a repeat must not find its prompt in a cache
-    made.api_keys = [secrets.token_hex(16)]  # the server also listens on a port of this machine
+    params = xllamacpp.CommonParams()
+    params.model.path, params.verbosity, params.n_gpu_layers = model, 0, 0
+    params.n_parallel, params.n_ctx = sequences, sequences * context
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.cache_ram_mib = 0  # a repeat must not find its prompt in a cache
+    params.api_keys = [secrets.token_hex(16)]  # the server also listens on a port of this machine
     if sizes := SPECULATION[way]:
-        made.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-        made.speculative.ngram_simple.size_n, made.speculative.ngram_simple.size_m = sizes
-    return xllamacpp.Server(made)
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        params.speculative.ngram_simple.size_n, params.speculative.ngram_simple.size_m = sizes
+    return xllamacpp.Server(params)
 
 
 def _complete(server: Any, rows: list[list[int]], tokens: int) -> list[str]:
     greedy = {"samplers": ["top_k"], "top_k": 1}
-    asked = {"prompt": rows, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False, **greedy}
-    answer = server.handle_completions(asked)
+    request = {"prompt": rows, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False, **greedy}
+    answer = server.handle_completions(request)
     if "choices" not in answer:
         raise ValueError(answer)
     ends = {choice["finish_reason"] for choice in answer["choices"]}

@@ -1,8 +1,8 @@
-"""OpenVINO GenAI (the wheel openvino-genai) in a process of its own (child.py).
+"""OpenVINO GenAI (the wheel openvino-genai) in a separate process (child.py).
 
-Contract: one pipeline with continuous batching reads the GGUF file, and takes a given number of threads; all else
-is its default. A call gives it all rows at once and returns when the last one is written: greedy, prompts read
-anew, no early end. With "prompt lookup" it drafts as its documentation's example does.
+One pipeline with continuous batching reads the GGUF file and uses a fixed number of threads; everything else is
+its default. A call sends all rows at once and returns when the last one is written: greedy, without an early end,
+and prompts are read again. "prompt lookup" is set as in the example of its documentation.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ from typing import Any
 from .child import Complete
 
 INSTALL = "OpenVINO is left out: `pip install openvino-genai` adds it."
-# (drafts a round, tokens that must match at most) of the documentation's example.
+# (drafts per round, most tokens that must match), as in the documentation's example.
 WAYS = {"plain": None, "prompt lookup": (5, 3)}
 _CACHE_GB = 1
 
 
 def installed() -> bool:
-    """Whether the package is there; it is not imported."""
+    """Return whether the package is installed; it is not imported."""
     return find_spec("openvino_genai") is not None
 
 
 def serve(model: str, way: str, threads: int) -> tuple[str, Complete]:
-    """Its version, and what completes."""
+    """Return its version, and `complete`.
+
+    Args:
+        model: the GGUF file.
+        way: a name of WAYS.
+    """
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -43,9 +48,9 @@ def serve(model: str, way: str, threads: int) -> tuple[str, Complete]:
     def complete(rows: list[list[int]], tokens: int) -> list[list[int]]:
         config.max_new_tokens = tokens
         ids = [ov.Tensor(np.array([row], dtype=np.int64)) for row in rows]
-        made = [one.m_generation_ids[0] for one in pipeline.generate(ids, [config] * len(rows))]
-        if {len(one) for one in made} != {tokens}:
-            raise ValueError(f"rows of {[len(one) for one in made]} tokens in place of {tokens}")
-        return made
+        written = [result.m_generation_ids[0] for result in pipeline.generate(ids, [config] * len(rows))]
+        if {len(row) for row in written} != {tokens}:
+            raise ValueError(f"rows of {[len(row) for row in written]} tokens instead of {tokens}")
+        return written
 
     return str(ov.__version__), complete

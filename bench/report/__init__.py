@@ -1,1 +1,1 @@
-"""From result files to tables and figures."""
+"""Tables and figures from result files."""

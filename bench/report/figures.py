@@ -1,8 +1,4 @@
-"""The figures of a bench, as PNGs for the documents.
-
-Contract: `draw(bench, folder, figures)` writes BENCH-NAME.png for each figure and returns their names; without
-kaleido or a browser it writes nothing and says so.
-"""
+"""Figures of the benches, as PNGs for the documents: make them with `figure` and write them with `draw`."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 import plotly.io as pio
 
-# Colours that colour-blind people can tell apart (Okabe and Ito 2008).
+# Colours that colour-blind people can distinguish (Okabe and Ito 2008).
 COLOURS = {
     "regular": "#0072B2", "speculative": "#E69F00", "bass": "#009E73", "amusd": "#CC79A7",
     "generate": "#555555", "bass, cost-aware": "#56B4E9", "assisted": "#F0E442", "prompt lookup": "#D55E00",
@@ -21,14 +17,17 @@ COLOURS = {
 
 
 def figure(title: str, x: str, y: str, **layout: Any) -> go.Figure:
-    """An empty figure with a title and axis titles."""
-    made = go.Figure()
-    made.update_layout(template="plotly_white", title=title, xaxis_title=x, yaxis_title=y, **layout)
-    return made
+    """Return an empty figure with a title and axis titles."""
+    chart = go.Figure()
+    chart.update_layout(template="plotly_white", title=title, xaxis_title=x, yaxis_title=y, **layout)
+    return chart
 
 
 def draw(bench: str, folder: Path, figures: dict[str, go.Figure]) -> list[str]:
-    """Write the pictures."""
+    """Write BENCH-NAME.png for each figure and return the file names.
+
+    Without kaleido or a browser, print a message, write nothing and return an empty list.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{bench}-{name}.png" for name in figures]
     try:

@@ -1,7 +1,7 @@
-"""`python -m bench film`: make the README's moving picture, docs/race.gif, from a recording.
+"""`python -m bench film`: make the README's animation, docs/race.gif, from a shipped recording.
 
-Contract: every instant of the shipped recording is shown on a page without a model, and stands in the film
-for as long as in the race; the end stands for HOLD_MS. Nothing is measured: any machine makes the same.
+The page replays the recording without a model. Each snapshot is shown as long as in the race, and the last one for
+HOLD_MS. Nothing is measured, so every machine makes the same film.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ JUMP = """(i) => {
 
 def main(argv: list[str]) -> None:
     """Photograph, write, and print the film's size."""
-    made = parser("film", __doc__ or "")
-    made.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
-    options = made.parse_args(argv)
+    cli = parser("film", __doc__ or "")
+    cli.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
+    options = cli.parse_args(argv)
     with serve("--replay", RECORDING) as (_, address), browser(address) as page:
         page.set_viewport_size({"width": 1400, "height": 800})
         times = page.evaluate(LOAD)
@@ -50,13 +50,15 @@ def main(argv: list[str]) -> None:
             bottom = page.locator(".sequences").first.evaluate(_BOX)[3] + 10
             clip = {"x": x, "y": y, "width": right - x, "height": bottom - y}
             frames.append(Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB"))
-    # One palette, that of the last frame, which has all colours.
+    # Use the palette of the last frame for all frames, because it has all colours.
     last = frames[-1].quantize(64, dither=Image.Dither.NONE)
     drawn = [frame.quantize(palette=last, dither=Image.Dither.NONE) for frame in frames]
-    kept = [times[i] for i in shown]
-    lasts = [round(later - now) for now, later in pairwise(kept)]
+    shown_times = [times[i] for i in shown]
+    durations = [round(later - now) for now, later in pairwise(shown_times)]
     file = options.out / "race.gif"
-    drawn[0].save(file, save_all=True, append_images=drawn[1:], duration=[*lasts, HOLD_MS], loop=0, optimize=True)
+    drawn[0].save(
+        file, save_all=True, append_images=drawn[1:], duration=[*durations, HOLD_MS], loop=0, optimize=True
+    )
     size = file.stat().st_size
     print(f"{file.name}: {len(drawn)} pictures, {times[-1] / 1000:.1f} s, {size:,} bytes, at most {MOST_BYTES:,}")
     if size > MOST_BYTES:

@@ -1,9 +1,9 @@
-"""`python -m bench pictures`: take the documents' pictures of the page, and write down what its races measured.
+"""`python -m bench pictures`: take the documents' pictures of the page, and record the figures of its races.
 
-Contract: app.py and a headless Chromium on this machine, the presets one after another, light theme, window 1400
-pixels wide. Each picture is a part of the page in 256 colours. A row of the document is a lane of a race, as the
-page exports it, with the verdict above it, or a point of a sweep. Non-goals: no figure here is a benchmark, since
-the browser shares the machine with the lanes, and each race runs once.
+It runs app.py and a headless Chromium on this machine, one preset after another, in the light theme, in a window
+1400 pixels wide. Each picture is a part of the page in 256 colours. A result row is a lane of a race, as exported
+by the page, with its verdict, or a point of a sweep. No figure here is a benchmark: the browser shares the machine
+with the lanes, and each race runs once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from app import parse, set_threads
 from ..cpu.page import app, browser
 from .report import CPU, ROOT, claim, finish, parser
 
-# Of a picture in a text, not of a whole page.
+# Limit for pictures inside a text; pictures of a whole page may be larger.
 MOST_BYTES = 150_000
-# Milliseconds for one race on a slow machine.
+# Timeout of one race on a slow machine, in milliseconds.
 PATIENCE = 400_000
-# To a round with several drafts of which some stood.
+# Step to a round with several drafts of which only some were accepted.
 WALK = """() => {
   document.querySelector("[data-switch=stepping]").click();
   const line = document.querySelector(".step-part .step-line"), next = document.querySelector("[data-go='1']");
@@ -48,7 +48,7 @@ READ = """() => {
   const said = [verdict.head, ...Object.values(verdict.lanes)].filter(Boolean).join(" ");
   return Object.entries(lanes).map(([lane, { metrics }]) => ({ lane, times, ...metrics, said }));
 }"""
-# The cells of a sweep's two tables, under their heads.
+# The cells of a sweep's two tables, by column head.
 POINTS = """() => [...document.querySelectorAll(".bass-sweep")].flatMap((figure) => {
   const cells = (row) => [...row.children].map((cell) => cell.textContent);
   const heads = cells(figure.querySelector("thead tr"));
@@ -68,9 +68,13 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Shot:
-    """A picture of the page from the top of the first to the bottom of the last of these elements.
+    """A picture of a part of the page.
 
-    before: JavaScript to run first. most: the picture's greatest height, in pixels.
+    Attributes:
+        file: the file name, without its suffix.
+        elements: selectors; the picture is the smallest rectangle around the first match of each.
+        before: JavaScript to run first.
+        most: the greatest height, in pixels.
     """
 
     file: str
@@ -80,9 +84,9 @@ class Shot:
 
 
 LANES = (".verdict", ".lane-grid")
-# The tab after the last race, with this preset's settings.
+# The tab to open after the last race, and the preset with its settings.
 SWEEP, SWEPT = "Sweep", "Break-even"
-# The preset of each race, and what is photographed after it.
+# The preset of each race, and the pictures to take after it.
 RACES: dict[str, tuple[Shot, ...]] = {
     "Wins": (
         Shot("page", ("body",), most=1760),
@@ -103,11 +107,11 @@ RACES: dict[str, tuple[Shot, ...]] = {
 
 def main(argv: list[str]) -> None:
     """Race, photograph, print, and write."""
-    made = parser("pictures", __doc__ or "", "pair", "draft")
-    made.add_argument("--presets", nargs="+", choices=list(RACES), default=list(RACES))
-    made.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
-    options = made.parse_args(argv)
-    # The document names this process's threads: those of the app that it watches.
+    cli = parser("pictures", __doc__ or "", "pair", "draft")
+    cli.add_argument("--presets", nargs="+", choices=list(RACES), default=list(RACES))
+    cli.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
+    options = cli.parse_args(argv)
+    # The result file records this process's number of threads, so set it to the app's.
     set_threads(parse(["--host", "127.0.0.1"]), os.environ)
     results: list[dict[str, Any]] = []
     sizes = {}
@@ -123,7 +127,7 @@ def main(argv: list[str]) -> None:
 
 
 def race(page: Any, preset: str) -> list[dict[str, Any]]:
-    """Run a preset to its end; its lanes' figures."""
+    """Run a preset to its end and return its lanes' figures."""
     page.get_by_role("button", name=preset, exact=True).click()
     page.locator("#preset-note").filter(has_text=".").wait_for()
     page.wait_for_timeout(1000)
@@ -141,7 +145,7 @@ def race(page: Any, preset: str) -> list[dict[str, Any]]:
 
 
 def sweep(page: Any) -> list[dict[str, Any]]:
-    """Measure and predict a sweep; its points."""
+    """Measure and predict a sweep and return its points."""
     page.get_by_role("button", name=SWEPT, exact=True).click()
     page.wait_for_timeout(1000)
     page.get_by_role("tab", name=SWEEP, exact=True).click()
@@ -154,14 +158,14 @@ def sweep(page: Any) -> list[dict[str, Any]]:
         lane = f"bass, {point['draft length']}, batch {point['batch']}"
         figures = {"ms per token": point["ms per token"], "over regular": point["speed-up"].split("×")[0]}
         more = {"mean acceptance length": point["tokens a row-round"], "rounds": point["rounds"]}
-        told = {head: float(text.replace(",", "")) for head, text in {**figures, **more}.items()}
-        rows.append({"preset": SWEEP, "lane": lane, "times": point["times"], **told})
+        values = {head: float(text.replace(",", "")) for head, text in {**figures, **more}.items()}
+        rows.append({"preset": SWEEP, "lane": lane, "times": point["times"], **values})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
 def take(page: Any, shot: Shot, folder: Path) -> int:
-    """Write one picture; its bytes."""
+    """Write one picture and return its size in bytes."""
     page.mouse.move(0, 0)
     page.evaluate(DRAW)
     if shot.before:
@@ -169,14 +173,14 @@ def take(page: Any, shot: Shot, folder: Path) -> int:
         page.evaluate(DRAW)
     page.locator(shot.elements[-1]).first.scroll_into_view_if_needed()
     page.wait_for_timeout(1500)
-    boxes = [page.locator(one).first.evaluate(_BOX) for one in shot.elements]
+    boxes = [page.locator(element).first.evaluate(_BOX) for element in shot.elements]
     x, y = (min(box[i] for box in boxes) for i in (0, 1))
     width, bottom = (max(box[i] for box in boxes) for i in (2, 3))
     clip = {"x": x, "y": y, "width": width - x, "height": min(bottom - y, shot.most)}
     image = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True))).convert("RGB")
     file = folder / f"{shot.file}.png"
     image.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
-    # Leave the page as the next race needs it.
+    # Reset the page for the next race.
     page.evaluate(_BACK)
     return file.stat().st_size
 

@@ -1,7 +1,7 @@
-"""What all benches share: options, turns, claims, a table for people, and one JSON document as the last line.
+"""Code that all benches share: options (`parser`), claims, tables, and the JSON document (`finish`).
 
-Contract: the document is {"bench", "command", "device", "versions", "revision", "seed", "weights_sha256", "quick",
-"date", "results", "claims"}; a claim is {"name", "value", "bar", "holds"}, `holds` null while it is undecided.
+The document is {"bench", "command", "device", "versions", "revision", "seed", "weights_sha256", "quick", "date",
+"results", "claims"}. A claim is {"name", "value", "bar", "holds"}; `holds` is null while it is undecided.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from bass_core.machine.digest import sha256
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 VERDICTS = {True: "holds", False: "MISSED", None: "open"}
-# The options that say which pair is measured, by name.
+# The options that choose the pair to measure, by name.
 MODELS: dict[str, dict[str, Any]] = {
     "pair": {"default": "smollm2"},
-    "draft": {"help": "a folder or Hub id, in place of the pair's own"},
+    "draft": {"help": "a folder or Hub id, instead of the pair's own"},
     "device": {"default": "auto"},
     "dtype": {"default": "auto"},
 }
@@ -46,23 +46,26 @@ Row = dict[str, Any]
 
 
 def parser(name: str, description: str, *models: str, figures: bool = False) -> argparse.ArgumentParser:
-    """An argument parser with the options that every bench takes, and those of `models` (see MODELS).
+    """Return an argument parser with the options of every bench.
 
-    figures: with --report as well, for a bench that draws.
+    Args:
+        description: the text of --help.
+        *models: names of further options, see MODELS.
+        figures: whether to add --report, for a bench that draws.
     """
-    made = Parser(prog=f"python -m bench {name}", description=description)
-    made.add_argument("--json", type=writable, metavar="FILE", help="write the JSON document there as well")
-    made.add_argument("--quick", action="store_true", help="seconds instead of minutes; some claims stay open")
-    made.add_argument("--seed", type=whole(0, 2**63 - 1), default=0)
-    for one in models:
-        made.add_argument(f"--{one}", **MODELS[one])
+    cli = Parser(prog=f"python -m bench {name}", description=description)
+    cli.add_argument("--json", type=writable, metavar="FILE", help="also write the JSON document to FILE")
+    cli.add_argument("--quick", action="store_true", help="seconds instead of minutes; some claims stay open")
+    cli.add_argument("--seed", type=whole(0, 2**63 - 1), default=0)
+    for option in models:
+        cli.add_argument(f"--{option}", **MODELS[option])
     if figures:
-        made.add_argument("--report", type=Path, metavar="FOLDER", help="draw the figures there, as PNGs")
-    return made
+        cli.add_argument("--report", type=Path, metavar="FOLDER", help="write the figures to FOLDER, as PNGs")
+    return cli
 
 
 def number(least: float = 0.0, most: float = math.inf, above: bool = False) -> Callable[[str], float]:
-    """The type of an option that takes a finite number from `least` to `most`; if `above`, not `least` itself."""
+    """Return the type of an option for a finite number from `least` to `most`; if `above`, `least` is excluded."""
 
     def read(text: str) -> float:
         try:
@@ -79,7 +82,7 @@ def number(least: float = 0.0, most: float = math.inf, above: bool = False) -> C
 
 
 def draft_length(text: str) -> DraftLength:
-    """The type of an option that takes a draft length: a name or a number."""
+    """Parse an option that takes a draft length: a name or a number."""
     try:
         return check_draft_length(int(text) if text.isdecimal() and len(text) < 9 else text)
     except RequestError as error:
@@ -87,47 +90,54 @@ def draft_length(text: str) -> DraftLength:
 
 
 def readable(text: str) -> Path:
-    """The type of an option that names a file to read."""
+    """Parse an option that names a file to read."""
     if not os.path.isfile(text):
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return Path(text)
 
 
 def writable(text: str) -> Path:
-    """The type of an option that names a file to write: hours later is too late to find no folder there."""
+    """Parse an option that names a file to write, and refuse it at once if its folder does not exist."""
     if not text or os.path.isdir(text) or not os.path.isdir(Path(text).parent):
-        raise argparse.ArgumentTypeError(f"no file can be written at {text!r}: name one in a folder that is there")
+        raise argparse.ArgumentTypeError(f"no file can be written at {text!r}: name one in an existing folder")
     return Path(text)
 
 
 def load(arguments: argparse.Namespace, **fixed: Any) -> ModelPair:
-    """The pair that the options of `parser` ask for; `fixed` are further arguments of load_pair."""
-    given = {one: getattr(arguments, one) for one in MODELS if one != "pair" and hasattr(arguments, one)}
-    return load_pair(arguments.pair, **given | fixed)
+    """Load the pair that the options of `parser` choose; `fixed` are further arguments of `load_pair`."""
+    chosen = {name: getattr(arguments, name) for name in MODELS if name != "pair" and hasattr(arguments, name)}
+    return load_pair(arguments.pair, **chosen | fixed)
 
 
 def claim(name: str, value: float | None, bar: str, holds: bool | None) -> Row:
-    """One claim of a bench; without a value where what it needs was not measured."""
+    """Return one claim of a bench.
+
+    Args:
+        name: the quantity.
+        value: its value, or None if it was not measured.
+        bar: the condition in words, for example "at most 5".
+        holds: whether the value meets the bar; None if this run can't decide.
+    """
     return {"name": name, "value": None if value is None else round(value, 4), "bar": bar, "holds": holds}
 
 
 def at_most(name: str, value: float, bar: float, decided: bool = True) -> Row:
-    """A claim that holds up to the bar; `decided` is False where this run can't tell."""
+    """Return a claim that holds up to the bar; it stays open if `decided` is False."""
     return claim(name, value, f"at most {bar:g}", value <= bar if decided else None)
 
 
 def at_least(name: str, value: float, bar: float, decided: bool = True) -> Row:
-    """A claim that holds from the bar on."""
+    """Return a claim that holds from the bar on; it stays open if `decided` is False."""
     return claim(name, value, f"at least {bar:g}", value >= bar if decided else None)
 
 
 def alike(name: str, value: float, decided: bool = True) -> Row:
-    """A claim about a share that must be 1."""
+    """Return a claim about a share that must be 1; it stays open if `decided` is False."""
     return claim(name, value, "1.0", value == 1 if decided else None)
 
 
 def interleaved(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each arm's calls, interleaved: every repeat runs all arms, after an unmeasured round."""
+    """Return the milliseconds of each arm's calls; every repeat runs all arms, after an unmeasured round."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
         for name, arm in arms.items():
@@ -139,12 +149,12 @@ def interleaved(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, l
 
 
 def median(values: list[float]) -> float:
-    """The median of the values."""
+    """Return the median of the values."""
     return statistics.median(values)
 
 
 def table(rows: list[Row]) -> str:
-    """Rows with the same keys as an aligned text table."""
+    """Return rows with the same keys as an aligned text table."""
     if not rows:
         return ""
     heads = list(rows[0])
@@ -168,13 +178,13 @@ def finish(
     show(document(bench, arguments, of, results, claims), arguments)
 
 
-def show(made: Row, arguments: argparse.Namespace) -> None:
+def show(report: Row, arguments: argparse.Namespace) -> None:
     """Print a document's claims and its JSON line; write the JSON file if --json was given."""
-    for one in made["claims"]:
-        print(f"{one['name']}: {one['value']} (bar: {one['bar']}) {VERDICTS[one['holds']]}")
+    for each in report["claims"]:
+        print(f"{each['name']}: {each['value']} (bar: {each['bar']}) {VERDICTS[each['holds']]}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(made))
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(report))
 
 
 def document(
@@ -184,7 +194,7 @@ def document(
     results: list[Row],
     claims: list[Row],
 ) -> Row:
-    """A bench's document, ready for JSON. of: the pair that was measured, or the device alone."""
+    """Return a bench's document, ready for JSON; `of` is the measured pair, or only the device."""
     weights = None if isinstance(of, torch.device) else weights_of(of)
     return {
         "bench": bench,
@@ -202,19 +212,19 @@ def document(
 
 
 def weights_of(pair: ModelPair) -> Path:
-    """The file with the target's weights; it need not exist."""
+    """Return the file with the target's weights; it need not exist."""
     return Path(str(pair.target.name_or_path)) / "model.safetensors"
 
 
 def command() -> str:
-    """The running command line, without the options that say where to write, and of files to read the names."""
+    """Return the command line, without options for output files, and with only the names of input files."""
     words = [Path(word).name if os.path.isfile(word) else word for word in sys.argv[1:]]
-    given = re.sub(r" --(json|report|samples) \S+", "", shlex.join(words))
-    return f"python -m bench {given}"
+    options = re.sub(r" --(json|report|samples) \S+", "", shlex.join(words))
+    return f"python -m bench {options}"
 
 
 def device_name(device: torch.device) -> str:
-    """The device's name, for people."""
+    """Return the device's name, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     model = platform.processor() or platform.machine()
@@ -230,22 +240,22 @@ def device_name(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software that the figures depend on."""
-    found = {"python": platform.python_version()}
+    """Return the versions of the software that the figures depend on."""
+    by_name = {"python": platform.python_version()}
     for name in ("torch", "transformers", "triton", "gradio"):
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 def revision() -> str | None:
-    """The git revision of the tree, with a plus sign if it has changes; None outside a checkout."""
+    """Return the git revision of the tree, with a plus sign if it has changes; None outside a checkout."""
     try:
         head, changes = (
-            subprocess.run(["git", *asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-            for asked in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+            subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
         )
     except (OSError, subprocess.CalledProcessError):
         return None

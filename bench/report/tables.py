@@ -1,7 +1,7 @@
 """`python -m bench.report.tables`: write the tables of the documents (PAGES) from the files in bench/results.
 
-Contract: a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and contains only what is in the result
-file. `--check` changes nothing and exits with 1 if a table differs from its file. Non-goals: prose.
+It replaces the text between `<!-- table: NAME -->` and `<!-- end -->` by the table NAME of TABLES, which contains
+only figures of a result file. `--check` changes nothing and exits with 1 if a table differs from its file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from .report import ROOT, Row
 
 RESULTS = ROOT / "bench" / "results"
-PAGES = tuple(ROOT / f"{name}.md" for name in ("README", "docs/figures", "docs/architecture", "docs/lecture"))
+PAGES = tuple(ROOT / f"{name}.md" for name in ("README", "docs/figures", "docs/lecture", "bench/results/README"))
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -24,32 +24,34 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def main(argv: list[str]) -> int:
     """Rewrite the pages, or with --check compare them."""
     options = argparse.ArgumentParser(prog="python -m bench.report.tables", description=__doc__)
-    options.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a table is old")
+    options.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if a table is out of date"
+    )
     arguments = options.parse_args(argv)
-    old = 0
+    outdated = 0
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         after = BLOCK.sub(_filled, before)
         if before != after:
-            old = 1
-            print(f"{page.relative_to(ROOT)} is not what the result files say: run python -m bench.report.tables")
+            outdated = 1
+            print(f"{page.relative_to(ROOT)} differs from the result files: run python -m bench.report.tables")
             if not arguments.check:
                 page.write_text(after, encoding="utf-8")
-    return old if arguments.check else 0
+    return outdated if arguments.check else 0
 
 
-def _filled(found: re.Match[str]) -> str:
-    return f"{found[1]}{TABLES[found[2]]()}\n{found[3]}"
+def _filled(block: re.Match[str]) -> str:
+    return f"{block[1]}{TABLES[block[2]]()}\n{block[3]}"
 
 
 def load(name: str) -> dict[str, Any]:
-    """A stored document."""
-    made: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return made
+    """Return a stored document."""
+    document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return document
 
 
 def markdown(rows: list[Row], columns: dict[str, str]) -> str:
-    """A table with these columns (key to heading); numbers are right-aligned, None is n/a."""
+    """Return a table with these columns (key to heading); numbers are right-aligned, None is n/a."""
     lines = [list(columns.values()), ["---:" if _number(rows, key) else "---" for key in columns]]
     lines += [[cell(row.get(key)) for key in columns] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -60,7 +62,7 @@ def _number(rows: list[Row], key: str) -> bool:
 
 
 def cell(value: Any) -> str:
-    """A value as text: two decimals below 10, one below 1000."""
+    """Return a value as text: two decimals below 10, one below 1000."""
     if value is None:
         return "n/a"
     if isinstance(value, bool):
@@ -71,7 +73,7 @@ def cell(value: Any) -> str:
 
 
 def made_by(document: dict[str, Any]) -> str:
-    """The line below a table that says where its numbers come from."""
+    """Return the line below a table that names the source of its numbers."""
     versions = ", ".join(f"{name} {document['versions'][name]}" for name in ("torch", "transformers"))
     return (
         f"`{document['command']}`, {document['device']}, {document['date']}, {versions}, "
@@ -80,8 +82,8 @@ def made_by(document: dict[str, Any]) -> str:
 
 
 def _columns(words: str) -> dict[str, str]:
-    """Key to heading, of "key | key = heading | ..."; a key alone is its own heading."""
-    pairs = (one.partition(" = ") for one in words.split(" | "))
+    """Parse "key | key = heading | ..." into key to heading; a key without one is its own heading."""
+    pairs = (part.partition(" = ") for part in words.split(" | "))
     return {key: heading or key for key, _, heading in pairs}
 
 
@@ -101,7 +103,7 @@ _WINS = {
 
 
 def _wins() -> str:
-    """ms per token of each decoder at growing batch sizes, and which is fastest."""
+    """Return ms per token of each decoder at growing batch sizes, and the fastest decoder."""
     document = load("batch-cpu")
     cases: dict[int, dict[str, float]] = {}
     for row in document["results"]:
@@ -111,21 +113,8 @@ def _wins() -> str:
     return f"{markdown(rows, {'batch': 'batch', **_WINS, 'fastest': 'fastest'})}\n\n{made_by(document)}"
 
 
-def _rooms() -> str:
-    """Counts of the package layout before and after bass_core was divided into folders."""
-    named = {"before": load("rooms-before"), "after": load("rooms")}
-    rows = [{"tree": name} | document["results"][0] for name, document in named.items()]
-    columns = _columns(
-        "tree | files = files of bass_core | lines | median = lines of the median file | boxes = rooms | "
-        "fullest = files in the fullest folder | floors of boxes = floors | "
-        "arrows of boxes = arrows between rooms | circles of files"
-    )
-    made = " and ".join(f"`{document['command']}`" for document in named.values())
-    return f"{markdown(rows, columns)}\n\n{made}, {named['after']['date']}."
-
-
 def _compiles() -> str:
-    """What was compiled without a GPU, by Triton's version and capability, from every stored run."""
+    """Return the kernels compiled without a GPU, by Triton's version and capability, from every stored run."""
     documents = [load(path.stem) for path in sorted(RESULTS.glob("compile-*.json"))]
     columns = _columns(
         "triton = Triton | launches | capability | listed | tried | compiled | died = the compiler died of | "
@@ -136,14 +125,19 @@ def _compiles() -> str:
 
 
 def _claims() -> str:
-    """Every claim of every stored document."""
+    """Return every claim of every stored document."""
     verdicts = {True: "holds", False: "**missed**", None: "open"}
     parts = []
     for path in sorted(RESULTS.glob("*.json")):
         document = load(path.stem)
         rows = [
-            {"claim": one["name"], "value": one["value"], "bar": one["bar"], "verdict": verdicts[one["holds"]]}
-            for one in document["claims"]
+            {
+                "claim": claim["name"],
+                "value": claim["value"],
+                "bar": claim["bar"],
+                "verdict": verdicts[claim["holds"]],
+            }
+            for claim in document["claims"]
         ]
         columns = _columns("claim | value | bar | verdict")
         parts.append(f"### {path.name}\n{made_by(document)}\n\n{markdown(rows, columns)}")
@@ -151,7 +145,7 @@ def _claims() -> str:
 
 
 def _page() -> str:
-    """The cost of a watching browser: its ms per token over those of the library alone."""
+    """Return the cost of a watching browser: its ms per token over those of the library without a page."""
     document = load("page-cpu")
     rows = [row | {"cost": row["browser ms/token"] / row["library ms/token"]} for row in document["results"]]
     columns = _columns(
@@ -162,23 +156,23 @@ def _page() -> str:
 
 
 def _simulated() -> str:
-    """Predicted speed-ups of Algorithm 1 and of the cost-aware policy: a line per GPU, a column per batch size."""
+    """Return predicted speed-ups of Algorithm 1 / the cost-aware policy, one row per GPU, one column per batch."""
     document = load("simulate-window")
-    found: list[Row] = document["results"]
-    rows, ends = ([row for row in found if row["section"] == name] for name in ("batch", "crossover"))
-    pays = {row["hardware"]: row["Algorithm 1"] for row in ends}
+    results: list[Row] = document["results"]
+    rows, ends = ([row for row in results if row["section"] == name] for name in ("batch", "crossover"))
+    last_batch = {row["hardware"]: row["Algorithm 1"] for row in ends}
     lines: dict[str, Row] = {}
     for row in rows:
         line = lines.setdefault(row["hardware"], {"GPU": row["hardware"]})
         line[f"batch {row['batch']}"] = f"{row['Algorithm 1']:.2f} / {row['cost-aware']:.2f}"
     for name, line in lines.items():
-        line["Algorithm 1 pays up to batch"] = "n/a" if pays[name] is None else f"{pays[name]:.0f}"
-    made = list(lines.values())
-    return f"{markdown(made, {head: head for head in made[0]})}\n\n{made_by(document)}"
+        line["Algorithm 1 pays up to batch"] = "n/a" if last_batch[name] is None else f"{last_batch[name]:.0f}"
+    table_rows = list(lines.values())
+    return f"{markdown(table_rows, {head: head for head in table_rows[0]})}\n\n{made_by(document)}"
 
 
 def _passk() -> str:
-    """How many finished within the middle budget and within the longest."""
+    """Return how many sequences finished within the middle budget and within the longest."""
     document = load("passk-cpu")
     budgets = sorted({row["budget ms"] for row in document["results"]})
     rows = [row for row in document["results"] if row["budget ms"] in (budgets[len(budgets) // 2], budgets[-1])]
@@ -190,7 +184,7 @@ def _passk() -> str:
 
 
 def _exactness() -> str:
-    """Every stored run of the bench, one per kind of CPU: rows equal to the reference, a column per batch size."""
+    """Return every stored run, one per kind of CPU: rows equal to the reference, a column per batch size."""
     kinds = {True: "multiplies bfloat16 natively", False: "multiplies bfloat16 in float32"}
     parts = []
     for path in sorted(RESULTS.glob("exactness*.json")):
@@ -200,34 +194,37 @@ def _exactness() -> str:
     return "\n\n".join(parts)
 
 
-def described(one: Row) -> str:
-    """A row of the exactness bench that differs from its reference, in words."""
+def described(difference: Row) -> str:
+    """Describe a row of the exactness bench that differs from its reference, in words."""
     names = ("ours", "theirs")
-    ours, theirs = (one[name] if one[f"{name} text"] is None else repr(one[f"{name} text"]) for name in names)
-    words = f"prompt {one['prompt']} at {one['at']}, {ours} for {theirs}"
-    if one["tie"] is None:
+    ours, theirs = (
+        difference[name] if difference[f"{name} text"] is None else repr(difference[f"{name} text"])
+        for name in names
+    )
+    words = f"prompt {difference['prompt']} at {difference['at']}, {ours} for {theirs}"
+    if difference["tie"] is None:
         return words
-    return f"{words}: {one['p_ours']:.4f} against {one['p_theirs']:.4f}, tie {one['tie']:.4f}"
+    return f"{words}: {difference['p_ours']:.4f} against {difference['p_theirs']:.4f}, tie {difference['tie']:.4f}"
 
 
 def _alike(results: list[Row]) -> str:
-    """The shares of equal rows in one run, and below them the rows that differ."""
+    """Return the shares of equal rows in one run, and below them the rows that differ."""
     batches = sorted({row["batch"] for row in results})
     lines: dict[tuple[str, str], Row] = {}
-    unlike = []
+    differences = []
     for row in results:
         text = row.get("text", "greedy")
         line = lines.setdefault((text, row["arm"]), {"text": text, "arm": row["arm"]})
         line[str(row["batch"])] = f"{round(row['identical'] * row['rows'])} of {row['rows']}"
-        where = f"{text}, {row['arm']}, batch {row['batch']}"
-        unlike += [f"- {where}: {described(one)}" for one in row.get("differences", ())]
-    made = [{str(batch): "" for batch in batches} | line for line in lines.values()]
+        case = f"{text}, {row['arm']}, batch {row['batch']}"
+        differences += [f"- {case}: {described(difference)}" for difference in row.get("differences", ())]
+    table_rows = [{str(batch): "" for batch in batches} | line for line in lines.values()]
     columns = {"text": "text", "arm": "decoder", **{str(batch): f"batch {batch}" for batch in batches}}
-    return "\n".join([markdown(made, columns), *([""] if unlike else []), *unlike])
+    return "\n".join([markdown(table_rows, columns), *([""] if differences else []), *differences])
 
 
 def _part(name: str) -> Callable[[Row], bool]:
-    """The rows of a part of `bench window`."""
+    """Return the filter for the rows of a part of `bench window`."""
     return lambda row: bool(row["part"] == name)
 
 
@@ -265,6 +262,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers": _table(
         "peers-native-bf16",
         "who | method | batch | weights | bits | ms/token | least | tokens/s | prompt ms = prompt, ms",
+    ),
+    "peers-plain": _table(
+        "peers-native-bf16",
+        "who | method | batch | weights | bits | ms/token | tokens/s | prompt ms = prompt, ms",
+        lambda row: row["batch"] in (1, 8) and row["method"] in ("regular", "bass", "plain", "generate"),
     ),
     "spec": _table("spec-native-bf16", _SPEC, lambda row: row["category"] == "all"),
     "spec-single": _table(
@@ -315,7 +317,6 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "simulate": _simulated,
     "wins": _wins,
-    "rooms": _rooms,
     "page": _page,
     "passk": _passk,
     "exactness": _exactness,

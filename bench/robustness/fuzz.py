@@ -1,10 +1,10 @@
-"""`python -m bench fuzz`: arguments of all types, ranges, sizes and alphabets for the real app.py's /race.
+"""`python -m bench fuzz`: arguments of all types, ranges, sizes and alphabets for /race of the real app.py.
 
-Contract: every request ends in a finished race or in one documented sentence (a BassError's), never in a
-traceback, an internal error or a file name of the server; afterwards the server answers as before. Its memory
-grows by at most 5 % after the first fifth of the cases, in which every part of the program runs for the first time
-and Gradio's stores fill up (they keep the last 2,000 visitors); the table shows memory after each tenth. Valid
-arguments run a race, which the server's own limits keep short.
+Every request must end in a finished race or in one documented sentence (a BassError's), never in a traceback, an
+internal error or a file name of the server. Afterwards the server must answer as before. Its memory may grow by at
+most 5 % after the first fifth of the cases. Until then every part of the program runs for the first time, and
+Gradio's stores fill up (they keep the last 2,000 visitors). The table shows the memory after each tenth. Valid
+arguments run a race, which the server's limits keep short.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JUNK = st.one_of(
 )  # fmt: skip
 
 
-# Nearly valid values for each parameter: pure junk would never get past the first check.
+# Nearly valid values for each parameter, because pure junk would never pass the first check.
 NEAR: dict[str, st.SearchStrategy[Any]] = {
     "prompt": st.one_of(st.just("Hello"), TEXTS),
     "batch_size": st.integers(-1, 5),
@@ -70,21 +70,25 @@ NEAR: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-FINE = {"prompt": "Hello", "batch_size": 2, "max_new_tokens": 5}
+VALID = {"prompt": "Hello", "batch_size": 2, "max_new_tokens": 5}
 
 
 @st.composite
 def arguments_of(draw: st.DrawFn, defaults: dict[str, Any]) -> tuple[Any, ...]:
-    """Values for the parameters of /race, in order: up to three of them strange, the others valid."""
+    """Draw values for the parameters of /race, in order: up to three of them strange, the others valid."""
     strange = draw(st.sets(st.sampled_from(list(defaults)), max_size=3))
-    fine = defaults | FINE
+    valid = defaults | VALID
     return tuple(
-        draw(st.one_of(NEAR.get(name, JUNK), JUNK)) if name in strange else fine[name] for name in defaults
+        draw(st.one_of(NEAR.get(name, JUNK), JUNK)) if name in strange else valid[name] for name in defaults
     )
 
 
 def verdict(outcome: Any) -> str:
-    """ "done", "refused", or what is wrong. outcome: the last snapshot, or the error's text."""
+    """Classify the outcome of a request, which is its last snapshot or the text of its error.
+
+    Returns:
+        "done", "refused", or a description of the fault.
+    """
     if isinstance(outcome, dict):
         failed = [lane["error"] for lane in outcome["lanes"].values() if lane["error"]]
         return "done" if outcome["done"] and not failed else f"unfinished: {failed}"
@@ -97,7 +101,7 @@ def verdict(outcome: Any) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Serve, fuzz, print, and write."""
+    """Serve, fuzz, print and write."""
     options = parser("fuzz", __doc__ or "")
     options.add_argument("--cases", type=whole(10), default=10_000)
     arguments = options.parse_args(argv)
@@ -106,7 +110,7 @@ def main(argv: list[str]) -> None:
     seen: Counter[str] = Counter()
     with Server(*LIMITS) as server:
         defaults = server.defaults()
-        plain = tuple((defaults | FINE).values())
+        plain = tuple((defaults | VALID).values())
         before = _ask(server.url, plain)
         memory = [server.memory_mb()]
 
@@ -115,12 +119,12 @@ def main(argv: list[str]) -> None:
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(arguments_of(defaults))
-        def one(values: tuple[Any, ...]) -> None:
+        def run_case(values: tuple[Any, ...]) -> None:
             seen[verdict(_ask(server.url, values))] += 1
             if sum(seen.values()) % (arguments.cases // 10) == 0:
                 memory.append(server.memory_mb())
 
-        one()
+        run_case()
         after = _ask(server.url, plain)
         healthy = server.serving and "Traceback" not in server.log()
     wrong = sum(n for name, n in seen.items() if name not in ("done", "refused"))
@@ -147,9 +151,9 @@ _clients: dict[str, Any] = {}
 
 
 def _ask(url: str, values: tuple[Any, ...]) -> Any:
-    """The last snapshot, or the error's text."""
+    """Return the last snapshot, or the error's text."""
     client = _clients.setdefault(url, httpx.Client(base_url=f"{url}/gradio_api", timeout=120))
-    # json.dumps, unlike httpx, writes NaN, infinities and lone surrogates, as a hostile client would.
+    # Use json.dumps: unlike httpx it writes NaN, infinities and lone surrogates, as a hostile client would.
     body = json.dumps({"data": list(values)}).encode()
     joined = client.post("/call/race", content=body, headers={"content-type": "application/json"})
     if joined.status_code != 200:
@@ -166,4 +170,4 @@ def _ask(url: str, values: tuple[Any, ...]) -> Any:
 
 
 def _texts(snapshot: dict[str, Any]) -> list[str]:
-    return [one["text"] for lane in snapshot["lanes"].values() for one in lane["sequences"]]
+    return [row["text"] for lane in snapshot["lanes"].values() for row in lane["sequences"]]

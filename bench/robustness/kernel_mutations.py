@@ -1,7 +1,4 @@
-"""Known ways to break the kernels of a CPU and a GPU, captured steps, and attention over prefixes that rows share.
-
-Contract: as in mutations.py.
-"""
+"""Known ways to break CPU and GPU kernels, captured steps and shared prefixes; as in mutations.py."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rej
 _VERIFICATION = "kernels/cpu/sampling/verification.py"
 _KERNELS = "tests/kernels/test_"
 _CPU = "tests/kernels/cpu/test_"
-_CPU_TREES = "tests/kernels/cpu/attention/test_trees.py::test_"
+_CPU_TREES = "tests/kernels/cpu/attention/test_tree.py::test_"
 _PREFIX = "tests/bass_core/model/test_prefix.py::test_"
 _CAPTURED = "tests/bass_core/model/test_captured_trees.py::test_"
 _ATTENTION = "tests/kernels/cpu/attention/test_attention.py::test_"
@@ -68,7 +65,7 @@ KERNEL_MUTANTS = [
            "        raise LeftOut(name)\n", "        pass\n",
            [_KERNELS + "left_out.py::test_attention_takes_the_next_size_before_torch"]),
     Mutant("the start ends with the launch that its compiler died of", "bass_core/machine/gpu_kernels.py",
-           'at += order["step"]', "at = None",
+           'launch += order["step"]', "launch = None",
            ["tests/faults/test_compiler.py::test_the_page_runs_after_a_compiler_that_dies"]),
     Mutant("flash-attn where it was not faster", "kernels/backends.py",
            "plain and shape_key(query, key) in FASTER", "plain",

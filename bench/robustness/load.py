@@ -1,11 +1,12 @@
 """`python -m bench load`: many clients at once, which cancel or drop a third of their requests midway.
 
-Contract: real clients over loopback against the real app.py with a tiny pair. Every request that is not given up
-gets a complete and correct answer (the texts that the library gives for that seed) or the sentence that the queue
-is full; none hangs. The server's memory at the end is within 5 % of that after the first race. Nothing is timed.
-With `--workers N` the races run on N workers of Ray, one of which is killed every minute: its race gets the
-sentence that says so. Killed is the busiest, and never while another one is still coming back. Memory is then that
-of the front and the workers that live. No process may be left over.
+Real clients use the real app.py over loopback, with a tiny pair. Every request that is not given up must get a
+complete and correct answer (the library's texts for that seed) or the message that the queue is full; none may
+hang. The server's memory at the end must be within 5 % of that after the first race. Nothing is timed.
+
+With `--workers N` the races run on N workers of Ray. Every minute we kill the busiest worker, unless another one
+is still restarting, and its race must get the message about a lost worker. Memory is then that of the front and
+the living workers. No process may be left over.
 """
 
 from __future__ import annotations
@@ -30,22 +31,24 @@ from ..report.report import CPU, Row, alike, at_most, claim, finish, number, par
 from .serving import Server
 
 PROMPT, TEMPERATURE, SEEDS = "Hello", 0.8, 8
-# Seconds after which a client counts as hung, far above what a race after a full queue takes.
+# Seconds after which a client counts as hung, far more than a race after a full queue takes.
 PATIENCE_S = 180.0
 # The outcome of a race whose worker was killed.
 LOST = "worker killed, and said so"
-# Seconds over which a worker's use of the CPU is looked at, and that Ray's processes have for their end.
-LOOK_S, ENDING_S = 0.2, 20.0
+# Seconds over which we measure a worker's CPU use, and that Ray's processes may take to end.
+CPU_WINDOW_S, ENDING_S = 0.2, 20.0
 
 
 def main(argv: list[str]) -> None:
-    """Serve, load, compare, print, and write."""
+    """Serve, load, compare, print and write."""
     options = parser("load", __doc__ or "")
     options.add_argument("--clients", type=whole(), default=32)
     options.add_argument("--minutes", type=number(above=True), default=5.0)
-    options.add_argument("--workers", type=whole(0), default=0, help="of Ray (requirements-ray.txt)")
     options.add_argument(
-        "--kill-seconds", type=number(above=True), default=60.0, help="between two kills of a worker"
+        "--workers", type=whole(0), default=0, help="number of Ray workers (requirements-ray.txt)"
+    )
+    options.add_argument(
+        "--kill-seconds", type=number(above=True), default=60.0, help="seconds between two kills of a worker"
     )
     arguments = options.parse_args(argv)
     if arguments.quick:
@@ -78,8 +81,8 @@ def main(argv: list[str]) -> None:
     ]
     if ray:
         counted["workers killed"] = len(killed)
-        # A kill between two races, or of one that its client had given up, is nobody's to report; the few kills of
-        # a quick run may all be such.
+        # Nobody reports a kill between two races, or during a race that its client had given up. In a quick run
+        # all kills may be of these kinds.
         holds = None if arguments.quick and not reported else 0 < reported <= len(killed)
         claims.append(claim("races reported as lost, of workers killed", reported, f"1 to {len(killed)}", holds))
     results: list[Row] = [{"outcome": name, "requests": n} for name, n in counted.items()]
@@ -88,15 +91,15 @@ def main(argv: list[str]) -> None:
 
 @contextmanager
 def killing(server: Server, seconds: float | None) -> Iterator[list[int]]:
-    """Kill a busy worker every so many seconds; None kills nothing. Yields the ids of those killed so far."""
+    """Kill the busiest worker every `seconds`, or none if None; yield the ids of those killed so far."""
     killed: list[int] = []
-    over, many = threading.Event(), len(server.workers())
+    over, num_workers = threading.Event(), len(server.workers())
 
     def run() -> None:
         while not over.wait(seconds):
             workers = server.workers()
-            if len(workers) == many:
-                busiest = max(workers, key=lambda one: one.cpu_percent(LOOK_S))
+            if len(workers) == num_workers:
+                busiest = max(workers, key=lambda worker: worker.cpu_percent(CPU_WINDOW_S))
                 busiest.kill()
                 killed.append(busiest.pid)
 
@@ -112,10 +115,10 @@ def killing(server: Server, seconds: float | None) -> Iterator[list[int]]:
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run after a moment; one that only waits to be counted as dead does not."""
+    """Return the processes that still run after at most ENDING_S; zombies do not count."""
     end, left = time.monotonic() + ENDING_S, list(processes)
     while left and time.monotonic() < end:
-        left = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
         time.sleep(0.2)
     return left
 
@@ -132,19 +135,19 @@ def _expected(pair: ModelPair, seed: int) -> dict[str, list[str]]:
 
 
 def _texts(snapshot: Mapping[str, Any]) -> dict[str, list[str]]:
-    return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+    return {name: [row["text"] for row in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
 
 
 def _load(
     server: Server, expected: list[dict[str, list[str]]], clients: int, seconds: float
 ) -> tuple[Counter[str], int]:
-    """How often each outcome came, and how many clients were still running PATIENCE_S after the end."""
+    """Return the count of each outcome, and the number of clients still running PATIENCE_S after the end."""
     outcomes: Counter[str] = Counter()
     url, defaults = server.url, list(server.defaults().values())
     end, lock = time.monotonic() + seconds, threading.Lock()
 
     def work(number: int) -> None:
-        # Each client gives up every third request: by turns it cancels, or drops the connection.
+        # Each client gives up every third request: alternately it cancels, or drops the connection.
         for turn in count(number):
             if time.monotonic() >= end:
                 return
@@ -153,7 +156,7 @@ def _load(
                 if turn % 6 == 0:
                     outcome = _vanish(url, [*_settings(seed), *defaults[5:]])
                 else:
-                    # A new Client each time: with a shared one, a request can read the end of the previous stream.
+                    # Use a new Client each time: with a shared one, a request can read the end of the last stream.
                     outcome = _ask(Client(url, verbose=False), seed, expected[seed], cancel=turn % 6 == 3)
             except Exception as error:
                 outcome = f"{type(error).__name__}: {error}"[:80]
@@ -174,7 +177,7 @@ def _ask(client: Client, seed: int, expected: dict[str, list[str]], cancel: bool
     job = client.submit(*_settings(seed), api_name="/race")
     try:
         if cancel:
-            # Not next(job): the client's iterator never ends if the server refuses the request.
+            # Don't use next(job): the client's iterator never ends if the server refuses the request.
             while not job.done() and not job.outputs():
                 time.sleep(0.01)
             if job.done():

@@ -1,8 +1,8 @@
-"""`python -m bench mutants [NAME ...]`: break the decoder in known ways and see the tests fail on every one.
+"""`python -m bench mutants [NAME ...]`: break the decoder in known ways and check that the tests fail each time.
 
-Contract: each mutant is one edit to a copy of the sources, tested in its own process; its claim `holds` if the
-tests fail. The unbroken copy must pass the same cases. The quick form runs the smallest cases meant to catch a
-mutant, the full form all quick tests of the decoder. A mutant that survives means a missing test.
+Each mutant is one edit to a copy of the sources, tested in a separate process; its claim holds if the tests fail.
+The unbroken copy must pass the same cases. With --quick we run only the smallest cases meant to catch a mutant,
+otherwise all quick tests of the decoder. If a mutant survives, a test is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-# As in tests/conftest.py and bench/__main__.py: before triton is first imported, as it is with torch.
+# As in tests/conftest.py and bench/__main__.py. It must be set before triton is imported, which torch does.
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
@@ -28,15 +28,15 @@ from .mutations import MUTANTS, Mutant
 
 KNOWN = MUTANTS + KERNEL_MUTANTS
 _WHOLE = [
-    "tests/conformance", "tests/kernels", "tests/faults/test_broken_models.py", "tests/bass_core/overlapped",
-    "tests/bass_core/draft", "tests/bass_core/model", "tests/bass_core/verify",
+    "tests/conformance", "tests/kernels", "tests/faults/test_broken_models.py", "tests/bass_core/draft",
+    "tests/bass_core/decode/overlapped", "tests/bass_core/model", "tests/bass_core/verify",
 ]  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
-    """Break, test, print, and write."""
+    """Break, test, print and write."""
     options = parser("mutants", __doc__ or "")
-    options.add_argument("names", nargs="*", metavar="NAME", help="these mutants alone")
+    options.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
     arguments = options.parse_args(argv)
     chosen = [mutant for mutant in KNOWN if not arguments.names or mutant.name in arguments.names]
     if not hasattr(os, "fork"):
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
         options.error(f"there is no mutant {', '.join(sorted(unknown))}: see bench/robustness/mutations.py.")
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
-    # Import what the tests import once, before forking: each process would need seconds for it.
+    # Import the tests' modules once, before forking; otherwise each process would need seconds for that.
     _pytest(["--collect-only", "-m", "", *unbroken])
     code = _tests_on(None, unbroken)
     results: list[Row] = [{"mutant": "none", "tests": "pass" if code == 0 else f"exit {code}"}]
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
 
 
 def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:
-    """pytest's exit status on a copy of the sources with the mutant's edit (None: without any)."""
+    """Return pytest's exit status on a copy of the sources with the mutant's edit (None: without any)."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
         for name in ("bass_core", "kernels", "tests"):
@@ -76,17 +76,17 @@ def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:
 
 def _run_tests(copy: Path, cases: list[str], expected: int) -> None:
     os.chdir(copy)
-    # Forget modules of the original tree: transformers, for one, has already imported our `kernels`.
+    # Forget modules of the original tree. For example, transformers has already imported our `kernels`.
     for name in [name for name in sys.modules if name.split(".")[0] in ("bass_core", "kernels", "tests")]:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
     torch.set_num_threads(1)
-    # Of the whole suite the quick tests, of named cases all.
+    # Run only the quick tests of the whole suite, but all named cases.
     os._exit(_pytest(["-x", *([] if cases == _WHOLE else ["-m", ""]), *cases], expected))
 
 
 def _pytest(arguments: list[str], expected: int = 0) -> int:
-    """pytest's exit status; prints its output only if the status is not the expected one."""
+    """Return pytest's exit status; print its output only if the status is not the expected one."""
     import pytest
 
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):

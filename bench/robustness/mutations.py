@@ -1,7 +1,7 @@
-"""The known ways to break the decoder: mistakes that real projects have shipped, each as one edit.
+"""Known ways to break the decoder: mistakes that real projects have shipped, each as one edit.
 
-Contract: `old` occurs exactly once in the file. If the sources change and it no longer does, `apply` raises. The
-kernels, and what stores keys and values, are broken in kernel_mutations.py.
+`old` must occur exactly once in the file; otherwise `apply` raises. kernel_mutations.py has the mutants of the
+kernels and the caches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Mutant:
-    """An edit that replaces `old` in a file by `new`; `cases` are the smallest tests meant to catch it."""
+    """An edit of a file.
+
+    Attributes:
+        name: the mutant's name in results.
+        file: the file to edit, relative to the root.
+        old: the text to replace.
+        new: its replacement.
+        cases: the smallest tests meant to catch it.
+    """
 
     name: str
     file: str
@@ -21,7 +29,11 @@ class Mutant:
     cases: list[str]
 
     def apply(self, root: Path) -> None:
-        """Edit the file under `root`. Raises ValueError unless `old` occurs exactly once."""
+        """Edit the file under `root`.
+
+        Raises:
+            ValueError: if `old` does not occur exactly once.
+        """
         path = root / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
@@ -33,10 +45,10 @@ _CONFORMANCE = "tests/conformance/test_"
 _ENUMERATED = "tests/conformance/test_enumeration.py::test_"
 _UNSOUND = "tests/bass_core/verify/test_unsound.py::test_"
 _BLOCK = "tests/bass_core/verify/test_block.py::test_"
-_FED = "tests/bass_core/draft/test_trees_fed.py::test_"
-_OVERLAPPED = "tests/bass_core/overlapped/test_"
+_FED = "tests/bass_core/draft/test_tree.py::test_"
+_OVERLAPPED = "tests/bass_core/decode/overlapped/test_"
 _CORE = "tests/bass_core/"
-# What torch decides where the CPU's kernels don't.
+# Cases in which torch verifies, not the CPU kernels.
 _REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_are_the_reference_s"]
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
@@ -49,7 +61,7 @@ _LATE = [
 _MODEL = [_ENUMERATED + "drafters[model-block]"]
 _TREE = [_ENUMERATED + "trees[(2, 1)-rejection]"]
 _WHOLE = [_BLOCK + "the_text_is_distributed_as_the_targets[1-3-fixed]"]
-_KEPT = [_CORE + "model/test_trees.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
+_KEPT = [_CORE + "model/test_runner.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
 
 MUTANTS = [
     Mutant("every draft accepted", "bass_core/verify/rejection.py",
@@ -105,8 +117,8 @@ MUTANTS = [
            "read[r, at : at + len(piece)] = next(finished)",
            "read[r, at : at + len(piece)] = next(finished).roll(1, 0)",
            [_CORE + "draft/test_head.py::test_proposals_are_what_the_head_says_of_the_whole_text"]),
-    Mutant("a pointer to what the text does not have yet", "bass_core/model/pointer.py", "(places + 1 < lengths",
-           "(places < lengths", [_CORE + "model/test_pointer.py"]),
+    Mutant("a pointer to what the text does not have yet", "bass_core/model/pointer.py",
+           "(positions + 1 < lengths", "(positions < lengths", [_CORE + "model/test_pointer.py"]),
     Mutant("a pointer searches text that was taken back", "bass_core/draft/texts.py",
            "= min(self._known[row], length)", "= self._known[row]",
            [_CORE + "draft/test_rewind.py::test_a_pointer_searches_no_text_that_was_taken_back"]),
@@ -148,8 +160,8 @@ MUTANTS = [
     Mutant("AMUSD: a late draft counts as fed to the target", "bass_core/decode/overlapped/decoder.py",
            "settled = min(accepted, counts[r]) + 1", "settled = accepted + 1", _LATE),
     Mutant("AMUSD: a late draft stands untested", "bass_core/decode/overlapped/decoder.py",
-           "same = accepted == tested[r] > counts[r]",
-           "same = tested[r] > counts[r] <= accepted", _LATE),
+           "epoch_goes_on = accepted == tested[r] > counts[r]",
+           "epoch_goes_on = tested[r] > counts[r] <= accepted", _LATE),
     Mutant("a token drawn from NaN", "bass_core/verify/acceptance.py", "    if UNSOUND in tokens:",
            "    if False:",
            ["tests/faults/test_broken_models.py::test_a_target_that_breaks_is_an_error_and_no_text"]),
@@ -256,8 +268,8 @@ MUTANTS = [
            "accepted = last_passed((u < chance) & drafted)", "accepted = accepted_prefix((u < chance) & drafted)",
            _REFERENCE),
     Mutant("block: the last draft judged as the others", "bass_core/verify/block.py",
-           "behind = torch.arange(2, width + 1, device=p.device) <= num_drafted[:, None]",
-           "behind = torch.arange(1, width, device=p.device) <= num_drafted[:, None]", _WHOLE),
+           "has_next = torch.arange(2, width + 1, device=p.device) <= num_drafted[:, None]",
+           "has_next = torch.arange(1, width, device=p.device) <= num_drafted[:, None]", _WHOLE),
     Mutant("block: padding accepted", "bass_core/verify/rejection.py",
            "accepted = last_passed((u < chance) & drafted)", "accepted = last_passed(u < chance)",
            [_BLOCK + "the_tests_tell_what_was_decided[True-False]"]),
@@ -273,9 +285,9 @@ MUTANTS = [
     Mutant("trees: an accepted path that stays where it lies", "bass_core/model/runner.py",
            "self.cache.keep(row, first, [end + column for column in path])", "pass", _KEPT),
     Mutant("trees: a draft that sees its siblings", "bass_core/model/forward.py",
-           "seen.append(seen[parent + 1] | 1 << draft)", "seen.append((1 << (draft + 1)) - 1)", _KEPT),
+           "row_sees.append(row_sees[parent + 1] | 1 << draft)", "row_sees.append((1 << (draft + 1)) - 1)", _KEPT),
     Mutant("trees: drafts at the positions of their columns", "bass_core/model/forward.py",
-           "deep.append(deep[parent + 1] + 1)", "deep.append(draft)", _KEPT),
+           "row_depths.append(row_depths[parent + 1] + 1)", "row_depths.append(draft)", _KEPT),
     Mutant("trees: a draft model at the positions of its columns", "bass_core/draft/tree.py",
            "row_depths.append(1 + row_depths[parent] if parent >= 0 else 0)", "row_depths.append(len(row_depths))",
            [_FED + "a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path[model]"]),
@@ -286,16 +298,17 @@ MUTANTS = [
            "states[r, to_device([0, *(i + 1 for i in path)], states.device)]", "states[r, : len(path) + 1]",
            [_FED + "a_head_gets_the_states_of_the_accepted_path"]),
     Mutant("penalties that know no drafts", "bass_core/sample/shaping.py",
-           "leads.to(made.dtype) @ drafted", "0 * (leads.to(made.dtype) @ drafted)",
+           "leads.to(changed.dtype) @ drafted", "0 * (leads.to(changed.dtype) @ drafted)",
            [_ENUMERATED + "penalties_by_the_drafts_before[all-block]"]),
     Mutant("penalties of p alone", "bass_core/draft/model.py",
            "logits = shaped_next(logits, self.params, rows, drawn)", "pass",
            [_CORE + "sample/test_shaping.py::test_drafts_of_the_target_itself_are_all_accepted"]),
     Mutant("a stop string's beginning is streamed", "bass_core/decode/text.py",
-           "self._show(self._held + new, self._begun(self._held + new))", "self._show(self._held + new, 0)",
+           "self._show(self._held_back + new, self._stop_prefix_len(self._held_back + new))",
+           "self._show(self._held_back + new, 0)",
            [_CORE + "decode/test_text.py::test_a_stop_string_ends_the_text_before_it"]),
     Mutant("what a mask says is dropped", "bass_core/model/attention.py",
-           "window = sliding_window if stated is None else stated", "window = sliding_window",
+           "window = sliding_window if mask_window is None else mask_window", "window = sliding_window",
            ["tests/zoo/test_zoo.py::test_an_architecture_runs_or_is_refused_as_documented[phimoe]"]),
     Mutant("AMUSD: an unlikely draft is not verified", "bass_core/draft/registry.py",
            "if not chance * max_prob >= AHEAD_CONFIDENCE:", "if not chance * token_prob >= AHEAD_CONFIDENCE:",
@@ -316,18 +329,18 @@ MUTANTS = [
            [_ENUMERATED + "drafters[a window behind a model-rejection]"]),
     Mutant("hooks and replaced modules are left out", "bass_core/model/select.py",
            "llama_compiled.why_not(model) or why_modified(model)", "llama_compiled.why_not(model)",
-           [_CORE + "model/test_modified.py::test_a_changed_model_runs_by_its_own_code"
+           [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_by_its_own_code"
             "[its module model.norm has another variance_epsilon]"]),
     Mutant("a forward of our own is not tried", "bass_core/model/select.py",
            "return expected is None or probe.agrees(selected, expected)", "return True",
-           [_CORE + "model/test_modified.py::test_a_changed_model_runs_by_its_own_code"
+           [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_by_its_own_code"
             "[our kernels compute other logits than its own code]"]),
     Mutant("weights of yesterday", "bass_core/model/pair.py",
            "if not any(changed):", "if True:",
-           [_CORE + "model/test_modified.py::test_a_model_that_changes_after_it_was_paired"
+           [_CORE + "model/weights/test_modified.py::test_a_model_that_changes_after_it_was_paired"
             "[load_state_dict-dtype1]"]),
     Mutant("weights that were written past torch's count", "bass_core/model/weights/modified.py",
-           "and self._read() == self._sampled", "",
-           [_CORE + "model/test_modified.py::test_a_model_that_changes_after_it_was_paired"
+           "and self._read_samples() == self._known_samples", "",
+           [_CORE + "model/weights/test_modified.py::test_a_model_that_changes_after_it_was_paired"
             "[through_data-dtype1]"]),
 ]  # fmt: skip

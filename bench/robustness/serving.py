@@ -1,8 +1,4 @@
-"""The real app.py in a process of its own, and a tiny random pair on disk for it.
-
-Contract: `Server` is a context manager. On entry its `url` answers; on exit its process has ended. `log()` is what
-the server wrote to stderr. Non-goals: models that write anything sensible.
-"""
+"""The real app.py in a separate process: `serve` for any options, `Server` with a tiny random pair on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from ..report.report import ROOT
 
 
 def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
-    """Save a target and a draft that agrees with it in part, with a tokenizer of one character per token."""
+    """Save a target and a draft that partly agrees with it, with a tokenizer of one byte per token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -56,7 +52,7 @@ def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
 def serve(
     *options: str, environment: Mapping[str, str] | None = None, errors: IO[str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start app.py as a user would, for this machine alone; yields its process and its address once it serves."""
+    """Start app.py as a user would, only for this machine; yield its process and its address once it serves."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,8 +62,8 @@ def serve(
     )
     try:
         for line in process.stdout or ():
-            if found := re.search(r"open (http://\S+)", line):
-                yield process, found[1].rstrip("/")
+            if match := re.search(r"open (http://\S+)", line):
+                yield process, match[1].rstrip("/")
                 return
         raise SystemExit("app.py ended before it served.")
     finally:
@@ -76,7 +72,13 @@ def serve(
 
 
 class Server:
-    """app.py serving the tiny pair; `options` are added to its command line."""
+    """app.py with the tiny pair, for use in a `with` statement.
+
+    On entry `url` answers; on exit the process has ended.
+
+    Args:
+        *options: further options of its command line.
+    """
 
     def __init__(self, *options: str) -> None:
         self.options = options
@@ -86,11 +88,11 @@ class Server:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bass-serving-")))
             self.target, self.draft = save_tiny_pair(folder)
             environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
-            # Without measured costs, draft lengths follow Algorithm 1, as in the texts that are compared.
+            # Without measured costs, draft lengths follow Algorithm 1, as in the texts that we compare with.
             environment["BASS_MEASURE"] = "0"
             self._log = folder / "stderr.txt"
             errors = stack.enter_context(self._log.open("w", encoding="utf-8"))
-            given = (
+            arguments = (
                 "--pair",
                 str(self.target),
                 "--draft",
@@ -100,7 +102,7 @@ class Server:
                 "--dtype",
                 "float32",
             )
-            running = serve(*given, *self.options, environment=environment, errors=errors)
+            running = serve(*arguments, *self.options, environment=environment, errors=errors)
             self.process, self.url = stack.enter_context(running)
             self._running = stack.pop_all()
         return self
@@ -109,27 +111,27 @@ class Server:
         self._running.close()
 
     def log(self) -> str:
-        """What the server has written to stderr so far."""
+        """Return the server's stderr so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def defaults(self) -> dict[str, Any]:
-        """The arguments of /race with their defaults, in order: a raw POST has to send all of them."""
+        """Return the arguments of /race with their defaults, in order; a raw POST has to send all of them."""
         api: Any = Client(self.url, verbose=False).view_api(return_format="dict", print_info=False)
         parameters = api["named_endpoints"]["/race"]["parameters"]
-        return {one["parameter_name"]: one.get("parameter_default") for one in parameters}
+        return {each["parameter_name"]: each.get("parameter_default") for each in parameters}
 
     def memory_mb(self) -> float:
-        """Resident memory of the server and of its workers, if it has any, in 2**20 bytes."""
+        """Return the resident memory of the server and of its workers, if it has any, in 2**20 bytes."""
         counted = [psutil.Process(self.process.pid), *self.workers()]
-        return float(sum(one.memory_info().rss for one in counted) / 2**20)
+        return float(sum(process.memory_info().rss for process in counted) / 2**20)
 
     def processes(self) -> list[psutil.Process]:
-        """All processes that the server has started."""
+        """Return all processes that the server has started."""
         return list(psutil.Process(self.process.pid).children(recursive=True))
 
     def workers(self) -> list[psutil.Process]:
-        """Its workers on Ray that run now."""
-        return [one for one in self.processes() if one.name().startswith("ray::Worker")]
+        """Return its running Ray workers."""
+        return [process for process in self.processes() if process.name().startswith("ray::Worker")]
 
     @property
     def serving(self) -> bool:

@@ -1,1 +1,1 @@
-"""Checks, a validation and sweeps of `python -m bench simulate`; every prediction is bass_core/predict's."""
+"""Checks, validation and sweeps of `python -m bench simulate`; bass_core/predict makes the predictions."""

@@ -1,8 +1,9 @@
-"""Checks of the simulation against exact values: claims that no timing noise can disturb.
+"""Checks of the simulation against exact values, without any timing. Call `run`.
 
-Contract: exact are the formulas of the papers, and Algorithm 1 as a Markov chain, for i.i.d. acceptance a and rows
-that never end. Seeded; a simulated mean must be within four standard errors of its exact value. Standard errors
-come from means over blocks of rounds, since a policy makes neighbouring rounds alike.
+Exact values come from the papers' formulas, and from Algorithm 1 as a Markov chain, for i.i.d. acceptance a and
+rows that never end. The simulation is seeded, and each mean must be within four standard errors of its exact
+value. We compute standard errors from means over blocks of rounds, because a policy makes neighbouring rounds
+similar.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..report.report import Row, claim
 
 BLOCKS = 40
 ERRORS = 4.0
-DRAFT_COST = 0.1  # a draft step's time, in target steps
+DRAFT_COST = 0.1  # the time of a draft step, in target steps
 
 
 def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
@@ -31,13 +32,13 @@ def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
     count = 2000 if quick else 20000
     fixed, speed, chain = [], [], []
     for rate, length in itertools.product((0.6, 0.8, 0.9), (1, 4, 7)):
-        found = _means(make_policy(length), rate, 8, count, seed)
-        fixed.append(_row(f"l = {length}, tokens a round", rate, 8, found[1], tokens_per_round(rate, length)))
-        speed.append(_row(f"l = {length}, speed-up", rate, 8, found[2], speedup(rate, length, DRAFT_COST)))
+        means = _means(make_policy(length), rate, 8, count, seed)
+        fixed.append(_row(f"l = {length}, tokens a round", rate, 8, means[1], tokens_per_round(rate, length)))
+        speed.append(_row(f"l = {length}, speed-up", rate, 8, means[2], speedup(rate, length, DRAFT_COST)))
     for rate, rows in itertools.product((0.7, 0.8, 0.9), (1, 8)):
-        found, exact = _means(make_policy(BASS), rate, rows, count, seed), algorithm_1(rate, rows)
-        for values, value, what in zip(found[:2], exact, ("draft length", "tokens a round"), strict=True):
-            chain.append(_row(f"Algorithm 1, {what}", rate, rows, values, value))
+        means, exact = _means(make_policy(BASS), rate, rows, count, seed), algorithm_1(rate, rows)
+        for values, value, name in zip(means[:2], exact, ("draft length", "tokens a round"), strict=True):
+            chain.append(_row(f"Algorithm 1, {name}", rate, rows, values, value))
     return [*fixed, *speed, *chain], [
         _claim("fixed lengths that meet (1 - a^(l+1)) / (1 - a)", fixed),
         _claim(f"fixed lengths that meet Leviathan's speed-up at c = {DRAFT_COST}", speed),
@@ -46,21 +47,21 @@ def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
 
 
 def _means(policy: LengthPolicy, rate: float, rows: int, count: int, seed: int) -> list[np.ndarray]:
-    """Block means over rounds of endless rows: draft length, tokens per row and round, speed-up."""
+    """Return block means over rounds of endless rows: draft length, tokens per row-round, speed-up."""
     costs = CostTable({1: [(1.0, 1.0)]}, {1: DRAFT_COST}, padded=True)
     played = rounds(policy, Acceptance.same(rate), rows, None, np.random.default_rng(seed))
     some = itertools.islice(played, count)
-    seen = np.array([(one.asked, 1 + sum(one.accepted) / rows, one.ms(costs)) for one in some])
+    seen = np.array([(each.asked, 1 + sum(each.accepted) / rows, each.ms(costs)) for each in some])
     lengths, tokens, times = seen.reshape(BLOCKS, -1, 3).mean(axis=1).T
     return [lengths, tokens, tokens / times]
 
 
-def _row(what: str, rate: float, rows: int, found: np.ndarray, exact: float) -> Row:
-    error = float(found.std(ddof=1) / np.sqrt(len(found)))
-    mean = float(found.mean())
+def _row(quantity: str, rate: float, rows: int, means: np.ndarray, exact: float) -> Row:
+    error = float(means.std(ddof=1) / np.sqrt(len(means)))
+    mean = float(means.mean())
     off = abs(mean - exact) / error if error else 0.0 if mean == exact else float("inf")
     return {
-        "kind": "check", "section": "checks", "what": what, "a": rate, "batch": rows, "simulated": mean,
+        "kind": "check", "section": "checks", "what": quantity, "a": rate, "batch": rows, "simulated": mean,
         "exact": exact, "errors off": off,
     }  # fmt: skip
 
@@ -71,21 +72,21 @@ def _claim(name: str, rows: list[Row]) -> Row:
 
 
 def tokens_per_round(rate: float, length: int) -> float:
-    """(1 - a^(l + 1)) / (1 - a): Leviathan et al. 2211.17192, equation 1; l + 1 for a = 1."""
+    """Return (1 - a^(l + 1)) / (1 - a), or l + 1 for a = 1 (Leviathan et al. 2211.17192, equation 1)."""
     return length + 1.0 if rate == 1 else (1 - rate ** (length + 1)) / (1 - rate)
 
 
 def speedup(rate: float, length: int, cost: float) -> float:
-    """Speed-up over plain steps if a draft step costs `cost` target steps: the same paper, theorem 3.8."""
+    """Return the speed-up over plain steps if a draft step costs `cost` target steps (same paper, theorem 3.8)."""
     return tokens_per_round(rate, length) / (length * cost + 1)
 
 
 def algorithm_1(rate: float, rows: int) -> tuple[float, float]:
-    """Exact mean draft length, and tokens per row and round, under Algorithm 1.
+    """Return the exact mean draft length, and tokens per row-round, under Algorithm 1.
 
-    The policy's state (length, shrinking) depends only on the previous state and the best row's accepted count k,
-    whose distribution function is (1 - a^(k + 1))^rows below the length: a Markov chain, solved for its stationary
-    distribution.
+    The policy's state (length, shrinking) depends only on the previous state and the best row's accepted count k.
+    Below the length, k has the distribution function (1 - a^(k + 1))^rows. So the states are a Markov chain, which
+    we solve for its stationary distribution.
     """
     limit = Algorithm1.limit
     states = list(itertools.product(range(1, limit + 1), (0, 1)))
@@ -106,7 +107,7 @@ def algorithm_1(rate: float, rows: int) -> tuple[float, float]:
 
 
 def _stationary(moves: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The stationary distribution: the solution of share = share @ moves that sums to 1."""
+    """Return the stationary distribution: the solution of share = share @ moves that sums to 1."""
     size = len(moves)
     system = np.vstack([moves.T - np.eye(size), np.ones(size)])
     right = np.append(np.zeros(size), 1.0)

@@ -1,10 +1,11 @@
 """`python -m bench simulate`: predictions for hardware, models and batch sizes that this machine can't run.
 
-Contract: every row names its kind. "predicted" comes from step times (a measured table, or a datasheet's roofline
-with assumed efficiencies) and from rounds simulated with the real policies; "datasheet" is a vendor's number,
-never measured here; "measured and predicted" compares a prediction with what this machine did. Checks against
-formulas involve no timing. Parts: bench/simulation, and bass_core/predict.
-Non-goals: prefills, early ends of text, requests that arrive over time, quantised weights.
+Every row names its kind. "predicted" figures come from step times (a measured table, or a datasheet's roofline
+with assumed efficiencies) and from rounds simulated with the real policies. "datasheet" figures are the vendor's,
+never measured here. "measured and predicted" compares predictions with measurements on this machine. Checks
+against formulas involve no timing.
+
+Not simulated: prefills, early ends of text, requests that arrive over time, quantised weights.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from ..report.report import CPU, Row, document, load, number, parser, show, tabl
 from . import checks, sweeps, validation
 
 SECTIONS = {
-    "checks": "The simulation against what is known without it",
+    "checks": "The simulation against exact values",
     "validation": "Measured on this machine, and predicted without the held-out batch and length",
-    "hardware": "Datasheet numbers, none of them measured here",
+    "hardware": "Datasheet numbers, none measured here",
     "batch": "Predicted: the 7.8B and 310M shapes on one GPU",
-    "crossover": "Predicted: the batch from which on a policy loses against regular decoding; n/a: none up to 64",
+    "crossover": "Predicted: the batch at which a policy becomes slower than regular decoding; n/a: none up to 64",
     "window": "Predicted: the 7.8B target as its own draft over a window, and the 310M draft; best fixed lengths",
 }
 
 
 def main(argv: list[str]) -> None:
-    """Check, measure, predict, print, and write."""
+    """Check, measure, predict, print and write."""
     arguments = _arguments(argv)
     assumed = Assumptions(**{name: getattr(arguments, name) for name in vars(Assumptions())})
     results, claims = checks.run(arguments.seed, arguments.quick)
@@ -48,40 +49,42 @@ def main(argv: list[str]) -> None:
     batches = sweeps.batches(arguments, assumed)
     results += [*_datasheets(), *batches, *sweeps.crossovers(batches)]
     results += sweeps.windows(arguments, assumed)
-    made = document("simulate", arguments, of, results, claims)
-    made["assumptions"] = vars(assumed) | {"acceptance": arguments.acceptance}
+    report = document("simulate", arguments, of, results, claims)
+    report["assumptions"] = vars(assumed) | {"acceptance": arguments.acceptance}
     for section, title in SECTIONS.items():
-        rows = [row for row in made["results"] if row["section"] == section]
+        rows = [row for row in report["results"] if row["section"] == section]
         if rows:
             heads = [head for head in rows[0] if head not in ("kind", "section")]
             print(f"\n{title}\n{table([{head: row[head] for head in heads} for row in rows])}")
-    print(f"\nAssumed: {made['assumptions']}\n")
-    show(made, arguments)
+    print(f"\nAssumed: {report['assumptions']}\n")
+    show(report, arguments)
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     options = parser("simulate", (__doc__ or "") + "--quick measures a tiny pair.", "pair", "device", "dtype")
-    options.add_argument("--batch", type=whole(), nargs="+", default=[1, 2, 4, 8], help="sizes that are measured")
-    options.add_argument("--held-out", type=whole(), default=4, help="the size that the table does without")
+    options.add_argument("--batch", type=whole(), nargs="+", default=[1, 2, 4, 8], help="measured batch sizes")
+    options.add_argument("--held-out", type=whole(), default=4, help="the batch size left out of the cost table")
     options.add_argument("--max-new-tokens", type=whole(), default=32)
     options.add_argument("--repeats", type=whole(), default=4)
     options.add_argument("--predict-only", action="store_true", help="measure nothing")
-    options.add_argument("--acceptance", type=number(0, 1), default=0.8, help="assumed, i.i.d., in the sweeps")
-    options.add_argument("--context", type=whole(), default=512, help="assumed mean of cached tokens a row")
+    options.add_argument(
+        "--acceptance", type=number(0, 1), default=0.8, help="assumed i.i.d. acceptance in the sweeps"
+    )
+    options.add_argument("--context", type=whole(), default=512, help="assumed mean of cached tokens per row")
     for name, value in vars(Assumptions()).items():
         kind, text = number(above=not name.endswith("_us")), "assumed: see Assumptions"
         options.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value, help=text)
-    made = options.parse_args(argv)
-    if made.held_out not in made.batch or len(made.batch) < 2:
+    arguments = options.parse_args(argv)
+    if arguments.held_out not in arguments.batch or len(arguments.batch) < 2:
         options.error("--held-out must be one of at least two sizes in --batch: the others predict it")
-    if made.quick:
-        made.batch, made.held_out, made.max_new_tokens, made.repeats = [1, 2, 4], 2, 16, 1
-    return made
+    if arguments.quick:
+        arguments.batch, arguments.held_out, arguments.max_new_tokens, arguments.repeats = [1, 2, 4], 2, 16, 1
+    return arguments
 
 
 def _datasheets() -> list[Row]:
     return [
-        {"kind": "datasheet", "section": "hardware", "hardware": one.name, "dense bf16 TFLOP/s": one.flops / 1e12,
-         "memory GB/s": one.bandwidth, "memory GB": one.memory, "NVLink GB/s": one.nvlink, "source": one.source}
-        for one in HARDWARE.values()
+        {"kind": "datasheet", "section": "hardware", "hardware": gpu.name, "dense bf16 TFLOP/s": gpu.flops / 1e12,
+         "memory GB/s": gpu.bandwidth, "memory GB": gpu.memory, "NVLink GB/s": gpu.nvlink, "source": gpu.source}
+        for gpu in HARDWARE.values()
     ]  # fmt: skip

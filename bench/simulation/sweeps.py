@@ -1,7 +1,7 @@
 """Predicted speed-ups beyond this machine, over batch sizes and long contexts.
 
-Contract: rows for the bench's tables, all of kind "predicted": they come from datasheet numbers and assumptions.
-Speed-up is regular decoding's ms per token over the policy's, both predicted with the same step times.
+All rows are of kind "predicted": they come from datasheet numbers and assumptions. The speed-up is regular
+decoding's ms per token over the policy's, both predicted with the same step times.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ POLICIES = ("Algorithm 1", "cost-aware", "best fixed")
 def figures(
     costs: RoundCosts, acceptance: Acceptance, rate: float, rows: int, tokens: int, seed: int, trials: int
 ) -> Row:
-    """ms per token of regular decoding and of Algorithm 1, and the speed-ups of three policies.
+    """Predict the ms per token of regular decoding and of Algorithm 1, and the speed-ups of three policies.
 
-    rate: the i.i.d. acceptance for which the fixed length is chosen.
+    Args:
+        acceptance: the acceptance of the simulated rounds.
+        rate: the i.i.d. acceptance for which we choose the fixed length.
+        rows: the batch size.
+        tokens: new tokens per row.
+        trials: simulated runs per policy.
     """
     length = best_fixed(costs, rate, rows)
     regular = predict(costs, make_policy(0), acceptance, rows, tokens, seed, trials=1)
@@ -55,7 +60,7 @@ def figures(
 
 
 def best_fixed(costs: RoundCosts, rate: float, rows: int) -> int:
-    """The fixed length from 0 to 16 with the most tokens per ms, by formula, for i.i.d. rows that never end."""
+    """Return the fixed length from 0 to 16 with the most tokens per ms, by formula, for endless i.i.d. rows."""
 
     def speed(length: int) -> float:
         round_ms = costs.verify_ms(rows, rows * (length + 1)) + length * costs.draft_ms(rows)
@@ -65,7 +70,7 @@ def best_fixed(costs: RoundCosts, rate: float, rows: int) -> int:
 
 
 def crossover(points: list[tuple[int, float]]) -> float | None:
-    """The batch size at which speed-up falls below 1, interpolated in log2; None where it never does."""
+    """Return the batch size at which the speed-up falls below 1, interpolated in log2; None if it never does."""
     if points[0][1] < 1:
         return float(points[0][0])
     for (left, above), (right, below) in itertools.pairwise(points):
@@ -76,57 +81,58 @@ def crossover(points: list[tuple[int, float]]) -> float | None:
 
 
 def crossovers(rows: list[Row]) -> list[Row]:
-    """The batch size where each policy stops paying, from the rows of `batches`."""
-    made = []
+    """Return for each GPU the batch size at which each policy becomes slower, from the rows of `batches`."""
+    results = []
     for name in dict.fromkeys(row["hardware"] for row in rows):
         mine = [row for row in rows if row["hardware"] == name]
         ends = {policy: crossover([(row["batch"], row[policy]) for row in mine]) for policy in POLICIES}
-        made.append({"kind": "predicted", "section": "crossover", "hardware": name} | ends)
-    return made
+        results.append({"kind": "predicted", "section": "crossover", "hardware": name} | ends)
+    return results
 
 
 def batches(arguments: Namespace, assumed: Assumptions) -> list[Row]:
-    """The 7.8B pair on one GPU of each kind."""
-    made, rate = [], arguments.acceptance
+    """Predict the 7.8B pair on one GPU of each kind."""
+    results, rate = [], arguments.acceptance
     tokens, trials = (48, 1) if arguments.quick else (256, 4)
     for hardware in HARDWARE.values():
         costs = Roofline(hardware, *shapes("7.8B"), arguments.context, assumed=assumed)
         for rows in (1, 8, 64) if arguments.quick else BATCHES:
-            found = figures(costs, Acceptance.same(rate), rate, rows, tokens, arguments.seed, trials)
-            made.append(_head("batch", hardware.name, rows, arguments.context) | found)
-    return made
+            predicted = figures(costs, Acceptance.same(rate), rate, rows, tokens, arguments.seed, trials)
+            results.append(_head("batch", hardware.name, rows, arguments.context) | predicted)
+    return results
 
 
 def windows(arguments: Namespace, assumed: Assumptions) -> list[Row]:
-    """The 7.8B target at long contexts: its own windowed drafts beside the 310M draft's, each at its best length.
+    """Predict the 7.8B target at long contexts with its windowed drafts and with the 310M draft.
 
-    Both are accepted with the same assumed probability. break-even: the acceptance from which on the windowed
-    drafts are faster than regular decoding. None where it does not fit in memory.
+    Each drafter uses its best length, and both have the same assumed acceptance. "break-even" is the lowest
+    acceptance at which windowed drafts are faster than regular decoding. Figures are None if the models do not fit
+    in memory.
     """
-    made, rate = [], arguments.acceptance
+    results, rate = [], arguments.acceptance
     contexts = LONG[:1] if arguments.quick else LONG
     for hardware, context, rows in itertools.product(HARDWARE.values(), contexts, (1, 8)):
         small = Roofline(hardware, *shapes("7.8B"), context, assumed=assumed)
-        own = small.windowed(WINDOW)
+        windowed = small.windowed(WINDOW)
         row: Row = {**_head("window", hardware.name, rows, context), "window": WINDOW}
-        for name, costs in (("310M", small), ("window", own)):
+        for name, costs in (("310M", small), ("window", windowed)):
             length = best_fixed(costs, rate, rows)
             row[f"{name} l"] = length if costs.fits(rows) else None
             row[name] = _speed_up(costs, rate, rows, length) if costs.fits(rows) else None
         row["window / 310M"] = row["window"] / row["310M"] if row["window"] and row["310M"] else None
-        row["break-even"] = _break_even(own, rows) if own.fits(rows) else None
-        made.append(row)
-    return made
+        row["break-even"] = _break_even(windowed, rows) if windowed.fits(rows) else None
+        results.append(row)
+    return results
 
 
 def _speed_up(costs: Roofline, rate: float, rows: int, length: int) -> float:
-    """Regular decoding's ms a token over those of rounds of a fixed length, by formula, rows that never end."""
+    """Return the speed-up of rounds of a fixed length over regular decoding, by formula, for endless rows."""
     round_ms = costs.verify_ms(rows, rows * (length + 1)) + length * costs.draft_ms(rows)
     return tokens_per_round(rate, length) * costs.verify_ms(rows, rows) / round_ms
 
 
 def _break_even(costs: Roofline, rows: int) -> float | None:
-    """The least acceptance, in hundredths, at which some length pays; None: not below 1."""
+    """Return the lowest acceptance, in steps of 0.01, at which some length pays; None if there is none below 1."""
     rates = (percent / 100 for percent in range(1, 100))
     return next((rate for rate in rates if best_fixed(costs, rate, rows) > 0), None)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +15,7 @@ from kernels.support import runtime
 from tests.devices.conftest import accelerator  # noqa: F401
 from tests.devices.emulation import capture as emulated_capture
 from tests.devices.emulation import emulated
-from tests.models import perturbed, prompts, tiny
+from tests.support.models import prompts, texts_of, tiny_pair
 
 DEVICE = torch.device(emulated.TYPE, 0)
 ROWS = prompts(3)
@@ -38,16 +36,15 @@ def small(accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def on_device(device: torch.device = DEVICE, plain: bool = False) -> ModelPair:
     """A target and a draft on the device; `plain` runs transformers' own forward."""
-    target = copy.deepcopy(tiny("llama")).to(device)
-    pair = ModelPair(target, perturbed(tiny("llama"), 0.03).to(device))
+    pair = tiny_pair(0.03, to=device)
     if plain:
-        pair.target_step = CausalModel(target)
+        pair.target_step = CausalModel(pair.target)
     return pair
 
 
 def texts(pair: ModelPair, **arguments: Any) -> list[list[int]]:
     """The new token ids of each row."""
-    return [sequence.token_ids for sequence in generate(pair, ROWS, **TEXT, **arguments).sequences]
+    return texts_of(generate(pair, ROWS, **TEXT, **arguments))
 
 
 def while_capturing(monkeypatch: pytest.MonkeyPatch, model: CausalModel, action: Callable[[], None]) -> None:
@@ -60,10 +57,3 @@ def while_capturing(monkeypatch: pytest.MonkeyPatch, model: CausalModel, action:
         return forward(*arguments)
 
     monkeypatch.setattr(model, "forward_captured", acts)
-
-
-def beside(action: Callable[[], None]) -> None:
-    """Run `action` in another thread and wait until it ends."""
-    thread = threading.Thread(target=action)
-    thread.start()
-    thread.join()

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-from bass_core import ModelPair, SamplingParams, generate, reference
+from bass_core import SamplingParams, generate, reference
 from bass_core.sample.noise import Role
+from tests.support import ROOT
+from tests.support.models import VOCAB, prompts, texts_of, tiny_pair
 
-from ..models import NEAR, VOCAB, perturbed, prompts, tiny
-
-README = Path(__file__).resolve().parents[2] / "README.md"
-TARGET = tiny("llama")
-DRAFT = perturbed(TARGET, NEAR["llama"])
-PAIR = ModelPair(TARGET, DRAFT)
+README = ROOT / "README.md"
+PAIR = tiny_pair()
+TARGET, DRAFT = PAIR.target, PAIR.draft
 METHODS = {"speculative": reference.speculative, "bass": reference.bass}
 
 
@@ -45,7 +43,7 @@ def test_the_loop_writes_the_tokens_of_the_reference(method, temperature, rows, 
     fixed = None if length == "bass" else length
     with torch.inference_mode():
         ours = METHODS[method](TARGET, DRAFT, texts, 40, temperature, length=fixed, seed=11)
-    assert ours == [sequence.token_ids for sequence in real.sequences]
+    assert ours == texts_of(real)
     origins = {origin for sequence in real.sequences for origin in sequence.origins}
     assert {"accepted", "recovered"} <= origins, "drafts were never accepted, or never refused"
 

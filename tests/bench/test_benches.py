@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,10 +28,10 @@ from bench.peers.llama_cpp import INSTALL
 from bench.report import film
 from bench.report.report import command
 from bench.robustness.mutants import KNOWN
-from tests.ui.conftest import hosted, save_tiny_pair
+from tests.support import ROOT
+from tests.support.page import hosted, save_tiny_pair
 from ui.recordings.shelf import SHIPPED, asked
 
-ROOT = Path(__file__).parents[2]
 KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
 
 

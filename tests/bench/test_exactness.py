@@ -11,8 +11,7 @@ import torch
 from bass_core import ModelPair, generate
 from bench.cpu import exactness
 from bench.report.tables import described
-
-from ..models import NEAR, perturbed, tiny
+from tests.support.models import tiny_pair
 
 ARGUMENTS = Namespace(batch=[1, 2], prompts=3, max_new_tokens=10, seed=5)
 PROMPTS: list[Any] = [[5, 17, 3], [40, 2, 33, 60, 7], [1, 2, 3, 4, 5, 6, 7]]
@@ -21,8 +20,7 @@ BASS = ("bass", "bass, model", "bass, prompt lookup")
 
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
-    target = tiny("llama")
-    return ModelPair(target, perturbed(target, NEAR["llama"]))
+    return tiny_pair()
 
 
 @pytest.mark.slow

@@ -24,8 +24,9 @@ from bench.gpu.checks import require
 from bench.gpu.context import Context, Row
 from bench.gpu.kernels import compare
 from bench.gpu.speed import known_card
+from tests.support import ROOT
 
-CPU, ROOT = torch.device("cpu"), Path(__file__).parents[2]
+CPU = torch.device("cpu")
 BASE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 

@@ -11,7 +11,7 @@ from bench.passk.problems import canonical, chosen, ends, mean_logprobs, passes,
 from bench.passk.run import Samples
 from bench.passk.score import differing, row, wilson
 from tests.bench.test_benches import run
-from tests.ui.conftest import save_tiny_pair
+from tests.support.page import save_tiny_pair
 
 
 def sample(ended_ms, *, passed=False, logprob=-1.0, tokens=(1, 2, 3)):

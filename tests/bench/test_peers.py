@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,9 +19,9 @@ from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, Arm,
 from bench.peers.child import Child
 from bench.peers.command import Peer, claims
 from tests.bench import echo_peer
-from tests.models import prompts, tiny
+from tests.support import ROOT
+from tests.support.models import prompts, texts_of, tiny
 
-ROOT = Path(__file__).parents[2]
 TEXT = [[1, 2, 3]]
 
 
@@ -159,7 +158,7 @@ def test_a_missing_package_and_another_pair_are_named(monkeypatch, tmp_path):
     assert command._wanted(command._arguments(["--no-openvino"]), notes) == [VLLM]
     assert notes[-1] == "OpenVINO is left out, as asked."
     (tmp_path / "manifest.json").write_text('{"source_sha256": "another"}')
-    assert command._gguf(Pair, notes) is None and "take --pair smollm2" in notes[-1]
+    assert command._gguf(Pair, notes) is None and "use --pair smollm2" in notes[-1]
 
 
 def test_a_child_that_fails_is_one_sentence(tmp_path):
@@ -232,7 +231,7 @@ def test_vllm_writes_our_texts(smollm2_folder):
     pair = load_pair(str(smollm2_folder), device="cpu", dtype="float32")
     rows = command._rows(pair, 3)
     written = generate(pair, rows, method="regular", max_new_tokens=24, eos_token_id=None)
-    expected = [one.token_ids for one in written.sequences]
+    expected = texts_of(written)
     threads = len(os.sched_getaffinity(0))
     how = str(smollm2_folder), "float32", "prompt lookup", 256, threads
     where = {"python": vllm.python(), "environment": vllm.environment(threads)}

@@ -19,15 +19,14 @@ from bench.simulation import checks, sweeps, validation
 from bench.simulation import command as simulate
 from bench.simulation.checks import algorithm_1, speedup, tokens_per_round
 from tests.bench.test_benches import run
-from tests.models import perturbed, tiny
+from tests.support.models import tiny_pair
 
 TABLE = CostTable({1: [(1.0, 10.0), (9.0, 18.0)], 4: [(4.0, 12.0), (36.0, 60.0)]}, {1: 1.0, 4: 2.0}, padded=False)
 
 
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
-    target = tiny("llama")
-    return ModelPair(target, perturbed(target, 0.05))
+    return tiny_pair(0.05)
 
 
 def test_accepted_counts_are_read_off_the_origins(pair):

@@ -17,7 +17,7 @@ import app
 from bench import space
 from bench.report.report import ROOT
 from bench.space import THEIRS, configuration, main, readme, sent
-from tests.ui.conftest import hosted
+from tests.support.page import hosted
 from ui.sources.source import waiting
 
 

@@ -15,9 +15,8 @@ import torch
 
 from bass_core.model.base import CausalModel
 from kernels.plan import SHARE
-
-from ..models import small_window
-from ..schedule import draft_in_step
+from tests.support.models import small_window
+from tests.support.schedule import draft_in_step
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -14,16 +14,12 @@ from functools import cache
 from itertools import chain, combinations, product
 from typing import Any
 
-import torch
-
 from bass_core import METHODS, Method, ModelPair, RequestError, SamplingParams, generate
 from bass_core.decode.request import make_request
 from bass_core.lanes.generate import Generation
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable
-from bass_core.model.draft_head import DraftHead, HeadConfig
-
-from ..models import BUILDERS, NEAR, perturbed, prompts, reference, tiny
+from tests.support.models import BUILDERS, prompts, reference, tiny, tiny_pair
 
 TOKENS = 16
 SEED = 3
@@ -164,15 +160,7 @@ def target(architecture: str) -> Any:
 @cache
 def pair(architecture: str, kind: str) -> ModelPair:
     """The architecture's target with a draft of that kind."""
-    model = target(architecture)
-    drafts: dict[str, Any] = {
-        "random": lambda: tiny(architecture, seed=5, layers=1),
-        "perturbed": lambda: perturbed(model, NEAR[architecture]),
-        "self": lambda: model,
-        "none": lambda: None,
-        "head": lambda: head(model),
-    }
-    return ModelPair(model, drafts[kind]())
+    return tiny_pair(kind, architecture=architecture, target=target(architecture))
 
 
 @cache
@@ -196,20 +184,6 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
     except RequestError:
         return False
     return True
-
-
-def head(model: Any, size: int = 40, seed: int = 5) -> DraftHead:
-    """An untrained head over part of the vocabulary: right now and then."""
-    torch.manual_seed(seed)
-    vocabulary = torch.randperm(model.config.vocab_size)[:size].sort().values
-    config = HeadConfig(1, model.config.hidden_size, True, (0,))
-    made = DraftHead(model, config, vocabulary)
-    with torch.no_grad():
-        made.fuse.weight.normal_(std=0.2)
-        for parameter in made.body.model.layers.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.2)
-    return made.eval().requires_grad_(False)
 
 
 def grows(case: Case) -> bool:

@@ -8,8 +8,7 @@ from bass_core.decode.batch import BatchDecoder
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.model.forward import ForwardBatch
-
-from ..models import perturbed, prompts, slow_but, tiny
+from tests.support.models import prompts, slow_but, texts_of, tiny, tiny_pair
 
 
 def test_a_step_past_the_end_is_refused():
@@ -50,7 +49,7 @@ def test_padding_may_be_left_out_and_nothing_else_changes(architecture, backend)
 )
 def test_after_rollbacks_the_cache_equals_a_fresh_prefill(architecture, method, drafter):
     target = tiny(architecture)
-    pair = ModelPair(target, perturbed(target, 0.05))
+    pair = tiny_pair(0.05, target=target)
     lane = Lane(pair, make_request(pair, prompts(3), max_new_tokens=40, draft_length=4, drafter=drafter), method)
     decoder = lane._decoder
     assert isinstance(decoder, BatchDecoder)
@@ -74,6 +73,6 @@ def test_long_prompts_are_prefilled_in_chunks_and_equal_ones_once(monkeypatch):
     whole = generate(pair, rows, method="regular", max_new_tokens=8)
     monkeypatch.setattr("bass_core.model.runner.PREFILL_TOKENS", {"cpu": 14, "cuda": 14})
     chunked = generate(pair, rows, method="regular", max_new_tokens=8)
-    assert [s.token_ids for s in whole.sequences] == [s.token_ids for s in chunked.sequences]
+    assert texts_of(whole) == texts_of(chunked)
     assert chunked.sequences[0].token_ids == chunked.sequences[2].token_ids
     assert chunked.metrics.target_forwards == 8

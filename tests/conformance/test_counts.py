@@ -11,11 +11,10 @@ import torch
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.draft.base import Proposal
+from tests.support.models import VOCAB, prompts, reference, slow_but, texts_of, tiny_pair
 
-from ..models import NEAR, VOCAB, perturbed, prompts, reference, slow_but, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, TARGET)
+PAIR = tiny_pair("self")
+TARGET = PAIR.target
 COUNTED = [name for name, method in METHODS.items() if method.drafts and not method.overlaps]
 DRAFTING = [name for name, method in METHODS.items() if method.drafts]
 
@@ -102,7 +101,7 @@ def test_drafts_that_are_right_so_far(right, method):
         max_new_tokens=tokens,
         draft_length=length,
     )
-    assert [sequence.token_ids for sequence in out.sequences] == texts
+    assert texts_of(out) == texts
     metrics, rounds = out.metrics, (tokens - 1) // (right + 1)
     assert metrics.rounds == rounds * (2 if method == "speculative" else 1)
     assert metrics.target_forwards == metrics.rounds + (2 if method == "speculative" else 1)
@@ -156,7 +155,7 @@ def test_origins_say_where_tokens_come_from():
 
 def test_by_the_block_rule_more_drafts_stand_than_one_by_one():
     """With the same drafts: rounds say how many the other rule would have accepted; "auto" is the block rule."""
-    near = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+    near = tiny_pair(target=TARGET)
     asked = {"draft_length": 6, "sampling": SamplingParams(1.0), "max_new_tokens": 60, "eos_token_id": None}
     rows = [row for round_ in stream(near, prompts(16), **asked) for row in round_.rows if row.drafted]
     saved = [row.accepted - row.one_by_one for row in rows]
@@ -166,7 +165,7 @@ def test_by_the_block_rule_more_drafts_stand_than_one_by_one():
         last = max((i for i, (u, h) in enumerate(zip(row.u, row.chance, strict=True), 1) if u < h), default=0)
         assert row.accepted == last
     texts = {
-        name: [sequence.token_ids for sequence in generate(near, prompts(6), verification=name, **asked).sequences]
+        name: texts_of(generate(near, prompts(6), verification=name, **asked))
         for name in ("auto", "block", "rejection", "chen")
     }
     assert texts["auto"] == texts["block"] != texts["rejection"] == texts["chen"]

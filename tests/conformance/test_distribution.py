@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate
 from bass_core.draft import registry as drafting
@@ -28,9 +27,7 @@ from bass_core.draft.window import WindowDrafter
 from bass_core.model.forward import ForwardBatch, ForwardOutput
 from bass_core.sample.distribution import probabilities
 from bass_core.sequence import WindowWork
-
-from ..models import small_window
-from .table import head
+from tests.support.models import small_window, tiny, tiny_head
 
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
 # Rows per batch. In a batch this large a row costs a tenth of what it costs in a batch of 64.
@@ -41,16 +38,10 @@ PLAIN = SamplingParams(1.0)
 
 
 def model(seed: int) -> Any:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=None, tie_word_embeddings=False,
+    return tiny(
+        "llama", seed, layers=1, scale=8, vocab_size=VOCAB, hidden_size=32, intermediate_size=32,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64,
     )  # fmt: skip
-    made = LlamaForCausalLM(config).eval().requires_grad_(False)
-    for parameter in made.parameters():
-        if parameter.dim() > 1:
-            parameter.mul_(8)
-    return made
 
 
 TARGET = model(0)
@@ -59,7 +50,11 @@ TARGET = model(0)
 @cache
 def pair(draft: str) -> ModelPair:
     """The target with a draft that differs, agrees, reverses p, inverts p, or knows half the vocabulary."""
-    made = {"other": lambda: model(1), "same": lambda: TARGET, "reduced": lambda: head(TARGET, size=3)}
+    made = {
+        "other": lambda: model(1),
+        "same": lambda: TARGET,
+        "reduced": lambda: tiny_head(TARGET, reads_layers=(0,), size=3),
+    }
     return ModelPair(TARGET, made[draft]() if draft in made else changed_head(draft))
 
 

@@ -16,12 +16,12 @@ import pytest
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.lanes.clock import LaneClock
+from tests.support.models import VOCAB, byte_tokenizer, prompts, reference, slow_but, texts_of, tiny, tiny_pair
 
-from ..models import VOCAB, byte_tokenizer, prompts, reference, slow_but, tiny
 from .table import drafting_of, serves
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, TARGET)
+PAIR = tiny_pair("self")
+TARGET = PAIR.target
 ROWS = prompts(5)
 TEXTS = [reference(TARGET, row, 30) for row in ROWS]
 
@@ -33,7 +33,7 @@ def cut(text: list[int], ends: list[int]) -> list[int]:
 def written(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> list[list[int]]:
     length = {} if "tree" in arguments else {"draft_length": 5}
     out = generate(pair, rows, **({"max_new_tokens": 30} | length | arguments))
-    return [sequence.token_ids for sequence in out.sequences]
+    return texts_of(out)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_drafts_after_many_rounds_without(method: str) -> None:
     for silent in (9, 10, 11):
         out = generate(PAIR, rows, method=method, max_new_tokens=30, draft_length=Late(silent))
         expected = [reference(TARGET, row, n) for row, n in zip(rows, (30, 12), strict=True)]
-        assert [sequence.token_ids for sequence in out.sequences] == expected
+        assert texts_of(out) == expected
         assert out.metrics.acceptance_rate == 1
 
 

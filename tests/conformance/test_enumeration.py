@@ -28,8 +28,8 @@ from bass_core.length.policies import Algorithm1, FixedLength, RecordedLengths
 from bass_core.model.pointer import Pointer
 from bass_core.sample import draw as draws
 from bass_core.sample.noise import Role, place_node
+from tests.support.models import slow_but, small_window
 
-from ..models import slow_but, small_window
 from .enumerated import BigramHead, Scene, Table, Text, Written, distance, written
 
 EXACT = 1e-9
@@ -410,8 +410,12 @@ def test_two_rows_to_their_ends(policy: str, rule: str, monkeypatch: pytest.Monk
     holds(scene, monkeypatch)
 
 
+# "a window behind a model" would take 20 minutes here: test_as_users_run_it drafts three tokens with it.
+FOUR_DRAFTS = [drafter for drafter in DRAFTERS if drafter != "a window behind a model"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("drafter", "rule"), each(DRAFTERS, ["block", "rejection"]))
+@pytest.mark.parametrize(("drafter", "rule"), each(FOUR_DRAFTS, ["block", "rejection"]))
 def test_more_drafts(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     holds(Scene(P3, DRAFTERS[drafter], FixedLength(4), rule, ((2, 1, 2, 1, 2),), 6), monkeypatch)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bass_core import METHODS, generate, stream
+from tests.support.models import BUILDERS, slow_but, texts_of
 
-from ..models import BUILDERS, slow_but
 from .table import DRAFTS, PROMPTS, TOKENS, TREES, Case, cases, expected, pair
 
 NAMES = {name: method for name, method in METHODS.items() if method.drafts}
@@ -71,7 +71,7 @@ def test_trees_branch() -> None:
 def check(case: Case) -> int:
     """Checks the case's text; returns how many tokens were drafted."""
     out = case.run()
-    assert [sequence.token_ids for sequence in out.sequences] == case.expected(), str(case)
+    assert texts_of(out) == case.expected(), str(case)
     if METHODS[case.method].drafts and case.draft == "self" and case.length:
         whole = (1, None) if METHODS[case.method].overlaps else (1,)
         # Of a tree only one path can stand.
@@ -97,7 +97,7 @@ def test_rows_that_diverge(architecture: str, method: str) -> None:
         draft_length=4,
         max_new_tokens=TOKENS,
     )
-    assert [sequence.token_ids for sequence in out.sequences] == expected(architecture, "greedy")
+    assert texts_of(out) == expected(architecture, "greedy")
     # Where the draft runs at its own pace, the number of tested drafts depends on the machine.
     if not METHODS[method].overlaps:
         assert 0.4 <= out.metrics.token_acceptance <= 0.9

@@ -4,22 +4,26 @@ Contract: in float32, seed and sequence id decide a row's tokens. Sampled text n
 greedy and coupled text do not.
 """
 
+from functools import partial
+
 import pytest
 
-from bass_core import METHODS, ModelPair, RequestError, SamplingParams, generate
+from bass_core import METHODS, RequestError, SamplingParams, generate
+from tests.support.models import prompts, slow_but, texts_of, tiny_pair
+from tests.support.rows import check_rows_alone
 
-from ..models import NEAR, perturbed, prompts, slow_but, tiny
 from .table import BUDGETS, serves
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 ROWS = prompts(8)
 WARM = SamplingParams(0.9)
 
 
-def texts(rows, ids, **arguments):
-    out = generate(PAIR, rows, max_new_tokens=20, sequence_ids=ids, **arguments)
-    return dict(zip(ids, (s.token_ids for s in out.sequences), strict=True))
+def texts(rows, **arguments):
+    """The texts of these of the rows."""
+    out = generate(PAIR, [ROWS[row] for row in rows], max_new_tokens=20, sequence_ids=rows, **arguments)
+    return texts_of(out)
 
 
 WAYS = [
@@ -36,12 +40,7 @@ WAYS = [
 
 @pytest.mark.parametrize("arguments", slow_but(WAYS[:1], WAYS))
 def test_alone_together_and_shuffled(arguments):
-    together = texts(ROWS, list(range(8)), **arguments)
-    order = [5, 2, 7, 0, 3, 6, 1, 4]
-    shuffled = texts([ROWS[i] for i in order], order, **arguments)
-    assert shuffled == together
-    for row in (0, 6):
-        assert texts([ROWS[row]], [row], **arguments)[row] == together[row]
+    together = check_rows_alone(partial(texts, **arguments), 8, (0, 6))
     if arguments.get("method") == "regular":
         return
     # The end of a round decides which noise a position uses, unless the text is greedy or coupled.
@@ -52,17 +51,17 @@ def test_alone_together_and_shuffled(arguments):
             draft, length = "self" if drafter == "model" else drafter, "tree 3 2 1" if "tree" in arguments else 3
             if not serves(method, draft, length):
                 continue
-            assert texts(ROWS, list(range(8)), **arguments, method=method.name) == together
-            if method.overlaps:
-                assert texts([ROWS[i] for i in order], order, **arguments, method=method.name) == together
-                assert texts([ROWS[6]], [6], **arguments, method=method.name)[6] == together[6]
+            written = partial(texts, **arguments, method=method.name)
+            assert together == (check_rows_alone(written, 8, [6]) if method.overlaps else written(list(range(8))))
 
 
 def test_seeds_and_ids_matter():
     same = {"sampling": WARM, "draft_length": 3}
-    one, other = (texts([ROWS[0]], [key], **same)[key] for key in (0, 1))
-    assert one != other
-    assert texts([ROWS[0]], [0], seed=1, **same)[0] != one
+    one, other, third = (
+        generate(PAIR, ROWS[0], max_new_tokens=20, sequence_ids=[key], seed=seed, **same).sequences[0].token_ids
+        for key, seed in ((0, 0), (1, 0), (0, 1))
+    )
+    assert one != other and third != one
 
 
 @pytest.mark.parametrize(("method", "length"), [("speculative", "auto"), ("bass", "bass")])

@@ -21,8 +21,7 @@ from bass_core import METHODS, ModelPair, SamplingParams, generate, race
 from bass_core.machine import cpu_kernels
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.weights.quantized import quantise_model
-
-from ..models import perturbed, prompts, slow_but, tiny
+from tests.support.models import perturbed, prompts, slow_but, texts_of, tiny
 
 pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 
@@ -57,7 +56,7 @@ def written(weights: str, rows: list[int], text: str, **ways: Any) -> list[list[
         pair(weights), [ROWS[row] for row in rows], sequence_ids=rows, max_new_tokens=TOKENS, eos_token_id=None,
         seed=3, **TEXTS[text], **ways,
     )  # fmt: skip
-    return [sequence.token_ids for sequence in out.sequences]
+    return texts_of(out)
 
 
 @cache

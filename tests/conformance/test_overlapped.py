@@ -21,8 +21,8 @@ from bass_core.draft.lookup import Cascade
 from bass_core.length.policies import FixedLength
 from bass_core.model.pointer import Pointer
 from bass_core.sequence import Sequence
+from tests.support.models import slow_but
 
-from ..models import slow_but
 from .enumerated import Bigram, BigramHead, Scene
 from .test_enumeration import P3, Q3, RULES, _lookup, _model, holds
 

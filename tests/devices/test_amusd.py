@@ -14,11 +14,12 @@ import pytest
 from bass_core import SamplingParams, generate
 from bass_core.decode.overlapped.session import DraftSession, draft_source, second_device
 from bass_core.draft.base import Proposal
+from tests.support.models import texts_of
+from tests.support.schedule import draft_in_step
 
 from ..conformance import table
-from ..schedule import draft_in_step
 from .emulation import capture, ledger
-from .emulation.models import TOKENS, pair, texts
+from .emulation.models import TOKENS, pair
 
 pytestmark = pytest.mark.slow
 
@@ -73,5 +74,5 @@ def test_nothing_is_out_of_order(
     # Reads: a verdict per round; per drafted token the token and, if the drafter may be unsure, two numbers of q.
     assert ledger.reads.total() == out.metrics.target_forwards + sum(reads)
     if sampling.greedy:
-        assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:3]]
+        assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:3]]
     assert not ledger.races, ledger.races[:3]

@@ -15,10 +15,11 @@ import pytest
 from bass_core import METHODS, SamplingParams, generate, stream
 from bass_core.draft import registry
 from bass_core.draft.tree import StaticTrees
+from tests.support.models import texts_of
 
 from ..conformance import table
 from .emulation import ledger
-from .emulation.models import TOKENS, pair, run, texts
+from .emulation.models import TOKENS, pair, run
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", table.cases(1), ids=str)
 def test_every_choice_writes_the_cpus_text(case: table.Case) -> None:
     out = run(case)
-    assert texts(out) == [text[:TOKENS] for text in case.expected()]
+    assert texts_of(out) == [text[:TOKENS] for text in case.expected()]
     # AMUSD's draft reads each of its tokens.
     if not METHODS[case.method].outside and case.method != "amusd":
         assert ledger.reads.total() == out.metrics.target_forwards
@@ -59,7 +60,7 @@ def test_sampled_text_of_the_rejection_rule_is_the_cpus(
         "seed": 11,
     }
     rows = table.PROMPTS["different"][:3]
-    wanted = texts(generate(table.pair("llama", draft.kind), rows, **asked))
+    wanted = texts_of(generate(table.pair("llama", draft.kind), rows, **asked))
     ledger.clear()
     written: list[list[int]] = [[] for _ in rows]
     for round_ in stream(pair("llama", draft.kind), rows, **asked):

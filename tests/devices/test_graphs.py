@@ -26,11 +26,11 @@ from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
 from kernels.backends import CAPTURABLE
 from kernels.support import runtime
+from tests.support.models import BUILDERS, texts_of, tiny
 
 from ..conformance import table
-from ..models import BUILDERS, tiny
 from .emulation import capture, emulated, ledger
-from .emulation.models import TOKENS, pair, texts
+from .emulation.models import TOKENS, pair
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_captured_steps_write_the_eager_text(method: str, architecture: str) -> 
     out = generate(
         pair(architecture, draft), rows, method=method, draft_length=3, attention="pad", max_new_tokens=TOKENS
     )
-    assert texts(out) == [text[:TOKENS] for text in table.expected(architecture, "greedy")[:3]]
+    assert texts_of(out) == [text[:TOKENS] for text in table.expected(architecture, "greedy")[:3]]
     assert capture.captured > 0 and pair(architecture, draft).target_step.capturable
     assert not ledger.races and not ledger.uploads["captured"]
 
@@ -120,7 +120,7 @@ def test_captured_sampled_text_is_the_eager_one(method: str, name: str, monkeypa
     draft, rows = table.DRAFTS[name], table.PROMPTS["different"][:2]
 
     def run() -> list[list[int]]:
-        return texts(
+        return texts_of(
             generate(
                 pair("llama", draft.kind), rows, method=method, drafter=draft.drafter, draft_length=3,
                 attention="sdpa", max_new_tokens=TOKENS, sampling=table.SAMPLING["coupled, filtered"], seed=5,

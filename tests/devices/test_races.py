@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, generate, race
+from bass_core import generate, race
 from bass_core.decode import measuring as budgets
 from bass_core.lanes.clock import LaneClock
 from kernels.support import on, own_stream, runtime
+from tests.support.models import slow_but, texts_of, tiny_pair
 
 from ..conformance import table
-from ..models import perturbed, slow_but, tiny
 from .emulation import emulated, ledger
-from .emulation.models import TOKENS, pair, texts
+from .emulation.models import TOKENS, pair
 
 EMUL, OTHER = torch.device(emulated.TYPE, 0), torch.device(emulated.TYPE, 1)
 METHODS = ("regular", "speculative", "bass", "amusd", "transformers")
@@ -82,11 +82,10 @@ def test_a_lane_is_timed_on_its_own_device() -> None:
 
 @pytest.mark.slow
 def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
-    target = tiny("llama")
-    one = ModelPair(target.to(OTHER), perturbed(tiny("llama"), 0.025).to(OTHER))
+    one = tiny_pair(to=OTHER)
     with on(OTHER):
         out = generate(one, table.PROMPTS["different"][:2], draft_length=2, max_new_tokens=TOKENS)
-    assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
+    assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
     assert out.metrics.ms_per_token and not ledger.races
     assert runtime(OTHER).current_device() == 0
 
@@ -102,7 +101,7 @@ def test_costs_are_measured_on_the_device_and_kept(
     monkeypatch.setattr(budgets, "FULL", replace(budgets.FULL, repeats=1, widths=(1, 2, 4)))
     asked: dict[str, Any] = {"drafter": drafter, "draft_length": "cost-aware", "max_new_tokens": TOKENS}
     out = generate(pair("llama", kind), table.PROMPTS["different"][:2], **asked)
-    assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
+    assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
     kept = list(tmp_path.rglob("*.json"))
     assert len(kept) == 1 and ledger.waits["device"] > 0
     ledger.clear()

@@ -13,9 +13,7 @@ from transformers import PreTrainedModel
 
 from bass_core import ModelPair, PairError, RequestError, SamplingParams, generate, race
 from bass_core.model.weights.placement import home_device, is_split, places
-
-from ..bass_core.draft.test_head import tiny_head
-from ..models import BUILDERS, perturbed, prompts, tiny
+from tests.support.models import BUILDERS, perturbed, prompts, texts_of, tiny, tiny_head
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +39,7 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def written(pair: ModelPair, **asked: Any) -> list[list[int]]:
-    return [row.token_ids for row in generate(pair, ROWS, **TEXT, **asked).sequences]
+    return texts_of(generate(pair, ROWS, **TEXT, **asked))
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -71,7 +69,7 @@ def test_prompts_share_a_prefix() -> None:
     split = ModelPair(spread(target))
     split.target_step.least_saved = 1
     one, two = (
-        [row.token_ids for row in generate(pair, shared, max_new_tokens=6, eos_token_id=None).sequences]
+        texts_of(generate(pair, shared, max_new_tokens=6, eos_token_id=None))
         for pair in (split, ModelPair(target))
     )
     assert one == two

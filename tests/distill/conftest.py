@@ -3,42 +3,24 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair
 from distill.corpus import write_corpus
 from distill.settings import load
-
-from ..models import byte_tokenizer
+from tests.support.models import byte_tokenizer, tiny
 
 END = 2.5
 
 
 @pytest.fixture(scope="session")
 def pair():
-    torch.manual_seed(3)
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = (
         "{% for turn in messages %}<s>{{ turn.role[0] }}{{ turn.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}<s>a{% endif %}"
     )
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.mul_(6)
+    model = tiny("llama", seed=3, scale=6, vocab_size=len(tokenizer))
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     # Some of its turns end by themselves.
     model.lm_head.weight[tokenizer.eos_token_id] *= END
     return ModelPair(model, None, tokenizer)

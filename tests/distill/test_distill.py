@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,11 +27,11 @@ from distill.corpus import shards, words_of, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set
 from distill.prompts import Turn, conversations, evaluation_prompts
 from distill.train import depths, measure, new_head, pointed, pulls, train
+from tests.support import ROOT
+from tests.support.models import byte_tokenizer, tiny
 
 from ..bass_core.model.test_pointer import by_hand
-from ..models import byte_tokenizer, tiny
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Identity scale: two layers' states and the last hidden state, 64 entries each.
 AS_IT_IS = Scale(torch.zeros(192), torch.ones(192))
 
@@ -255,7 +254,7 @@ def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, mon
 @pytest.mark.slow
 def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     """The README's two commands at a smaller size: a corpus of the real target, and an overlap that rises."""
-    config = json.loads((REPOSITORY / "distill" / "config.json").read_text())
+    config = json.loads((ROOT / "distill" / "config.json").read_text())
     config["corpus"].update(conversations=8, rows=6, max_new_tokens=32)
     config["train"].update(tokens_per_step=512, warmup_steps=2, held_out_shards=1)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -263,7 +262,7 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     def distill(*arguments):
         command = [sys.executable, "-m", "distill", *arguments, "--config", str(tmp_path / "config.json")]
         command += ["--work", str(tmp_path / "work")]
-        return subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
     assert "new tokens" in distill("corpus", "--tokens", "300")
     distill("train", "--steps", "10")
@@ -275,10 +274,10 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
 def test_conversations_are_of_many_kinds_and_never_from_a_test_set(words):
     made = conversations(1, 400, words)
     assert made == conversations(1, 400, words) and made != conversations(2, 400, words) and len(made) == 400
-    prompts = [turns[0].text for turns in made if turns[0].text is not None and not turns[0].told]
+    prompts = [turns[0].text for turns in made if turns[0].text is not None and not turns[0].quotes]
     assert len(set(prompts)) == len(prompts) > 200
     assert 50 < sum(turns[0].text is None for turns in made) < 120
-    quoting = [turns[0] for turns in made if turns[0].told]
+    quoting = [turns[0] for turns in made if turns[0].quotes]
     assert quoting == [turns[0] for turns in made[-len(quoting) :]]
     assert all("{text}" in one.text for one in quoting)
     assert {len(turns) for turns in made} >= {1, 2, 3, 4}
@@ -344,10 +343,10 @@ def test_a_shard_holds_the_targets_answers_and_its_states(pair, settings, corpus
 
 def test_a_conversation_quotes_what_the_target_said_and_ends_in_time(pair, settings, monkeypatch):
     """What is quoted are first answers, and one of their questions; what does not fit is left out whole."""
-    monkeypatch.setattr(corpus_module, "QUOTED", 1)
+    monkeypatch.setattr(corpus_module, "MIN_QUOTED", 1)
     writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
     assert len(writer.write([[Turn("say a"), Turn("more")], [Turn("say b")], [Turn("c" * 201)]])) == 3
-    told = dict(writer.told)
+    told = dict(writer.quotable)
     assert set(told) == {"say a", "say b"}
     (row,) = writer.write([[Turn("About {text}: {question}?", 5)]])
     text = pair.tokenizer.decode(row.tokens)
@@ -414,7 +413,7 @@ def test_a_number_below_one_is_refused_before_a_model_is_loaded(option, monkeypa
     monkeypatch.setattr("distill.__main__.load_pair", None)
     with pytest.raises(SystemExit):
         main()
-    assert f"{option} must be a whole number from 1 on; got 0." in capsys.readouterr().err
+    assert f"{option} must be a whole number of at least 1; got 0." in capsys.readouterr().err
 
 
 def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, tmp_path, monkeypatch):
@@ -445,7 +444,7 @@ def test_processes_share_a_folder(pair, settings, corpus, tmp_path):
 
 
 def test_gradients_against_their_definition(monkeypatch):
-    monkeypatch.setattr(train_module, "TOGETHER", 16)
+    monkeypatch.setattr(train_module, "POSITIONS_AT_ONCE", 16)
     students = [torch.randn(50, 8, requires_grad=True) for _ in range(2)]
     teacher, rows = torch.randn(50, 8), torch.randn(30, 8)
     raised, columns = [torch.randn(50, requires_grad=True) for _ in range(2)], torch.randint(-1, 30, (50,))

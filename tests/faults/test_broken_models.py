@@ -12,9 +12,8 @@ import torch
 from bass_core import ModelError, ModelPair, SamplingParams, generate, race
 from bass_core.sample.distribution import probabilities
 from bass_core.verify import rejection as verify
-
-from ..models import prompts, reference, slow_but, tiny
-from .conftest import left_behind
+from tests.support.memory import left_behind
+from tests.support.models import prompts, reference, slow_but, tiny
 
 TARGET = tiny("llama")
 ROW = prompts(1)[0]

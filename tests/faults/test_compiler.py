@@ -24,7 +24,7 @@ from kernels.support import LeftOut
 from kernels.triton import ahead, launch
 from tests.kernels.compilation import dying
 from tests.kernels.compilation.test_compilation import PINNED
-from tests.ui.conftest import save_tiny_pair
+from tests.support.page import save_tiny_pair
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.page.request import make_request
@@ -112,7 +112,7 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_waits_for(monkeypatch: pyte
     failed = gpu_kernels.compile_all(CARD, [SHAPE], "tests.kernels.compilation.dying:hanging")
     assert failed is not None
     assert [name.split()[0] for name in failed] == ["hangs"]
-    assert list(failed.values()) == ["the compiler said nothing for 20 s"]
+    assert list(failed.values()) == ["the compiler printed nothing for 20 s"]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Files that are missing, truncated, changed or unwritable give a one-sentence error, and the next start works.
 
 Tests of a kill during conversion, two starts at once and a damaged folder of the real model are in
-tests/bass_core/model/test_weights.py.
+tests/bass_core/model/loading/test_weights.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from safetensors import safe_open
 from bass_core import WeightsError, load_pair, race
 from bass_core.errors import PairError
 from bass_core.model.loading import catalogue, smollm2, weights, wheel
-
-from ..models import byte_tokenizer, tiny
+from tests.support.models import byte_tokenizer, tiny
 
 CONTENT = b"stand-in for the weights" * 1000
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bass_core import BassError, ModelPair, RequestError, load_pair, race
+from bass_core import BassError, ModelPair, RequestError, race
 from bass_core.decode.request import make_request
 from bench.robustness.fuzz import JUNK, NEAR, arguments_of, verdict
 from bench.robustness.serving import save_tiny_pair
+from tests.support.memory import left_behind
+from tests.support.page import load_saved
 from ui.page.events import Events
 from ui.page.limits import Limits
 from ui.page.request import defaults
 from ui.sources.local import race_source
-
-from .conftest import left_behind
 
 FUZZ = settings(
     max_examples=150, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
@@ -34,8 +34,7 @@ LIBRARY = [name for name in inspect.signature(make_request).parameters if name n
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
-    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    return load_pair(str(target), draft=str(draft), device="cpu", dtype="float32")
+    return load_saved(save_tiny_pair(tmp_path_factory.mktemp("pair")))
 
 
 def test_the_fuzzer_knows_the_api() -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,18 +22,17 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, Monitor, race
-from bass_core.draft.base import Proposal
+from tests.support.drafters import FailingDrafter
+from tests.support.memory import left_behind
+from tests.support.models import slow_but, tiny_pair
+from tests.support.nvml import FakeNvml, plug_in
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.page.request import RaceRequest, defaults
 
-from ..bass_core.machine.test_monitor import UUID, FakeNvml
-from ..models import NEAR, perturbed, slow_but, tiny
-from .conftest import left_behind
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 BROKEN = copy.deepcopy(TARGET)
 BROKEN.get_input_embeddings().weight.fill_(float("nan"))
 PROMPT = [5, 6, 7]
@@ -47,38 +44,13 @@ def posted(*values: Any) -> dict[str, Any]:
     return {"data": [*values, *DEFAULTS[len(values) :]]}
 
 
-class Fails:
-    """A drafter that fails in its second round, in the way that `how` names."""
-
-    calls = 0
-
-    def __init__(self, how: str) -> None:
-        self.how, self.rounds = how, 0
-
-    def start(self, rows: Any) -> None:
-        return None
-
-    def propose(self, rows: Any, max_drafts: list[int], keys: Any) -> Proposal:
-        self.rounds += 1
-        if self.rounds == 2:
-            if self.how == "memory":
-                torch.empty(2**60)
-            raise KeyError("a detail that is nobody's business")
-        return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
-
-    def on_verified(self, rows: Any, proposal: Any, accepted: Any) -> None:
-        pass
-
-    def move_row(self, source: int, target: int) -> None:
-        pass
-
-
 def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
     """A race on token ids with the fault that the prompt names."""
     pair, ids = PAIR, PROMPT
     arguments: dict[str, Any] = {"n": request.batch_size, "max_new_tokens": request.max_new_tokens}
     if request.prompt in ("step", "memory"):
-        arguments["drafter"] = Fails(request.prompt)
+        error = KeyError("a detail that is nobody's business") if request.prompt == "step" else None
+        arguments["drafter"] = FailingDrafter(2, error)
     if request.prompt == "nan":
         pair = ModelPair(BROKEN, PAIR.target)
     if request.prompt == "server":
@@ -199,10 +171,7 @@ def test_nothing_can_be_uploaded(url: str) -> None:
 @pytest.mark.slow
 def test_nvml_that_vanishes_midway_costs_its_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mid-race, with an AttributeError instead of an NVML error: the library's symbols vanish with the driver."""
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Board 9000")
+    plug_in(monkeypatch)
     cuda = torch.device("cuda", 0)
     race_module = import_module("bass_core.lanes.race")
     monkeypatch.setattr(race_module, "Monitor", lambda device: Monitor(cuda, interval_s=0.005))

@@ -15,9 +15,7 @@ import torch
 
 from bass_core import ModelPair, SamplingParams, generate, race
 from bass_core.machine.torch_state import ours
-
-from ..bass_core.draft.test_head import tiny_head
-from ..models import perturbed, prompts, tiny
+from tests.support.models import perturbed, prompts, texts_of, tiny, tiny_head
 
 ROWS = prompts(2)
 METHODS = ("regular", "speculative", "bass", "amusd", "transformers")
@@ -81,7 +79,7 @@ def written(dtype: torch.dtype, draft: str, new: Callable[[], AbstractContextMan
                 coupled = {} if sampling.greedy else {"verification": "coupled"}
                 options: Any = {"max_new_tokens": 8, "eos_token_id": None, "draft_length": 3, **coupled}
                 out = generate(pair, ROWS, method=method, sampling=sampling, **options)
-                found.append([one.token_ids for one in out.sequences])
+                found.append(texts_of(out))
     with new():
         *_, last = race(pair, ROWS, lanes=("regular", "bass"), max_new_tokens=6, scheduling="overlap")
         found += [[row["token_ids"] for row in lane["sequences"]] for lane in last["lanes"].values()]

@@ -39,8 +39,7 @@ from bass_core.verify.rules import VERIFICATIONS
 from kernels.triton import accept as kernel
 from kernels.triton import block, nucleus
 from kernels.triton import noise as device
-
-from ..models import slow_but
+from tests.support.models import slow_but
 
 SEED = 0x1234_5678_9ABC_DEF1
 # Logits on a grid spaced far wider than rounding, so that no test is a near-tie.

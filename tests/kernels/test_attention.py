@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from kernels import backends
 from kernels.backends import BACKENDS, flash
 from kernels.plan import SHARE, AttentionPlan, SharedPart
+from tests.support.models import slow_but
 
-from ..models import slow_but
 from .steps import HERE, HUGE, grown, make, problems
 
 TORCH = [name for name in HERE if name != "fused"]

@@ -19,8 +19,8 @@ from triton.runtime.interpreter import TensorHandle, interpreter_builder
 from kernels.plan import MOST_TREE
 from kernels.triton import attention as fused_attention
 from kernels.triton.attention import fused
+from tests.support.models import slow_but
 
-from ..models import slow_but
 from .steps import HUGE, Step, grown, make
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import SamplingParams, generate
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.select import shape_of
 from bass_core.sample import distribution, draw, draw_triton
@@ -30,7 +30,7 @@ from kernels.support import LeftOut
 from kernels.triton import accept, attention, block, cache_write, launch, linear, nucleus, walk
 from kernels.triton.needed import launches
 from tests.kernels.launching.launches import LAUNCHES
-from tests.models import perturbed, prompts, slow_but, tiny
+from tests.support.models import prompts, slow_but, tiny, tiny_pair
 
 MODULES = (accept, attention, block, cache_write, linear, nucleus, walk)
 # As on a CPU: kernels/support.py.
@@ -157,7 +157,7 @@ def listed(shape: Any) -> set[str]:
 def test_what_decoders_launch_is_on_the_list(ways: dict[str, Any], launched: set[str]) -> None:
     """All that a forward of our own launches, and the decisions of each rule."""
     model = tiny("llama")
-    pair = ModelPair(model, perturbed(model, 0.03))
+    pair = tiny_pair(0.03, target=model)
     pair.target_step, pair.draft_step = LlamaCuda(model), LlamaCuda(pair.draft)
     for step in (pair.target_step, pair.draft_step):
         step.has_kernels = True

@@ -23,8 +23,7 @@ from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
 from bass_core.verify.tree_triton import walk_on_device
 from kernels.triton.walk import walk_trees
-
-from ..models import slow_but
+from tests.support.models import slow_but
 
 SEED = 0x1234_5678_9ABC_DEF1
 REJECTION = VERIFICATIONS["rejection"]

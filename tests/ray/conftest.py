@@ -20,7 +20,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.source import Ask, Service
 
-from ..ui.conftest import context, tiny_pair  # noqa: F401
+from ..ui.conftest import context, pair_folders  # noqa: F401
 
 # Ray reads these when it is first imported; the tests' own clusters need a token as those of the program do.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -47,8 +47,8 @@ def asked(tokens: int = 24, seed: int = 0, **more: object) -> RaceRequest:
 
 
 @pytest.fixture(scope="session")
-def ask(tiny_pair: tuple[Path, Path]) -> Ask:  # noqa: F811
-    return Ask(str(tiny_pair[0]), str(tiny_pair[1]), device="cpu", dtype="float32")
+def ask(pair_folders: tuple[Path, Path]) -> Ask:  # noqa: F811
+    return Ask(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")

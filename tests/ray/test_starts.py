@@ -16,6 +16,7 @@ from gradio_client import Client
 from playwright.sync_api import BrowserContext, expect
 
 from bass_core import BassError, RequestError
+from tests.support.page import pair_options, serving
 from ui.page.limits import Limits
 from ui.sources.cluster import pool
 from ui.sources.cluster.pool import DIES
@@ -24,7 +25,6 @@ from ui.sources.service import on_cluster, on_this_machine
 from ui.sources.source import Ask
 
 from ..ui.browser import fill, open_page
-from ..ui.conftest import serving
 from .conftest import finishes, until, workers
 
 
@@ -96,9 +96,9 @@ def test_a_cluster_that_loses_a_node_goes_on(ask: Ask) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
 def test_nothing_is_left_behind_after_the_front(
-    tiny_pair: tuple[Path, Path], tmp_path: Path, end: signal.Signals
+    pair_folders: tuple[Path, Path], tmp_path: Path, end: signal.Signals
 ) -> None:
-    options = ("--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu", "--dtype", "float32")
+    options = pair_options(pair_folders)
     shared = set(os.listdir("/dev/shm"))
     with serving(tmp_path / "log.txt", *options, "--workers", "2") as (address, process):
         job = Client(address, verbose=False).submit("Hello", 2, 1000, 0.8, 0, api_name="/race")
@@ -120,9 +120,9 @@ def alive(process: psutil.Process) -> bool:
 
 
 def test_the_page_says_so_and_offers_to_run_again(
-    context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path
+    context: BrowserContext, pair_folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    options = ("--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu", "--dtype", "float32")
+    options = pair_options(pair_folders)
     page = context.new_page()
     with serving(tmp_path / "log.txt", *options, "--workers", "1") as (address, process):
         open_page(page, address)

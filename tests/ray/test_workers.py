@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
 
 from bass_core import RequestError, load_pair, race
+from tests.support.page import lane_texts
+from tests.support.threads import together
 from ui.page.request import RaceRequest
 from ui.sources.cluster.races import AHEAD
 from ui.sources.source import Ask, Service
@@ -18,15 +20,11 @@ from ui.sources.source import Ask, Service
 from .conftest import asked, until
 
 
-def texts(snapshot: Any) -> dict[str, list[str]]:
-    return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
-
-
 def library(ask: Ask, request: RaceRequest) -> dict[str, list[str]]:
     """What the library writes in this process."""
     pair = load_pair(ask.pair, draft=ask.draft, device="cpu", dtype="float32")
     *_, last = race(pair, **request.arguments())
-    return texts(last)
+    return lane_texts(last)
 
 
 def test_two_races_at_once_are_the_librarys_and_name_their_workers(place: Service, ask: Ask) -> None:
@@ -41,13 +39,9 @@ def test_two_races_at_once_are_the_librarys_and_name_their_workers(place: Servic
     assert {name.split(", worker ")[1].split()[0] for name in devices} == {"1", "2"}
     for one in began:
         one.close()
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(run, number) for number in range(2)))
     for number, request in enumerate(requests):
-        assert last[number]["done"] and texts(last[number]) == library(ask, request)
+        assert last[number]["done"] and lane_texts(last[number]) == library(ask, request)
 
 
 def test_a_third_race_waits_and_is_told_its_place(place: Service) -> None:

@@ -1,86 +1,19 @@
-"""Contract: a tiny random pair on disk, and the real app.py that serves it in its own process."""
+"""Fixtures of the page's tests: a tiny pair on disk, app.py that serves it, and a browser."""
 
 from __future__ import annotations
 
-import gc
-import os
-import re
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import torch
 from playwright.sync_api import BrowserContext, Page, sync_playwright
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bass_core import ModelPair, load_pair
-from bass_core.model.cache import RaggedCache
-from ui.page.limits import Limits
-from ui.page.page import build, launch_options
-from ui.sources.source import Source
+from bass_core import ModelPair
+from tests.support.page import HOSTILE, load_saved, pair_options, save_tiny_pair, serving
 
 from .browser import FLAGS, PATIENCE_MS, open_page
-
-ROOT = Path(__file__).resolve().parents[2]
-# Strings that the tiny model writes as single tokens, so that the page shows them: none may run or break it.
-HOSTILE = (
-    "<img src=x onerror=window.pwned=1>",
-    "<script>window.pwned=1</script>",
-    "${window.pwned=1}",
-    "`+(window.pwned=1)+`",
-    "{{value}}",
-    "\u05e9\u05dc\u05d5\u05dd",
-    "a\u200bb",
-    "c\u202ed",
-    "\U0001f41f",
-)
-
-
-def _byte_level(text: str) -> str:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][0]
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer without merges: each printable ASCII character, the hostile strings, and an end token."""
-    words = ["</s>", *map(chr, range(32, 127)), "\n", *HOSTILE]
-    vocabulary = {words[0]: 0} | {_byte_level(word): i for i, word in enumerate(words) if i}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="</s>", clean_up_tokenization_spaces=False
-    )
-
-
-def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
-    """Write a random Llama and, as its draft, a perturbed copy; returns their folders (target, draft)."""
-    tokenizer = _tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    # Set the end token's logit to 0, so that a text of a thousand tokens rarely draws it.
-    with torch.no_grad():
-        model.lm_head.weight[0] = 0
-    model.generation_config.eos_token_id = 0
-    paths = folder / "target", folder / "draft"
-    for path, noise in zip(paths, (0.0, 0.03), strict=True):
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight += noise * torch.randn_like(weight)
-        model.save_pretrained(path)
-        tokenizer.save_pretrained(path)
-    return paths
 
 
 @pytest.fixture
@@ -90,71 +23,23 @@ def hostile() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of a target and a draft."""
     return save_tiny_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="session")
-def pair(tiny_pair: tuple[Path, Path]) -> ModelPair:
+def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
     """The pair, loaded once."""
-    return load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    return load_saved(pair_folders)
 
 
 @pytest.fixture(scope="session")
-def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of app.py with a tiny pair; draft lengths are Algorithm 1's (tests/conftest.py)."""
     log = tmp_path_factory.mktemp("server") / "stderr.txt"
-    with serving(log, *pair_options(tiny_pair)) as (address, _):
+    with serving(log, *pair_options(pair_folders)) as (address, _):
         yield address
-
-
-def pair_options(pair: tuple[Path, Path]) -> tuple[str, ...]:
-    """app.py's options for the pair in these folders."""
-    return ("--pair", str(pair[0]), "--draft", str(pair[1]), "--device", "cpu", "--dtype", "float32")
-
-
-@contextmanager
-def hosted(source: Source, **more: Any) -> Iterator[str]:
-    """A page of this process for the races of `source`; gives its address."""
-    page = build(source, **{"limits": Limits(max_batch=8), "about": "here", **more})
-    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
-    try:
-        yield url.rstrip("/")
-    finally:
-        page.close()
-
-
-def caches() -> int:
-    """Number of caches alive in this process; nothing else of a race holds device memory."""
-    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
-
-
-@contextmanager
-def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run app.py in its own process; gives its address and the process, which a test may kill."""
-    if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-    environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
-    command = [sys.executable, "app.py", *options, "--port", str(port)]
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
-        )
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if found := re.search(r"open (http://\S+)", line):
-                    yield found[1].rstrip("/"), process
-                    break
-            else:
-                pytest.fail("app.py ended before it served: " + log.read_text())
-        finally:
-            process.terminate()
-            process.wait()
-    assert "Traceback" not in log.read_text()
 
 
 @pytest.fixture(scope="session")

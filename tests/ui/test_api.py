@@ -12,6 +12,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, SamplingParams, race
+from tests.support.page import lane_texts
 
 pytestmark = pytest.mark.slow
 LANES = {"regular", "speculative", "bass"}
@@ -26,10 +27,6 @@ def client(server: str) -> Client:
 UP_TO_PAIR = (0, 1.0, "auto", "auto", "auto", "fair", "auto", None, None)
 
 
-def texts(snapshot: dict[str, Any]) -> dict[str, list[str]]:
-    return {name: [s["text"] for s in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
-
-
 def test_there_are_two_endpoints_with_defaults_and_one_output(client: Client) -> None:
     api = client.view_api(return_format="dict", print_info=False)
     assert set(api["named_endpoints"]) == {"/race", "/sweep"} and not api["unnamed_endpoints"]
@@ -41,11 +38,11 @@ def test_there_are_two_endpoints_with_defaults_and_one_output(client: Client) ->
 def test_snapshots_grow_to_the_library_s_texts(client: Client, pair: ModelPair) -> None:
     snapshots = list(client.submit("Hello", 2, 200, 0.9, 5, api_name="/race"))
     *_, local = race(pair, "Hello", n=2, max_new_tokens=200, sampling=SamplingParams(temperature=0.9), seed=5)
-    assert texts(snapshots[-1]) == texts(local)
+    assert lane_texts(snapshots[-1]) == lane_texts(local)
     assert len(snapshots) > 2 and [s["done"] for s in snapshots] == [False] * (len(snapshots) - 1) + [True]
     for before, after in pairwise(snapshots):
         for lane in LANES:
-            for old, new in zip(texts(before)[lane], texts(after)[lane], strict=True):
+            for old, new in zip(lane_texts(before)[lane], lane_texts(after)[lane], strict=True):
                 assert new.startswith(old)
     assert set(snapshots[-1]["lanes"]) == LANES
     for name, lane in snapshots[-1]["lanes"].items():

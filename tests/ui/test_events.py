@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import json
 import pickle
@@ -15,13 +14,12 @@ import gradio as gr
 import pytest
 
 from bass_core import BassError, ModelPair, RequestError, load_pair
+from tests.support.memory import alive, frees_at_once
 from ui.page.events import UNEXPECTED, Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.local import Models, race_source
 from ui.sources.source import waiting
-
-from .conftest import caches
 
 SETTINGS = ("Hello", 2, 60, 0.9, 0)
 
@@ -53,17 +51,11 @@ def test_run_is_disabled_while_the_race_runs_and_bad_input_changes_nothing_but_t
 
 
 def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        before = caches()
+    with frees_at_once() as before:
         running = Events(race_source(pair), Limits()).run("Hello", 4, 1000, 0.9, 0)
         next(running), next(running)
-        assert caches() > before
+        assert alive() > before
         running.close()
-        assert caches() == before
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +120,7 @@ def test_no_other_model_is_looked_for_unless_allowed(pair: ModelPair, monkeypatc
 
 
 def test_an_allowed_model_is_loaded_once_and_leaves_for_the_next(
-    pair: ModelPair, tiny_pair: tuple[Path, Path]
+    pair: ModelPair, pair_folders: tuple[Path, Path]
 ) -> None:
     loaded: list[str] = []
 
@@ -137,12 +129,14 @@ def test_an_allowed_model_is_loaded_once_and_leaves_for_the_next(
         return load_pair(name, device="cpu", dtype="float32")
 
     models = Models(pair, load)
-    other = models.get(str(tiny_pair[1]))
-    assert models.get(str(tiny_pair[1])) is other and models.get("") is pair and loaded == [str(tiny_pair[1])]
+    other = models.get(str(pair_folders[1]))
+    assert (
+        models.get(str(pair_folders[1])) is other and models.get("") is pair and loaded == [str(pair_folders[1])]
+    )
     with pytest.raises(BassError, match="no pair and no folder"):
         models.get("nothing here")
-    *_, last = Events(race_source(pair, models), Limits()).api("Hello", 1, 4, 0, 0, pair=str(tiny_pair[1]))
-    assert last["done"] and loaded == [str(tiny_pair[1]), "nothing here", str(tiny_pair[1])]
+    *_, last = Events(race_source(pair, models), Limits()).api("Hello", 1, 4, 0, 0, pair=str(pair_folders[1]))
+    assert last["done"] and loaded == [str(pair_folders[1]), "nothing here", str(pair_folders[1])]
 
 
 def test_a_race_ends_when_the_operators_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

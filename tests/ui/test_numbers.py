@@ -21,9 +21,10 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support import ROOT
+
 from . import formulas as f
 from .browser import LANES, accessible, chosen, compared, exported, fill, open_settings, run_to_the_end, shown
-from .conftest import ROOT
 
 RACES = {"greedy": (0.0, "greedy"), "sampled": (0.9, "block"), "coupled": (0.9, "coupled")}
 PROMPT = "Hello"
@@ -143,7 +144,7 @@ TABLE: list[tuple[str, Callable[[Run, str], str], Callable[[Run, str], Any]]] = 
 
 
 @pytest.mark.slow
-def test_every_number_of_three_races(page: Page, tiny_pair: tuple[Path, Path]) -> None:
+def test_every_number_of_three_races(page: Page, pair_folders: tuple[Path, Path]) -> None:
     for race, (temperature, rule) in RACES.items():
         if race == "coupled":
             chosen(page, "verification", re.compile("coupled"))
@@ -159,7 +160,7 @@ def test_every_number_of_three_races(page: Page, tiny_pair: tuple[Path, Path]) -
         _verdict(run)
         _timelines(run)
         _inspector(run, race)
-        _models(run, race, tiny_pair)
+        _models(run, race, pair_folders)
         residuals = _steps(page, rule)
         assert (residuals > 0) == (race == "sampled")
         _comparison(page, race)
@@ -171,7 +172,7 @@ def test_every_number_of_three_races(page: Page, tiny_pair: tuple[Path, Path]) -
             expect(page.locator(".step-part")).to_contain_class("at-end")
             accessible(page)
             page.click("[data-close]")
-            _snippet(page, tiny_pair)
+            _snippet(page, pair_folders)
     # A single row is neither first nor last.
     fill(page, batch=1, tokens=12, temperature=0)
     run_to_the_end(page)
@@ -287,10 +288,10 @@ def _inspector(run: Run, race: str) -> None:
     assert judged or race != "sampled"
 
 
-def _models(run: Run, race: str, tiny_pair: tuple[Path, Path]) -> None:
+def _models(run: Run, race: str, pair_folders: tuple[Path, Path]) -> None:
     """p and q are the softmax of the models' logits at the race's temperature (at 0: at 1); so is the residual."""
-    target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval() for path in tiny_pair)
-    tokenizer, residuals = AutoTokenizer.from_pretrained(tiny_pair[0]), 0
+    target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval() for path in pair_folders)
+    tokenizer, residuals = AutoTokenizer.from_pretrained(pair_folders[0]), 0
     ids = {tokenizer.decode([i]): i for i in range(len(tokenizer))}
 
     def chances(model: Any, text: list[int]) -> torch.Tensor:
@@ -419,12 +420,12 @@ def _bars(page: Page) -> Any:
     return page.eval_on_selector(".summary-figure .plot", bars)
 
 
-def _snippet(page: Page, tiny_pair: tuple[Path, Path]) -> None:
+def _snippet(page: Page, pair_folders: tuple[Path, Path]) -> None:
     """The snippet repeats the run. It names folders without their parent folder, so it is run there."""
     code = page.locator(".snippet code").text_content() or ""
     assert "RecordedLengths" in code
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tiny_pair[0].parent, capture_output=True, text=True,
+        [sys.executable, "-c", code], cwd=pair_folders[0].parent, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

@@ -18,9 +18,11 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, expect
 
+from tests.support import ROOT
+from tests.support.page import serving
 from ui.page import assets
 
-from .conftest import ROOT, serving, watched
+from .conftest import watched
 
 # As Linux allows them; Windows allows all but ?, ", < and >.
 NAME = "C# 100%25 ü a?b\"c'd&<x>"
@@ -82,7 +84,7 @@ def test_every_file_is_served_from_a_folder_of_any_name_past_a_proxy_that_never_
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         (tmp_path / NAME).mkdir(exist_ok=True)
         copy(ROOT / part, tmp_path / NAME / part)
-    monkeypatch.setattr("tests.ui.conftest.ROOT", tmp_path / NAME)
+    monkeypatch.setattr("tests.support.page.ROOT", tmp_path / NAME)
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     with silent() as proxy:

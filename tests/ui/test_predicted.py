@@ -19,13 +19,14 @@ from gradio_client.exceptions import AppError
 from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import ModelPair, race
+from tests.support.page import hosted
 from ui.page.choices import choices
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 
 from .browser import accessible, exported, fill, fill_more, fits, open_settings, run_to_the_end
-from .conftest import hosted, watched
+from .conftest import watched
 
 pytestmark = pytest.mark.slow
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
@@ -71,8 +72,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(pair: ModelPair, tiny_pair: tuple[Path, Path]) -> Iterator[Served]:
-    target, draft = map(str, tiny_pair)
+def served(pair: ModelPair, pair_folders: tuple[Path, Path]) -> Iterator[Served]:
+    target, draft = map(str, pair_folders)
     made = Served("", pair)
 
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:

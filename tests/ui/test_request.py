@@ -79,16 +79,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x" * 20_001}, "has 20001 characters and this server takes at most 20000"),
     *(({"pair": pair}, "The pair must be a name") for pair in (7, "x" * 201)),
     ({"batch_size": 0}, "Batch size must be a whole number from 1 to 8"),
-    ({"batch_size": 9}, "from 1 to 8"),
-    *(({"batch_size": size}, "whole number") for size in (2.5, None, True, "4", 10**400)),
     ({"max_new_tokens": 0}, "Max new tokens must be a whole number from 1 to 1024"),
-    ({"max_new_tokens": 1025}, "from 1 to 1024"),
-    *(({"temperature": t}, "Temperature must be") for t in (float("nan"), float("inf"), -0.1, None)),
-    *(({"seed": seed}, "Seed must be") for seed in (-1, 0.5)),
-    ({"top_k": -1}, "Top-k must be a whole number"),
-    *(({"top_p": p}, "Top-p must be") for p in (0, float("nan"))),
-    *(({"draft_length": length}, "from 1 to 16") for length in (17, "0", "9" * 5000)),
-    *(({"time_budget_ms": ms}, "The time budget must be") for ms in (0, float("inf"))),
     *(({"lanes": lanes}, "at least one lane") for lanes in ([], "bass")),
     (
         {"prompt": "a\n" * 9, "prompts": "lines"},
@@ -108,9 +99,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (SIZES | {"clock_draft": "big"}, "The draft's size must be a number"),
     (SIZES | {"clock_bytes": [2]}, "The size of a weight must be a number"),
     ({"clock": "laptop", "clock_models": "70b"}, "do not fit"),
-    ({"min_p": 2}, "Min-p must be a number from 0 to 1"),
     ({"repetition_penalty": 0}, "Repetition penalty must be a number from 0.001 to 1000"),
-    ({"repetition_penalty": 1001}, "Repetition penalty must be a number from 0.001 to 1000"),
     *(
         ({"stop": given}, "stop must be a list of at most 16 texts")
         for given in ([""], [3], 3, ["a"] * 17, ["a" * 201])
@@ -121,7 +110,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"tokenizer_kwargs": {"padding": True}}}, "change or leave out tokenizer_kwargs"),
     ({"chat_template_kwargs": {"chat_template": "{{ 1 }}" * 40}}, "change or leave out chat_template"),
     ({"chat_template_kwargs": {"a": 2**60}}, "change or leave out a"),
-    *(({"acceptance": chance}, "Acceptance must be a number from 0 to 1, or empty") for chance in (1.5, "often")),
 ]
 REFUSED_SWEEPS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": " "}, "The prompt is empty"),

@@ -25,6 +25,8 @@ from bass_core import (
     register,
     unregister,
 )
+from tests.support import ROOT
+from tests.support.models import byte_tokenizer, tiny
 from ui.page import presets
 from ui.page.assets import MODES, SCRIPTS, STATIC, STYLES, bundle, head, style, url
 from ui.page.choices import COUPLED, NEAR_TIES, Choices, choices
@@ -38,9 +40,6 @@ from ui.race.formulas import FORMULAS, WORDS, markdown, template, what
 from ui.race.looks import COLOURS, DASHES, OTHER_COLOUR, OTHER_DASH, look, looks, reference
 from ui.race.parts import charts, inspector, lanes, summary
 from ui.sources.local import prompt_count, race_source
-
-from ..models import byte_tokenizer, tiny
-from .conftest import ROOT
 
 TOY = Setting(
     "first_id", 3, int, whole(0, lambda _: 9), "first_id", "First id", "number", "of the sequences"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import sys
 import threading
@@ -17,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import app
-from bass_core import BassError, ModelPair, RequestError, Snapshot, race
+from bass_core import BassError, ModelPair, RequestError, race
 from bass_core.decode.batch import BatchDecoder
+from tests.support.memory import alive
+from tests.support.page import lane_texts
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.cluster.start import MISSING, actor_options
@@ -28,12 +29,10 @@ from ui.sources.local import Local
 from ui.sources.service import open_service
 from ui.sources.source import Ask
 
-from .conftest import caches
-
 
 @pytest.fixture(scope="module")
-def ask(tiny_pair: tuple[Path, Path]) -> Ask:
-    return Ask(str(tiny_pair[0]), str(tiny_pair[1]), device="cpu", dtype="float32")
+def ask(pair_folders: tuple[Path, Path]) -> Ask:
+    return Ask(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +42,6 @@ def worker(ask: Ask) -> Worker:
 
 def asked(tokens: int = 40) -> RaceRequest:
     return make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": tokens, "seed": 5}, Limits())
-
-
-def texts(snapshot: Snapshot) -> dict[str, list[str | None]]:
-    return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
 
 
 def test_it_says_what_it_has_loaded(worker: Worker, ask: Ask) -> None:
@@ -61,13 +56,12 @@ def test_its_race_is_the_librarys(worker: Worker, pair: ModelPair) -> None:
     decoder = Decoder()
     *_, last = map(decoder.decode, worker.race(1, asked()))
     *_, same = race(pair, **asked().arguments())
-    assert last["done"] and texts(last) == texts(same)
+    assert last["done"] and lane_texts(last) == lane_texts(same)
     assert last["device"]["name"].split(", worker ")[1].startswith("7 on ")
 
 
 def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.collect()
-    before = caches()
+    before = alive(collect=True)
     steps = 0
     step = BatchDecoder.step
 
@@ -83,8 +77,7 @@ def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.
     monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 1e9)
     assert list(worker.race(2, asked(1000))) == []
     assert steps == 9
-    gc.collect()
-    assert caches() == before
+    assert alive(collect=True) == before
 
 
 def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +128,8 @@ def test_options_that_do_not_go_together_are_one_sentence(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_split_pair_names_its_places(tiny_pair: tuple[Path, Path]) -> None:
-    target, draft = map(str, tiny_pair)
+def test_a_split_pair_names_its_places(pair_folders: tuple[Path, Path]) -> None:
+    target, draft = map(str, pair_folders)
     facts = Local(Ask(target, draft, dtype="float32", device_map=SPLIT)).facts(1)
     assert facts.about.startswith(f"{Path(target).name} on cpu and disk, float32")
     assert "device" not in facts.pair and facts.pair["device_map"] == SPLIT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import pickle
@@ -15,6 +14,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from bass_core import BassError, ModelPair, Snapshot
+from tests.support.memory import alive, frees_at_once
 from ui.page.events import UNEXPECTED, Events
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
@@ -28,7 +28,6 @@ from ui.sweep.measure import MOST_REPEATS, WARM_UP, measured
 from ui.sweep.request import TEMPERATURE, Arm, make_sweep, own_prompts
 
 from .browser import accessible, fill, fits, saved
-from .conftest import caches
 
 GIVEN = {"prompt": "Hello"}
 
@@ -381,17 +380,11 @@ def test_the_button_is_disabled_while_it_runs_and_points_come_one_by_one(pair: M
 
 
 def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        before = caches()
+    with frees_at_once() as before:
         running = events(race_source(pair)).measure(4, "", *FORM)
-        while caches() == before:
+        while alive() == before:
             next(running)
         running.close()
-        assert caches() == before
-    finally:
-        gc.enable()
 
 
 def test_bad_input_is_a_sentence() -> None:

@@ -5,8 +5,6 @@ This process serves the page itself where it must count the caches that are aliv
 
 from __future__ import annotations
 
-import gc
-import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -17,30 +15,26 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, register, unregister
+from tests.support.memory import alive
+from tests.support.page import hosted, pair_options, serving
 from ui.page.choices import DRAFT_LENGTH_WORDS, choices
 from ui.page.events import Snapshot
 from ui.page.request import RaceRequest
 from ui.race.looks import reference
 from ui.sources.local import race_source
 
-from ..test_app import start as start_program
 from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
-from .conftest import caches, hosted, pair_options, serving, watched
+from .conftest import watched
 
 pytestmark = pytest.mark.slow
 GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
 LOST = "The connection to the server was lost. What was shown before stays here until the page is reloaded."
 
 
-def alive() -> int:
-    gc.collect()
-    return caches()
-
-
 def ends_with(count: int) -> bool:
-    """Whether so many caches are left within 60 s."""
+    """Whether this many caches are left within 60 s."""
     deadline = time.monotonic() + 60
-    while alive() != count:
+    while alive(collect=True) != count:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
@@ -59,7 +53,7 @@ def test_stop_reload_and_a_second_user_give_the_memory_back(pair: ModelPair, con
 
 
 def _give_back(here: str, context: BrowserContext) -> None:
-    before = alive()
+    before = alive(collect=True)
     # Not `watched`: Gradio logs an error when a page is reloaded while it receives events.
     page = context.new_page()
     open_page(page, here)
@@ -103,14 +97,14 @@ def _give_back(here: str, context: BrowserContext) -> None:
 
 
 def test_a_killed_server_is_one_sentence_and_no_lane_still_runs(
-    context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: BrowserContext, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No costs are stored here yet, so that the race starts by measuring them.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     # Not `watched`: the browser itself logs an error when a server is gone.
     page = context.new_page()
-    with serving(tmp_path / "log.txt", *pair_options(tiny_pair)) as (address, process):
+    with serving(tmp_path / "log.txt", *pair_options(pair_folders)) as (address, process):
         open_page(page, f"{address}#race?draft_length=auto")
         page.click("#more-settings > button")
         expect(page.locator("#draft-length input")).to_have_value(DRAFT_LENGTH_WORDS["auto"])
@@ -174,13 +168,3 @@ def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
             assert page.locator(".line-key li").all_text_contents() == labels
     finally:
         unregister("toy")
-
-
-def test_a_port_in_use_is_one_sentence_and_status_2(tiny_pair: tuple[Path, Path]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        ended = start_program(*pair_options(tiny_pair), "--host", "127.0.0.1", "--port", port)
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert "Traceback" not in ended.stderr and f"port {port}" in ended.stderr.strip().splitlines()[-1]

@@ -16,6 +16,7 @@ import pytest
 
 import app
 from bass_core import BassError, ModelPair
+from tests.support import ROOT
 from ui.page.events import UNEXPECTED, Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
@@ -58,8 +59,8 @@ def raising(error: Exception) -> Callable[..., Generator[Snapshot, None, None]]:
     return alone
 
 
-def opened(tiny_pair: tuple[Path, Path]) -> Service:
-    ask = Ask(str(tiny_pair[0]), str(tiny_pair[1]), device="cpu", dtype="float32")
+def opened(pair_folders: tuple[Path, Path]) -> Service:
+    ask = Ask(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
     return open_service(ask, app.parse([]), Limits(), lambda: 1, 1)
 
 
@@ -68,16 +69,16 @@ def asked() -> RaceRequest:
 
 
 def test_the_package_alone_makes_no_zero_gpu(
-    tiny_pair: tuple[Path, Path], spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+    pair_folders: tuple[Path, Path], spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "spaces", spaces)
     # Costs are measured between races, which opened() begins.
-    service = opened(tiny_pair)
+    service = opened(pair_folders)
     assert service.together is None and service.opened.__name__ == "start"
     *_, last = service.source(asked())
     assert last["done"] and spaces.asked == []
     monkeypatch.setenv("SPACES_ZERO_GPU", "true")
-    service = opened(tiny_pair)
+    service = opened(pair_folders)
     assert service.together is not None and service.opened.__name__ != "start"
     *_, same = service.source(asked())
     assert same["done"] and len(spaces.asked) == 1
@@ -188,4 +189,4 @@ sys.exit(os.wait()[1] != 0)
 """
     command = [sys.executable, "-c", code, "spared"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    subprocess.run(command, cwd=Path(app.__file__).parent, env=environment, check=True)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)

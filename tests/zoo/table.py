@@ -6,9 +6,10 @@ Contract: `documented` reads it, `written` replaces it; `python -m tests.zoo` ma
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+from tests.support import ROOT
+
+DOCUMENT = ROOT / "docs" / "models.md"
 RUNS, UNTRIED = "runs", "not tried"
 _MARKS = re.compile(r"(?<=<!-- table: zoo -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 

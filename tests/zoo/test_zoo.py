@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, RequestError, generate
+from bass_core import RequestError, generate
+from tests.support.models import reference, slow_but, texts_of, tiny_pair
 
-from ..models import perturbed, reference, slow_but
 from .comparing import outcome
 from .making import WORDS, kinds, make
 from .table import RUNS, UNTRIED, documented, reason
@@ -55,7 +55,7 @@ def test_what_a_model_adds_to_attention_holds_behind_prefixes_in_trees_and_under
     model = make(kind)
     wanted = [reference(model, row, 10) for row in rows]
     # Drafts that the target refuses in part: of those of its own, a tree's first branch is the text.
-    pair = ModelPair(model, perturbed(model, 0.02))
+    pair = tiny_pair(0.02, target=model)
     for step in (pair.target_step, pair.draft_step):
         if step is not None and step.least_saved is not None:
             step.least_saved = 16
@@ -65,7 +65,7 @@ def test_what_a_model_adds_to_attention_holds_behind_prefixes_in_trees_and_under
                 generate(pair, rows, **way)
             continue
         written = generate(pair, rows, max_new_tokens=10, eos_token_id=None, **way)
-        assert [one.token_ids for one in written.sequences] == wanted, way
+        assert texts_of(written) == wanted, way
 
 
 def test_the_table_names_each_architecture_once_and_leaves_a_refused_model_s_name_out():

@@ -1,1 +1,1 @@
-"""Decoding by other code than ours, on the same weights and under the same clock: transformers' own `generate`."""
+"""A lane of transformers' own `generate`, on the same weights and under the same clock as our decoders."""

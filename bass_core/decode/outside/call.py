@@ -1,7 +1,6 @@
-"""Calling transformers' `generate` for a request, and what it can't answer as the other lanes do.
+"""Calling transformers' `generate` for a request, and refusing requests that it can't answer like the other lanes.
 
-Contract: what a checked request becomes as arguments of `generate`, and the call; no clock and no thread here.
-`refuse_transformers` runs no model and raises RequestError with one sentence that says what to do.
+No clock and no thread here.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ from ...model.weights.quantized import is_quantized
 from ...sample.params import SamplingParams
 from ..request import Request
 
-# Rows, prompt tokens and new tokens of the call that warms transformers up: a prefill and a step.
-_MOST_ROWS, _MOST_TOKENS, _NEW_TOKENS = 4, 16, 2
+# Rows, prompt tokens and new tokens of the warm-up call: a prefill and a step.
+_WARM_UP_ROWS, _WARM_UP_PROMPT_TOKENS, _WARM_UP_NEW_TOKENS = 4, 16, 2
 
-# Before a prompt the mask hides it, and after an end it is thrown away.
+# The mask hides padding before a prompt, and padding after an end is dropped.
 PAD = 0
 
 _log = logging.getLogger(__name__)
 
 
 def plain_model(pair: ModelPair) -> PreTrainedModel:
-    """The target's modules, copied, with the target's own weights and an empty generation config."""
+    """Return a copy of the target's modules that shares its weights, with an empty generation config."""
     model = shadow_of(pair.target)
     model.generation_config = GenerationConfig()
     return model
 
 
 def generate_options(pair: ModelPair, request: Request) -> dict[str, Any]:
-    """The keyword arguments of `generate` that ask for this request, without the prompts."""
-    wide, ends = pair.target_step.vocab, sorted(request.eos)
+    """Return the keyword arguments of `generate` for this request, without the prompts."""
+    padded_vocab, ends = pair.target_step.vocab, sorted(request.eos)
     return {
         **_sampling_options(request.sampling),
         "max_new_tokens": max(request.new_tokens(prompt) for prompt in request.prompts),
         "eos_token_id": ends or None,
         "pad_token_id": PAD,
-        # Rows of the vocabulary that only pad it, which the other lanes cut off as well.
-        "suppress_tokens": list(range(pair.vocab, wide)) or None,
+        # Ids that only pad the vocabulary; the other lanes cut them off too.
+        "suppress_tokens": list(range(pair.vocab, padded_vocab)) or None,
         "use_cache": True,
     }
 
@@ -64,27 +63,31 @@ def _sampling_options(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def call_generate(model: Any, prompts: list[list[int]], **options: Any) -> Tensor:
-    """transformers' `generate` for these prompts, padded on the left: int64 [B, padded prompt + new tokens]."""
+    """Call `generate` with prompts padded on the left; returns int64 [B, padded prompt + new tokens]."""
     longest = max(map(len, prompts))
     pads = [longest - len(prompt) for prompt in prompts]
     ids = [[PAD] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)]
     mask = [[0] * pad + [1] * (longest - pad) for pad in pads]
-    inputs, seen = (torch.tensor(rows, device=model.device) for rows in (ids, mask))
-    written: Tensor = model.generate(inputs, attention_mask=seen, **options)
+    inputs, attention = (torch.tensor(rows, device=model.device) for rows in (ids, mask))
+    written: Tensor = model.generate(inputs, attention_mask=attention, **options)
     return written
 
 
 def warm_up(model: PreTrainedModel, prompts: list[list[int]]) -> None:
-    """Let `generate` load what it needs, over the first tokens of some prompts; an error is only logged."""
-    few = [prompt[:_MOST_TOKENS] for prompt in prompts[:_MOST_ROWS]]
+    """Let `generate` load what it needs, on the first tokens of some prompts. Errors are only logged."""
+    beginnings = [prompt[:_WARM_UP_PROMPT_TOKENS] for prompt in prompts[:_WARM_UP_ROWS]]
     try:
-        call_generate(model, few, do_sample=False, max_new_tokens=_NEW_TOKENS, pad_token_id=PAD)
+        call_generate(model, beginnings, do_sample=False, max_new_tokens=_WARM_UP_NEW_TOKENS, pad_token_id=PAD)
     except Exception as error:
         _log.debug("warming up transformers' generate failed: %s", error)
 
 
 def refuse_transformers(pair: ModelPair, request: Request) -> None:
-    """Raises RequestError for weights, sampling or lengths that `generate` would treat otherwise than we do."""
+    """Check that `generate` treats the request's weights, sampling and lengths as we do. Runs no model.
+
+    Raises:
+        RequestError: if it does not.
+    """
     if is_split(pair.target):
         raise RequestError(
             'method="transformers" can\'t follow a target that is split over several devices: leave it out, or '
@@ -115,7 +118,7 @@ def refuse_transformers(pair: ModelPair, request: Request) -> None:
     longest, most = max(map(len, request.prompts)), max(map(request.new_tokens, request.prompts))
     if longest + most > request.context:
         raise RequestError(
-            f'method="transformers" gives every row {most} new tokens, and behind the prompt of {longest} tokens '
-            f"the model's context has room for {request.context - longest}: ask for at most that many, or leave "
-            "it out."
+            f'method="transformers" gives every row {most} new tokens, and after the longest prompt ({longest} '
+            f"tokens) the model's context has room for {request.context - longest}: ask for at most that many, or "
+            "leave it out."
         )

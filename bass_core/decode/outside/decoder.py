@@ -1,14 +1,16 @@
 """A lane of transformers' own `generate`, so that nobody has to take our word for the baseline.
 
-Contract: implements Decoder (decode/base.py). `generate` is called once, in a thread (turns.py), on the target's
-modules with the target's own weights, dtype and attention implementation ("sdpa" unless the user chose another),
-with its dynamic cache; prompts of different lengths are padded on the left, as its documentation tells users to.
-One step is one token for all rows; the first also reads the prompts, in one forward. A finished row goes on as
-padding, which costs as much as a text: that is how `generate` works.
+TransformersDecoder implements Decoder (decode/base.py). `generate` is called once, in a thread (turns.py), on the
+target's modules with the target's own weights, dtype and attention implementation ("sdpa" unless the user chose
+another), with its dynamic cache. Prompts of different lengths are padded on the left, as its documentation
+advises. One step is one token for all rows; the first step also reads the prompts, in one forward. A finished
+row continues as padding, which costs as much as text: that is how `generate` works.
+
 In float32 the greedy text is that of every other lane. In 16 bits `generate` rounds at other places, so near ties
-may fall differently. Sampled text has the same distribution, and noise of its own from torch's generator, keyed by
-the request's seed for the whole batch (noise.py).
-Non-goals: speculation, prefixes that prompts share, the check for NaN that our lanes make.
+may fall differently. Sampled text has the same distribution, with noise from torch's generator, seeded by the
+request for the whole batch (noise.py).
+
+There is no speculation, no shared prefix, and no check for NaN as in our lanes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def build_transformers(pair: ModelPair, request: Request, sequences: list[Sequence]) -> TransformersDecoder:
-    """The decoder of a request; on a pair's first, lets `generate` load what it needs, before the clock runs."""
+    """Return the decoder of a request; on a pair's first request, warms `generate` up before the clock runs."""
     model, options = plain_model(pair), generate_options(pair, request)
     if pair not in _warm:
         _warm.add(pair)
@@ -59,9 +61,9 @@ class _TurnTaker(StoppingCriteria):
 
 
 class TransformersDecoder:
-    """`model`: modules of the decoder's own. `options`: see generate_options."""
+    """Decodes with `generate`. `model` is its own copy of the modules; for `options` see generate_options."""
 
-    # Nothing goes on between steps.
+    # No work goes on between steps.
     timeline = None
 
     def __init__(
@@ -81,17 +83,22 @@ class TransformersDecoder:
         return all(sequence.finish_reason for sequence in self.sequences)
 
     def prepare(self) -> None:
-        """Does nothing: nothing is captured."""
+        """Do nothing: there are no graphs to capture."""
 
     def pause(self) -> None:
-        """Does nothing: no work goes on between steps."""
+        """Do nothing: no work goes on between steps."""
 
     def close(self) -> None:
         """End `generate` and its thread."""
         self._turns.stop()
 
     def step(self) -> Round:
-        """Let `generate` write one token a row. Raises ModelError, or MemoryShortage, if it failed."""
+        """Let `generate` write one token per row.
+
+        Raises:
+            ModelError: if `generate` failed.
+            MemoryShortage: if it ran out of memory.
+        """
         kind = "plain" if self.target_forwards else "prefill"
         with nullcontext() if self._noise is None else self._noise.drawing():
             tokens = self._turn()
@@ -110,7 +117,7 @@ class TransformersDecoder:
         except BassError:
             raise
         except Exception as error:
-            # The traceback's frames hold the cache, and live as long as the log record does.
+            # The frames of the traceback hold the cache and live as long as the log record.
             traceback.clear_frames(error.__traceback__)
             _log.error("transformers' generate failed", exc_info=error)
             raise ModelError(f"transformers' generate failed: {_first_line(error)}") from None

@@ -1,8 +1,8 @@
-"""Random numbers of torch's default generator that leave the caller's alone.
+"""Random numbers from torch's default generator that leave the caller's numbers unchanged.
 
-Contract: inside `drawing()` the device's default generator, from which transformers' `generate` draws, is in a
-state of this object's own, which began with the seed and goes on where it was left. Outside it is as it was
-before. Non-goals: other threads that draw from the same generator meanwhile; it belongs to the whole process.
+Inside `drawing()`, the device's default generator (which `generate` draws from) has this object's own state: it
+starts at the seed and continues where the last `drawing()` ended. Outside, the generator is as it was before.
+Other threads that draw from it at the same time are not handled; it belongs to the whole process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OwnNoise:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from this stream."""
+        """Draw from this stream inside the block."""
         before = self._get()
         self._set(self._state)
         try:

@@ -1,9 +1,8 @@
-"""Work in a thread of its own that goes on only while it has its turn.
+"""Work in a separate thread that runs only while it has its turn.
 
-Contract: between two calls of `take` the work stands still, so a lane's clock that runs during `take` counts the
-work and nothing else. Work that calls a callback in its loop, as transformers' `generate` does, can be taken step
-by step that way and needs no change. What the work raises, `take` raises. After `stop` the thread has ended and
-its memory is free. Non-goals: work that goes on between turns.
+Between two calls of `take` the work is suspended, so a lane's clock that runs during `take` times only the work.
+Any work that calls a callback in its loop, as transformers' `generate` does, can be taken step by step without
+changing it. `take` raises the work's exceptions. After `stop` the thread has ended and its memory is free.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Ended:
-    """The work has returned, or has raised this."""
+    """The work has returned, or has raised this error."""
 
     error: Exception | None = None
 
 
 class Turns(Generic[T]):
-    """`work` is called with a function that hands a result over, waits for a turn and says whether to go on."""
+    """Calls `work` with a function that hands over a result, waits for a turn and returns whether to continue."""
 
     def __init__(self, work: Callable[[Callable[[T], bool]], object], device: torch.device, name: str) -> None:
         self._work, self._device, self._name = work, device, name
@@ -39,7 +38,7 @@ class Turns(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def take(self) -> T | None:
-        """Let the work go on until its next result; None once it has returned. Raises what the work raised."""
+        """Let the work run until its next result; return it, or None once the work has returned."""
         if self._thread is None:
             self._start()
         else:
@@ -52,13 +51,13 @@ class Turns(Generic[T]):
         return None
 
     def stop(self) -> None:
-        """End the work at its next hand-over, and wait until the thread is gone."""
+        """End the work at its next hand-over, and wait until the thread has ended."""
         self._go.put(False)
         if self._thread is not None:
             self._thread.join()
 
     def _start(self) -> None:
-        """Begin on the caller's stream and with its number of threads: a new thread has others."""
+        """Start the thread on the caller's stream and with its number of threads, which a new thread lacks."""
         stream = runtime(self._device).current_stream(self._device) if is_accelerator(self._device) else None
         threads = torch.get_num_threads()
 
@@ -73,7 +72,7 @@ class Turns(Generic[T]):
                 ended = _Ended(error)
             self._handed.put(ended)
 
-        # A daemon, so that a program which ends in the middle of a race is not held up.
+        # A daemon, so that a program can exit in the middle of a race.
         self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
 

@@ -1,18 +1,21 @@
-"""AMUSD (arXiv 2410.17375): draft and target work at the same time; batched, and with sampling.
+"""AMUSD (arXiv 2410.17375): draft and target work at the same time; batched, and with sampling. See `build_amusd`.
 
-Contract: the draft (session.py, in a thread of its own) never waits for a verdict: it keeps drafting, up to `lead`
-tokens beyond those that are being verified. The target verifies the drafts that have arrived. Its logits
-after the last token it was fed judge one more draft, which arrived during the step (the *late* draft): if that is
-accepted, draft and target stay in step and nothing is rolled back. The text keeps the target's distribution by the
-usual rules (verify/rejection.py), with the q that each draft was really drawn from. The block of block
-verification is what a round verifies, the late draft included; an epoch goes on only where all of it is accepted,
-so no u is used twice, and drafts after it have decided nothing. If no draft has arrived, the target takes a plain
-step, unless the next draft is due so soon that waiting pays (`_worth_waiting`). A draft that fails is given up:
-the lane goes on as regular decoding, and `timeline.note` says so. On a CPU the two share the cores; on an
-accelerator the draft works on the next one, or with only one there on a stream of its own.
+The draft (session.py, in its own thread) never waits for a verification: it keeps drafting, up to `lead` tokens
+beyond those being verified. The target verifies the drafts that have arrived. Its logits after the last token it
+was fed judge one more draft, the *late* draft, which arrived during the step. If that is accepted, draft and
+target stay in step and nothing is rolled back. If no draft has arrived, the target takes a plain step, unless the
+next draft is due so soon that waiting pays (`_worth_waiting`).
 
-The drafters that run the pair's draft are those of draft/registry.py. A draft head reads the target's states,
-which come with the text; until then it uses its own states. `refuse_amusd` says what AMUSD can't answer.
+The text keeps the target's distribution by the usual rules (verify/rejection.py), with the q that each draft was
+really drawn from. Block verification judges the drafts of a round, including the late draft, as one block. An
+epoch continues only if all of the block is accepted, so no u is used twice, and drafts after the block have
+decided nothing.
+
+If the draft fails, the lane continues as regular decoding, and `timeline.note` explains it. On a CPU the two share
+the cores. On an accelerator the draft works on the next device, or on a separate stream if there is only one.
+
+A draft head reads the target's states, which come with the text; until they arrive it uses its own. `refuse_amusd`
+lists the requests that AMUSD can't answer.
 """
 
 from __future__ import annotations
@@ -46,21 +49,25 @@ from ...verify.acceptance import RowOutcome, refuse_unsound
 from ...verify.rejection import verify
 from ..base import DecodingParams, cache_bytes
 from ..batch import BatchDecoder
-from ..logprobs import note
+from ..logprobs import record_logprobs
 from ..record import write_round
 from ..request import Request
 from .draft import DraftThread, split_threads, wait_for_stream
 from .session import Draft, DraftSession, Pace, asks_q, draft_source, sure_drafts
 from .timeline import Timeline
 
-# For tests: each step of target and draft is delayed by a random time of up to so many seconds.
+# For tests: maximum random delay in seconds before each step of the target and of the draft.
 DELAYS = (0.0, 0.0)
 
 
 def build_amusd(
     pair: ModelPair, request: Request, params: DecodingParams, sequences: list[Sequence]
 ) -> AmusdDecoder:
-    """The decoder of a request; starts its draft."""
+    """Return the decoder of a request, with its draft started.
+
+    Raises:
+        RequestError: if AMUSD can't answer the request.
+    """
     refuse_amusd(pair, request)
     lead, kind = lead_of(request), request.kind
     runner = runner_for(pair.target_step, len(sequences), request.texts(lead + 2), pair.vocab, request.backend)
@@ -81,7 +88,10 @@ def build_amusd(
 class AmusdDecoder(BatchDecoder):
     """The target's side. A round feeds each row the drafts ahead of it, at most `lead` tokens.
 
-    unsure: whether drafts after an unsure one are left out.
+    Attributes:
+        draft: the draft's thread.
+        lead: maximum number of drafts to feed per row and round.
+        unsure: whether to leave out drafts after an unsure one.
     """
 
     def __init__(
@@ -96,11 +106,11 @@ class AmusdDecoder(BatchDecoder):
     ) -> None:
         super().__init__(sequences, target, params, return_states=return_states)
         self.draft, self.lead, self.unsure = draft, lead, unsure
-        # A decoder that nobody closes ends its draft as well.
+        # Also end the draft if nobody closes the decoder.
         weakref.finalize(self, draft.end)
-        # The draft's forwards, and the tokens that it drew, up to the end of the last round.
+        # Forwards of the draft, and tokens that it drew, up to the end of the last round.
         self._billed = (0, 0)
-        # By row, the drafts after its text, when the target looked last.
+        # By row, the drafts after its text when the target last looked.
         self._ahead: dict[int, list[Draft]] = {}
         self._split, self._pace = not is_accelerator(target.device), Pace()
 
@@ -110,13 +120,13 @@ class AmusdDecoder(BatchDecoder):
         return self.draft.timeline
 
     def step(self) -> Round:
-        """As every decoder's; the draft goes on drafting after the return, until `pause`."""
+        """Run one prefill chunk or one round; the draft keeps drafting afterwards, until `pause`."""
         with self._slice():
             self.draft.resume()
             return super().step()
 
     def pause(self) -> None:
-        """Stop the draft while another lane has the machine; waiting for its step counts as this lane's time."""
+        """Stop the draft while another lane has the machine; this lane's time includes the wait for its step."""
         with self._slice():
             self.draft.pause()
 
@@ -128,11 +138,11 @@ class AmusdDecoder(BatchDecoder):
 
     @contextmanager
     def _slice(self) -> Iterator[None]:
-        """Let this lane's time pass; on a CPU, give the target its share of the cores and the draft the rest."""
-        before, own = torch.get_num_threads(), split_threads()[0]
-        split = self._split and self.draft.alive and own != before
+        """Let this lane's time pass. On a CPU, give the target its share of the cores and the draft the rest."""
+        before, num_threads = torch.get_num_threads(), split_threads()[0]
+        split = self._split and self.draft.alive and num_threads != before
         if split:
-            torch.set_num_threads(own)
+            torch.set_num_threads(num_threads)
         try:
             with self.timeline.slice():
                 yield
@@ -145,11 +155,11 @@ class AmusdDecoder(BatchDecoder):
         round_ = super()._prefill_step(prefill)
         self.timeline.add_target(begin, time.perf_counter())
         if prefill.done:
-            none: list[Any] = [None] * len(rows)
-            states = [own.clone() for own in prefill.states()] if self.return_states else none
+            no_states: list[Any] = [None] * len(rows)
+            states = [row_states.clone() for row_states in prefill.states()] if self.return_states else no_states
             wait_for_stream(self.target.device)
-            for row, record, own in zip(rows, round_.rows, states, strict=True):
-                self.draft.agree(row, record.tokens, False, own)
+            for row, record, row_states in zip(rows, round_.rows, states, strict=True):
+                self.draft.agree(row, record.tokens, False, row_states)
         return round_
 
     def _round(self) -> Round:
@@ -160,7 +170,7 @@ class AmusdDecoder(BatchDecoder):
         logits, states = self._feed(counts)
         tested = self._tested_counts(counts)
         outcomes = self._judge(logits, tested, keys)
-        # After an accepted late draft there are no logits, and the row writes no token of the target's.
+        # After an accepted late draft there are no logits, and the row writes no token of the target.
         judged = zip(outcomes, counts, strict=True)
         refuse_unsound([outcome.next_token for outcome, fed in judged if outcome.accepted <= fed])
         self.target_forwards += 1
@@ -168,34 +178,34 @@ class AmusdDecoder(BatchDecoder):
         self.timeline.add_target(begin, end)
         self._pace.measure(1000 * (end - begin), plain=not max(counts))
         records = []
-        tests = self.params.synthetic is None and not self.params.sampling.greedy
-        together = tests and self.params.verification.together
+        samples = self.params.synthetic is None and not self.params.sampling.greedy
+        together = samples and self.params.verification.together
         for r, row in enumerate(rows):
             outcome, accepted = outcomes[r], outcomes[r].accepted
             settled = min(accepted, counts[r]) + 1
             self.target.commit(r, self.target.lengths[r] + settled)
-            # Draft by draft, a late one is looked at only if all drafts before it are accepted.
-            seen = tested[r] if together or accepted >= counts[r] else min(counts[r], tested[r])
-            same = accepted == tested[r] > counts[r]
-            record = write_round(row, outcome, seen, ends=not same)
+            # Rules that go draft by draft look at a late one only if all drafts before it are accepted.
+            num_looked_at = tested[r] if together or accepted >= counts[r] else min(counts[r], tested[r])
+            epoch_goes_on = accepted == tested[r] > counts[r]
+            record = write_round(row, outcome, num_looked_at, ends=not epoch_goes_on)
             records.append(record)
             self.timeline.looked_at += len(record.drafted)
             self._pace.count(record.accepted, len(record.drafted))
-            own = None if states is None else states[r, :settled]
-            self.draft.agree(row, record.tokens, same, own)
+            row_states = None if states is None else states[r, :settled]
+            self.draft.agree(row, record.tokens, epoch_goes_on, row_states)
         if self.params.logprobs:
             paths = [list(range(outcome.accepted)) for outcome in outcomes]
-            note(rows, records, paths, logits, self._shaped, self.params.sampling)
+            record_logprobs(rows, records, paths, logits, self._shaped, self.params.sampling)
         self._drop_finished()
         kind = "verify" if max(tested) else "plain"
         (forwards, drawn), draft = self._billed, self.draft
         self._billed = draft.forwards, draft.drawn
-        made = Round(kind, max(tested), records, lengths=tested)
-        made.draft_forwards, made.draft_tokens = draft.forwards - forwards, draft.drawn - drawn
-        return made
+        round_ = Round(kind, max(tested), records, lengths=tested)
+        round_.draft_forwards, round_.draft_tokens = draft.forwards - forwards, draft.drawn - drawn
+        return round_
 
     def _counts(self) -> list[int]:
-        """How many drafts of each row to feed; waits for more while waiting pays."""
+        """Return how many drafts of each row to feed; waits for more while that pays."""
         self._ahead, waited = self.draft.look(), 0.0
         while self._worth_waiting(counts := [self._ready(row) for row in self._rows], waited):
             assert self.draft.step_ms is not None
@@ -212,7 +222,7 @@ class AmusdDecoder(BatchDecoder):
         return sure_drafts(drafts) if self.unsure else len(drafts)
 
     def _worth_waiting(self, counts: list[int], waited: float) -> bool:
-        """Whether waiting for one more step of the draft pays (decode/overlapped/session.py)."""
+        """Return whether waiting for one more step of the draft pays (`Pace`)."""
         step_ms, session = self.draft.step_ms, self.draft.session
         if step_ms is None or session is None or not self.draft.alive:
             return False
@@ -223,28 +233,28 @@ class AmusdDecoder(BatchDecoder):
         return self._pace.worth_waiting(step_ms, counts, growing, waited)
 
     def _feed(self, counts: list[int]) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, width + 1, V] after each row's newest token and its drafts, complete on return.
+        """Run the target and wait for it; return its logits [B, width + 1, V], and a copy of its states or None.
 
-        With them, if the draft reads them, a copy of the target's states [B, width + 1, hidden], which its next
-        forward may overwrite.
+        The states [B, width + 1, hidden] are copied for a draft that reads them, because the next forward may
+        overwrite them.
         """
         if DELAYS[0]:
             time.sleep(random.random() * DELAYS[0])
         output = self._forward(self._drafts(counts), counts)
         states = output.states.clone() if output.states is not None else None
-        # The draft's stream may read what this one has computed, and a late draft may still come.
+        # The draft's stream may read these results, and a late draft may still come.
         wait_for_stream(self.target.device)
         return output.logits, states
 
     def _drafts(self, counts: list[int]) -> Tensor:
-        """int64 [B, max(counts)]: the first drafts of each row, padded with zeros."""
+        """Return the first drafts of each row, padded with zeros: int64 [B, max(counts)]."""
         width = max(counts)
-        found = [self._ahead[row.index][:n] for row, n in zip(self._rows, counts, strict=True)]
-        padded = [[draft.token for draft in drafts] + [0] * (width - len(drafts)) for drafts in found]
+        first_drafts = [self._ahead[row.index][:n] for row, n in zip(self._rows, counts, strict=True)]
+        padded = [[draft.token for draft in drafts] + [0] * (width - len(drafts)) for drafts in first_drafts]
         return to_device(torch.tensor(padded, dtype=torch.long).view(len(counts), width), self.target.device)
 
     def _tested_counts(self, counts: list[int]) -> list[int]:
-        """How many drafts of each row can be judged now: those that were fed, and a late one if it has arrived."""
+        """Return how many drafts of each row to judge: those fed, and a late one if it has arrived."""
         self._ahead = self.draft.look()
         return [
             count + (len(self._ahead[row.index]) > count and row.remaining > count)
@@ -252,10 +262,10 @@ class AmusdDecoder(BatchDecoder):
         ]
 
     def _judge(self, logits: Tensor, tested: list[int], keys: NoiseKeys) -> list[RowOutcome]:
-        """Verify the drafts: one outcome per row."""
+        """Verify the drafts; return one outcome per row."""
         width = max(tested)
         if width == logits.shape[1]:
-            # There are no logits after a late draft and none are read, but `verify` needs a column there.
+            # There are no logits after a late draft. `verify` does not read them, but needs that column.
             rows, columns = len(logits), [*range(width), width - 1]
             places = [r for r in range(rows) for _ in columns], columns * rows
             logits = pick(logits, *places).view(rows, width + 1, -1)
@@ -274,7 +284,7 @@ class AmusdDecoder(BatchDecoder):
         return verdict.host()
 
     def _q(self, width: int, like: Tensor) -> Tensor:
-        """float32 [B, width, V]: what each row's first drafts were drawn from; `like`: logits [..., V]."""
+        """Return the q of each row's first drafts, float32 [B, width, V]; `like` are logits [..., V]."""
         flat = [torch.zeros((), device=like.device).expand(like.shape[-1])] * (len(self._rows) * width)
         copies = []
         for r, row in enumerate(self._rows):
@@ -289,24 +299,28 @@ class AmusdDecoder(BatchDecoder):
         return q
 
 
-# Tokens that the draft runs ahead unless draft_length is an integer, and the most that an integer can ask for.
+# How far the draft runs ahead in tokens: by default, and at most if draft_length is an integer.
 LEAD, LONGEST_LEAD = 8, 64
 
 
 def refuse_amusd(pair: ModelPair, request: Request) -> None:
-    """Raises RequestError for a request that AMUSD can't answer."""
+    """Check that AMUSD can answer a request.
+
+    Raises:
+        RequestError: if it can't.
+    """
     if request.kind.windows:
         raise RequestError(
-            f'method="amusd" drafts beside the target, and drafter="{request.drafter}" drafts with it: choose '
-            'drafter="model".'
+            f'method="amusd" needs a separate draft model; drafter="{request.drafter}" drafts with the target: '
+            'choose drafter="model".'
         )
     if pair.draft is None or not request.kind.runs_model:
         raise RequestError(
-            'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
-            'pair with draft= and choose drafter="model".'
+            'method="amusd" runs a draft model in parallel with the target, and this drafter runs no model: load '
+            'the pair with draft= and choose drafter="model".'
         )
     if request.tree is not None:
-        raise RequestError('method="amusd" drafts chains alone: leave tree out, or choose method="bass".')
+        raise RequestError('method="amusd" drafts only chains: leave tree out, or choose method="bass".')
     if is_split(pair.target):
         raise RequestError(
             'method="amusd" can\'t follow a target that is split over several devices: choose "bass", or load the '
@@ -321,6 +335,6 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
 
 
 def lead_of(request: Request) -> int:
-    """Tokens that the draft may be ahead of the target: draft_length if it is an integer, else LEAD."""
+    """Return how far the draft may be ahead of the target: an integer draft_length, else LEAD."""
     length = fixed_length(request.draft_length)
     return LEAD if length is None else min(length, LONGEST_LEAD)

@@ -1,14 +1,16 @@
-"""The draft's side of one request, and the rows that it shares with the target's.
+"""The draft's side of one request, and the rows that it shares with the target's side.
 
-Contract: the target extends the rows' texts by `agree` whenever it likes, and reads their drafts; `step` calls the
-drafter once for all rows that may go on (or feeds one chunk of the prompts) and adds what was drafted after the
-texts: of each row one token of the model, or a copied run. A draft follows a row's text only while all
-tokens before it are those it was drafted after; one that comes too late for that is dropped. What the drafter
-knows of a row is rolled back only from where the text went on differently. Each token is drawn with the noise of
-(seed, sequence id, position, where the epoch began).
+The target extends the rows' texts with `agree` at any time, and reads their drafts. `DraftSession.step` calls the
+drafter once for all rows that may continue (or feeds one chunk of the prompts). It adds the new drafts after the
+texts: per row one token of the model, or a copied run.
 
-Whoever reads or changes a row holds `lock`. On an accelerator both sides hand over only what their streams have
-computed: the host has waited for it. Tensors of the target's are kept until the draft's stream has read them.
+A draft is added only if the tokens before it are still those it was drafted after; a draft that is too late is
+dropped. The drafter rolls a row back only to where the text differs from what it has read. Each token is drawn
+with the noise of (seed, sequence id, position, where the epoch began).
+
+Whoever reads or changes a row holds `lock`. On an accelerator, both sides hand over only tensors that their
+streams have finished computing: the host has waited. The target's tensors are kept until the draft's stream has
+read them.
 """
 
 from __future__ import annotations
@@ -43,10 +45,14 @@ from ..base import DecodingParams
 
 
 class Draft(NamedTuple):
-    """A drafted token. top, own: q's largest value, and its value at the token; 1 if the drafter is never unsure.
+    """A draft token.
 
-    copied: it was copied from the text, so that its q is a point mass. q: float32 [V] on the target's device, None
-    for a copied token and where no rule asks for it.
+    Attributes:
+        token: its id.
+        top: the largest value of q; 1 if the drafter is never unsure.
+        own: q of the token; 1 if the drafter is never unsure.
+        copied: whether it was copied from the text, so that its q is a point mass.
+        q: float32 [V] on the target's device; None for a copied token, and if no rule needs it.
     """
 
     token: int
@@ -57,13 +63,17 @@ class Draft(NamedTuple):
 
 
 @dataclass
-class Row(Sequence):
-    """A row as both sides see it: the agreed `text`, and the drafts after it.
+class SharedRow(Sequence):
+    """A row as both sides see it. `tokens` is the text that the drafter has read, drafts included.
 
-    begin: the position where the epoch began, at first 0: before the first verdict nothing is judged. states: of a
-    target with a draft head, those [k, hidden] of the text's tokens, but for the newest, that the drafter was not
-    given yet. silent: the drafter had nothing to propose, so it is not asked again before the text goes on.
-    `tokens` is the draft's own: what the drafter has read. known: as many of them are of the text.
+    Attributes:
+        text: the tokens that both sides agree on.
+        drafts: the drafts after the text.
+        begin: position where the epoch began; 0 before the first verification.
+        states: for a draft head: the target's states [k, hidden] of text tokens that the drafter has not got yet.
+            The newest token has none.
+        silent: the drafter had nothing to propose; don't ask it again until the text grows.
+        known: how many of `tokens` belong to the text.
     """
 
     text: list[int] = field(default_factory=list)
@@ -74,14 +84,14 @@ class Row(Sequence):
     known: int = 0
 
     def whole(self) -> list[int]:
-        """The text with the drafts after it, from `known` on."""
+        """Return the text from `known` on, and the drafts after it."""
         return self.text[self.known :] + [draft.token for draft in self.drafts]
 
     def agree(self, tokens: list[int], same: bool, states: Tensor | None = None) -> None:
-        """The target has written these tokens; a new epoch begins unless they are the drafts (`same`)."""
+        """Append the tokens that the target has written; start a new epoch unless they are the drafts (`same`)."""
         count = len(tokens)
-        kept = [draft.token for draft in self.drafts[:count]] == tokens
-        self.drafts = self.drafts[count:] if kept else []
+        as_drafted = [draft.token for draft in self.drafts[:count]] == tokens
+        self.drafts = self.drafts[count:] if as_drafted else []
         self.text += tokens
         self.silent = False
         self.states += [] if states is None else [states]
@@ -89,28 +99,37 @@ class Row(Sequence):
             self.begin = len(self.text)
 
 
-def shared_rows(sequences: list[Sequence]) -> list[Row]:
-    """The rows of a request, of which nothing is written or drafted yet."""
+def shared_rows(sequences: list[Sequence]) -> list[SharedRow]:
+    """Return the rows of a request, with nothing written or drafted yet."""
     rows = []
-    for one in sequences:
-        row = Row(one.index, one.id, one.prompt, one.max_new_tokens, frozenset(), known=len(one.prompt))
-        row.text += one.prompt
+    for sequence in sequences:
+        row = SharedRow(
+            sequence.index,
+            sequence.id,
+            sequence.prompt,
+            sequence.max_new_tokens,
+            frozenset(),
+            known=len(sequence.prompt),
+        )
+        row.text += sequence.prompt
         rows.append(row)
     return rows
 
 
 class DraftSession:
-    """The rows, drafted for by the draft of `source`.
+    """Drafts for the rows with the draft of `source`.
 
-    lead: tokens to draft beyond the text; kind: the drafter, which runs the draft; home: the target's device.
-    limit: the most tokens that the draft can hold. totals: tokens drafted so far; the draft model's forwards, and
-    the tokens that it drew; roll-backs.
+    Attributes:
+        lead: tokens to draft beyond the text.
+        limit: maximum number of tokens that the draft can hold.
+        home: the target's device.
+        totals: tokens drafted so far, forwards of the draft model, tokens that it drew, and roll-backs.
     """
 
     def __init__(
         self,
         source: DraftSource,
-        rows: list[Row],
+        rows: list[SharedRow],
         params: DecodingParams,
         lead: int,
         kind: DrafterKind,
@@ -122,35 +141,39 @@ class DraftSession:
         assert step is not None
         self.device, self.home, self.limit = source.device, home, step.context
         self.rows, self.lead, self.seed, self.lock = list(rows), lead, params.seed, lock
-        # A copied run is proposed whole; the model drafts one token a step, so the text is looked at in between.
-        self._most, self._confidence = lead if kind.copies else 1, kind.stops_when_unsure
+        # A copied run is proposed at once. The model drafts one token per step, to look at the text in between.
+        self._max_per_step, self._confidence = lead if kind.copies else 1, kind.stops_when_unsure
         self._keeps_q = asks_q(params)
-        self.totals, self._made, self._rolled_back = (0, 0, 0, 0), 0, 0
-        # Room for drafts that are not kept, and for a chunk of padding after the longest row.
+        self.totals, self._drafted, self._rolled_back = (0, 0, 0, 0), 0, 0
+        # Leave room for rejected drafts, and for a chunk of padding after the longest row.
         ends = [len(row.prompt) + row.max_new_tokens + 2 * lead + CHUNK for row in rows]
         texts = CachedTexts([row.prompt for row in rows], ends)
         parts = Parts(source, len(rows), texts, backend, params.sampling, params.verification, ahead=True)
         self.runner, self.drafter = parts.runner, kind.make(parts)
         self._prefill: PrefillSteps | None = self.drafter.start(list(rows))
         # The target's states that the draft's stream may still be reading.
-        self._lent: list[Tensor] = []
+        self._states_in_use: list[Tensor] = []
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return self._prefill is not None or any(self._max_drafts(row) for row in self.rows)
 
-    def _max_drafts(self, row: Row) -> int:
-        # The target would not look at a draft after an unsure one.
+    def _max_drafts(self, row: SharedRow) -> int:
+        # The target does not look at drafts after an unsure one.
         unsure = self._confidence and sure_drafts(row.drafts) < len(row.drafts)
         if row.silent or row.finish_reason or unsure:
             return 0
         end = min(len(row.prompt) + row.max_new_tokens, self.limit)
-        return max(0, min(end - len(row.text) - len(row.drafts), self.lead - len(row.drafts), self._most))
+        return max(0, min(end - len(row.text) - len(row.drafts), self.lead - len(row.drafts), self._max_per_step))
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """One chunk of the prompts, or one proposal for every row that may go on. Whether only models drafted."""
+        """Run one chunk of the prompts, or one proposal for every row that may continue.
+
+        Returns:
+            Whether it drafted, and only with the model.
+        """
         if self._prefill is not None:
             self._prefill.step()
             self._prefill = None if self._prefill.done else self._prefill
@@ -166,18 +189,18 @@ class DraftSession:
         drafts = self._read(proposal)
         with self.lock:
             for row, most, new in zip(self.rows, max_drafts, drafts, strict=True):
-                # Asked for what the text is still: one that has gone on meanwhile may be drafted for again.
+                # Mark the row silent only if its text has not changed since we asked.
                 row.silent = row.silent or (most > 0 and not new and row.known == len(row.text))
                 self._add(row, new)
-            self._made += sum(proposal.num_drafted)
-            self.totals = self._made, self.drafter.calls, self.drafter.drafted, self._rolled_back
+            self._drafted += sum(proposal.num_drafted)
+            self.totals = self._drafted, self.drafter.calls, self.drafter.drafted, self._rolled_back
         if any(drafts):
-            # All drafts but the last were accepted, as it were, and the last is the target's own token.
+            # To the drafter, all drafts but the last look accepted, and the last looks like the target's token.
             self.drafter.on_verified(rows, proposal, [max(0, len(new) - 1) for new in drafts])
         return any(drafts) and not any(draft.copied for new in drafts for draft in new)
 
     def _follow(self) -> None:
-        """Tell the drafter how the texts went on."""
+        """Bring the drafter up to date with the texts."""
         for place in reversed(range(len(self.rows))):
             if self.rows[place].finish_reason:
                 last = self.rows.pop()
@@ -186,26 +209,26 @@ class DraftSession:
                     self.rows[place] = last
         for place, row in enumerate(self.rows):
             read, now = row.tokens[row.known :], row.whole()
-            same = 0
-            while same < min(len(read), len(now)) and read[same] == now[same]:
-                same += 1
-            if same < len(read):
+            num_same = 0
+            while num_same < min(len(read), len(now)) and read[num_same] == now[num_same]:
+                num_same += 1
+            if num_same < len(read):
                 self._rolled_back += 1
-                del row.tokens[row.known + same :]
-                self.drafter.rewind(place, row.known + same)
-            row.tokens += now[same:]
+                del row.tokens[row.known + num_same :]
+                self.drafter.rewind(place, row.known + num_same)
+            row.tokens += now[num_same:]
             row.known = len(row.text)
         new = [row.states for row in self.rows]
         if any(new):
-            none = next(states[0][:0] for states in new if states)
-            given = [torch.cat(states or [none]).to(self.device, non_blocking=True) for states in new]
-            self.drafter.observe_states(list[Sequence](self.rows), given)
+            empty = next(states[0][:0] for states in new if states)
+            new_states = [torch.cat(states or [empty]).to(self.device, non_blocking=True) for states in new]
+            self.drafter.observe_states(list[Sequence](self.rows), new_states)
             for row in self.rows:
-                self._lent += row.states
+                self._states_in_use += row.states
                 row.states = []
 
     def _read(self, proposal: Proposal) -> list[list[Draft]]:
-        """The drafts of each row, read on the host."""
+        """Return the drafts of each row, read on the host."""
         counts = proposal.num_drafted
         if not any(counts):
             return [[] for _ in counts]
@@ -213,27 +236,27 @@ class DraftSession:
         drawn = [r for r, count in enumerate(counts) if count and not copied[r]]
         q: dict[int, Tensor] = {}
         if drawn and self._keeps_q and proposal.probs is not None:
-            of_rows = proposal.probs[to_device(drawn, proposal.probs.device), 0]
-            q = dict(zip(drawn, of_rows.to(self.home, non_blocking=True).unbind(), strict=True))
-        # Reading the tokens waits for the draft's stream: for q as well, and for what read the target's states. On
-        # another device the copies of q have a stream of their own there.
+            first_probs = proposal.probs[to_device(drawn, proposal.probs.device), 0]
+            q = dict(zip(drawn, first_probs.to(self.home, non_blocking=True).unbind(), strict=True))
+        # Reading the tokens waits for the draft's stream, and so for q and for the reads of the target's states.
+        # If the target is on another device, the copies of q are on a separate stream there.
         tokens: list[list[int]] = proposal.tokens.tolist()
         if q and self.home != self.device:
             runtime(self.home).current_stream(self.home).synchronize()
-        sure: dict[int, tuple[float, float]] = {}
+        confidences: dict[int, tuple[float, float]] = {}
         if drawn and proposal.max_probs is not None and proposal.token_probs is not None:
             tops = torch.stack((proposal.max_probs[:, 0], proposal.token_probs[:, 0]), dim=-1).tolist()
-            sure = {r: (tops[r][0], tops[r][1]) for r in drawn}
+            confidences = {r: (tops[r][0], tops[r][1]) for r in drawn}
         if drawn:
-            self._lent.clear()
+            self._states_in_use.clear()
         return [
-            [Draft(token, top, own, copied[r], q.get(r)) for token in tokens[r][:count]]
+            [Draft(token, top, of_token, copied[r], q.get(r)) for token in tokens[r][:count]]
             for r, count in enumerate(counts)
-            for top, own in [sure.get(r, (1.0, 1.0))]
+            for top, of_token in [confidences.get(r, (1.0, 1.0))]
         ]
 
-    def _add(self, row: Row, new: list[Draft]) -> None:
-        """Let the new drafts follow the row's text, unless it has gone on differently."""
+    def _add(self, row: SharedRow, new: list[Draft]) -> None:
+        """Add the new drafts after the row's text, unless the text has changed meanwhile."""
         read = row.tokens[row.known :] + [draft.token for draft in new]
         row.tokens += read[len(read) - len(new) :]
         now = row.whole()
@@ -242,30 +265,30 @@ class DraftSession:
 
 
 def asks_q(params: DecodingParams) -> bool:
-    """Whether the rule that judges drafts asks what they were drawn from."""
+    """Return whether the rule that judges drafts needs their q."""
     coupled = params.verification.coupled
     return not params.sampling.greedy and not coupled and params.synthetic is None
 
 
 def sure_drafts(drafts: list[Draft]) -> int:
-    """How many of the drafts a target looks at whose drafter may be unsure (`confident_prefix`)."""
+    """Return how many drafts a target should look at, if the drafter may be unsure (`confident_prefix`)."""
     return confident_prefix([draft.top for draft in drafts], [draft.own for draft in drafts])
 
 
 def second_device(device: torch.device) -> torch.device | None:
-    """The accelerator after this one, on which a draft can work; None on a CPU, and where there is one only."""
+    """Return the accelerator after this one, for a draft; None on a CPU, or if there is only one."""
     count = runtime(device).device_count() if is_accelerator(device) else 1
     return None if count < 2 else torch.device(device.type, ((device.index or 0) + 1) % count)
 
 
 _log = logging.getLogger(__name__)
 _moving = threading.Lock()
-# Key: the draft's step, which a pair replaces when its models change. The Watch sees weights changed in place.
+# Keyed by the draft's step, which a pair replaces with its models. The Watch detects weights changed in place.
 _moved: weakref.WeakKeyDictionary[CausalModel, tuple[DraftSource, Watch]] = weakref.WeakKeyDictionary()
 
 
 def draft_source(pair: ModelPair) -> DraftSource:
-    """The pair itself, or where there is a second accelerator a copy of its draft there, which is kept."""
+    """Return the pair, or if there is a second accelerator a cached copy of its draft there."""
     device = second_device(pair.device)
     if device is None:
         return pair
@@ -274,8 +297,8 @@ def draft_source(pair: ModelPair) -> DraftSource:
         copied = _moved.get(pair.draft_step)
         if copied is None or copied[1].changed():
             try:
-                watch = Watch(pair.draft, True)  # before the copy, so that it sees a change meanwhile
-                copied = _copied(pair, device), watch
+                watch = Watch(pair.draft, True)  # before the copy, to detect changes during it
+                copied = _copy_draft(pair, device), watch
             except Exception:
                 _log.exception("the draft could not be copied to %s and stays on the target's device", device)
                 return pair
@@ -283,49 +306,53 @@ def draft_source(pair: ModelPair) -> DraftSource:
         return copied[0]
 
 
-def _copied(pair: ModelPair, device: torch.device) -> DraftSource:
-    """The pair's draft on another device."""
+def _copy_draft(pair: ModelPair, device: torch.device) -> DraftSource:
+    """Return the pair's draft, copied to another device."""
     assert pair.draft is not None and pair.draft_step is not None
-    # A copy in which each tensor is the other device's, as if it had been copied already.
-    moved: dict[int, Any] = {id(one): one.detach().to(device) for one in pair.draft.buffers()}
-    moved |= {id(one): nn.Parameter(one.detach().to(device), False) for one in pair.draft.parameters()}
+    # deepcopy takes the tensors in `moved` as copies that it has already made.
+    moved: dict[int, Any] = {id(tensor): tensor.detach().to(device) for tensor in pair.draft.buffers()}
+    moved |= {id(tensor): nn.Parameter(tensor.detach().to(device), False) for tensor in pair.draft.parameters()}
     draft = copy.deepcopy(pair.draft, moved)
     if isinstance(draft, DraftHead):
         draft.pack()
     step = select_model(draft, pair.draft_step)
-    made = SimpleNamespace(draft=draft, draft_step=step, device=device, vocab=pair.vocab)
-    return cast(DraftSource, made)
+    source = SimpleNamespace(draft=draft, draft_step=step, device=device, vocab=pair.vocab)
+    return cast(DraftSource, source)
 
 
-# The weight of a new measurement in a running mean.
-NEWS = 0.2
+# Weight of a new measurement in a running mean.
+NEW_SAMPLE_WEIGHT = 0.2
 
 
 class Pace:
-    """`plain_ms`: milliseconds of a target step without drafts; None until a step was measured."""
+    """The speed and acceptance so far, to decide whether waiting for a draft pays.
+
+    Attributes:
+        plain_ms: milliseconds of a target step without drafts; None until a step was measured.
+    """
 
     def __init__(self) -> None:
         self.plain_ms: float | None = None
         self._accepted, self._tested = 1, 2
 
     def measure(self, spent: float, plain: bool) -> None:
-        """A step of the target took `spent` ms; `plain` if it verified nothing."""
+        """Record that a step of the target took `spent` ms; `plain` if it verified nothing."""
         if self.plain_ms is None or spent < self.plain_ms:
             self.plain_ms = spent
         elif plain:
-            self.plain_ms += NEWS * (spent - self.plain_ms)
+            self.plain_ms += NEW_SAMPLE_WEIGHT * (spent - self.plain_ms)
 
     def count(self, accepted: int, drafted: int) -> None:
-        """Of a row's `drafted` drafts that were looked at, `accepted` were accepted."""
+        """Record that `accepted` of a row's `drafted` drafts were accepted."""
         self._accepted += accepted
         self._tested += min(accepted + 1, drafted)
 
     def worth_waiting(self, step_ms: float, counts: list[int], growing: list[bool], waited: float) -> bool:
-        """Whether one more draft for the growing rows, a draft's step from now, raises the expected tokens per ms.
+        """Return whether one more draft in each growing row raises the expected tokens per ms.
 
         With a token acceptance of a, n drafts give 1 + a + ... + a^n tokens for a target step of t ms (Leviathan
-        et al., 2211.17192). One more gives a^(n+1) for d ms: worth it while
-        a^(n+1) (t + waited) > d (1 + ... + a^n).
+        et al., 2211.17192). One more draft adds a^(n+1) tokens for a draft step of d ms, so it pays while a^(n+1)
+        (t + waited) > d (1 + ... + a^n).
         """
         if self.plain_ms is None:
             return False

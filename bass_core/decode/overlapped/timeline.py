@@ -1,7 +1,7 @@
-"""When draft and target were busy, and when the draft rolled back; it shows how far the two overlap.
+"""When draft and target were busy, and when the draft rolled back, to show how far they overlap.
 
-Contract: times come in as time.perf_counter and are kept as milliseconds of the lane's own time, which passes only
-inside `slice()`. Totals count everything, the lists keep the newest LIMIT entries. `view` is JSON-ready.
+Times come in as time.perf_counter and are stored as milliseconds of the lane's own time, which passes only inside
+`slice()`. Totals count everything; the lists keep the newest LIMIT entries. `view` is JSON-ready.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LIMIT = 400
-# Steps of the draft less than this many milliseconds apart are drawn as one.
+# Steps of the draft less than this many milliseconds apart are shown as one.
 GAP_MS = 0.5
 
 
@@ -24,8 +24,15 @@ def _recent() -> deque[Any]:
 
 @dataclass
 class Timeline:
-    """`made`: tokens drafted; `looked_at`: of these, looked at by a verification; `waiting`: not verified yet;
-    `waited_ms`: time that the target waited for drafts; `note`: why the lane goes on without a draft."""
+    """The busy times of draft and target.
+
+    Attributes:
+        waited_ms: time that the target waited for drafts.
+        made: tokens drafted.
+        looked_at: drafted tokens that a verification has looked at.
+        waiting: drafted tokens not verified yet.
+        note: why the lane continues without a draft; None while it has one.
+    """
 
     target: deque[list[float]] = field(default_factory=_recent)
     draft: deque[list[float]] = field(default_factory=_recent)
@@ -44,12 +51,12 @@ class Timeline:
     @property
     def thrown_away(self) -> int:
         """Drafted tokens that no verification has looked at or ever will."""
-        # With synthetic acceptance (a coin instead of the test) one draft can be looked at twice.
+        # With synthetic acceptance (a coin instead of the test), a draft can be looked at twice.
         return max(0, self.made - self.looked_at - self.waiting)
 
     @contextmanager
     def slice(self) -> Iterator[None]:
-        """The lane's clock runs inside this block."""
+        """Run the lane's clock inside this block."""
         self._since = time.perf_counter()
         try:
             yield
@@ -58,17 +65,17 @@ class Timeline:
             self._passed, self._since = self._passed + 1000 * (now - self._since), now
 
     def lane_ms(self, at: float) -> float:
-        """A time of this slice on the lane's clock; times before the slice count as its beginning."""
+        """Convert a time of this slice to the lane's clock; earlier times count as the slice's beginning."""
         return self._passed + 1000 * max(0.0, at - self._since)
 
     def add_target(self, begin: float, end: float) -> None:
-        """The target worked from `begin` to `end`."""
+        """Record that the target worked from `begin` to `end`."""
         span = [self.lane_ms(begin), self.lane_ms(end)]
         self.target.append(span)
         self.target_ms += span[1] - span[0]
 
     def add_draft(self, begin: float, end: float) -> None:
-        """The draft worked from `begin` to `end`; steps close together are joined."""
+        """Record that the draft worked from `begin` to `end`; joins steps that are close together."""
         span = [self.lane_ms(begin), self.lane_ms(end)]
         self.draft_ms += span[1] - span[0]
         if self.draft and span[0] - self.draft[-1][1] < GAP_MS:
@@ -77,12 +84,12 @@ class Timeline:
             self.draft.append(span)
 
     def add_rollback(self, at: float) -> None:
-        """The draft dropped tokens because the text went on differently."""
+        """Record that the draft dropped tokens because the text went on differently."""
         self.rolled_back += 1
         self.rollbacks.append(self.lane_ms(at))
 
     def view(self) -> dict[str, Any]:
-        """The timeline as plain data."""
+        """Return the timeline as plain data."""
         return {
             "target": [[round(a, 2), round(b, 2)] for a, b in self.target],
             "draft": [[round(a, 2), round(b, 2)] for a, b in self.draft],

@@ -1,1 +1,1 @@
-"""Loading a pair of models by name: the catalogue, downloads and conversions."""
+"""Load a pair of models by name: the catalogue, downloads and conversions."""

@@ -1,10 +1,10 @@
-"""Contract: `load_pair` makes a ModelPair from a catalogue name, a local folder or a Hub id.
+"""Load a ModelPair from a catalogue name, a local folder or a Hub id: `load_pair`.
 
-`CATALOGUE` is the table of the names. Both models are put on the same device in the same dtype, in eval mode,
-without gradients; a draft whose tokenizer differs from the target's is refused. On ZeroGPU both are prepared on
-the host and then moved, because the GPU is not attached yet and spaces would compute on the host's copies instead
-(according to the source of spaces 0.51.3; not run on a Space).
-Non-goals: fetching and reading files (model/loading/weights.py, model/loading/sources.py).
+`CATALOGUE` lists the names. Both models end up on one device and in one dtype, in eval mode and without gradients;
+a draft with another tokenizer than the target's is refused. sources.py and weights.py fetch and read the files.
+
+On ZeroGPU both models are prepared on the host and then moved: the GPU is not attached yet, and spaces would
+compute on the host's copies (according to the source of spaces 0.51.3; not run on a Space).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .weights import ensure_smollm2, smollm2_gguf
 from .wheel import WHEEL
 
 _log = logging.getLogger(__name__)
-# What drafts/ lies in: an installed bass_core has it inside (setup.py), a tree of the sources beside it.
-_ROOMS, _TREE = Path(__file__).resolve().parents[2:4]
-REPOSITORY = _ROOMS if (_ROOMS / "drafts").is_dir() else _TREE
-# The maps that accelerate works out itself.
+# The parent of drafts/: bass_core itself if installed (setup.py), else the source tree.
+_PACKAGE, _TREE = Path(__file__).resolve().parents[2:4]
+REPOSITORY = _PACKAGE if (_PACKAGE / "drafts").is_dir() else _TREE
+# Device maps that accelerate computes itself.
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,10 +45,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class CatalogueEntry:
     """A pair that can be loaded by name.
 
-    `target`, `draft`: Hub ids or folders; `drafts/NAME` is a folder in this repository. `prepare`: returns the
-    target's folder, and makes it first if needed; only for a target that we convert ourselves. `gguf`: returns the
-    GGUF file that it was converted from, whose blocks int4 keeps. `tested`: whether the pair has been run by this
-    project.
+    Attributes:
+        name: the name.
+        target: a Hub id or a folder.
+        draft: the same, or `drafts/NAME` for a folder in this repository; None for no draft.
+        drafter: the pair's `default_drafter`.
+        dtype: the default dtype.
+        note: one line for the user.
+        tested: whether this project has run the pair.
+        prepare: returns the target's folder, and makes it first if needed; only for a target that we convert.
+        gguf: returns the GGUF file that the target was converted from; int4 keeps its blocks.
     """
 
     name: str
@@ -107,70 +113,86 @@ def load_pair(
     dtype: str | torch.dtype = "auto",
     device_map: str | dict[str, Any] | None = None,
 ) -> ModelPair:
-    """Load target and draft, each given as a catalogue name (meaning its target), a folder or a Hub id.
+    """Load target and draft, each a catalogue name (which means its target), a folder or a Hub id.
 
-    draft: replaces the entry's own draft. device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N". dtype:
-    "auto", "float32", "bfloat16", "float16" or a torch dtype; or on a CPU quantised weights, "int8" or "int4"
-    (model/weights/quantized.py): a draft head stays in 16 bits, a draft model is quantised alike. device_map:
-    for a target larger than one GPU, how accelerate spreads its layers: "auto", "balanced", "balanced_low_0",
-    "sequential", or {module: device}; the draft goes where the target begins. A target in several places runs by
-    transformers' own code, without graphs, own kernels, quantised weights, draft heads, AMUSD or the outside lane.
-    Raises RequestError for a bad device, dtype or map, PairError for models that can't be used, WeightsError for
-    weights that can't be reached or read. If the entry's own draft can't be loaded, prompt lookup replaces it,
-    with a warning.
+    If a catalogue entry's own draft can't be loaded, prompt lookup replaces it, with a warning.
+
+    Args:
+        name_or_path: the target.
+        draft: replaces the catalogue entry's own draft.
+        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
+        dtype: "auto", "float32", "bfloat16", "float16" or a torch dtype. On a CPU also "int8" or "int4" for
+            quantised weights (model/weights/quantized.py): a draft model is quantised alike, a draft head stays in
+            16 bits.
+        device_map: for a target that is larger than one GPU, how accelerate spreads its layers: "auto",
+            "balanced", "balanced_low_0", "sequential" or {module: device}. The draft goes to the target's first
+            device. A target in several places runs transformers' own code, without graphs, own kernels, quantised
+            weights, draft heads, AMUSD or the outside lane.
+
+    Returns:
+        The pair.
+
+    Raises:
+        RequestError: for an unusable device, dtype or map.
+        PairError: for models that can't be used.
+        WeightsError: for weights that can't be reached or read.
     """
     name_or_path, draft = _as_text(name_or_path, "pair"), None if draft is None else _as_text(draft, "draft")
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
-    where = pick_device(device)
-    check_quantised(dtype, where)
+    target_device = pick_device(device)
+    check_quantised(dtype, target_device)
     if device_map is not None:
         _check_map(device_map, device, dtype)
-    number = pick_dtype(entry.dtype if dtype in ("auto", *QUANTISED) else dtype, where)
-    # A draft that isn't there is refused before the target is fetched.
-    found = None if draft is None else _draft_source(draft)
+    weight_dtype = pick_dtype(entry.dtype if dtype in ("auto", *QUANTISED) else dtype, target_device)
+    # Find the draft before fetching the target, so that a missing draft is refused at once.
+    draft_source = None if draft is None else _draft_source(draft)
     target = _source(name_or_path)
     draft_name = entry.draft if draft is None else draft
     tokenizer = load_tokenizer(target)
-    home = torch.device("cpu") if on_zero_gpu() else where
-    model = load_model(target, home, number, device_map)
+    load_device = torch.device("cpu") if on_zero_gpu() else target_device
+    model = load_model(target, load_device, weight_dtype, device_map)
     if device_map is not None:
-        home = where = home_device(model)
+        load_device = target_device = home_device(model)
     default_drafter = entry.drafter if draft is None else "auto"
     try:
-        if found is None and draft_name is not None:
-            found = _draft_source(draft_name)
-        made = None if found is None else _load_draft(found, model, tokenizer, home, number)
+        if draft_source is None and draft_name is not None:
+            draft_source = _draft_source(draft_name)
+        loaded_draft = (
+            None
+            if draft_source is None
+            else _load_draft(draft_source, model, tokenizer, load_device, weight_dtype)
+        )
     except (PairError, WeightsError) as error:
         if draft is not None:
             raise
-        # The entry's own draft failed: the user did not ask for it by name, and the target works without it.
+        # Only an entry's own draft may fail: the user did not ask for it, and the target works without it.
         _log.warning("The draft of %s can't be used, so drafts are copied from the text: %s", name_or_path, error)
-        made, default_drafter = None, "prompt_lookup"
+        loaded_draft, default_drafter = None, "prompt_lookup"
     if isinstance(dtype, str) and dtype in QUANTISED:
-        # Only after loading the draft: a draft head copies rows of the target's unquantised output layer.
+        # Quantise after loading the draft, because a draft head copies rows of the unquantised output layer.
         quantise(model, dtype, entry.gguf)
-        _quantise_draft(made, draft_name or "", model, dtype)
-    if home != where:
-        _move(model, made, where)
-    return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter)
+        _quantise_draft(loaded_draft, draft_name or "", model, dtype)
+    if load_device != target_device:
+        _move(model, loaded_draft, target_device)
+    return ModelPair(model, loaded_draft, tokenizer, name=entry.name, default_drafter=default_drafter)
 
 
-def _as_text(name: object, what: str) -> str:
-    """A name, or a path as text. Raises RequestError for anything else."""
+def _as_text(name: object, role: str) -> str:
+    """Return a name or path as text, or raise RequestError for anything else."""
     path = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(path, str):
-        raise RequestError(f"The {what} must be a name, a Hub id or a folder, as text or a Path; got {name!r}.")
+        raise RequestError(f"The {role} must be a name, a Hub id or a folder, as text or a Path; got {name!r}.")
     return path
 
 
 def _check_map(device_map: object, device: object, dtype: object) -> None:
-    """Raises RequestError for a device map that is unknown, or beside what can't follow it."""
+    """Raise RequestError for an unknown device map, or one that doesn't fit device, dtype or ZeroGPU."""
     if not isinstance(device_map, dict) and device_map not in MAPS:
         raise RequestError(
             f"The device map {device_map!r} is not known: choose {', '.join(MAPS)}, or give {{module: device}}."
         )
     if device != "auto":
-        raise RequestError("A device_map says where the target goes: leave the device out.")
+        raise RequestError("The device_map already places the target: leave the device out.")
     if dtype in QUANTISED:
         raise RequestError(
             f'{dtype} weights can\'t be spread over devices: load them without a device_map, or choose "bfloat16".'
@@ -180,7 +202,7 @@ def _check_map(device_map: object, device: object, dtype: object) -> None:
 
 
 def _quantise_draft(draft: Any, name: str, target: Any, dtype: str) -> None:
-    """A draft head only reads the target's new embedding; a draft model is quantised too."""
+    """Quantise a draft model; let a draft head read the target's new embedding."""
     if isinstance(draft, DraftHead):
         draft.share_embedding(target)
     elif draft is not None:
@@ -197,7 +219,7 @@ def _move(target: Any, draft: Any, device: torch.device) -> None:
 
 
 def _draft_source(name: str) -> Path | Source:
-    """The folder of a draft head if it holds one, else where a draft model is."""
+    """Return the folder of a draft head, else the source of a draft model."""
     folder = REPOSITORY / name if name.startswith("drafts/") else local_folder(name)
     return folder if folder is not None and is_draft_head(folder) else _source(name)
 
@@ -205,19 +227,19 @@ def _draft_source(name: str) -> Path | Source:
 def _load_draft(
     source: Path | Source, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Load a draft head, or a causal LM, whose tokenizer must be the target's."""
+    """Load a draft head, or a causal LM whose tokenizer must be the target's."""
     if isinstance(source, Path):
         if is_split(target):
             raise PairError(HEAD_ON_SPLIT)
         return load_draft_head(source, target)
-    other = load_tokenizer(source)
-    if tokenizer is not None and other is not None:
-        check_same_tokens(tokenizer, other)
+    draft_tokenizer = load_tokenizer(source)
+    if tokenizer is not None and draft_tokenizer is not None:
+        check_same_tokens(tokenizer, draft_tokenizer)
     return load_model(source, device, dtype)
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """The requested device; RequestError if this machine lacks it or this project does not support it."""
+    """Return the requested device, or raise RequestError if this machine lacks it or we don't support it."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -232,7 +254,7 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """The requested dtype; "auto" stands for `default_dtype`. RequestError for a dtype not in DTYPES."""
+    """Return the requested dtype ("auto" means `default_dtype`), or raise RequestError if it is not in DTYPES."""
     if dtype == "auto":
         return default_dtype(device)
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
@@ -243,16 +265,16 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """What "auto" means on a device: bfloat16, or float16 on a CUDA device whose tensor cores lack bfloat16.
+    """Return the dtype for "auto": bfloat16, float16 on old CUDA devices, float32 on some CPUs.
 
-    These are devices below compute capability 8.0, such as a T4. A model whose activations exceed float16's
-    maximum of 65504 needs float32 there. On a CPU it is float32 where neither our kernels nor the CPU itself
-    multiply bfloat16: emulated, it is much slower.
+    CUDA devices below compute capability 8.0, e.g. a T4, have no tensor cores for bfloat16. A model whose
+    activations exceed float16's maximum of 65504 needs float32 there. A CPU gets float32 if neither our kernels
+    nor the CPU itself multiply bfloat16: emulated, it is much slower.
     """
     if device.type == "cpu" and not cpu_kernels.available() and not native_bfloat16():
         return torch.float32
-    old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
-    return torch.float16 if old else torch.bfloat16
+    lacks_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if lacks_bfloat16 else torch.bfloat16
 
 
 def _source(name: str) -> Source:

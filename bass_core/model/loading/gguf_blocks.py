@@ -1,9 +1,8 @@
-"""A GGUF file's quantised blocks, for a Llama-shaped model of transformers.
+"""Read the quantised blocks of a GGUF file of a Llama-shaped model.
 
-Contract: `read_blocks` returns the file's Q4_1 and Q8_0 tensors as they are, bit for bit, by the names of the
-modules in transformers' LlamaForCausalLM. GGUF files hold the rows of queries and keys with dimensions i and
-i + D / 2 of a head side by side; they are put back in transformers' order, whole rows of blocks at a time.
-Non-goals: other architectures, tensors of other types, which are left out, and reading config or tokenizer.
+`read_blocks` returns the Q4_1 and Q8_0 tensors bit for bit, by the module names of transformers' LlamaForCausalLM;
+other tensors are left out. GGUF stores dimensions i and i + D / 2 of a query or key head next to each other. We
+restore transformers' order by moving whole rows of blocks. Other architectures, config and tokenizer are not read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kernels.reference.quantized import BLOCK, QuantizedWeight, take_rows
 
 from ...errors import WeightsError
 
-# Bytes of scales before the values of each block.
+# Bytes of scales at the start of each block.
 _SCALE_BYTES = {"q8_0": 2, "q4_1": 4}
 _ENDS = {"token_embd": "model.embed_tokens", "output": "lm_head"}
 _LAYER = {
@@ -34,27 +33,31 @@ _LAYER = {
 
 
 def read_blocks(file: Path, heads: int, key_heads: int) -> dict[str, QuantizedWeight]:
-    """The quantised weights by module name, given the heads of queries and of keys; WeightsError if unreadable."""
+    """Return the quantised weights by module name, given the numbers of query heads and key heads.
+
+    Raises:
+        WeightsError: if the file can't be read.
+    """
     from gguf import GGUFReader
 
     try:
         tensors: list[Any] = GGUFReader(file).tensors
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise WeightsError(
-            f"{file.name} is no readable GGUF file ({error}): remove it and start again."
+            f"{file.name} can't be read as a GGUF file ({error}): remove it and start again."
         ) from error
     weights = {}
     for tensor in tensors:
         name, kind = _module(tensor.name), tensor.tensor_type.name.lower()
         if name is not None and kind in _SCALE_BYTES:
             weight = _weight(torch.tensor(tensor.data), kind)
-            turned = {"q_proj": heads, "k_proj": key_heads}.get(name.rpartition(".")[2])
-            weights[name] = weight if turned is None else take_rows(weight, _halves(weight.shape[0], turned))
+            num_heads = {"q_proj": heads, "k_proj": key_heads}.get(name.rpartition(".")[2])
+            weights[name] = weight if num_heads is None else take_rows(weight, _halves(weight.shape[0], num_heads))
     return weights
 
 
 def _module(tensor: str) -> str | None:
-    """The name of the module that a tensor of the file is the weight of."""
+    """Return the name of the module whose weight this tensor is, or None."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor):
         layer, part = match.groups()
         return f"model.layers.{layer}.{_LAYER[part]}" if part in _LAYER else None
@@ -62,7 +65,7 @@ def _module(tensor: str) -> str | None:
 
 
 def _weight(data: Tensor, kind: str) -> QuantizedWeight:
-    """data uint8 [out, bytes of a row]: for each block its scales, then its values."""
+    """Split data uint8 [out, bytes per row] into scales and values; each block has its scales first."""
     size = _SCALE_BYTES[kind]
     blocks = data.unflatten(1, (-1, size + (BLOCK if kind == "q8_0" else BLOCK // 2)))
     scales, values = blocks[..., :size].contiguous().view(torch.float16), blocks[..., size:].contiguous()
@@ -72,5 +75,5 @@ def _weight(data: Tensor, kind: str) -> QuantizedWeight:
 
 
 def _halves(rows: int, heads: int) -> Tensor:
-    """int64 [rows]: the file's rows, ordered so that in each head the first of all pairs precede the second."""
+    """Return int64 [rows]: for each head, its even rows in the file, then its odd rows."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()

@@ -1,8 +1,7 @@
-"""Loaded models with weights of four or eight bits.
+"""Quantise loaded models to int8 or int4 on a CPU.
 
-Contract: `check_quantised` refuses other devices than a CPU before anything is loaded; `quantise` quantises in
-place, in int8 or int4 (model/weights/quantized.py).
-Non-goals: which models are quantised, and when (model/loading/catalogue.py).
+`check_quantised` refuses other devices before anything is loaded. `quantise` works in place
+(model/weights/quantized.py). catalogue.py decides which models are quantised, and when.
 """
 
 from __future__ import annotations
@@ -21,13 +20,19 @@ QUANTISED = ("int8", "int4")
 
 
 def check_quantised(dtype: str | torch.dtype, device: torch.device) -> None:
-    """Raises RequestError where the dtype is quantised and the device is no CPU."""
+    """Raise RequestError if the dtype is quantised and the device is not a CPU."""
     if dtype in QUANTISED and device.type != "cpu":
         raise RequestError(f'dtype="{dtype}" is for a CPU: choose bfloat16, or device="cpu".')
 
 
 def quantise(model: Any, dtype: str, gguf: Callable[[], Path] | None = None) -> None:
-    """Quantise a model on a CPU; PairError if it can't be. `gguf` fetches its blocks for int4."""
+    """Quantise a model on a CPU in place, to "int8" or "int4".
+
+    `gguf` fetches the GGUF file whose blocks int4 keeps, if there is one.
+
+    Raises:
+        PairError: if the model can't be quantised.
+    """
     blocks = None
     if dtype == "int4" and gguf is not None:
         config = model.config

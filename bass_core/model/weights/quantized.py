@@ -1,11 +1,9 @@
-"""Weights of eight or four bits on a CPU: making them, the modules that hold them, and finding out about them.
+"""Hold a model's weights in eight or four bits on a CPU.
 
-Contract: `quantise_model` works in place. Each of its modules stands in a transformers model for the nn.Linear or
-nn.Embedding that it was made from, and computes the same with the weights that its `quantized` means, by
-kernels/reference/quantized.py: correct and slow, since a product dequantises the whole weight. `weight` is that
-matrix, made anew at each reading; use `held` for anything but its numbers. Nothing of the 16-bit weight is kept.
-`is_quantized` is also true of a linear layer whose weight is any other kind of tensor, as other packages leave it
-in a model that is handed in. Non-goals: training, save_pretrained, other devices.
+`quantise_model` replaces linear layers and embeddings in place, and frees their 16-bit weights. The new modules
+are correct but slow, because each product dequantises the whole weight (kernels/reference/quantized.py). Their
+`weight` is dequantised on every access, so use `weight_of` unless you need the numbers. `is_quantized` also
+recognises linear layers that another package has quantised. Training and save_pretrained are not supported.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from kernels.reference.quantized import QUANTISERS, QuantizedWeight
 
 from ...errors import PairError
 
-# For each name of a dtype: the kind of the layers, and that of embedding and output layer.
+# Dtype name: quantisation of the linear layers, and of the embedding and the output layer.
 KINDS = {"int8": ("int8", "int8"), "int4": ("q4_1", "q8_0")}
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a module with a weight stands in the model."""
+    """A module with a weight, and its place in the model."""
 
     name: str
     parent: nn.Module
@@ -37,10 +35,13 @@ class _Place:
     module: Any
 
 
-def quantise_model(model: Any, name: str, made: Mapping[str, QuantizedWeight] | None = None) -> None:
-    """Quantise a transformers causal LM to "int8" or "int4", in place; PairError if that is not possible.
+def quantise_model(model: Any, name: str, ready: Mapping[str, QuantizedWeight] | None = None) -> None:
+    """Quantise a transformers causal LM to `name`, "int8" or "int4", in place.
 
-    made: weights that are there already, by the names of their modules in the model; the others are made here.
+    `ready` has weights that exist already, by module name, for example from a GGUF file; the others are made here.
+
+    Raises:
+        PairError: if the model can't be quantised.
     """
     _refuse_other_products(model, name)
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
@@ -48,9 +49,9 @@ def quantise_model(model: Any, name: str, made: Mapping[str, QuantizedWeight] | 
     by_weight: dict[int, list[_Place]] = {}
     for place in _places(model, ends[0]):
         by_weight.setdefault(id(place.module.weight), []).append(place)
-    while by_weight:  # popped, so that a 16-bit weight is freed before the next is quantised
+    while by_weight:  # pop, so that a 16-bit weight is freed before the next is quantised
         _, places = by_weight.popitem()
-        weight = next((made[place.name] for place in places if made and place.name in made), None)
+        weight = next((ready[place.name] for place in places if ready and place.name in ready), None)
         if weight is None:
             kind = outer if any(place.module in ends for place in places) else inner
             try:
@@ -61,7 +62,7 @@ def quantise_model(model: Any, name: str, made: Mapping[str, QuantizedWeight] | 
         for place in places:
             _replace(place, weight)
     for parameter in model.parameters():
-        # A tensor of a safetensors file keeps the whole file mapped, and what was read of it in memory.
+        # A tensor that was loaded from a safetensors file keeps the whole file mapped, so copy it.
         parameter.data = parameter.data.clone()
 
 
@@ -69,15 +70,15 @@ def _refuse_other_products(model: nn.Module, name: str) -> None:
     for layer, module in model.named_modules():
         matrices = any(weight.dim() > 1 for weight in module.parameters(recurse=False))
         if matrices and not isinstance(module, (nn.Linear, nn.Embedding)):
-            raise _refusal(model, name, f"{layer} is a {type(module).__name__} and no linear layer", "bfloat16")
+            raise _refusal(model, name, f"{layer} is a {type(module).__name__}, not a linear layer", "bfloat16")
 
 
 def _refusal(model: nn.Module, name: str, reason: str, instead: str) -> PairError:
-    return PairError(f"{type(model).__name__} can't be held in {name}, as {reason}: choose {instead}.")
+    return PairError(f"{type(model).__name__} can't be held in {name}, because {reason}: choose {instead}.")
 
 
 def _places(model: nn.Module, embedding: nn.Module) -> Iterator[_Place]:
-    """The linear layers and, if it is a plain table, the input embedding."""
+    """Yield the linear layers and, if it is a plain table, the input embedding."""
     for name, parent in model.named_modules():
         for child, module in parent.named_children():
             if type(module) is nn.Linear or (type(module) is nn.Embedding and module is embedding):
@@ -95,7 +96,7 @@ def _replace(place: _Place, weight: QuantizedWeight) -> None:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether the weight of a linear layer or an embedding is anything but a plain tensor."""
+    """Return whether the weight of any linear layer or embedding is not a plain tensor."""
     return any(isinstance(module, QuantizedModule) or _is_foreign(module) for module in model.modules())
 
 
@@ -104,7 +105,7 @@ def _is_foreign(module: nn.Module) -> bool:
 
 
 def weight_dtype(model: Any) -> str:
-    """How a transformers model's weights are held: "int4", "int8" or the name of its dtype, such as "bfloat16"."""
+    """Return the form of a model's weights: "int4", "int8" or the name of its dtype, e.g. "bfloat16"."""
     kinds = {module.quantized.kind for module in model.modules() if isinstance(module, QuantizedModule)}
     if "q4_1" in kinds:
         return "int4"
@@ -112,7 +113,7 @@ def weight_dtype(model: Any) -> str:
 
 
 class QuantizedModule(nn.Module):
-    """A module with a weight [out, in] in quantised form; `dtype` is what it computes in and returns."""
+    """A module with a quantised weight [out, in]; it computes in `dtype` and returns `dtype`."""
 
     def __init__(self, quantized: QuantizedWeight, dtype: torch.dtype) -> None:
         super().__init__()
@@ -120,7 +121,7 @@ class QuantizedModule(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in] in `dtype`, dequantised at each reading."""
+        """The dequantised weight [out, in] in `dtype`, computed on every access."""
         return reference.dequantise(self.quantized).to(self.dtype)
 
     def extra_repr(self) -> str:
@@ -136,46 +137,46 @@ class QuantizedLinear(QuantizedModule):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] of any float dtype; returns [..., out] in that dtype."""
+        """Map x [..., in] of any float dtype to [..., out] in that dtype."""
         return reference.linear(x, self.quantized, self.bias)
 
 
 class QuantizedEmbedding(QuantizedModule):
-    """The rows that ids name; the weight may be an output layer's too."""
+    """An embedding with a quantised table, which may also be the output layer's."""
 
     def __init__(self, quantized: QuantizedWeight, dtype: torch.dtype) -> None:
         super().__init__(quantized, dtype)
         self.num_embeddings, self.embedding_dim = quantized.shape
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids int64 of any shape; returns [..., embedding_dim] in `dtype`."""
+        """Map ids int64 of any shape to embeddings [..., embedding_dim] in `dtype`."""
         return reference.embedding(ids, self.quantized).to(self.dtype)
 
 
-def held(module: Any) -> Tensor | QuantizedWeight:
-    """A linear layer's or embedding's weight as it is held: the QuantizedWeight, else the parameter itself.
+def weight_of(module: Any) -> Tensor | QuantizedWeight:
+    """Return a module's weight as stored: a QuantizedWeight, or the parameter itself.
 
-    Both have a `shape`, and modules that share a weight hold the same object.
+    Both have a `shape`. Modules that share a weight return the same object.
     """
     quantized: QuantizedWeight | None = getattr(module, "quantized", None)
     weight: Tensor | QuantizedWeight = module.weight if quantized is None else quantized
     return weight
 
 
-def held_or_none(module: Any) -> Tensor | QuantizedWeight | None:
-    """The same; None if the module has no weight itself, as one that a user put in the place of a layer."""
+def weight_or_none(module: Any) -> Tensor | QuantizedWeight | None:
+    """Return the module's weight as stored; None if it has none, as when a user has replaced the layer."""
     try:
-        return held(module)
+        return weight_of(module)
     except AttributeError:
         return None
 
 
 def outputs_of(model: Any) -> int:
-    """How many logits a transformers causal LM has for a token."""
-    head = held_or_none(model.get_output_embeddings())
+    """Return the number of logits per token of a transformers causal LM."""
+    head = weight_or_none(model.get_output_embeddings())
     return int(model.config.get_text_config().vocab_size) if head is None else head.shape[0]
 
 
 def look_up(ids: Tensor, table: Tensor | QuantizedWeight) -> Tensor:
-    """Rows [..., hidden] of a table [rows, hidden] held in either way; of a quantised one in float32."""
+    """Return rows [..., hidden] of a table [rows, hidden] in either form, in float32 if it is quantised."""
     return F.embedding(ids, table) if isinstance(table, Tensor) else reference.embedding(ids, table)

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
+from bass_core import RequestError, SamplingParams, generate, stream
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.shaping import shaped
 from bass_core.sequence import Sequence
+from tests.support.models import prompts, tiny_pair
+from tests.support.schedule import draft_in_step
 
-from ...models import perturbed, prompts, tiny
-from ...schedule import draft_in_step
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, 0.025))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 ROWS = prompts(3)
 SHAPED = SamplingParams(0.9, top_k=20, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3)
 OPTIONS: Any = {"max_new_tokens": 20, "eos_token_id": None, "logprobs": True}

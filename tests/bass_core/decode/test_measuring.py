@@ -24,11 +24,10 @@ from bass_core.length.costs import CostTable, read_table
 from bass_core.length.options import AUTO, COST_AWARE
 from bass_core.length.policies import Algorithm1, FixedLength
 from kernels import support
+from tests.support.models import prompts, tiny, tiny_pair
 
-from ...models import NEAR, perturbed, prompts, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 ROWS = prompts(8)
 # Drafting is almost free for one row; with eight rows every token costs as much as the first.
 COSTS = CostTable({1: [(1, 10.0), (17, 11.0)], 8: [(8, 80.0), (136, 1360.0)]}, {1: 0.01, 8: 5.0}, padded=False)

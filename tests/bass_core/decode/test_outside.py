@@ -6,7 +6,6 @@ Contract: what every method promises is tested in tests/conformance. Here stands
 from __future__ import annotations
 
 import copy
-import json
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,21 +24,17 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.machine import memory, openmp
 from bass_core.model.weights.quantized import quantise_model
+from tests.support.memory import peak_bytes
+from tests.support.models import BUILDERS, VOCAB, byte_tokenizer, prompts, reference, texts_of, tiny, tiny_pair
 
-from ...models import BUILDERS, NEAR, VOCAB, byte_tokenizer, perturbed, prompts, reference, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 ROWS = prompts(4)
 WARM = SamplingParams(0.9, top_k=20, top_p=0.9)
 
 
-def texts(out: Any) -> list[list[int]]:
-    return [sequence.token_ids for sequence in out.sequences]
-
-
 def written(rows: Any = ROWS, pair: ModelPair = PAIR, **arguments: Any) -> list[list[int]]:
-    return texts(generate(pair, rows, **{"method": "transformers", "max_new_tokens": 12} | arguments))
+    return texts_of(generate(pair, rows, **{"method": "transformers", "max_new_tokens": 12} | arguments))
 
 
 def lane_threads() -> list[threading.Thread]:
@@ -214,22 +209,13 @@ def test_a_row_that_would_outgrow_the_context_is_refused() -> None:
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_estimate_covers_what_generate_takes(implementation: str, tmp_path: Path) -> None:
     """Compared with the peak of the allocations that torch's profiler recorded: a thread alone is recorded."""
-    from torch.profiler import ProfilerActivity, profile
-
     model = copy.deepcopy(TARGET)
     model.set_attn_implementation(implementation)
     pair = ModelPair(model)
     rows = [(ROWS[i % 4] * 100)[: 280 + i] for i in range(24)]
     request = make_request(pair, rows, max_new_tokens=24, sampling=SamplingParams(1.0, top_p=0.9))
     plain, options = call.plain_model(pair), call.generate_options(pair, request)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        call.call_generate(plain, rows, **options)
-    seen.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    held = peak = 0
-    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
+    peak = peak_bytes(lambda: call.call_generate(plain, rows, **options), tmp_path)
     estimate = estimate_bytes(pair, request, (METHODS["transformers"],), len(rows))
     assert estimate / 4 < peak <= estimate
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bass_core import ModelPair, generate, measure_ahead
+from bass_core import generate, measure_ahead
 from bass_core.decode import calibrate, peaks
 from bass_core.decode.peaks import known_peaks, measure_peaks, peaks_path
 from bass_core.machine.hardware import Peaks
-
-from ...models import prompts, tiny
+from tests.support.models import prompts, tiny_pair
 
 CPU = torch.device("cpu")
-PAIR = ModelPair(tiny("llama"))
+PAIR = tiny_pair(None)
 FOUND = Peaks(3e10, 2e11)
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from bass_core import ModelPair, RequestError, count_tokens, generate
 from bass_core.decode.prompts import Chat, encode_prompts
-
-from ...models import byte_tokenizer, tiny
+from tests.support.models import byte_tokenizer, tiny
 
 CHAT = (
     "{% for message in messages %}[{{ message.role }}]{{ message.content | trim }}{% endfor %}"

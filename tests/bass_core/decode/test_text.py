@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bass_core import ModelPair, RequestError, generate, race, stream
 from bass_core.decode.text import TextStream
-
-from ...models import byte_tokenizer, perturbed, tiny
+from tests.support.models import byte_tokenizer, tiny_pair
 
 TEXTS = (
     "👩‍👩‍👧‍👦 family",  # joined by zero-width joiners
@@ -176,8 +175,7 @@ def test_bytes_that_form_no_character_in_the_end_were_not_shown_as_one() -> None
 
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
-    model = tiny("llama")
-    return ModelPair(model, perturbed(model, 0.01), byte_tokenizer())
+    return tiny_pair(0.01, tokenizer=byte_tokenizer())
 
 
 METHODS = ("regular", "speculative", "bass", "amusd")
@@ -220,7 +218,7 @@ def test_a_race_shows_no_part_of_a_stop_string(pair: ModelPair) -> None:
 
 @pytest.mark.parametrize("stop", ["", [""], [3], 3, {"a": 1}])
 def test_what_is_no_stop_string_is_refused(pair: ModelPair, stop: Any) -> None:
-    with pytest.raises(RequestError, match="stop must be a string that is not empty"):
+    with pytest.raises(RequestError, match="stop must be a non-empty string"):
         generate(pair, [3], stop=stop)
     with pytest.raises(RequestError, match="stop needs a tokenizer"):
         generate(ModelPair(pair.target), [3], stop="a")

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from bass_core import ModelPair, SamplingParams
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.machine import cpu_kernels
-from bass_core.model.draft_head import DraftHead, HeadConfig
+from tests.support.models import tiny, tiny_head
 
 if not cpu_kernels.available():
     pytest.skip("numba is not there", allow_module_level=True)
@@ -52,15 +52,7 @@ class Shared(TorchDispatchMode):
 
 
 def model(seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
-    )  # fmt: skip
-    made = LlamaForCausalLM(config).eval().requires_grad_(False)
-    for weights in made.parameters():
-        weights.mul_(4 if weights.dim() > 1 else 1)
-    return made.to(torch.bfloat16)
+    return tiny("llama", seed, scale=4, vocab_size=VOCAB).to(torch.bfloat16)
 
 
 @cache
@@ -68,11 +60,7 @@ def pair(draft: str) -> ModelPair:
     target = model(0)
     if draft == "model":
         return ModelPair(target, model(1))
-    torch.manual_seed(2)
-    head = DraftHead(target, HeadConfig(1, 64, True, (0,)), torch.randperm(VOCAB)[:KNOWN].sort().values)
-    for weights in (head.fuse.weight, *head.body.model.layers.parameters()):
-        weights.data.normal_(std=0.2) if weights.dim() > 1 else None
-    return ModelPair(target, head.eval().requires_grad_(False).to(torch.bfloat16))
+    return ModelPair(target, tiny_head(target, reads_layers=(0,), size=KNOWN).to(torch.bfloat16))
 
 
 WAYS: list[tuple[str, str, SamplingParams, dict[str, Any]]] = [

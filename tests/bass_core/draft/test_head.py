@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode.base import DecodingParams
@@ -19,14 +18,14 @@ from bass_core.draft.head import HEADROOM, HeadDrafter
 from bass_core.errors import PairError, WeightsError
 from bass_core.length.policies import FixedLength
 from bass_core.machine import cpu_kernels
-from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
+from bass_core.model.draft_head import DraftHead, is_draft_head, load_draft_head
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
+from tests.support.models import prompts, texts_of, tiny, tiny_head, tiny_pair
 
-from ...models import prompts, tiny
 from ..model.test_pointer import by_hand
 
 DRAWN = SamplingParams(temperature=0.9, top_k=20)
@@ -37,24 +36,9 @@ CHAINS = [
 ]
 
 
-def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, seed=5):
-    """An untrained head over part of the vocabulary: right now and then, so that rows diverge."""
-    torch.manual_seed(seed)
-    config = HeadConfig(layers, 64, reads_states, reads_layers)
-    head = DraftHead(target, config, torch.randperm(96)[:size].sort().values)
-    with torch.no_grad():
-        head.fuse.weight.normal_(std=0.2)
-        for parameter in head.body.model.layers.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.2)
-        head.pointer.weight.normal_(std=0.05)
-    return head.eval().requires_grad_(False)
-
-
 @pytest.fixture(scope="module")
 def pair():
-    target = tiny("llama")
-    return ModelPair(target, tiny_head(target))
+    return tiny_pair("head")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +78,13 @@ def of_few_words(head, longest):
     for row in rows:
         row.tokens.append(chosen.choice(words))
     return rows
+
+
+def proposals_of(drafter):
+    """A list to which all that the drafter proposes from now on is added."""
+    said, propose = [], drafter.propose
+    drafter.propose = lambda *given: said.append(propose(*given)) or said[-1]
+    return said
 
 
 @torch.inference_mode()
@@ -197,8 +188,7 @@ def test_a_chain_in_one_call_is_the_chain_level_by_level(dtype, params, confiden
         drafter._in_one_call, drafter.tells = whole, True
         runner = ModelRunner(pair.target_step, 3, 600, pair.vocab, "sdpa")
         decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, Lengths())
-        said, propose = [], drafter.propose
-        drafter.propose = lambda *given, said=said, propose=propose: said.append(propose(*given)) or said[-1]
+        said = proposals_of(drafter)
         while not decoder.finished:
             decoder.step()
         made[whole] = said, drafter.calls, drafter.drafted, [row.token_ids for row in rows]
@@ -227,8 +217,7 @@ def test_a_rows_drafts_depend_on_no_other_row(params):
         drafter = HeadDrafter(pair.draft, body, pair.vocab, params)
         runner = ModelRunner(pair.target_step, 2, 200, pair.vocab, "sdpa")
         decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, Later())
-        said, propose = [], drafter.propose
-        drafter.propose = lambda *given, said=said, propose=propose: said.append(propose(*given)) or said[-1]
+        said = proposals_of(drafter)
         while not rows[0].finish_reason:
             decoder.step()
         # The other row may go on drafting when there is no room left for the first one's drafts.
@@ -306,7 +295,7 @@ def test_a_saved_head_drafts_the_same(tmp_path, pair):
 
 def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
     target = tiny("llama")
-    tiny_head(target).save(tmp_path)
+    pair.draft.save(tmp_path)
     with pytest.raises(PairError, match="choose another draft"):
         load_draft_head(tmp_path, tiny("gpt2"))
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
@@ -348,7 +337,7 @@ def test_long_prompts_of_different_lengths_are_caught_up_in_chunks(pair):
     plain = generate(pair, texts, method="regular", **request)
     together = generate(pair, texts, draft_length=2, **request)
     alone = [generate(pair, text, draft_length=2, **request) for text in texts]
-    assert [row.token_ids for row in together.sequences] == [row.token_ids for row in plain.sequences]
+    assert texts_of(together) == texts_of(plain)
     assert together.metrics.accepted == sum(one.metrics.accepted for one in alone)
 
 
@@ -457,17 +446,12 @@ def test_only_hidden_sizes_of_whole_panels_are_fused(reads_layers, panels):
     from kernels.cpu.kinds import PANEL
 
     hidden = int(panels * PANEL)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=96, hidden_size=hidden, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=False,
-    )  # fmt: skip
-    target = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    head = DraftHead(target, HeadConfig(1, hidden, reads_layers=reads_layers), torch.arange(40))
-    pair = ModelPair(target, head.to(torch.bfloat16).eval().requires_grad_(False))
+    sizes = {"hidden_size": hidden, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    target = tiny("llama", scale=1, head_dim=16, **sizes).to(torch.bfloat16)
+    head = tiny_head(target, reads_layers=reads_layers).to(torch.bfloat16)
+    pair = ModelPair(target, head)
     assert (head.compiled_inputs is not None) == (panels == 2)
     texts = [
-        [row.token_ids for row in generate(pair, prompts(2), method=method, max_new_tokens=12).sequences]
-        for method in ("regular", "bass")
+        texts_of(generate(pair, prompts(2), method=method, max_new_tokens=12)) for method in ("regular", "bass")
     ]
     assert texts[0] == texts[1]

@@ -16,9 +16,7 @@ from bass_core.model.runner import ModelRunner
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sample.params import SamplingParams
 from bass_core.sequence import Sequence
-
-from ...models import reference, tiny
-from .test_head import tiny_head
+from tests.support.models import reference, tiny, tiny_head
 
 CPU = torch.device("cpu")
 KEYS = NoiseKeys(0, torch.arange(2), torch.zeros(2, dtype=torch.long))

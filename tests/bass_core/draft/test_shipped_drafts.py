@@ -7,6 +7,7 @@ from bass_core import SamplingParams, generate, load_pair
 from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
 from bass_core.model.draft_head import DraftHead
+from tests.support.models import texts_of
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def test_the_default_pair_has_a_trained_head(pair):
 )
 def test_greedy_text_is_what_transformers_writes(pair, references, drafter, method):
     out = generate(pair, PROMPTS, method=method, drafter=drafter, max_new_tokens=32)
-    assert [sequence.token_ids for sequence in out.sequences] == references
+    assert texts_of(out) == references
     # The prompts are too short for a window to leave anything out, and then its drafters propose nothing.
     assert out.metrics.accepted > 0 or DRAFTERS[drafter].windows
 
@@ -55,4 +56,4 @@ def test_coupled_text_is_regular_decodings(pair, drafter):
     )
     plain = generate(pair, PROMPTS, method="regular", **request)
     drafted = generate(pair, PROMPTS, drafter=drafter, **request)
-    assert [row.token_ids for row in drafted.sequences] == [row.token_ids for row in plain.sequences]
+    assert texts_of(drafted) == texts_of(plain)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
+from bass_core import RequestError, SamplingParams, generate, stream
 from bass_core.decode.calibrate import measure_costs
 from bass_core.decode.cost_store import costs_path
 from bass_core.decode.request import make_request
@@ -22,12 +22,10 @@ from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Round, RowRound, Sequence, WindowWork
 from bass_core.verify.rules import VERIFICATIONS
 from kernels.plan import SINKS, window_start
+from tests.support.models import VOCAB, small_window, texts_of, tiny_pair
 
-from ...conformance.table import head
-from ...models import NEAR, VOCAB, perturbed, small_window, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 LENGTHS = (300, 190, 60, 191)
 SOME = torch.Generator().manual_seed(0)
 ROWS = [torch.randint(1, VOCAB, (length,), generator=SOME).tolist() for length in LENGTHS]
@@ -57,7 +55,7 @@ def test_a_window_that_hides_nothing_is_always_right(
 ) -> None:
     """So each draft was drawn at its own place in the text, from the q that it came with."""
     monkeypatch.setattr("bass_core.draft.registry.WindowDrafter", Everything)
-    pair = ModelPair(TARGET, head(TARGET)) if drafter == "head" else PAIR
+    pair = tiny_pair("head", target=TARGET) if drafter == "head" else PAIR
     name = "window_model" if drafter == "head" else drafter
     sampling = SamplingParams(temperature)
     out = generate(pair, ROWS, drafter=name, draft_length=6, sampling=sampling, verification=verification, **ANY)
@@ -83,7 +81,7 @@ def test_the_text_is_regular_decodings(
         for row in round_.rows:
             texts.setdefault(row.sequence, []).extend(row.tokens)
             drafted[row.sequence] += len(row.drafted)
-    assert [texts[row] for row in range(len(ROWS))] == [s.token_ids for s in regular.sequences]
+    assert [texts[row] for row in range(len(ROWS))] == texts_of(regular)
     assert drafted[0] and drafted[1] and drafted[3] and not drafted[2], "a row without a gap drafts nothing"
 
 

@@ -28,16 +28,15 @@ from tests.bass_core.accelerated import (  # noqa: F401
     ROWS,
     TEXT,
     accelerator,
-    beside,
     on_device,
     small,
     texts,
     while_capturing,
 )
-from tests.bass_core.draft.test_head import tiny_head
 from tests.devices.emulation import capture as emulated_capture
 from tests.devices.emulation import ledger, order
-from tests.models import NEAR, perturbed, tiny
+from tests.support.models import tiny, tiny_head, tiny_pair
+from tests.support.threads import together
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -121,7 +120,7 @@ def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeyp
         done.append(hardware.copy_bandwidth(other))
 
     model = on_device().target_step
-    while_capturing(monkeypatch, model, lambda: beside(measure))
+    while_capturing(monkeypatch, model, lambda: together(measure))
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
     assert done
@@ -137,7 +136,7 @@ def test_a_device_without_memory_for_a_measurement_has_no_figure(monkeypatch: py
     assert out.metrics.bandwidth_utilization is None
 
 
-PAIR = ModelPair(tiny("llama"), perturbed(tiny("llama"), NEAR["llama"]))
+PAIR = tiny_pair()
 
 
 def check(rounds: list[Round], drafts: bool) -> None:

@@ -16,12 +16,11 @@ from bass_core.lanes.lane import Lane
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import Role, exponentials
-
-from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
+from tests.support.models import byte_tokenizer, prompts, tiny_pair
 
 race_module = import_module("bass_core.lanes.race")  # the package binds this name to the function
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET = PAIR.target
 ROWS = prompts(3)
 WARM = SamplingParams(temperature=3.0)
 KEYS = {"at", "ours", "theirs", "p_ours", "p_theirs", "tie"}

@@ -34,12 +34,12 @@ from bass_core.decode.request import Request, make_request
 from bass_core.lanes.lane import Lane
 from bass_core.options import Keywords
 from bass_core.sequence import Round, RowRound, Sequence
+from tests.support.models import byte_tokenizer, prompts, reference, texts_of, tiny, tiny_pair
 
 from ...conformance import table
-from ...models import byte_tokenizer, prompts, reference, tiny
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, TARGET)
+PAIR = tiny_pair("self")
+TARGET = PAIR.target
 
 
 class Slow:
@@ -93,7 +93,7 @@ def test_the_toy_answers_and_races(toy: Method) -> None:
     rows = prompts(3)
     texts = [reference(TARGET, row, 8) for row in rows]
     out = generate(PAIR, rows, method="slow", max_new_tokens=8)
-    assert [sequence.token_ids for sequence in out.sequences] == texts
+    assert texts_of(out) == texts
     assert out.metrics.target_forwards == 8 and out.metrics.ms_per_token
     *_, last = race(PAIR, rows, lanes=("regular", "slow"), max_new_tokens=8)
     lane = last["lanes"]["slow"]
@@ -117,7 +117,7 @@ def test_the_toy_is_run_by_the_conformance_suite(toy: Method) -> None:
     assert {case.architecture for case in cases} == set(table.BUILDERS)
     assert {case.text for case in cases} == {"greedy"}
     for case in cases[:4]:
-        assert [s.token_ids for s in case.run().sequences] == case.expected(), str(case)
+        assert texts_of(case.run()) == case.expected(), str(case)
 
 
 def test_the_table(toy: Method) -> None:
@@ -159,7 +159,7 @@ def test_every_keyword_is_listed_and_has_one_default(function: Any) -> None:
 def test_options_are_frozen_and_explained() -> None:
     """Type checkers see the same names and types as keywords; the docstring explains each, in order."""
     assert get_type_hints(Keywords) == get_type_hints(Options)
-    assert re.findall(r"^    (\w+): ", Options.__doc__ or "", re.MULTILINE) == [
+    assert re.findall(r"^    (\w+): ", inspect.getdoc(Options) or "", re.MULTILINE) == [
         one.name for one in fields(Options)
     ]
     with pytest.raises(FrozenInstanceError):
@@ -172,8 +172,8 @@ def test_options_may_be_given_as_one_object() -> None:
     *_, last = race(NAMED, "abc", lanes=["speculative"], options=options)
     streamed = [row.tokens for round_ in stream(NAMED, "abc", options=options) for row in round_.rows]
     same = generate(NAMED, "abc", method="speculative", **vars(options))
-    texts = [sequence.token_ids for sequence in same.sequences]
-    assert [sequence.token_ids for sequence in out.sequences] == texts
+    texts = texts_of(same)
+    assert texts_of(out) == texts
     assert [s["token_ids"] for s in last["lanes"]["speculative"]["sequences"]] == texts
     assert sum(map(len, streamed)) == 6
 
@@ -181,7 +181,7 @@ def test_options_may_be_given_as_one_object() -> None:
 def test_options_are_given_in_one_way_and_no_other_keywords() -> None:
     for function in (generate, stream, race):
         refused: list[tuple[dict[str, Any], str]] = [
-            ({"options": Options(), "seed": 1}, "seed was given beside options: put it into Options(...)."),
+            ({"options": Options(), "seed": 1}, "seed was given together with options: put it into Options(...)."),
             ({"options": 3}, "options must be an Options, or None; got 3."),
             ({"max_token": 1}, f"{function.__name__} has no argument max_token: did you mean max_new_tokens?"),
             ({"zzz": 1}, f"{function.__name__} has no argument zzz: choose from "),

@@ -4,16 +4,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from bass_core import ModelPair
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Counts, latency, summarise
 from bass_core.sequence import Round, RowRound, Sequence
+from tests.support.models import prompts, tiny_pair
 
-from ...models import prompts, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, TARGET)
+PAIR = tiny_pair("self")
+TARGET = PAIR.target
 
 
 def _row(drafted, accepted):

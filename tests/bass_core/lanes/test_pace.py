@@ -15,8 +15,7 @@ from bass_core import LEAST_ROUNDS, ModelPair, SamplingParams, SimulatedClock, p
 from bass_core.lanes.pace import STALL, Pace, Tally
 from bass_core.length.options import make_policy
 from bass_core.predict.rounds import Acceptance, play
-
-from ...models import prompts, tiny
+from tests.support.models import prompts, tiny
 
 SEEDS = range(40)
 

@@ -6,11 +6,9 @@ sets. Freeing is checked without the garbage collector: the memory must be free 
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,13 +22,12 @@ import bass_core.lanes.lane as lane_module
 from bass_core import DEFAULT_LANES, METHODS, ModelPair, RequestError, generate, race
 from bass_core.lanes import warmup
 from bass_core.lanes.clock import FairLock
-from bass_core.model.cache import RaggedCache
-
-from ...models import NEAR, byte_tokenizer, perturbed, prompts, reference, tiny
+from tests.support.memory import alive, frees_at_once
+from tests.support.models import byte_tokenizer, perturbed, prompts, reference, texts_of, tiny_pair
 
 race_module = import_module("bass_core.lanes.race")  # the package binds this name to the function
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET = PAIR.target
 SCHEDULINGS = ("fair", "overlap", "in_turn")
 ROWS = prompts(3)
 
@@ -81,7 +78,7 @@ def test_snapshots_grow_and_the_last_is_done(scheduling: str) -> None:
     for method, lane in shots[-1]["lanes"].items():
         expected = generate(PAIR, ROWS, method=method, max_new_tokens=14, draft_length=3)
         assert lane["finished"] and lane["error"] is None
-        assert [s["token_ids"] for s in lane["sequences"]] == [s.token_ids for s in expected.sequences]
+        assert [s["token_ids"] for s in lane["sequences"]] == texts_of(expected)
         assert [s["text"] for s in lane["sequences"]] == [s.text for s in expected.sequences]
 
 
@@ -227,36 +224,14 @@ class Failing:
 @pytest.mark.parametrize(
     ("scheduling", "taken"), [*((name, 6) for name in SCHEDULINGS), ("fair", 1), ("overlap", None)]
 )
-def test_closing_frees_everything_at_once(
-    scheduling: str, taken: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alive: list[weakref.ref[Any]] = []
-    real_cache, real_lane = RaggedCache.__init__, race_module.Lane.__init__
-
-    def cache(self: RaggedCache, *arguments: Any) -> None:
-        real_cache(self, *arguments)
-        alive.append(weakref.ref(self))
-
-    def lane(self: lane_module.Lane, *arguments: Any) -> None:
-        real_lane(self, *arguments)
-        alive.append(weakref.ref(self))
-
-    monkeypatch.setattr(RaggedCache, "__init__", cache)
-    monkeypatch.setattr(race_module.Lane, "__init__", lane)
-    threads = set(threading.enumerate())
-    gc.collect()
-    gc.disable()
-    try:
+def test_closing_frees_everything_at_once(scheduling: str, taken: int | None) -> None:
+    with frees_at_once(lanes=True) as before:
         running = race(PAIR, ROWS, scheduling=scheduling, max_new_tokens=14 if taken is None else 400)
-        for _ in range(taken) if taken else running:
-            if taken:
-                assert not next(running)["done"]
-        assert len(alive) >= len(DEFAULT_LANES)
+        assert taken or [snapshot["done"] for snapshot in running][-1]
+        for _ in range(taken or 0):
+            assert not next(running)["done"]
+        assert not taken or alive(lanes=True) >= before + 2 * len(DEFAULT_LANES)
         running.close()
-        assert set(threading.enumerate()) == threads
-        assert [ref() for ref in alive if ref() is not None] == []
-    finally:
-        gc.enable()
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race
+from bass_core import RecordedLengths, RequestError, SamplingParams, generate, race
 from bass_core.length.base import Feedback
 from bass_core.length.policies import Algorithm1
+from tests.support.models import byte_tokenizer, prompts, texts_of, tiny_pair
 
-from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET = PAIR.target
 ROWS = prompts(3)
 
 
@@ -87,7 +86,7 @@ def test_a_run_repeats_from_its_recorded_lengths() -> None:
         PAIR, ROWS, max_new_tokens=24, sampling=SamplingParams(0.8), seed=3, draft_length=RecordedLengths(lengths)
     )
     first = last(draft_length=Growing())["bass"]["sequences"]
-    assert [s.token_ids for s in again.sequences] == [s["token_ids"] for s in first]
+    assert texts_of(again) == [s["token_ids"] for s in first]
 
 
 def test_what_is_no_recorded_length_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bass_core import ModelPair
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.utilization import Work
@@ -13,7 +12,7 @@ from bass_core.machine.hardware import Peaks, dense_peak
 from bass_core.model.base import CausalModel
 from bass_core.model.weights.cost import ModelCost
 from bass_core.sequence import Round, RowRound, Sequence
-from tests.models import perturbed, prompts, tiny
+from tests.support.models import prompts, tiny, tiny_pair
 
 
 def test_peaks() -> None:
@@ -83,7 +82,7 @@ def test_shares_of_the_peaks() -> None:
 
 def test_a_lane_counts_its_own() -> None:
     model = tiny("llama")
-    pair = ModelPair(model, perturbed(model, 0.02))
+    pair = tiny_pair(0.02, target=model)
     lane = Lane(pair, make_request(pair, prompts(2), max_new_tokens=6, draft_length=2), "bass")
     while not lane.finished:
         lane.step()

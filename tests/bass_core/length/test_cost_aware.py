@@ -18,9 +18,7 @@ from bass_core.length.base import Feedback, Offer
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable, read_table
 from bass_core.sample.params import SamplingParams
-
-from ...conformance.table import head
-from ...models import perturbed, tiny
+from tests.support.models import tiny, tiny_pair
 
 # Milliseconds: a round costs 10 and 1 more per token; a draft forward costs 0.5.
 CHEAP = CostTable({1: [(1, 11), (17, 27)], 8: [(8, 18), (136, 146)]}, {1: 0.5, 8: 0.5}, padded=False)
@@ -183,7 +181,7 @@ def test_rows_that_stop_early_make_a_longer_length_no_dearer():
 
 def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
     target = tiny("llama")
-    pair = ModelPair(target, perturbed(target, 0.05))
+    pair = tiny_pair(0.05, target=target)
     ask = (pair, DRAFTERS["model"], "sdpa", SamplingParams())
     table = cost_table(*ask, rows=3)
     assert list(table.verify) == list(table.draft) == [1, 2, 4]
@@ -251,7 +249,7 @@ def test_a_table_that_was_not_measured_is_measured_anew(damage, tmp_path):
 def test_a_table_without_its_draft_is_measured_anew(tmp_path, monkeypatch):
     """Otherwise the draft model would count as free for ever."""
     target = tiny("llama")
-    ask = (ModelPair(target, perturbed(target, 0.05)), DRAFTERS["model"], "sdpa", SamplingParams())
+    ask = (tiny_pair(0.05, target=target), DRAFTERS["model"], "sdpa", SamplingParams())
     cost_table(*ask, rows=1)
     (path,) = (tmp_path / "bass" / "costs").iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"draft": {}}))
@@ -270,16 +268,15 @@ def test_a_table_nested_too_deeply_is_measured_anew(tmp_path):
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_costs_are_measured_with_a_draft_head(temperature, drafter):
     """The head reads the target's states: if `_Lab` did not pass them on, the first proposal would fail."""
-    target = tiny("llama")
     sampling = SamplingParams(temperature=temperature)
-    table = cost_table(ModelPair(target, head(target)), DRAFTERS[drafter], "sdpa", sampling, rows=2)
+    table = cost_table(tiny_pair("head"), DRAFTERS[drafter], "sdpa", sampling, rows=2)
     assert list(table.verify) == list(table.draft) == [1, 2]
     assert all(ms > 0 for points in table.verify.values() for _, ms in points)
 
 
 def test_what_was_measured_ahead_is_not_measured_for_a_request(tmp_path, monkeypatch):
     target = tiny("llama")
-    pair = ModelPair(target, perturbed(target, 0.05))
+    pair = tiny_pair(0.05, target=target)
     assert len(list(measure_ahead(pair, 2))) > 10 and len(list(tmp_path.rglob("*.json"))) == 2
     assert not list(measure_ahead(pair, 2))
     monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)

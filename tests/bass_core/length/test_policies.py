@@ -13,8 +13,7 @@ from bass_core.length.options import make_policy
 from bass_core.length.policies import Algorithm1, FixedLength
 from bass_core.model.runner import ModelRunner
 from bass_core.sequence import Sequence
-
-from ...models import NEAR, VOCAB, perturbed, prompts, tiny
+from tests.support.models import NEAR, VOCAB, perturbed, prompts, texts_of, tiny
 
 
 def lengths(best):
@@ -113,4 +112,4 @@ def test_a_policy_gives_each_row_a_number_of_its_own():
     # The first row has one token left to write, which is the target's own, so it drafts none.
     assert [len(row.drafted) for row in second.rows] == [0, 0, 2]
     regular = generate(ModelPair(target), prompts(3), method="regular", max_new_tokens=tokens)
-    assert [row.token_ids for row in rows] == [sequence.token_ids for sequence in regular.sequences]
+    assert [row.token_ids for row in rows] == texts_of(regular)

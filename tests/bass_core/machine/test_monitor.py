@@ -7,16 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bass_core.machine.monitor import GPU_FIELDS, Monitor, NvmlDevice
+from tests.support.nvml import UUID, FakeNvml, plug_in
 
 KEYS = {"name", "kind", *GPU_FIELDS, "cpu_percent", "cpu_count", "rss_mb"}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-UUID = "1b2c3d4e-0000-1111-2222-333344445555"
 GOOD = {
     "gpu_utilization": 87,
     "gpu_memory_mb": 2048,
@@ -29,57 +29,9 @@ GOOD = {
 }
 
 
-class FakeNvml(ModuleType):
-    """Two boards, numbered differently than by CUDA; `broken` names the calls that raise."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.broken: set[str] = set()
-        self.open = 0
-        self.boards = {"GPU-ffffffff-0000-0000-0000-000000000000": "wrong", f"GPU-{UUID}": "right"}
-
-    def _call(self, name: str, value: object = None) -> object:
-        if name in self.broken:
-            raise self.NVMLError(name)
-        return value
-
-    def nvmlInit(self) -> None:
-        self._call("nvmlInit")
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-        self._call("nvmlShutdown")
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
-        if uuid not in self.boards:
-            raise self.NVMLError("not found")
-        return self._call("nvmlDeviceGetHandleByUUID", self.boards[uuid])
-
-    def nvmlDeviceGetUtilizationRates(self, board: str) -> object:
-        return self._call("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=87 if board == "right" else 1))
-
-    def nvmlDeviceGetMemoryInfo(self, board: str) -> object:
-        return self._call("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=2048 * 2**20, total=4096 * 2**20))
-
-    def nvmlDeviceGetPowerUsage(self, board: str) -> object:
-        return self._call("nvmlDeviceGetPowerUsage", 250500)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, board: str) -> object:
-        return self._call("nvmlDeviceGetTotalEnergyConsumption", 123456)
-
-
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """A machine with one visible CUDA device, as torch and NVML see it."""
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Board 9000")
-    return fake
+    return plug_in(monkeypatch)
 
 
 def gpu_fields(sample: dict[str, object]) -> dict[str, object]:

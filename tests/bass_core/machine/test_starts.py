@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bass_core.machine import cpu_kernels
+from tests.support import ROOT
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[3]
 needs_numba = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 
 SMALL = """
@@ -39,7 +39,7 @@ logging.basicConfig(format="LOG %(message)s")
 {before}
 import torch
 from bass_core import ModelPair
-from tests.models import tiny
+from tests.support.models import tiny, tiny_pair
 pair = ModelPair(tiny("llama").to(torch.bfloat16))
 print(pair)
 print(type(pair.target_step).__name__)
@@ -148,8 +148,6 @@ from bass_core.model.attention import choose_backend
 from bass_core.length.costs import CostTable, write_table
 from bass_core.decode.cost_store import costs_path
 from bass_core.draft.registry import choose_drafter
-from tests.conformance.table import head
-from tests.models import tiny
 
 class Counter(event.Listener):
     names = []
@@ -164,8 +162,7 @@ def signatures():
     called = [one for one in found if not one.targetoptions.get("no_cpython_wrapper")]
     return {one.py_func.__qualname__: len(one.overloads) for one in called}
 
-target = tiny("llama").to(torch.bfloat16)
-pair = ModelPair(target, head(target).to(torch.bfloat16))
+pair = tiny_pair("head", to=torch.bfloat16)
 before, compiled = signatures(), len(Counter.names)
 torch.set_num_threads(2)
 backend = choose_backend("auto", pair.device, pair.dtype)

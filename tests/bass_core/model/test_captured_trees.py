@@ -15,23 +15,19 @@ from torch import Tensor
 
 from bass_core.model import graphs as graphs
 from bass_core.model.base import CausalModel
-from bass_core.model.forward import BatchTree, ForwardBatch
+from bass_core.model.forward import ForwardBatch
 from bass_core.model.graphs import GraphRunner, record_calls
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from kernels.plan import MOST_TREE
-from tests.models import tiny
+from tests.support.models import tiny
+from tests.support.trees import batch_tree, path
+
+from .test_llama_cuda import no_idle_caches  # noqa: F401
 
 KINDS = [(CausalModel, "pad"), (CausalModel, "sdpa"), (LlamaCuda, "pad")]
 TEXT = 6
-
-
-@pytest.fixture(autouse=True)
-def no_idle_caches() -> Iterator[None]:
-    """As in test_gpu_path.py."""
-    yield
-    graphs._idle.clear()
 
 
 def made(kind: type[CausalModel], backend: str, architecture: str = "llama") -> CausalModel:
@@ -44,25 +40,6 @@ def made(kind: type[CausalModel], backend: str, architecture: str = "llama") -> 
 def grow(dice: random.Random, parents: list[list[int]], width: int) -> list[list[int]]:
     """`width` more tokens for each row's tree: parents[b][i] is the token that token i follows, or -1."""
     return [[*row, *(dice.randrange(-1, len(row) + i) for i in range(width))] for row in parents]
-
-
-def batch_tree(parents: list[list[int]], before: list[int]) -> BatchTree:
-    sees: list[list[int]] = []
-    for row in parents:
-        seen: list[int] = []
-        for column, parent in enumerate(row):
-            seen.append((seen[parent] if parent >= 0 else 0) | 1 << column)
-        sees.append(seen)
-    sees = [row[first:] for row, first in zip(sees, before, strict=True)]
-    return BatchTree(sees, [[seen.bit_count() - 1 for seen in row] for row in sees], before)
-
-
-def path(parents: list[int], node: int) -> list[int]:
-    found = []
-    while node >= 0:
-        found.append(node)
-        node = parents[node]
-    return found[::-1]
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bass_core.model import llama_cuda as gpu_model
-from bass_core.model.draft_head import DraftHead, HeadConfig
 from bass_core.model.llama_cuda import LlamaCuda
-from tests.models import prompts, reference, tiny
+from tests.support.models import prompts, reference, tiny, tiny_head
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +96,7 @@ def test_joined_models_and_heads_are_stored(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
     assert all(torch.equal(again[name], value) for name, value in tiny("llama").state_dict().items())
-    head = DraftHead(tiny("llama"), HeadConfig(1, 64), torch.arange(40)).to(torch.bfloat16)
+    head = tiny_head(tiny("llama")).to(torch.bfloat16)
     names = set(head.own_weights())
     LlamaCuda(head.body)
     head.save(tmp_path / "head", torch.bfloat16)

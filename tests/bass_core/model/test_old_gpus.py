@@ -20,7 +20,7 @@ from bass_core.model.loading import catalogue
 from bass_core.model.loading.catalogue import default_dtype, pick_dtype
 from kernels import backends as ragged_attention
 from kernels.support import why_unavailable
-from tests.models import tiny
+from tests.support.models import tiny
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 T4, AMPERE, HOPPER = (7, 5), (8, 0), (9, 0)

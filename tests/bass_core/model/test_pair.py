@@ -26,11 +26,8 @@ from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.pair import check_same_tokens
-
-from ...models import perturbed, prompts, reference, tiny
-from ..draft.test_head import tiny_head
-
-ROOT = Path(__file__).parents[3]
+from tests.support import ROOT
+from tests.support.models import prompts, reference, texts_of, tiny, tiny_head, tiny_pair
 
 
 def test_the_models_stay_ordinary_transformers_models():
@@ -78,7 +75,7 @@ def test_the_cache_has_the_name_that_the_model_gives_it(monkeypatch: pytest.Monk
     for other in (forward, new, old, either):
         monkeypatch.setattr(type(target), "forward", other)
         out = generate(ModelPair(target, target), prompts(2), max_new_tokens=8)
-        texts.append([one.token_ids for one in out.sequences])
+        texts.append(texts_of(out))
     assert all(text == texts[0] for text in texts)
 
 
@@ -196,7 +193,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_models_own_layers_multiply(without: None, dtype: torch.dtype) -> None:
     for architecture in ("llama", "gpt2"):
         model = tiny(architecture).to(dtype)
-        pair = ModelPair(model, perturbed(model, 0.03))
+        pair = tiny_pair(0.03, target=model)
         step = pair.target_step
         assert type(step) is CausalModel and step.low_precision == (dtype != torch.float32)
         if (architecture, dtype) == ("llama", torch.bfloat16):
@@ -206,7 +203,7 @@ def test_the_models_own_layers_multiply(without: None, dtype: torch.dtype) -> No
         out = generate(pair, prompts(3), draft_length=3, max_new_tokens=8, eos_token_id=None)
         assert all(len(one.token_ids) == 8 for one in out.sequences)
         if dtype == torch.float32:
-            assert [one.token_ids for one in out.sequences] == [reference(model, row, 8) for row in prompts(3)]
+            assert texts_of(out) == [reference(model, row, 8) for row in prompts(3)]
 
 
 def test_a_head_drafts_with_the_models_own_layers(without: None) -> None:

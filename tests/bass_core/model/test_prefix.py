@@ -16,8 +16,7 @@ from bass_core.model.prefill import PrefillSteps
 from bass_core.model.prefix import CachedTexts, share_prompts
 from bass_core.model.runner import ModelRunner
 from kernels.plan import SHARE
-
-from ...models import VOCAB, tiny
+from tests.support.models import VOCAB, tiny
 
 HEAD = list(range(1, 1 + 3 * SHARE))
 OTHER = list(range(50, 50 + 2 * SHARE))

@@ -18,8 +18,8 @@ from bass_core.model import base, probe
 from bass_core.model.weights.shape import context_of
 from kernels.backends import BACKENDS
 from kernels.plan import AttentionPlan, Chunks, TokenTree
+from tests.support.models import reference, tiny, tiny_pair
 
-from ...models import perturbed, reference, tiny
 from ...zoo.making import make
 
 ORIGINAL = 32
@@ -116,7 +116,7 @@ class Branching(Drafter):
 @pytest.mark.parametrize("kind", ["bloom", "mpt"])
 def test_a_model_whose_alibi_goes_by_columns_takes_no_trees(kind: str):
     model = make(kind)
-    pair = ModelPair(model, perturbed(model, 0.02))
+    pair = tiny_pair(0.02, target=model)
     ways: list[dict[str, Any]] = [{"tree": (3, 3, 2)}, {"drafter": Branching()}]
     for way in ways:
         with pytest.raises(RequestError, match=f"{type(model).__name__} can't attend over trees of drafts"):

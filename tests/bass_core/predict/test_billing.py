@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
-from bass_core import CostTable, ModelPair, SamplingParams, SimulatedClock, stream
+from bass_core import CostTable, SamplingParams, SimulatedClock, stream
 from bass_core.model.runner import ModelRunner
 from bass_core.predict.billing import bill
 from bass_core.predict.roofline import Roofline
 from bass_core.sequence import Forward, Round, RowRound, Sequence, WindowWork
+from tests.support.models import prompts, small_window, tiny_pair
 
-from ...conformance.table import head
-from ...models import NEAR, perturbed, prompts, small_window, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 ROWS = prompts(3)
 CLOCK = SimulatedClock("h100").fitted(3, 100)
 TABLE = CostTable(
@@ -109,7 +107,7 @@ def test_rounds_tell_what_their_forwards_were_fed(drafter: str, monkeypatch: pyt
     """Beside every forward that reaches a runner: the target's own, and as many more as are billed for drafts."""
     if drafter.startswith("window"):
         small_window(monkeypatch)
-    pair = ModelPair(TARGET, head(TARGET)) if drafter == "head" else PAIR
+    pair = tiny_pair("head", target=TARGET) if drafter == "head" else PAIR
     rows = [row * 3 for row in ROWS]
     seen: list[tuple[Any, list[int], list[int]]] = []
     forward = ModelRunner.forward

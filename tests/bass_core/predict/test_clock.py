@@ -34,7 +34,7 @@ from bass_core.machine.hardware import dense_peak
 from bass_core.predict.roofline import Roofline
 from bass_core.predict.rounds import Acceptance, predict, rounds
 from bass_core.predict.shapes import MODELS, shape, shapes
-from tests.models import perturbed, tiny
+from tests.support.models import tiny_pair
 
 PERFECT = Assumptions(1.0, 1.0, 1.0, 0.0, 0.0)
 TABLE = CostTable({1: [(1.0, 10.0), (9.0, 18.0)], 4: [(4.0, 12.0), (36.0, 60.0)]}, {1: 1.0, 4: 2.0}, padded=False)
@@ -180,8 +180,7 @@ CHEAP = CostTable({1: [(1.0, 10.0), (9.0, 10.5)], 4: [(4.0, 12.0), (36.0, 13.0)]
 
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
-    target = tiny("llama")
-    return ModelPair(target, perturbed(target, 0.05))
+    return tiny_pair(0.05)
 
 
 class Replay:

@@ -16,7 +16,6 @@ from bass_core import (
     Algorithm1,
     CostTable,
     Hardware,
-    ModelPair,
     ModelSize,
     RecordedLengths,
     RequestError,
@@ -33,11 +32,10 @@ from bass_core.predict.roofline import Roofline
 from bass_core.predict.rounds import Played, timed
 from bass_core.predict.shapes import shapes
 from bass_core.sequence import Round
+from tests.support.models import prompts, tiny_pair
 
-from ...models import NEAR, perturbed, prompts, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 ROWS = prompts(4)
 TABLE = CostTable({1: [(1.0, 10.0), (9.0, 18.0)], 4: [(4.0, 12.0), (36.0, 60.0)]}, {1: 1.0, 4: 2.0}, padded=False)
 H100 = SimulatedClock("h100", target="7.8b", draft="310m")

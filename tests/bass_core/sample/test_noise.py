@@ -12,6 +12,7 @@ from scipy import stats
 from bass_core.sample.distribution import argmax, probabilities
 from bass_core.sample.noise import Role, exponentials, philox, stream, to_uniform, token_uniforms, uniform, words
 from bass_core.sample.params import COLDEST, SamplingParams
+from tests.support.rows import check_rows_alone
 
 MASK = 0xFFFFFFFF
 
@@ -168,10 +169,6 @@ def test_a_row_has_the_same_probabilities_alone_and_among_others() -> None:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            together = probabilities(logits, SamplingParams(temperature=1.0, top_p=0.9))
-            for row, alone in enumerate(logits):
-                assert torch.equal(
-                    probabilities(alone[None], SamplingParams(temperature=1.0, top_p=0.9))[0], together[row]
-                )
+            check_rows_alone(lambda rows: probabilities(logits[rows], SamplingParams(1.0, top_p=0.9)), 6)
     finally:
         torch.set_num_threads(before)

@@ -24,11 +24,10 @@ from bass_core.sample import shaping
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.shaping import shaped, shaped_next
 from bass_core.sequence import Sequence
+from tests.support.models import byte_tokenizer, prompts, texts_of, tiny_pair
 
-from ...models import byte_tokenizer, perturbed, prompts, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, 0.025), byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET = PAIR.target
 NEW = 24
 
 
@@ -72,7 +71,7 @@ def test_greedy_text_is_transformers_own(name: str, method: str):
     assert wanted != [by_transformers(row) for row in rows]
     ways: Any = {"method": "bass", "tree": (2, 2)} if method == "tree" else {"method": method, "draft_length": 4}
     written = generate(PAIR, rows, sampling=SamplingParams(**ours), max_new_tokens=NEW, eos_token_id=None, **ways)
-    assert [one.token_ids for one in written.sequences] == wanted
+    assert texts_of(written) == wanted
 
 
 def test_bad_words_are_not_written_and_nothing_else_is_forbidden():
@@ -215,7 +214,7 @@ def test_ids_that_the_model_has_not_are_refused():
     for sampling in (SamplingParams(logit_bias={96: 1.0}), SamplingParams(bad_words=([5, 96],))):
         with pytest.raises(RequestError, match="ids from 0 to 95; got 96"):
             generate(PAIR, [5, 6], sampling=sampling)
-    with pytest.raises(RequestError, match="bad_words needs a tokenizer"):
+    with pytest.raises(RequestError, match="bad_words given as texts need a tokenizer"):
         generate(ModelPair(TARGET), [5, 6], sampling=SamplingParams(bad_words=("a",)))
     with pytest.raises(RequestError, match="would penalise the padding"):
         generate(PAIR, [5, 6], method="transformers", sampling=SamplingParams(repetition_penalty=1.2))

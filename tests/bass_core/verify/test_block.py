@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from bass_core.verify.acceptance import RowOutcome
 from bass_core.verify.block import chances, residual
 from bass_core.verify.rejection import verify
 from bass_core.verify.rules import VERIFICATIONS
+from tests.support.rows import check_rows_alone
 
 from .enumeration import Chain, Chances, Judged, Stop, largest, normalised, prefix, written
 
@@ -172,22 +174,18 @@ def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
     """Bit for bit: alone, among others, in another order, and beside rows with more drafts."""
     rows, width, vocab = 9, 4, 9000
     logits, q, drafts = random_rows(rows, width, vocab, seed=5)
-    counts, ids = torch.tensor([4, 0, 3, 4, 1, 2, 4, 3, 2]), torch.arange(rows)
-    together = judged(logits, drafts, q, counts, NoiseKeys(1, ids, ids + 40))
-    assert 0 < sum(outcome.accepted for outcome in together) < counts.sum()
-    order = torch.tensor([5, 2, 7, 0, 3, 6, 1, 8, 4])
-    moved = judged(
-        logits[order], drafts[order], q[order], counts[order], NoiseKeys(1, ids[order], ids[order] + 40)
-    )
-    for place, row in enumerate(order.tolist()):
-        n = int(counts[row])
-        alone = judged(
-            logits[row : row + 1, : n + 1], drafts[row : row + 1, :n], q[row : row + 1, :n], counts[row : row + 1],
-            NoiseKeys(1, ids[row : row + 1], ids[row : row + 1] + 40),
-        )  # fmt: skip
-        for other in (alone[0], moved[place]):
-            assert other.tests[:n] == together[row].tests[:n]
-            assert (other.accepted, other.next_token) == (together[row].accepted, together[row].next_token)
+    counts = torch.tensor([4, 0, 3, 4, 1, 2, 4, 3, 2])
+
+    def verdicts(some: list[int]) -> list[tuple[Any, ...]]:
+        n, ids = int(counts[some].max()), torch.tensor(some)
+        keys = NoiseKeys(1, ids, ids + 40)
+        found = judged(logits[some, : n + 1], drafts[some, :n], q[some, :n], counts[some], keys)
+        return [
+            (one.tests[: counts[row]], one.accepted, one.next_token) for row, one in zip(some, found, strict=True)
+        ]
+
+    together = check_rows_alone(verdicts, rows)
+    assert 0 < sum(accepted for _, accepted, _ in together) < counts.sum()
 
 
 def test_a_drafter_that_draws_what_has_no_probability() -> None:

@@ -11,12 +11,10 @@ import torch
 from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.draft import registry
 from bass_core.verify.rules import VERIFICATIONS, find_verification, stop_together
+from tests.support.models import byte_tokenizer, prompts, texts_of, tiny, tiny_pair
 
-from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
-
-TARGET = tiny("llama")
-DRAFT = perturbed(TARGET, NEAR["llama"])
-PAIR = ModelPair(TARGET, DRAFT, byte_tokenizer())
+PAIR = tiny_pair(tokenizer=byte_tokenizer())
+TARGET, DRAFT = PAIR.target, PAIR.draft
 ROWS = prompts(3)
 TEMPERATURE = 0.8
 
@@ -162,9 +160,9 @@ def test_inspecting_changes_no_text_and_without_it_nothing_is_told() -> None:
 def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
     """In a round, all rows write as many tokens as the first rejection leaves; the text is the target's."""
     target = tiny("llama")
-    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
+    pair = tiny_pair(target=target)
     rows = prompts(3, longest=8)
-    plain = [s.token_ids for s in generate(pair, rows, method="regular", max_new_tokens=20).sequences]
+    plain = texts_of(generate(pair, rows, method="regular", max_new_tokens=20))
     others = 0
     texts = [[] for _ in rows]
     own = list(stream(pair, rows, draft_length=4, max_new_tokens=20))

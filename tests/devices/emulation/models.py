@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bass_core import ModelPair, generate
 from bass_core.lanes.generate import Generation
+from tests.support.models import tiny_pair
 
 from ...conformance import table
-from ...models import NEAR, perturbed, tiny
 from . import ledger
 
 TYPE = "emul"
@@ -29,17 +29,7 @@ def pair(architecture: str, kind: str) -> ModelPair:
 
     A model is tried when its pair is made; what that reads is forgotten.
     """
-    target = tiny(architecture)
-    drafts: dict[str, Any] = {
-        "random": lambda: tiny(architecture, seed=5, layers=1),
-        "perturbed": lambda: perturbed(target, NEAR[architecture]),
-        "none": lambda: None,
-        "head": lambda: table.head(target),
-    }
-    draft = target if kind == "self" else drafts[kind]()
-    if draft is not None:
-        draft = draft.to(TYPE)
-    made = ModelPair(target.to(TYPE), draft)
+    made = tiny_pair(kind, architecture=architecture, to=TYPE)
     ledger.clear()
     return made
 
@@ -60,10 +50,6 @@ def run(case: table.Case, **arguments: Any) -> Generation:
     return generate(
         pair(case.architecture, draft.kind), table.PROMPTS[case.prompts][: case.batch], **{**asked, **arguments}
     )
-
-
-def texts(out: Generation) -> list[list[int]]:
-    return [sequence.token_ids for sequence in out.sequences]
 
 
 def numbers(count: int = 6) -> Tensor:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from kernels.shapes import CAPABILITIES
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[3]
 COMMAND = "tests.kernels.compilation.compile_variants"
 PINNED = os.environ.get("BASS_PINNED_TRITON", "")
 

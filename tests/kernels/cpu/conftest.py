@@ -18,3 +18,13 @@ def _threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """torch's number of threads; small work is shared as well."""
+    from kernels.cpu.sampling import calls
+
+    monkeypatch.setattr(calls, "_LEAST_SHARED", 0)
+    torch.set_num_threads(request.param)
+    return int(request.param)

@@ -10,8 +10,8 @@ from bass_core import ModelError, ModelPair, PairError, generate
 from bass_core.model.base import HiddenStateTap
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
+from tests.support.models import slow_but
 
-from ...models import slow_but
 from .shapes import KINDS, SHAPES, compiled, exact, fed, made, tokens
 
 
@@ -86,7 +86,7 @@ def test_columns_behind_the_context_harm_nothing() -> None:
     a, b = ours.new_cache(2, 300), theirs.new_cache(2, 300)
     ids = tokens(2, 250)
     close(fed(ours, a, ids, [0, 0]), fed(theirs, b, ids, [0, 0]), False)
-    assert len(ours._turns_until(270)) >= 270 * ours.head_dim
+    assert len(ours._rope_until(270)) >= 270 * ours.head_dim
     ids = tokens(2, 20, 1)
     found, expected = fed(ours, a, ids, [250, 100]), fed(theirs, b, ids, [250, 100])
     close(found[0, :6], expected[0, :6], False)

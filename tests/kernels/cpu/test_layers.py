@@ -15,8 +15,7 @@ from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled, why_not
 from bass_core.model.weights.compiled import CompiledLinear, compiled
 from kernels.cpu.kinds import FAST_DOT
-
-from ...models import tiny
+from tests.support.models import tiny
 
 TYPES = [torch.float16, torch.bfloat16]
 

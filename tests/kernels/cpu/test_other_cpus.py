@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu.calls.jit import cpu_features
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[3]
 _AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2,+ssse3,+popcnt,+bmi,+bmi2"
 _AVX512 = f"{_AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 # By LLVM's name: what it has, the lanes that follow, and whether the whole forward is tested.
@@ -27,7 +27,7 @@ CPUS = {
     "skylake-avx512": (_AVX512, 16, False),
     "znver4": (f"{_AVX512},+avx512vnni,+avx512bf16", 16, False),
 }
-TESTS = ["test_products.py", "attention/test_attention.py", "attention/test_trees.py", "test_forward.py",
+TESTS = ["test_products.py", "attention/test_attention.py", "attention/test_tree.py", "test_forward.py",
          "test_same_bits.py"]  # fmt: skip
 
 

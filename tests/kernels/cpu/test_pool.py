@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
@@ -16,11 +16,12 @@ from bass_core.model.llama_cpu import LlamaCompiled
 from kernels.cpu.calls import jit, pool
 from kernels.cpu.packing import pack
 from kernels.cpu.products import linear
+from tests.support import ROOT
+from tests.support.models import slow_but
+from tests.support.threads import together
 
-from ...models import slow_but
 from .shapes import fed, made, tokens
 
-ROOT = Path(__file__).parents[3]
 _FORK = """
 import os
 import torch
@@ -62,11 +63,7 @@ def test_three_threads_at_once_get_what_one_gets(cores: int) -> None:
         for _ in range(5):
             found[index].extend(texts(steps[index], 15))
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, index) for index in range(3)))
     for mine, own in zip(found, expected, strict=True):
         assert len(mine) == 75
         assert all(torch.equal(a, b) for a, b in zip(mine, own * 5, strict=True))
@@ -109,11 +106,7 @@ def test_one_thread_at_a_time_sets_where_numba_keeps_code(monkeypatch: pytest.Mo
                 both.wait()
 
     monkeypatch.setattr(jit, "_Code", Slow)
-    threads = [threading.Thread(target=jit._keep, args=(object(), print)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[lambda: jit._keep(object(), print)] * 2)
     after, jit.config.CACHE_DIR = jit.config.CACHE_DIR, before
     assert both.broken  # they never met
     assert after == before

@@ -18,9 +18,9 @@ from bass_core.model.cache import RaggedCache
 from bass_core.model.forward import BatchTree, ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.weights.quantized import quantise_model
+from tests.support.models import slow_but
+from tests.support.trees import Parents, batch_tree, path, random_tree
 
-from ...models import slow_but
-from .attention.steps import Parents, batch_tree, path, random_tree
 from .shapes import KINDS, compiled, fed, made, tokens
 
 WIDTHS = [1, 2, 3, 4, 5, 1, 3, 5, 2, 4, 5, 1, 2, 3, 4, 5]

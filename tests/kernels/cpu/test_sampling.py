@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +12,7 @@ from bass_core.sample import distribution, noise
 from bass_core.sample.distribution import argmax, probabilities, top
 from bass_core.sample.draw import draw
 from bass_core.sample.params import COLDEST, SamplingParams
+from tests.support.rows import check_rows_alone
 
 if not cpu_kernels.available():
     pytest.skip("numba is not there", allow_module_level=True)
@@ -24,16 +23,6 @@ from kernels.cpu.sampling import calls
 SHAPES = [(1, 1), (3, 7), (17, 33), (3, 4097), (17, 12_288), (1, 49_152)]
 SLOW_SIZES = [pytest.param(size, marks=pytest.mark.slow) for size in (49_152, 200_000)]
 SEED = 2**62 + 12_345
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """torch's number of threads; small work is shared as well."""
-    before = torch.get_num_threads()
-    monkeypatch.setattr(calls, "_LEAST_SHARED", 0)
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def keys(rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,12 +41,11 @@ def test_the_softmax_is_torch_s(rows: int, size: int, threads: int) -> None:
     torch.manual_seed(size)
     logits = torch.randn(rows, size) * 5
     for temperature in (0.7, 1.0):
-        p = probabilities(logits, SamplingParams(temperature))
+        params = SamplingParams(temperature)
+        p = torch.stack(check_rows_alone(lambda some, params=params: probabilities(logits[some], params), rows))
         assert p.dtype == torch.float32 and p.shape == logits.shape
         torch.testing.assert_close(p.double(), plain(logits, temperature), rtol=2e-5, atol=1e-37)
         torch.testing.assert_close(p.double().sum(-1), torch.ones(rows).double(), rtol=0, atol=1e-6)
-        for row in range(rows):
-            assert torch.equal(p[row], probabilities(logits[row], SamplingParams(temperature)))
 
 
 FILTERS = [

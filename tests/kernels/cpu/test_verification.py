@@ -20,7 +20,6 @@ from bass_core.verify.rules import VERIFICATIONS
 
 if not cpu_kernels.available():
     pytest.skip("numba is not there", allow_module_level=True)
-from kernels.cpu.sampling import calls
 
 RULES = ["rejection", "block", "coupled"]
 WAYS = [
@@ -71,16 +70,6 @@ def _rounded(outcome: RowOutcome, of: Outcome) -> list[tuple[object, ...]]:
 
 def _said(value: float, digits: int = 9) -> float | None:
     return None if math.isnan(value) else round(value, digits)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> object:
-    """torch's number of threads; small work is shared as well."""
-    before = torch.get_num_threads()
-    monkeypatch.setattr(calls, "_LEAST_SHARED", 0)
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("rule", RULES)

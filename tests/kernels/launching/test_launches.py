@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +20,8 @@ import triton.language as tl
 from triton.runtime.interpreter import interpreter_builder
 
 from tests.kernels.launching.launches import LAUNCHES
-from tests.models import slow_but
-
-ROOT = Path(__file__).parents[3]
+from tests.support import ROOT
+from tests.support.models import slow_but
 
 
 @contextmanager

@@ -1,29 +1,27 @@
-"""Texts of one layer's projections, fed to attention alone, what torch makes of them, and random trees."""
+"""Texts of one layer's projections, fed to attention alone, and what torch makes of them."""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bass_core.model.forward import BatchTree
 from bass_core.model.tiled import TiledCache
 from kernels.cpu.attention.step import Attention, attend_alone
 from kernels.cpu.attention.tree import Tree
 from kernels.cpu.kinds import HAS_DOT
 from kernels.plan import AttentionPlan
 from kernels.reference.attention import pad
+from tests.support.trees import Parents, batch_tree
 
 LENGTH = 1340
 # Head dimension, and whether products are of bfloat16. Heads of 64 fill AMX's tiles where there are any.
 LAYERS: dict[str, tuple[int, bool]] = {"float32": (20, False)}
 if HAS_DOT:
     LAYERS |= {"bfloat16": (20, True), "bfloat16, heads of 64": (64, True)}
-Parents = list[int]
 
 
 class Layer:
@@ -98,36 +96,6 @@ class Layer:
         assert found.shape == expected.shape
         error = (found - expected).abs().max() / expected.abs().max()
         assert error < (0.004 if self.attention.dot else 3e-6), error
-
-
-def random_tree(rng: random.Random, nodes: int, deepest: int = 8, roots: int = 1) -> Parents:
-    """The parent of each node, which comes before it; -1: what the row holds already."""
-    parents: Parents = []
-    for node in range(nodes):
-        possible = [one for one in range(node) if len(path(parents, one)) < deepest]
-        parents.append(-1 if node < roots else rng.choice(possible))
-    return parents
-
-
-def path(parents: Parents, node: int) -> list[int]:
-    """A node's ancestors in order, and itself."""
-    found: list[int] = []
-    while node >= 0:
-        found.append(node)
-        node = parents[node]
-    return found[::-1]
-
-
-def batch_tree(trees: Sequence[Parents], fed: Sequence[int] | None = None) -> BatchTree:
-    """What a batch says of these trees, of which the first fed[b] nodes of row b were fed before."""
-    before = [0] * len(trees) if fed is None else list(fed)
-    width = max(len(tree) - old for tree, old in zip(trees, before, strict=True))
-    paths = [
-        [path(tree, old + s) if old + s < len(tree) else [old + s] for s in range(width)]
-        for tree, old in zip(trees, before, strict=True)
-    ]
-    sees = [[sum(1 << node for node in one) for one in row] for row in paths]
-    return BatchTree(sees, [[len(one) - 1 for one in row] for row in paths], before)
 
 
 def flat_tree(trees: Sequence[Parents], lengths: Sequence[int], fed: Sequence[int] | None = None) -> Tree:

@@ -12,8 +12,8 @@ import torch
 from kernels.cpu.attention.layout import padded
 from kernels.cpu.attention.plan import APART, DIRECT, SHARED, planned
 from kernels.cpu.attention.tree import NO_TREE
+from tests.support.models import slow_but
 
-from ....models import slow_but
 from ..shapes import DOTS
 from .steps import LAYERS, LENGTH, Layer
 

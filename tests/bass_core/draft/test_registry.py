@@ -6,10 +6,9 @@ import torch
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.draft.base import Proposal, TreeProposal, own_drafter
 from bass_core.draft.registry import DRAFTERS
-
-from ...conformance.table import DRAFTS
-from ...conformance.table import pair as made_pair
-from ...models import prompts, small_window, tiny
+from tests.conformance.table import DRAFTS
+from tests.conformance.table import pair as made_pair
+from tests.support.models import prompts, small_window, texts_of, tiny
 
 # Prompts that repeat themselves, so that there is something to copy.
 ROWS = [prompt * 2 for prompt in prompts(3)]
@@ -69,7 +68,7 @@ def test_a_drafter_of_ones_own_needs_propose_alone():
     drafter = Threes()
     ours = generate(pair, ROWS, drafter=drafter, draft_length=3, max_new_tokens=12)
     theirs = generate(pair, ROWS, method="regular", max_new_tokens=12)
-    assert [s.token_ids for s in ours.sequences] == [s.token_ids for s in theirs.sequences]
+    assert texts_of(ours) == texts_of(theirs)
     assert not hasattr(drafter, "calls"), "a copy of it was used"
     made = own_drafter(drafter)
     assert (made.calls, made.drafted, made.observes_states, made.start([])) == (0, 0, False, None)

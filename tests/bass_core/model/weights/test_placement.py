@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from bass_core import PairError, RequestError, generate, load_pair, race
 from bass_core.model.base import CausalModel
 from bass_core.model.loading import catalogue
-from tests.bass_core.draft.test_head import tiny_head
-from tests.models import prompts, tiny
+from tests.support.models import prompts, texts_of, tiny, tiny_head
 
 ROWS = prompts(2)
 TEXT: dict[str, Any] = {"max_new_tokens": 6, "draft_length": 2, "eos_token_id": None}
@@ -46,10 +45,7 @@ def test_layers_that_wait_on_the_disk_write_the_same_text(folder: str) -> None:
     assert split.places == ("cpu", "disk") and str(split.device) == "cpu" and whole.places == ("cpu",)
     assert type(split.target_step) is CausalModel and not split.target_step.capturable
     for method in ("regular", "speculative", "bass"):
-        one, other = (
-            [row.token_ids for row in generate(pair, ROWS, method=method, **TEXT).sequences]
-            for pair in (whole, split)
-        )
+        one, other = (texts_of(generate(pair, ROWS, method=method, **TEXT)) for pair in (whole, split))
         assert one == other
     # Neither the model nor its copies have kept what they read.
     assert {name.split(".")[0] for name in waiting(split.target)} == {"model", "lm_head"}
@@ -71,7 +67,7 @@ def test_a_target_that_is_on_disk_alone_is_split(folder: str) -> None:
     pair = load_pair(f"{folder}/target", device_map={"": "disk"}, dtype="float32")
     plain = load_pair(f"{folder}/target", device="cpu", dtype="float32")
     assert pair.places == ("disk",) and str(pair.device) == "cpu"
-    one, other = ([row.token_ids for row in generate(two, ROWS, **TEXT).sequences] for two in (pair, plain))
+    one, other = (texts_of(generate(two, ROWS, **TEXT)) for two in (pair, plain))
     assert one == other
 
 
@@ -80,7 +76,11 @@ def test_what_can_not_be_spread_is_one_sentence(folder: str) -> None:
     refused: list[tuple[type[Exception], dict[str, Any], str]] = [
         *nowhere,
         (RequestError, {"device_map": "everywhere"}, "The device map 'everywhere' is not known: choose auto, "),
-        (RequestError, {"device_map": "auto", "device": "cpu"}, "A device_map says where the target goes: leave"),
+        (
+            RequestError,
+            {"device_map": "auto", "device": "cpu"},
+            "The device_map already places the target: leave",
+        ),
         (RequestError, {"device_map": "auto", "dtype": "int8"}, "int8 weights can't be spread over devices: "),
     ]
     for kind, asked, says in refused:

@@ -1,8 +1,9 @@
-"""Runs the command and builds the page as on another system: `python -m tests.emulated_system NAME TARGET DRAFT`.
+"""Runs the command and builds the page as on another system.
 
-Contract: NAME is win32 or darwin. Once torch and the other packages are imported, what that system lacks is taken
-away: Linux's own functions and modules, /proc, /sys and control groups, Triton, and UTF-8 as the encoding of
-files, in whose place there is a Windows' code page. What the packages do on that system is not emulated.
+`python -m tests.support.emulated_system NAME TARGET DRAFT`: NAME is win32 or darwin. Once torch and the other
+packages are imported, what that system lacks is taken away: Linux's own functions and modules, /proc, /sys and
+control groups, Triton, and UTF-8 as the encoding of files, in whose place there is a Windows' code page. What the
+packages do on that system is not emulated.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,14 +30,14 @@ from bass_core.lanes.lane import Lane
 from bass_core.lanes.view import lane_view
 from bass_core.model import graphs as graphs
 from bass_core.sample.distribution import probabilities
-
-from ...conformance import test_distribution as distribution
-from ...models import NEAR, perturbed, prompts, tiny
-from ...schedule import draft_in_step
+from tests.conformance import test_distribution as distribution
+from tests.support import ROOT
+from tests.support.models import prompts, texts_of, tiny_pair
+from tests.support.schedule import draft_in_step
 
 TOKENS = 24
-TARGET, DRAFT = tiny("llama"), perturbed(tiny("llama"), NEAR["llama"])
-PAIR = ModelPair(TARGET, DRAFT)
+PAIR = tiny_pair()
+TARGET, DRAFT = PAIR.target, PAIR.draft
 ROWS = prompts(4)
 WARM = SamplingParams(0.9)
 # Of five token ids, whose distributions are known.
@@ -56,10 +55,6 @@ def run(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> Any:
     out = generate(pair, rows, method="amusd", **arguments)
     assert out.timeline is not None and out.timeline["note"] is None, "the draft was lost"
     return out
-
-
-def texts(out: Any) -> list[list[int]]:
-    return [sequence.token_ids for sequence in out.sequences]
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, top_k=30)], ids=["greedy", "warm"])
@@ -165,7 +160,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(RequestError, match="draft="):
         generate(ModelPair(TARGET), ROWS, method="amusd")
     for name in ("window", "window_model"):
-        with pytest.raises(RequestError, match="drafts with it"):
+        with pytest.raises(RequestError, match="drafts with the target"):
             generate(PAIR, ROWS[:1], method="amusd", drafter=name)
 
 
@@ -205,8 +200,8 @@ def test_a_draft_that_fails_leaves_regular_decoding(way: str, step: int, monkeyp
     lane = _lane(PAIR, ROWS, "amusd", Options(**{"max_new_tokens": 40} | WAYS[way]))
     while not lane.finished:
         lane.step()
-    expected = texts(generate(PAIR, ROWS, method="regular", max_new_tokens=40, **WAYS[way]))
-    assert [s.token_ids for s in lane.sequences] == expected
+    expected = texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=40, **WAYS[way]))
+    assert texts_of(lane) == expected
     note = lane.timeline.note
     assert "failed (ZeroDivisionError)" in note and "regular decoding" in note
     assert lane_view(lane)["timeline"]["note"] == note and lane.error is None
@@ -216,7 +211,7 @@ def test_a_draft_that_can_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bass_core.decode.overlapped.session.Parts", lambda *_, **__: 1 / 0)
     out = generate(PAIR, ROWS, method="amusd", max_new_tokens=10)
     assert "ZeroDivisionError" in out.timeline["note"] and not out.metrics.drafted
-    assert texts(out) == texts(generate(PAIR, ROWS, method="regular", max_new_tokens=10))
+    assert texts_of(out) == texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=10))
 
 
 def test_the_draft_of_a_request_that_is_dropped_ends() -> None:
@@ -258,7 +253,7 @@ def test_many_short_runs_with_delays_on_either_side(way: str, monkeypatch: pytes
     monkeypatch.undo()  # of the schedule: here the delays decide
     chance = random.Random(5)
     whole = DraftSession.step
-    expected = texts(generate(PAIR, ROWS, method="regular", max_new_tokens=40, eos_token_id=None, **WAYS[way]))
+    expected = texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=40, eos_token_id=None, **WAYS[way]))
     for _ in range(60):
         monkeypatch.setattr(DraftSession, "step", whole)
         if chance.random() < 0.2:
@@ -287,7 +282,6 @@ SCRIPT = """
 import torch
 from bass_core import ModelPair, stream
 from bass_core.decode.overlapped.session import DraftSession
-from tests.models import *
 torch.set_num_threads(1)
 x, step = torch.ones(3000, 3000), DraftSession.step
 def slow(self):
@@ -306,8 +300,7 @@ print("done")
 @pytest.mark.slow
 def test_a_program_may_end_while_a_thread_drafts() -> None:
     """The program ends while the thread is inside a matrix product, which returns during interpreter shutdown."""
-    folder = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-500:]
 
 
@@ -330,4 +323,4 @@ def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
             before += row.tokens
     assert others and (points > 0) == (drafter == "adaptive")
     same = {"max_new_tokens": 20, "drafter": drafter}
-    assert texts(run(SMALL, rows, **same)) == texts(generate(SMALL, rows, method="regular", **same))
+    assert texts_of(run(SMALL, rows, **same)) == texts_of(generate(SMALL, rows, method="regular", **same))

@@ -7,7 +7,6 @@ the model says next; the compiled kernels give the same bits. A row's length cha
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +23,8 @@ from bass_core.model.prefix import CachedTexts
 from bass_core.model.runner import ModelRunner
 from bass_core.model.tiled import TiledCache
 from kernels.plan import SHARE
-
-from ...models import VOCAB, tiny
+from tests.support import ROOT
+from tests.support.models import VOCAB, tiny
 
 LONG = list(range(1, 1 + 2 * SHARE))
 PROMPTS = [[*LONG, 5, 6], [9, 8, 7], [*LONG, 70]]
@@ -107,9 +106,6 @@ def test_a_path_that_lies_right_moves_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert not moved and list(runner.lengths[:2]) == [length + 3, 4]
     runner.commit(0, length + 5, [0, 2])
     assert moved == [(0, length + 3, [length + 3, length + 5])]
-
-
-ROOT = Path(__file__).parents[3]
 
 
 def assigned(function: ast.AST) -> set[str]:

@@ -29,9 +29,7 @@ from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.weights import modified
 from bass_core.model.weights.modified import Watch
 from bass_core.model.weights.quantized import quantise_model
-
-from ...models import prompts, tiny
-from ..draft.test_head import tiny_head
+from tests.support.models import prompts, texts_of, tiny, tiny_head
 
 compiled = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -56,7 +54,7 @@ def ours(model: Any) -> Tensor:
 
 def texts(pair: ModelPair, **options: Any) -> list[list[int]]:
     made = generate(pair, prompts(2), max_new_tokens=8, eos_token_id=None, draft_length=2, **options)
-    return [one.token_ids for one in made.sequences]
+    return texts_of(made)
 
 
 class Doubled(nn.Module):
@@ -468,7 +466,7 @@ def test_a_refresh_leaves_a_running_lane_the_layers_that_it_began_with(reads_lay
     head = tiny_head(target, reads_layers=reads_layers).to(torch.bfloat16)
     pair = ModelPair(target, head)
     options: Any = {"max_new_tokens": 24, "eos_token_id": None, "draft_length": 2}
-    wanted = [one.token_ids for one in generate(pair, prompts(2), method="regular", **options).sequences]
+    wanted = texts_of(generate(pair, prompts(2), method="regular", **options))
     assert head.compiled_inputs is not None
     steps = stream(pair, prompts(2), **options)
     written = [row.tokens for row in next(steps).rows]

@@ -25,13 +25,13 @@ from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.weights.quantized import (
     QuantizedEmbedding,
     QuantizedLinear,
-    held,
     is_quantized,
     quantise_model,
+    weight_of,
 )
 from kernels.reference.quantized import QuantizedWeight, dequantise, quantise_q8_0
-from tests.models import prompts, reference, tiny
-from tests.schedule import draft_in_step
+from tests.support.models import prompts, reference, texts_of, tiny
+from tests.support.schedule import draft_in_step
 
 ROWS = prompts(3)
 
@@ -58,7 +58,7 @@ def test_every_method_writes_what_the_models_own_forward_says(architecture: str,
     assert expected != [reference(tiny(architecture), row, 12) for row in ROWS] or name == "int8"
     for method in ("regular", "speculative", "bass"):
         out = generate(pair, ROWS, method=method, max_new_tokens=12, eos_token_id=None)
-        assert [sequence.token_ids for sequence in out.sequences] == expected, method
+        assert texts_of(out) == expected, method
 
 
 def test_amusd_drafts_with_a_quantised_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_amusd_drafts_with_a_quantised_draft(monkeypatch: pytest.MonkeyPatch) ->
     pair = ModelPair(model, quantised("llama", "int8"))
     out = generate(pair, ROWS, method="amusd", max_new_tokens=12, eos_token_id=None)
     assert out.timeline is not None and out.timeline["note"] is None and out.metrics.drafted > 0
-    assert [sequence.token_ids for sequence in out.sequences] == [reference(model, row, 12) for row in ROWS]
+    assert texts_of(out) == [reference(model, row, 12) for row in ROWS]
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
@@ -79,10 +79,12 @@ def test_layers_and_embedding_are_replaced_and_counted(name: str, tied: bool) ->
     assert not any(isinstance(module, (nn.Linear, nn.Embedding)) for module in model.modules())
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     assert type(head) is QuantizedLinear and type(table) is QuantizedEmbedding
-    assert (held(head) is held(table)) == tied
+    assert (weight_of(head) is weight_of(table)) == tied
     kinds = {module.quantized.kind for module in model.model.modules() if isinstance(module, QuantizedLinear)}
     ends = "int8" if name == "int8" else "q8_0"
-    assert kinds == {"int8" if name == "int8" else "q4_1"} and {held(head).kind, held(table).kind} == {ends}
+    assert kinds == {"int8" if name == "int8" else "q4_1"} and {weight_of(head).kind, weight_of(table).kind} == {
+        ends
+    }
     assert (head.in_features, head.out_features, head.weight.dtype) == (64, 96, torch.float32)
     torch.testing.assert_close(head(torch.eye(64)).T, head.weight)
     assert torch.equal(table(torch.tensor([[5, 2]])), table.weight[torch.tensor([[5, 2]])])
@@ -188,7 +190,7 @@ def test_those_of_another_package_run_the_models_own_forward(monkeypatch: pytest
     assert pair.target_step.cost.weight_bytes < ModelPair(tiny("llama")).target_step.cost.weight_bytes / 2
     for method in ("regular", "bass"):
         out = generate(pair, rows, method=method, max_new_tokens=8, eos_token_id=None)
-        assert [sequence.token_ids for sequence in out.sequences] == [reference(model, row, 8) for row in rows]
+        assert texts_of(out) == [reference(model, row, 8) for row in rows]
     monkeypatch.setattr(select, "is_accelerator", lambda device: True)
     monkeypatch.setattr(select.llama_cuda, "has_room", lambda model: True)
     assert type(ModelPair(model).target_step) is CausalModel

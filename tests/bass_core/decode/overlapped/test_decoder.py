@@ -6,18 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from bass_core import ModelPair, SamplingParams
+from bass_core import SamplingParams
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.overlapped.decoder import AmusdDecoder
 from bass_core.decode.overlapped.draft import DraftThread
 from bass_core.decode.overlapped.session import Draft
 from bass_core.model.runner import ModelRunner
 from bass_core.sequence import Sequence
+from tests.support.models import prompts, reference, tiny_pair
 
-from ...models import prompts, reference, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET)
+PAIR = tiny_pair(None)
+TARGET = PAIR.target
 TOKENS = 12
 (PROMPT,) = prompts(1)
 TEXT = reference(TARGET, PROMPT, TOKENS + 4)

@@ -12,10 +12,10 @@ from torch import Tensor
 from bass_core.model.cache import RaggedCache
 from bass_core.model.tiled import TiledCache
 from kernels.cpu.attention.layout import padded
-
-from ....models import slow_but
-from ..shapes import DOTS
-from .steps import LAYERS, LENGTH, Layer, Parents, flat_tree, path, random_tree
+from tests.kernels.cpu.attention.steps import LAYERS, LENGTH, Layer, flat_tree
+from tests.kernels.cpu.shapes import DOTS
+from tests.support.models import slow_but
+from tests.support.trees import Parents, path, random_tree
 
 # Every place in a tile, and the borders of segments, so that paths cross them.
 BASES = [*range(1, 18), *range(248, 260), 500, 511, 512, 1021]

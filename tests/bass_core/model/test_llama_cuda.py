@@ -10,7 +10,6 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +25,8 @@ from bass_core.model.llama_cuda import LlamaCuda, fits
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from kernels.backends import BACKENDS, captured_extent
-from tests.models import perturbed, prompts, reference, tiny
-
-ROOT = Path(__file__).parents[3]
+from tests.support import ROOT
+from tests.support.models import prompts, reference, texts_of, tiny, tiny_pair
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +38,7 @@ def no_idle_caches() -> Iterator[None]:
 
 def tokens(pair: ModelPair, rows: list[list[int]], count: int, **arguments: object) -> list[list[int]]:
     out = generate(pair, rows, max_new_tokens=count, eos_token_id=None, **arguments)
-    return [sequence.token_ids for sequence in out.sequences]
+    return texts_of(out)
 
 
 @pytest.mark.slow
@@ -48,7 +46,7 @@ def tokens(pair: ModelPair, rows: list[list[int]], count: int, **arguments: obje
 def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
     """Ragged prompts, a sliding window of 8 in Gemma, and a draft length of 3."""
     model = tiny(architecture)
-    pair = ModelPair(model, perturbed(model, 0.03))
+    pair = tiny_pair(0.03, target=model)
     rows = prompts(2, longest=12)
     wanted = tokens(pair, rows, 6, attention="sdpa", draft_length=3)
     assert tokens(pair, rows, 6, attention="fused", draft_length=3) == wanted

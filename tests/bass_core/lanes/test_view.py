@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from bass_core import DEFAULT_LANES, ModelPair, race
+from bass_core import DEFAULT_LANES, race
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.view import lane_view
 from bass_core.model.base import CausalModel
+from tests.support.models import VOCAB, tiny_pair
 
-from ...models import NEAR, VOCAB, perturbed, tiny
-
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+PAIR = tiny_pair()
+TARGET = PAIR.target
 # Three chunks of 128 tokens; 400 tokens are 25 whole units of a prefix.
 PROMPT = [1 + i * i % (VOCAB - 1) for i in range(400)]
 ROWS = 3

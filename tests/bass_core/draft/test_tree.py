@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import SamplingParams, generate
 from bass_core.draft import tree as trees
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.model import ModelDrafter
@@ -20,9 +20,7 @@ from bass_core.model.forward import ForwardBatch
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
-
-from ...conformance.table import head
-from ...models import NEAR, perturbed, prompts, tiny
+from tests.support.models import prompts, tiny, tiny_pair
 
 TARGET = tiny("llama")
 WARM = SamplingParams(1.0)
@@ -38,12 +36,11 @@ LEVELS: list[list[list[Fed]]] = [
 def drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, list[Sequence]]:
     """A drafter over three rows that has read their prompts."""
     rows = [Sequence(i, i, prompt, 60, frozenset()) for i, prompt in enumerate(prompts(3))]
-    draft = head(TARGET) if kind == "head" else perturbed(TARGET, NEAR["llama"])
-    pair = ModelPair(TARGET, draft)
-    size = len(draft.vocabulary) if kind == "head" else pair.vocab
+    pair = tiny_pair("head" if kind == "head" else "perturbed", target=TARGET)
+    size = len(pair.draft.vocabulary) if kind == "head" else pair.vocab
     runner = ModelRunner(pair.draft_step, 3, 120, size, "pad")
     made: Any = (
-        HeadDrafter(draft, runner, pair.vocab, WARM, tree=tree)
+        HeadDrafter(pair.draft, runner, pair.vocab, WARM, tree=tree)
         if kind == "head"
         else ModelDrafter(runner, WARM, tree=tree)
     )
@@ -122,7 +119,7 @@ def test_a_tree_leaves_nothing_behind(kind: str) -> None:
 
 def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that it observes of a row, against one forward over the row's text."""
-    pair = ModelPair(TARGET, head(TARGET))
+    pair = tiny_pair("head", target=TARGET)
     seen: dict[int, list[torch.Tensor]] = {}
     observe = HeadDrafter.observe_states
 

@@ -1,7 +1,7 @@
-"""Tiny random models, built from configs, whose greedy texts don't become repetitive.
+"""Tiny random models whose greedy texts don't become repetitive: `tiny`, `tiny_head` and `tiny_pair` build them.
 
-Contract: float32, deterministic for a seed, one builder per architecture that the engine is tested on. Weights are
-scaled up from the usual initialisation: with small weights every position would prefer the same token.
+All are float32 and the same for a seed. Their weights are scaled up from the usual initialisation: with small
+weights every position would prefer the same token.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as bpe
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from bass_core import ModelPair
 from bass_core.decode import calibrate
 from bass_core.draft import registry
 from bass_core.draft import window as drafting_window
+from bass_core.model.draft_head import DraftHead, HeadConfig
 from kernels import plan
 from kernels.reference import prefix
 
 VOCAB = 96
 
 
-def _builder(name: str, **sizes: Any) -> Callable[[int], PreTrainedModel]:
-    """Builds an architecture with so many layers."""
+def _builder(name: str, **sizes: Any) -> Callable[..., PreTrainedModel]:
+    """Return a function that builds an architecture with a number of layers and, if given, other sizes."""
 
-    def build(layers: int) -> PreTrainedModel:
+    def build(layers: int, **others: Any) -> PreTrainedModel:
         types = ["sliding_attention", "full_attention"] * (layers // 2) + ["sliding_attention"] * (layers % 2)
         own = {"layer_types": types} if "sliding_window" in sizes else {}
         config: Any = getattr(tf, f"{name.replace('Gemma3', 'Gemma3Text')}Config")
-        plain = {"vocab_size": VOCAB, "tie_word_embeddings": False, "num_hidden_layers": layers}
+        plain = {"tie_word_embeddings": False, "num_hidden_layers": layers}
         ids = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
         model: Any = getattr(tf, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
-        return model(config(**plain, **ids, **_SIZES, **own, **sizes))
+        return model(config(**plain, **ids, **own, **(_SIZES | sizes | others)))
 
     return build
 
 
-_SIZES = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
+_SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
 _GROUPED = {"intermediate_size": 128, "num_key_value_heads": 2}
 BUILDERS = {
     "llama": _builder("Llama", **_GROUPED),
@@ -58,10 +60,20 @@ SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 2
 NEAR = {"llama": 0.025, "qwen3": 0.04, "opt": 0.03, "gpt2": 0.03, "gpt_neox": 0.03, "gemma3": 0.07}
 
 
-def tiny(architecture: str, seed: int = 0, layers: int = 2, scale: float | None = None) -> PreTrainedModel:
-    """A float32 model in eval mode; its matrices are `scale` times the usual initialisation."""
+def tiny(
+    architecture: str, seed: int = 0, layers: int = 2, scale: float | None = None, **sizes: Any
+) -> PreTrainedModel:
+    """Return a float32 model in eval mode.
+
+    Args:
+        architecture: A key of BUILDERS.
+        seed: Seed of the weights.
+        layers: The number of layers.
+        scale: Its matrices are this many times the usual initialisation; by default as in SCALES.
+        sizes: Settings of the model's config, e.g. vocab_size=5.
+    """
     torch.manual_seed(seed)
-    model = BUILDERS[architecture](layers).eval()
+    model = BUILDERS[architecture](layers, **sizes).eval()
     factor = SCALES[architecture] if scale is None else scale
     with torch.no_grad():
         for parameter in model.parameters():
@@ -81,6 +93,64 @@ def perturbed(model: PreTrainedModel, amount: float, seed: int = 1) -> PreTraine
             if parameter.dim() > 1:
                 parameter.add_(torch.randn_like(parameter) * parameter.std() * amount)
     return other
+
+
+def tiny_head(
+    target: PreTrainedModel,
+    layers: int = 1,
+    reads_states: bool = True,
+    reads_layers: tuple[int, ...] = (),
+    size: int = 40,
+    seed: int = 5,
+) -> DraftHead:
+    """Return an untrained head over `size` tokens of the target's: right now and then, so that rows diverge."""
+    torch.manual_seed(seed)
+    config = HeadConfig(layers, target.config.hidden_size, reads_states, reads_layers)
+    head = DraftHead(target, config, torch.randperm(target.config.vocab_size)[:size].sort().values)
+    with torch.no_grad():
+        head.fuse.weight.normal_(std=0.2)
+        for parameter in head.body.model.layers.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+        head.pointer.weight.normal_(std=0.05)
+    return head.eval().requires_grad_(False)
+
+
+def tiny_pair(
+    draft: str | float | None = "perturbed",
+    *,
+    architecture: str = "llama",
+    target: PreTrainedModel | None = None,
+    to: torch.dtype | torch.device | str | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> ModelPair:
+    """Return a tiny target with a draft.
+
+    Args:
+        draft: "perturbed" chooses the target's token at about three of four positions, "self" is the target,
+            "random" another model of one layer, "head" an untrained head that reads the target's first layer.
+            A number is the noise of a perturbed copy; None, or "none", is no draft.
+        architecture: A key of BUILDERS.
+        target: This model instead of the architecture's.
+        to: The dtype or the device to move both models to.
+        tokenizer: The pair's tokenizer.
+    """
+    model = tiny(architecture) if target is None else target
+    other: Any = None
+    if draft == "perturbed":
+        other = perturbed(model, NEAR[architecture])
+    elif draft == "random":
+        other = tiny(architecture, seed=5, layers=1)
+    elif draft == "head":
+        other = tiny_head(model, reads_layers=(0,))
+    elif draft == "self":
+        other = model
+    elif draft not in ("none", None):
+        other = perturbed(model, float(draft))
+    if to is not None:
+        model = model.to(to)
+        other = other if other is None else other.to(to)
+    return ModelPair(model, other, tokenizer)
 
 
 def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
@@ -113,6 +183,11 @@ def reference(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> lis
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens, pad_token_id=0
     )
     return out[0, len(prompt) :].tolist()
+
+
+def texts_of(out: Any) -> list[list[int]]:
+    """Return the new tokens of each sequence of a `generate` or of a lane."""
+    return [sequence.token_ids for sequence in out.sequences]
 
 
 def byte_tokenizer(corpus: tuple[str, ...] = (), merges: int = 0) -> PreTrainedTokenizerFast:

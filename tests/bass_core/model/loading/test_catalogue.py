@@ -21,13 +21,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from bass_core import PairError, RequestError, WeightsError, generate, load_pair
-from bass_core.model.draft_head import DraftHead, HeadConfig
+from bass_core.model.draft_head import DraftHead
 from bass_core.model.loading import catalogue, quantized, sources
 from bass_core.model.loading.gguf_blocks import read_blocks
 from bass_core.model.loading.weights import smollm2_gguf
 from bass_core.model.weights.quantized import is_quantized
 from kernels.reference.quantized import dequantise
-from tests.models import VOCAB, tiny
+from tests.support.models import VOCAB, tiny, tiny_head
 
 HUB_ID = "someone/tiny-llama"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -250,7 +250,7 @@ def test_a_head_takes_its_rows_on_the_host_and_before_they_are_quantised(
 ) -> None:
     """A quantized weight has no rows to take; on ZeroGPU the device, here torch's "meta", holds no numbers yet."""
     target = load_pair(str(folder), device="cpu", dtype="float32").target
-    DraftHead(target, HeadConfig(1, target.config.hidden_size), torch.arange(VOCAB // 2)).save(tmp_path / "head")
+    tiny_head(target).save(tmp_path / "head")
     done: list[tuple[str, str]] = []
     real = catalogue.load_draft_head
 
@@ -274,10 +274,10 @@ def test_a_head_takes_its_rows_on_the_host_and_before_they_are_quantised(
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_head_keeps_its_rows_and_reads_the_quantised_embedding(folder: Path, tmp_path: Path, dtype: str) -> None:
     plain = load_pair(str(folder), device="cpu").target
-    DraftHead(plain, HeadConfig(1, plain.config.hidden_size), torch.arange(VOCAB // 2)).save(tmp_path / "head")
+    tiny_head(plain).save(tmp_path / "head")
     pair = load_pair(str(folder), draft=str(tmp_path / "head"), device="cpu", dtype=dtype)
     head, table = pair.draft, pair.target.get_input_embeddings()
-    assert torch.equal(head.body.lm_head.weight, plain.get_output_embeddings().weight[: VOCAB // 2])
+    assert torch.equal(head.body.lm_head.weight, plain.get_output_embeddings().weight[head.vocabulary])
     assert head.embedding is None and head.quantized is table.quantized and not is_quantized(head)
     out = generate(pair, [[1, 2, 3]], method="bass", drafter="model", max_new_tokens=6, eos_token_id=None)
     assert len(out.sequences[0].token_ids) == 6 and out.metrics.drafted > 0

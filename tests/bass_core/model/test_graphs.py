@@ -29,14 +29,14 @@ from tests.bass_core.accelerated import (  # noqa: F401
     ROWS,
     TEXT,
     accelerator,
-    beside,
     on_device,
     small,
     texts,
     while_capturing,
 )
 from tests.devices.emulation import capture as emulated_capture
-from tests.models import reference, tiny
+from tests.support.models import reference, tiny
+from tests.support.threads import together
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -227,7 +227,7 @@ def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch:
         capture.empty_cache(DEVICE)
 
     model = on_device().target_step
-    while_capturing(monkeypatch, model, (lambda: beside(give_back)) if elsewhere else give_back)
+    while_capturing(monkeypatch, model, (lambda: together(give_back)) if elsewhere else give_back)
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
     assert emulated_capture.captured == 1 and not calls

@@ -19,8 +19,7 @@ from bass_core.sample.params import SamplingParams
 from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
-
-from .tree_rule import DEPTH, SHAPES, Path, Shape, Table, outcomes, tables, without
+from tests.bass_core.verify.tree_rule import DEPTH, SHAPES, Path, Shape, Table, outcomes, tables, without
 
 WARM = SamplingParams(1.0)
 

@@ -18,13 +18,11 @@ from bass_core.sample.draw import draw
 from bass_core.sample.noise import Role, stream
 from bass_core.sequence import Sequence
 from bass_core.verify.rules import VERIFICATIONS
+from tests.bass_core.draft.test_head import expected_drafts
+from tests.support.models import prompts, reference, tiny, tiny_head, tiny_pair
 
-from ...models import NEAR, perturbed, prompts, reference, tiny
-from ..draft.test_head import expected_drafts, tiny_head
-
-TARGET = tiny("llama")
-DRAFT = perturbed(TARGET, NEAR["llama"])
-PAIR = ModelPair(TARGET, DRAFT)
+PAIR = tiny_pair()
+TARGET, DRAFT = PAIR.target, PAIR.draft
 ROWS = prompts(2)
 
 

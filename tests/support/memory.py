@@ -1,0 +1,68 @@
+"""What a race may leave behind: its caches, its lanes and its threads."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+from bass_core.lanes.lane import Lane
+from bass_core.model.cache import RaggedCache
+
+
+def alive(collect: bool = False, lanes: bool = False) -> int:
+    """Return the number of caches that exist in this process; nothing else of a race holds device memory.
+
+    Args:
+        collect: Run the garbage collector first.
+        lanes: Count lanes too. An error that a log keeps holds its lane, but no cache.
+    """
+    if collect:
+        gc.collect()
+    kinds = (RaggedCache, Lane) if lanes else (RaggedCache,)
+    return sum(issubclass(type(thing), kinds) for thing in gc.get_objects())
+
+
+def left_behind() -> tuple[int, list[str]]:
+    """Return the number of caches that exist, and the names of the race threads that still run."""
+    return alive(collect=True), [
+        thread.name for thread in threading.enumerate() if thread.name.startswith(("bass-monitor", "bass-amusd"))
+    ]
+
+
+@contextmanager
+def frees_at_once(lanes: bool = False) -> Iterator[int]:
+    """Check that the block frees its caches and ends its threads, without the garbage collector.
+
+    Args:
+        lanes: Check that it frees its lanes too.
+
+    Yields:
+        What was alive before, to compare with `alive()` inside the block.
+    """
+    threads = set(threading.enumerate())
+    before = alive(collect=True, lanes=lanes)
+    gc.disable()
+    try:
+        yield before
+        assert alive(lanes=lanes) == before and set(threading.enumerate()) <= threads
+    finally:
+        gc.enable()
+
+
+def peak_bytes(work: Callable[[], object], folder: Path) -> int:
+    """Return the most bytes that torch held at once for the work of this thread, as its profiler recorded them."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    seen.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    held = peak = 0
+    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak

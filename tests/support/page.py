@@ -1,0 +1,134 @@
+"""The page in tests: a tiny random pair on disk (`save_tiny_pair`), and a server of it.
+
+`hosted` serves a page from this process, `serving` runs the real app.py in its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from bass_core import ModelPair, load_pair
+from tests.support import ROOT
+from ui.page.events import Snapshot
+from ui.page.limits import Limits
+from ui.page.page import build, launch_options
+from ui.sources.source import Source
+
+# Strings that the tiny model writes as single tokens, so that the page shows them: none may run or break it.
+HOSTILE = (
+    "<img src=x onerror=window.pwned=1>",
+    "<script>window.pwned=1</script>",
+    "${window.pwned=1}",
+    "`+(window.pwned=1)+`",
+    "{{value}}",
+    "\u05e9\u05dc\u05d5\u05dd",
+    "a\u200bb",
+    "c\u202ed",
+    "\U0001f41f",
+)
+
+
+def _byte_level(text: str) -> str:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][0]
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer without merges: each printable ASCII character, the hostile strings, and an end token."""
+    words = ["</s>", *map(chr, range(32, 127)), "\n", *HOSTILE]
+    vocabulary = {words[0]: 0} | {_byte_level(word): i for i, word in enumerate(words) if i}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", clean_up_tokenization_spaces=False
+    )
+
+
+def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
+    """Write a random Llama and, as its draft, a perturbed copy; returns their folders (target, draft)."""
+    tokenizer = _tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.2,
+        bos_token_id=None, eos_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    # Set the end token's logit to 0, so that a text of a thousand tokens rarely draws it.
+    with torch.no_grad():
+        model.lm_head.weight[0] = 0
+    model.generation_config.eos_token_id = 0
+    paths = folder / "target", folder / "draft"
+    for path, noise in zip(paths, (0.0, 0.03), strict=True):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += noise * torch.randn_like(weight)
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    return paths
+
+
+def load_saved(folders: tuple[Path, Path]) -> ModelPair:
+    """Load what `save_tiny_pair` wrote."""
+    return load_pair(str(folders[0]), draft=str(folders[1]), device="cpu", dtype="float32")
+
+
+def pair_options(pair: tuple[Path, Path]) -> tuple[str, ...]:
+    """app.py's options for the pair in these folders."""
+    return ("--pair", str(pair[0]), "--draft", str(pair[1]), "--device", "cpu", "--dtype", "float32")
+
+
+@contextmanager
+def hosted(source: Source, **more: Any) -> Iterator[str]:
+    """A page of this process for the races of `source`; gives its address."""
+    page = build(source, **{"limits": Limits(max_batch=8), "about": "here", **more})
+    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
+    try:
+        yield url.rstrip("/")
+    finally:
+        page.close()
+
+
+@contextmanager
+def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run app.py in its own process; gives its address and the process, which a test may kill."""
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
+    command = [sys.executable, "app.py", *options, "--port", str(port)]
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if found := re.search(r"open (http://\S+)", line):
+                    yield found[1].rstrip("/"), process
+                    break
+            else:
+                pytest.fail("app.py ended before it served: " + log.read_text())
+        finally:
+            process.terminate()
+            process.wait()
+    assert "Traceback" not in log.read_text()
+
+
+def lane_texts(snapshot: Snapshot) -> dict[str, list[Any]]:
+    """Return the texts of each lane's rows."""
+    return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
