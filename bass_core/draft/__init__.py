@@ -1,1 +1,1 @@
-"""Who proposes tokens: a draft model, a draft head, copies of the text, and the target itself."""
+"""Drafters: a draft model, a draft head, copies of the text, and the target itself. Begin with registry.py."""

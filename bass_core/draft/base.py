@@ -1,9 +1,7 @@
-"""What a decoder asks of a drafter, and what a drafter proposes.
+"""The interface of a drafter (`Drafter`) and of its proposals (`Proposal`, `TreeProposal`).
 
-Contract: `propose` returns up to max_drafts[r] tokens for each row of the batch and, where they were drawn from a
-model, the distributions they were drawn from. What is proposed never changes what the decoder writes, only how
-fast it writes. A drafter follows the decoder's rows: they are 0..B-1, and the last row takes the place of one that
-leaves.
+Proposals never change the distribution of what the decoder writes, only its speed.
+A drafter follows the decoder's rows 0..B-1. When a row leaves, the last row takes its place (`move_row`).
 """
 
 from __future__ import annotations
@@ -27,22 +25,26 @@ from ..sample.noise import NoiseKeys
 from ..sample.rows import copied
 from ..sequence import Sequence, WindowWork
 
-# The source of drafts that were copied from a text.
+# The source of drafts that were copied from the text.
 COPY = "copy"
 
 
 @dataclass
 class Proposal:
-    """What a drafter proposes for one round: chains, in which each draft follows the one before it.
+    """A drafter's proposal for one round: one chain per row, in which each draft follows the one before it.
 
-    tokens int64 [B, N]: the first num_drafted[r] of row r are drafts, the rest is padding. probs float32 [B, N, V]
-    are what each draft was drawn from; None: drafts are point masses.
-
-    max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
-    from a drafter that was made to tell them (HeadDrafter). windowed: what the drafts cost the target itself.
-
-    sources[r]: who drafted row r (Drafter.source), from a drafter that asks several. own: under greedy decoding,
-    gives each draft's probability at temperature 1 by row, None where it has none. None: not known.
+    Attributes:
+        tokens: int64 [B, N]. The first num_drafted[r] tokens of row r are drafts, the rest is padding.
+        num_drafted: drafts per row.
+        probs: float32 [B, N, V], the distribution that each draft was drawn from. None if the drafts are
+            point masses.
+        max_probs: float32 [B, N], the largest value of each draft's distribution, or None. Only for AMUSD
+            (HeadDrafter).
+        token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
+        windowed: the work of the target on windowed drafts, or None.
+        sources: who drafted each row (Drafter.source), from a drafter that combines several, or None.
+        own: returns each draft's probability at temperature 1, per row, for greedy decoding. An entry is None if
+            its draft has no probability. None if the drafter does not report them.
     """
 
     tokens: Tensor
@@ -56,18 +58,23 @@ class Proposal:
 
     @property
     def copied(self) -> list[bool]:
-        """By row, whether `sources` says that its drafts were copied."""
+        """Whether the drafts of each row were copied, according to `sources`."""
         return [source == COPY for source in self.sources or [""] * len(self.num_drafted)]
 
 
 @dataclass
 class TreeProposal(Proposal):
-    """What a drafter that `branches` proposes: trees of drafts.
+    """The proposal of a drafter that `branches`: one tree of drafts per row.
 
-    parents[r], num_drafted[r] of them: the index of the draft that each draft follows, below its own, or -1 for
-    the newest token of the text. At most one child of a draft was drawn, from the row drawn[r][i] of probs float32
-    [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before them.
-    Under coupling, where q decides nothing, all may name theirs. drawn None: no draft was drawn.
+    At most one child of each draft is drawn at random. Its siblings must depend only on the text before them.
+    For example, parents [-1, -1, 0] are two candidates for the next token and one draft after the first of them.
+
+    Attributes:
+        parents: num_drafted[r] numbers for row r: the index of each draft's parent, smaller than its own, or -1 if
+            the draft follows the newest token of the text.
+        drawn: for each draft the index into `probs` (here float32 [D, V]) of the distribution that it was drawn
+            from, which is 0 at its siblings; -1 if the draft was not drawn. Under coupling, which ignores q, every
+            draft may have one. None if no draft was drawn.
     """
 
     parents: list[list[int]] = field(default_factory=list)
@@ -75,16 +82,19 @@ class TreeProposal(Proposal):
 
 
 class Drafter(Protocol):
-    """What a decoder asks of a drafter; a subclass writes `propose` and what it needs of the rest.
+    """The interface of a drafter. A subclass needs only `propose`.
 
-    branches: whether it proposes trees, of which max_drafts[r] says how deep they may be: every proposal of such a
-    drafter is a TreeProposal, and is judged by the tree rule; no other drafter may give one. observes_states:
-    whether it wants the target's hidden states (`observe_states`). raw_states: whether those
-    may come as they are, for HiddenStateTap.finish. calls: forwards of a draft model so far.
-    drafted: tokens so far that a draft model drew and that were proposed; copies are not counted. A target that
-    drafts for itself counts as a draft model in both. source: who drafts, for a reader. tells: whether
-    a greedy proposal is to have its `own`. reads_others: whether it may draft for a row by what
-    other rows have written; rows with one noise key are then refused.
+    Attributes:
+        source: a name for the drafter, for display.
+        tells: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
+        reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
+            then refused.
+        observes_states: whether `observe_states` needs the target's hidden states.
+        raw_states: whether those states may come unfinished, see HiddenStateTap.finish.
+        branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
+            max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
+        calls: forwards of a draft model so far, including those of a target that drafts for itself.
+        drafted: proposed tokens so far that were drawn by a model; copied tokens don't count.
     """
 
     source: str = "drafter"
@@ -98,108 +108,111 @@ class Drafter(Protocol):
     drafted: int = 0
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        """Begin with these rows; the prefill of a draft model, where there is one."""
+        """Begin with these rows. Return the prefill of the draft model if there is one."""
         return None
 
     def prepare(self, rows: int) -> None:
-        """Before the first step, off the clock: make ready what the first rounds need."""
+        """Prepare the first rounds. Called before the first step, outside the measured time."""
         return None
 
     def read(self, rows: list[Sequence]) -> None:
-        """Read the prompts: a part of the prefill, if the first round drafts. Else they are read when one does."""
+        """Read the prompts as part of the prefill. Called only if the first round drafts."""
         return None
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
-        """What each row could draft next, and by whom: by what was written so far, before anything is drawn."""
+        """Return the number of tokens that each row could draft next, and who drafts them.
+
+        This may depend only on the text so far.
+        """
         return plain_offers(rows, self.source)
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        """At most max_drafts[r] tokens for row r."""
+        """Propose at most max_drafts[r] tokens for row r, or a tree at most that deep."""
         ...
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """The rows have written accepted[r] drafts of the proposal and the token after them.
+        """React to a verification: row r wrote accepted[r] drafts of the proposal and one more token.
 
-        Those are the first ones, or a path of the tree.
+        The accepted drafts are the first ones of a chain, or a path of a tree.
         """
         return None
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """states[r] [k, hidden]: of the k tokens of row r that have newly entered the target's cache for good.
+        """Take the target's states of the k tokens just committed to its cache, states[r] [k, hidden] for row r.
 
-        They are what the target's forward reads out (HiddenStateTap in model/base.py): its last hidden states,
-        unless the pair's draft head asks for others. They are valid until the target's next forward.
+        These are the target's last hidden states, unless the pair's draft head asks for others (HiddenStateTap in
+        model/base.py). They are valid until the target's next forward.
         """
         return None
 
     def rewind(self, row: int, length: int) -> None:
-        """The tokens of row `row` from `length` on were taken back, as AMUSD does; none of its prompt ever is."""
+        """Drop the tokens of row `row` from `length` on, which AMUSD took back. They are never prompt tokens."""
         return None
 
     def move_row(self, source: int, target: int) -> None:
-        """Row `source` takes the place of row `target`, which has left."""
+        """Let row `source` take the place of row `target`, which has left."""
         return None
 
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
-    """Offers of as many drafts as each row has room for: the target adds a token of its own."""
+    """Return offers of as many drafts as each row has room for, next to the token that the target adds."""
     return [Offer(row.remaining - 1, source, row=row.id) for row in rows]
 
 
 def own_drafter(drafter: Any) -> Drafter:
-    """A copy of a user's drafter, to which whatever it leaves out of `Drafter` is added.
+    """Return a copy of a user's drafter, with defaults for the members of `Drafter` that it lacks.
 
-    A drafter that does not say whether it observes states does so if it has a method `observe_states`.
+    Without an attribute `observes_states`, it observes states if it has a method `observe_states`.
     """
-    made: Any = copy.deepcopy(drafter)
-    if not hasattr(made, "observes_states"):
-        made.observes_states = hasattr(made, "observe_states")
-    if not hasattr(made, "offers"):
-        made.offers = partial(plain_offers, source=getattr(made, "source", Drafter.source))
+    wrapped: Any = copy.deepcopy(drafter)
+    if not hasattr(wrapped, "observes_states"):
+        wrapped.observes_states = hasattr(wrapped, "observe_states")
+    if not hasattr(wrapped, "offers"):
+        wrapped.offers = partial(plain_offers, source=getattr(wrapped, "source", Drafter.source))
     for name, default in vars(Drafter).items():
-        if not name.startswith("_") and not hasattr(made, name):
-            # Not bound to the drafter, which would then hold itself: the defaults use nothing of it.
-            setattr(made, name, partial(default, None) if callable(default) else default)
-    checked: Drafter = made
+        if not name.startswith("_") and not hasattr(wrapped, name):
+            # Not a bound method, which would keep the drafter alive; the defaults don't use `self`.
+            setattr(wrapped, name, partial(default, None) if callable(default) else default)
+    checked: Drafter = wrapped
     return checked
 
 
 def sources_of(proposal: Proposal, drafter: Drafter | None) -> list[list[str]]:
-    """Who proposed each draft, by row."""
-    whole = Drafter.source if drafter is None else drafter.source
-    rows = proposal.sources or [whole] * len(proposal.num_drafted)
+    """Return the source of each draft, per row."""
+    default_source = Drafter.source if drafter is None else drafter.source
+    rows = proposal.sources or [default_source] * len(proposal.num_drafted)
     return [[source] * count for source, count in zip(rows, proposal.num_drafted, strict=True)]
 
 
-class OwnChances:
-    """Keeps what a model drafts by, for the probabilities of its greedy drafts; nothing unless `wanted`."""
+class GreedyProbs:
+    """Collects the logits of greedy drafts to compute their probabilities later, but only if `wanted`."""
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
-        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._steps: list[tuple[Tensor, Tensor]] = []
 
     def keep(self, logits: Tensor, drafts: Tensor) -> None:
-        """Copy the logits [B, V], which the model's next forward may overwrite, with the drafts' columns [B]."""
+        """Copy logits [B, V], which the model's next forward may overwrite, and note the drafts' columns [B]."""
         if self.wanted:
-            self._kept.append((copied(logits), drafts))
+            self._steps.append((copied(logits), drafts))
 
-    def own(self, width: int) -> Callable[[], list[list[float | None]]] | None:
-        """The `own` of a proposal of `width` drafts a row."""
-        kept = self._kept[:width]
-        return (lambda: _chances(kept)) if kept else None
+    def getter(self, width: int) -> Callable[[], list[list[float | None]]] | None:
+        """Return the value of `Proposal.own` for the first `width` drafts."""
+        steps = self._steps[:width]
+        return (lambda: _greedy_probs(steps)) if steps else None
 
 
-def _chances(kept: list[tuple[Tensor, Tensor]]) -> list[list[float | None]]:
+def _greedy_probs(steps: list[tuple[Tensor, Tensor]]) -> list[list[float | None]]:
     columns = [
         (logits.float().gather(1, drafts[:, None]) - logits.float().logsumexp(-1, keepdim=True)).exp()
-        for logits, drafts in kept
+        for logits, drafts in steps
     ]
     rows: list[list[float | None]] = to_host(torch.cat(columns, dim=1)).tolist()
     return rows
 
 
 def point_masses(rows: list[list[int]]) -> Proposal:
-    """A proposal, on the host, of tokens that were copied: rows[r] for row r."""
+    """Return a proposal of copied tokens, rows[r] for row r, on the host."""
     num_drafted = [len(tokens) for tokens in rows]
     width = max(num_drafted)
     padded = [tokens + [0] * (width - len(tokens)) for tokens in rows]
@@ -207,34 +220,35 @@ def point_masses(rows: list[list[int]]) -> Proposal:
 
 
 def check_type(proposal: Proposal, branches: bool) -> Proposal:
-    """The proposal; raises RequestError where it is not of its drafter's type, or is a tree that can't be
-    verified.
+    """Return the proposal if it has the type that its drafter announced.
 
-    The type, and with it the rule, is known before anything is drawn.
+    The type decides the verification rule, so it has to be known before anything is drawn.
+
+    Raises:
+        RequestError: if it is a chain instead of a tree or the reverse, or a tree that can't be verified.
     """
     if not isinstance(proposal, TreeProposal):
         if branches:
             raise RequestError(
-                "The drafter has branches = True and proposed a chain: let it return a TreeProposal in every "
-                "round, or leave branches out."
+                "The drafter has branches = True but proposed a chain: return a TreeProposal in every round, or "
+                "remove branches."
             )
         return proposal
     if not branches:
         raise RequestError(
-            "The drafter proposed a tree of tokens where only chains are verified: let it return a Proposal, or "
-            "give it the attribute branches = True."
+            "The drafter proposed a tree, but it has no attribute branches = True: set it, or return a Proposal."
         )
     counts, rows = proposal.num_drafted, proposal.parents
     if not (isinstance(rows, list) and len(rows) == len(counts) and all(map(_is_tree, rows, counts))):
         raise RequestError(
-            "The parents of a tree must be lists, one a row, with one number a draft, from -1 to below the "
-            f"draft's own index, for at most {MOST_TREE - 1} drafts a row; got {rows}."
+            "The parents of a tree must be one list per row, with one number per draft, from -1 to less than the "
+            f"draft's own index, for at most {MOST_TREE - 1} drafts per row; got {rows}."
         )
     return proposal
 
 
 def _is_tree(parents: object, count: int) -> bool:
-    """Whether these are the parents of a tree of so many drafts."""
+    """Return whether these are the parents of a tree of `count` drafts."""
     if not isinstance(parents, list) or not count == len(parents) < MOST_TREE:
         return False
     return all(-1 <= parent < i for i, parent in enumerate(parents))

@@ -1,8 +1,8 @@
-"""Drafts with a head that reads the target's hidden states.
+"""Drafts from a head that reads the target's hidden states (`HeadDrafter`).
 
-Contract: a drafter (draft/base.py). A token that the target has settled is fed with the target's own state,
-once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
-target's once it is settled. The head's pointer raises its logits before anything is drawn, so q has it in.
+Written tokens are fed with the target's states, as soon as they have arrived (`observe_states`). Drafts are fed
+with the head's own states, and fed again with the target's states once they are accepted.
+The head's pointer changes the logits before a draft is drawn, so q includes it.
 """
 
 from __future__ import annotations
@@ -32,34 +32,36 @@ from ..sample.params import SamplingParams
 from ..sample.rows import cat, stack
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
-from .base import Drafter, OwnChances, Proposal
+from .base import Drafter, GreedyProbs, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import CHUNK, feed_pending
-from .texts import Texts, lengthened
+from .texts import Texts, append_token
 from .tree import Fed, LevelStates, StaticTrees, TreeFeed
 
-# A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
-# so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
+# A row drafts on only while its drafts are this many times as likely as `confidence`, since a forward of the head
+# costs more than one more token in a verification. Each row decides independently of its neighbours.
 HEADROOM = 4.0
-# What confidence is measured by.
+# Sampling of the distribution that the confidence of greedy drafts is taken from.
 _PLAIN = SamplingParams(temperature=1.0)
 
 
 class HeadDrafter(Drafter):
-    """`runner` drives the head's body over its reduced vocabulary; `size` is the target's V.
+    """Drafts chains or trees with the pair's draft head.
 
-    confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
-    this probability, and the drafts so far HEADROOM times it (from 1 / HEADROOM on: one draft at most). Whether to
-    draft on never depends on the token that is drawn next, so the token is distributed as q says. 0: never stop.
-    On an accelerator no row stops: a wasted forward costs less than waiting for the device, and lengths are cut by
-    the policy, before anything is drawn.
+    Whether a row drafts on never depends on the token that is drawn next, so each draft is distributed as q.
 
-    ahead: the text runs ahead of the target's states, as in AMUSD. The head's own state of a token stands in until
-    the target's is observed; what was fed after a stand-in is then fed again. A proposal has at most one draft a
-    row, and none where a state is missing: after a token that the head was not fed, such as a copied one. A
-    confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
-
-    tree: makes trees of this shape (StaticTrees), whatever the confidence. Never beside `ahead`.
+    Args:
+        runner: runs the head's body over its reduced vocabulary.
+        size: V, the size of the target's vocabulary.
+        confidence: a row drafts on while its drafts so far are at least HEADROOM times as likely as this, and at
+            least as likely as this together with the likeliest next token. At 0 no row stops; above 1 / HEADROOM
+            it drafts at most one token. Ignored on an accelerator, where a wasted forward costs less than waiting
+            for the device; there only the length policy limits the drafts, in advance.
+        ahead: for AMUSD, whose text runs ahead of the target's states. The head's own state of a token stands in
+            until the target's arrives; the tokens fed after it are then fed again. A proposal has at most one
+            draft per row, and none if a state is missing, for example after a copied token, which the head was not
+            fed. A confidence above 0 doesn't stop a row, but adds `max_probs` and `token_probs` to the proposals.
+        tree: shape of the trees to draft (StaticTrees), regardless of confidence. Not together with `ahead`.
     """
 
     observes_states, source = True, "head"
@@ -79,12 +81,12 @@ class HeadDrafter(Drafter):
         self.role = verification.draft_role
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
         self.confidence = 0.0 if ahead or is_accelerator(runner.device) else confidence
-        self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False
-        # Norms and projections of states that no draft is wanted after would be made for nothing.
+        self.ahead, self._reports_q, self._began = ahead, ahead and confidence > 0, False
+        # Ask for raw states, so that we only normalise and project the ones we draft from.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
         self._texts = Texts(head, 0)
-        # Makes the body's inputs if our own kernels do, and drafts whole chains; a refresh does not replace it.
+        # Not None if our own kernels make the body's inputs, and then draft whole chains. Survives a refresh.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
         self._in_one_call = self._inputs is not None and not (ahead or tree)
@@ -101,7 +103,7 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def prepare(self, rows: int) -> None:
-        """Before the first step: let the body make ready for one token a row, and for two."""
+        """Let the body prepare forwards of one and of two tokens per row."""
         for width in (1, 2):
             ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
@@ -109,12 +111,12 @@ class HeadDrafter(Drafter):
             self.runner.prepare(self._batch(fed, [0] * rows))
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """Keep copies of the target's states, which its next forward overwrites."""
+        """Keep copies of the target's states, whose memory its next forward overwrites."""
         for r, slot in (self._source.observe(states) or {}).items():
             self.runner.commit(r, min(self.runner.lengths[r], slot))
 
     def read(self, rows: list[Sequence]) -> None:
-        """Read the prompts, whose states have been observed, for the prefill: `calls` does not count it."""
+        """Read the prompts, whose states have been observed. These forwards don't count in `calls`."""
         self._read_prefixes(rows)
         ends = [len(row.prompt) for row in rows]
         if any(end > start for end, start in zip(ends, self.runner.lengths, strict=False)):
@@ -122,7 +124,7 @@ class HeadDrafter(Drafter):
             self.calls = 0
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
-        """A chain of each row; `unread` is what has been written since the head drafted last."""
+        """Offer a chain for each row; `unread` counts the tokens that the head has not been fed yet."""
         lengths = self.runner.lengths
         return [
             Offer(row.remaining - 1, self.source, unread=len(row.tokens) - length, row=row.id)
@@ -145,34 +147,34 @@ class HeadDrafter(Drafter):
         logits, states = self._catch_up(rows, max_drafts)
         last = self._texts.upload(rows)
         ends = list(self.runner.lengths[: len(rows)])
-        # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
+        # Per row: whether it may draft in each step, whether it still does, its drafts, their joint probability.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
-        room = to_device(allowed, logits.device)
-        going, drafted = room[0], torch.zeros_like(room[0], dtype=torch.long)
-        sure = torch.ones(len(rows), device=logits.device)
+        may_draft = to_device(allowed, logits.device)
+        active, drafted = may_draft[0], torch.zeros_like(may_draft[0], dtype=torch.long)
+        chain_prob = torch.ones(len(rows), device=logits.device)
         tokens, probs = list[Tensor](), list[Tensor]()
-        own = OwnChances(self.tells and self.params.greedy)
+        greedy_probs = GreedyProbs(self.tells and self.params.greedy)
         for step in range(max(max_drafts)):
             if step:
-                going = going & room[step]
+                active = active & may_draft[step]
                 if self.confidence:
-                    going = going & (sure >= HEADROOM * self.confidence)
-                    if not going.any():
+                    active = active & (chain_prob >= HEADROOM * self.confidence)
+                    if not active.any():
                         break
                 logits, states = self._go_on(tokens[-1], states, [end + step - 1 for end in ends])
-                last = lengthened(last, tokens[-1][:, None])
-            logits = self._texts.raised(logits[:, None], states[:, None], last)[:, 0]
+                last = append_token(last, tokens[-1][:, None])
+            logits = self._texts.with_pointer(logits[:, None], states[:, None], last)[:, 0]
             q = self._distribution(logits)
             if q is not None and self.confidence:
-                going = going & (sure * largest(q)[1] >= self.confidence)
-                if not going.any():
+                active = active & (chain_prob * largest(q)[1] >= self.confidence)
+                if not active.any():
                     break
             column = self._draw(logits, q, keys, step)
             if q is not None and self.confidence:
-                sure = sure * q.gather(1, column[:, None])[:, 0]
-                drafted += going
+                chain_prob = chain_prob * q.gather(1, column[:, None])[:, 0]
+                drafted += active
             tokens.append(self.head.vocabulary[column])
-            own.keep(logits, column)
+            greedy_probs.keep(logits, column)
             if q is not None and not self.params.greedy:
                 probs.append(q)
         num_drafted = drafted.tolist() if self.confidence else list(max_drafts)
@@ -183,13 +185,13 @@ class HeadDrafter(Drafter):
         full = None
         if probs:
             full = spread(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
-        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=own.own(width))
-        if self._tells and q is not None:
+        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=greedy_probs.getter(width))
+        if self._reports_q and q is not None:
             proposal.max_probs, proposal.token_probs = largest(q)[1][:, None], q.gather(1, column[:, None])
         return proposal
 
     def _whole_chain(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal | None:
-        """`propose` in one compiled call; None where the rows have to read more than one forward takes."""
+        """Do the work of `propose` in one compiled call. Return None if a row has to read more than one chunk."""
         from kernels.cpu.chain import Chain  # imports numba
 
         most, device = np.array(max_drafts, np.int64), self.runner.device
@@ -220,67 +222,67 @@ class HeadDrafter(Drafter):
         self.drafted += sum(num_drafted)
         width = max(num_drafted)
         columns = torch.from_numpy(drafted.columns[:width])
-        own = OwnChances(chain.keep)
+        greedy_probs = GreedyProbs(chain.keep)
         for level, column in enumerate(columns if chain.keep else ()):
-            own.keep(logits[level], column)
+            greedy_probs.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
             full = spread(torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
-        return Proposal(tokens, num_drafted, full, own=own.own(width))
+        return Proposal(tokens, num_drafted, full, own=greedy_probs.getter(width))
 
     def _pointing(self, rows: list[Sequence]) -> Any:
-        """The pointer as `_whole_chain` needs it."""
+        """Return the pointer's data for the compiled chain."""
         from kernels.cpu.chain import Pointing  # imports numba
 
         lengths, pointer = np.array(self._texts.update(rows), np.int64), self.head.pointer
-        weight, by_size = (one.float().numpy() for one in (pointer.weight, pointer.by_size))
-        text, columns = self._texts.held.numpy(), self.head.columns.numpy()
+        weight, by_size = (weights.float().numpy() for weights in (pointer.weight, pointer.by_size))
+        text, columns = self._texts.token_ids.numpy(), self.head.columns.numpy()
         return Pointing(text, lengths, columns, weight, by_size, SHORTEST)
 
     def _go_on(self, tokens: Tensor, states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
-        """Feed the drafts [B] at slots `starts`, behind states [B, hidden]."""
+        """Feed draft tokens [B] at positions `starts`, given the previous states [B, hidden]."""
         output = self.runner.forward(self._batch(self.head.inputs(tokens[:, None], states[:, None]), starts))
         self.calls += 1
         return output.logits[:, -1], output.require_states()[:, -1]
 
     def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
-        """What is fed to the body: x [B, S, hidden]."""
+        """Return the forward of the body for inputs x [B, S, hidden]."""
         return ForwardBatch(x, starts, return_states=True)
 
     @property
     def vocabulary(self) -> Tensor:
-        """The ids that the head can propose."""
+        """int64 [V'], the ids that the head can propose."""
         return self.head.vocabulary
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Logits [B, V'] after the newest tokens (LevelModel in tree.py); all rows are fed."""
+        """Return the logits [B, V'] after the newest tokens (LevelModel in tree.py). Feeds all rows."""
         self._read_prefixes(rows)
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
         self._tree_states = LevelStates(states)
         last = self._texts.upload(rows)
         self._tree_last = LevelStates(last[:, 0])
-        return self._texts.raised(logits[:, None], states[:, None], last)[:, 0]
+        return self._texts.with_pointer(logits[:, None], states[:, None], last)[:, 0]
 
     def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
-        """Logits [B, W, V'] after these drafts, which are fed with their parents' states."""
+        """Return the logits [B, W, V'] after these drafts, which are fed with their parents' states."""
         x = self.head.inputs(tokens, self._tree_states.before(drafts))
         output = self.runner.forward(self._feed.batch(drafts, x, return_states=True))
         self.calls += 1
         states = output.require_states()
         self._tree_states.add(drafts, states)
-        last = lengthened(self._tree_last.before(drafts), tokens)
+        last = append_token(self._tree_last.before(drafts), tokens)
         self._tree_last.add(drafts, last)
-        return self._texts.raised(output.logits, states, last)
+        return self._texts.with_pointer(output.logits, states, last)
 
     @property
     def room(self) -> int:
-        """How many more drafts of any row can be fed."""
+        """How many more drafts can be fed in any row."""
         return self._feed.room
 
     def _read_prefixes(self, rows: list[Sequence]) -> None:
-        """Before a slot is fed: what several prompts begin with is fed once, unless the runner holds it."""
+        """Feed each prefix that several prompts share once, unless the runner has it already."""
         runner, source = self.runner, self._source
         if self._began or not isinstance(source, SettledStates):
             return
@@ -295,7 +297,7 @@ class HeadDrafter(Drafter):
             if self._inputs is not None:
                 x = self._fused(self._inputs, needed, pieces)
             else:
-                before = pad_sequence([source.finished(one) for one in pieces], batch_first=True)
+                before = pad_sequence([source.finished(piece) for piece in pieces], batch_first=True)
                 x = self.head.inputs(to_device(padded, runner.device), before)
             logits, _, _ = feed_pending(runner.over_prefix(), x, [0] * len(needed), counts)
             runner.hold(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
@@ -306,9 +308,10 @@ class HeadDrafter(Drafter):
     def _catch_up(
         self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
+        """Feed the tokens since the last proposal, up to ends[r], in the rows that draft.
 
-        Rows that draft are fed, up to ends[r].
+        Returns:
+            Logits [B, V'] and states [B, hidden] of each row's last position.
         """
         runner, ends = self.runner, ends or [len(row.tokens) for row in rows]
         x, starts, counts = self._pending(rows, max_drafts, ends)
@@ -325,7 +328,7 @@ class HeadDrafter(Drafter):
     def _pending(
         self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
     ) -> tuple[Tensor, list[int], list[int]]:
-        """What came since the last proposal: inputs [B, S, hidden], and each row's first slot and how many."""
+        """Return the inputs [B, S, hidden] of unread tokens, and each row's first position and count."""
         runner, source = self.runner, self._source
         ends = ends or [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
@@ -337,7 +340,7 @@ class HeadDrafter(Drafter):
                 return self._fused(self._inputs, texts, source.take(counts)), starts, counts
             before = source.read(counts)
         else:
-            # A row that drafts feeds its newest token, if need be again, for the logits after it.
+            # A row that drafts needs the logits after its newest token, so it feeds that token (again).
             starts = [min(runner.lengths[r], end - 1 if max_drafts[r] else end) for r, end in enumerate(ends)]
             counts = [ends[r] - start if max_drafts[r] else 0 for r, start in enumerate(starts)]
             before = source.read(starts, max(counts))
@@ -348,48 +351,49 @@ class HeadDrafter(Drafter):
     def _fused(
         self, inputs: CompiledInputs, texts: Collection[Collection[int]], pieces: list[list[Tensor]]
     ) -> Tensor:
-        """Inputs [B, S, hidden] of these tokens and of the states before them, zeros after a row's last.
+        """Return inputs [B, S, hidden] of these tokens, given the states before them, padded with zeros.
 
-        pieces: of each row, as they were observed. A token's input depends on nothing beside it.
+        `pieces` are each row's states as observed, raw or finished. A token's input depends only on the token and
+        the state before it.
         """
         ids = torch.tensor([token for text in texts for token in text])
-        states, size = [one for row in pieces for one in row], self.head.raw_size
-        # Nothing stands before the first token of a text, whose state is there already.
-        whole = [one if one.shape[-1] == size else one.new_zeros(len(one), size) for one in states]
-        made, at = inputs(ids, cat(whole)), 0
-        for one in states:
-            if one.shape[-1] != size:
-                made[at : at + len(one)] = self.head.inputs(ids[at : at + len(one)], one)
-            at += len(one)
-        return pad_sequence(list(made.split([len(text) for text in texts])), batch_first=True)
+        states, size = [piece for row in pieces for piece in row], self.head.raw_size
+        # The state before the first token of a text is already finished (zeros).
+        padded = [piece if piece.shape[-1] == size else piece.new_zeros(len(piece), size) for piece in states]
+        x, at = inputs(ids, cat(padded)), 0
+        for piece in states:
+            if piece.shape[-1] != size:
+                x[at : at + len(piece)] = self.head.inputs(ids[at : at + len(piece)], piece)
+            at += len(piece)
+        return pad_sequence(list(x.split([len(text) for text in texts])), batch_first=True)
 
     def _distribution(self, logits: Tensor) -> Tensor | None:
-        """q [B, V'] over the head's vocabulary, where somebody asks for it."""
+        """Return q [B, V'] over the head's vocabulary, or None if nothing needs it."""
         if self.params.greedy:
             if is_accelerator(logits.device):
-                return logits.float().softmax(-1) if self._tells else None
-            return probabilities(logits, _PLAIN) if self.confidence or self._tells else None
+                return logits.float().softmax(-1) if self._reports_q else None
+            return probabilities(logits, _PLAIN) if self.confidence or self._reports_q else None
         return probabilities(logits, self.params)
 
     def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:
-        """A column of the head's vocabulary a row."""
+        """Return a column of the head's vocabulary per row."""
         if self.params.greedy or q is None:
             return argmax(logits)
         streams, ids = keys.stream(self.role), self.head.vocabulary
         return draw(q, keys.seed, keys.sequence_ids, keys.positions + step, streams, ids)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """Does nothing: drafted tokens lie after what counts in the cache, and are fed again with true states."""
+        """Do nothing: drafts don't count in the cache, accepted ones are fed again with the target's states."""
 
     def rewind(self, row: int, length: int) -> None:
-        """Slots from `length` on are fed again; without `ahead`, with states that are observed again."""
-        kept = min(self.runner.lengths[row], length)
-        self.runner.commit(row, kept)
+        """Feed positions from `length` on again. Without `ahead`, their states will be observed again too."""
+        length_kept = min(self.runner.lengths[row], length)
+        self.runner.commit(row, length_kept)
         self._texts.rewind(row, length)
         if isinstance(self._source, StandInStates):
             self._source.rewind(row, length)
         else:
-            self._source.rewind(row, length - kept)
+            self._source.rewind(row, length - length_kept)
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)

@@ -1,8 +1,7 @@
-"""The states that a draft head reads: slot t of a row's text reads the state of token t - 1.
+"""The states that a draft head reads: position t of a row's text reads the state of token t - 1.
 
-Contract: both kinds hold the states of a batch's rows, 0..B-1. `SettledStates` has the target's alone, each until
-it is read, once. `StandInStates` keeps all states of a row: the target's where `observe` has brought them, the
-head's own until then.
+`SettledStates` stores only the target's states, each until it is read once. `StandInStates` stores all states of
+a row: the target's if `observe` has delivered them, else the head's own.
 """
 
 from __future__ import annotations
@@ -17,30 +16,35 @@ from ..sample.rows import cat
 
 
 class SettledStates:
-    """The target's states of settled tokens, in the order in which the slots that read them are fed.
+    """The target's states of written tokens, in the order in which they will be read.
 
-    finish: makes states of raw ones [..., more than hidden] when they are read (HiddenStateTap.finish).
+    Args:
+        hidden: size of a state.
+        finish: turns raw states [..., more than hidden] into states when they are read (HiddenStateTap.finish).
     """
 
     def __init__(
         self, rows: int, hidden: int, device: torch.device, finish: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.hidden, self.device, self.finish = hidden, device, finish
-        # Nothing stands before the first token.
+        # The first token has no state before it, so it reads zeros.
         self._waiting = [[torch.zeros(1, hidden, dtype=torch.float32, device=device)] for _ in range(rows)]
 
     def observe(self, states: list[Tensor]) -> None:
-        """states[r] [k, hidden] of the next k tokens of row r; copied: the target's next step writes over them."""
-        kept = cat(states).split([len(new) for new in states])
-        for waiting, new in zip(self._waiting[: len(states)], kept, strict=True):
+        """Copy the states of the next k tokens of row r, states[r] [k, hidden].
+
+        A copy, because the target's next step overwrites them.
+        """
+        copies = cat(states).split([len(new) for new in states])
+        for waiting, new in zip(self._waiting[: len(states)], copies, strict=True):
             waiting.append(new)
 
     def read(self, counts: list[int]) -> Tensor:
-        """The states [B, max(counts), hidden] for each row's next counts[r] slots; zeros after them."""
+        """Return the states [B, max(counts), hidden] for each row's next counts[r] tokens, padded with zeros."""
         return self._padded(self.take(counts), counts)
 
     def take(self, counts: list[int]) -> list[list[Tensor]]:
-        """Of each row the pieces of its next counts[r] slots, as they were observed."""
+        """Remove and return the states for the next counts[r] tokens of each row, in pieces as observed."""
         pieces = []
         for r, count in enumerate(counts):
             taken, self._waiting[r] = _split(self._waiting[r], count)
@@ -48,47 +52,47 @@ class SettledStates:
         return pieces
 
     def _padded(self, pieces: list[list[Tensor]], counts: list[int]) -> Tensor:
-        found = iter(self._finished([piece for row in pieces for piece in row]))
+        finished = iter(self._finish_all([piece for row in pieces for piece in row]))
         read = torch.zeros(len(counts), max(counts), self.hidden, dtype=torch.float32, device=self.device)
         for r, row in enumerate(pieces):
             at = 0
             for piece in row:
-                read[r, at : at + len(piece)] = next(found)
+                read[r, at : at + len(piece)] = next(finished)
                 at += len(piece)
         return read
 
     def next(self, row: int, count: int) -> list[Tensor]:
-        """The pieces of a row's next `count` slots, as they were observed, which may be read again."""
+        """Return the states for a row's next `count` tokens, in pieces as observed, without removing them."""
         return _split(self._waiting[row], count)[0]
 
     def finished(self, pieces: list[Tensor]) -> Tensor:
-        """The states [N, hidden] of such pieces."""
-        return cat(self._finished(pieces))
+        """Return the states [N, hidden] of such pieces."""
+        return cat(self._finish_all(pieces))
 
     def skip(self, row: int, count: int) -> None:
-        """A row's next `count` slots need no states: another row has fed them."""
+        """Drop the states for a row's next `count` tokens, which another row has fed."""
         self._waiting[row] = _split(self._waiting[row], count)[1]
 
     def rewind(self, row: int, count: int) -> None:
-        """Of a row's waiting states only the first `count` are of text that was accepted."""
+        """Drop all unread states of a row after the first `count`: their tokens were taken back."""
         self._waiting[row] = _split(self._waiting[row], count)[0]
 
     def move_row(self, source: int, target: int) -> None:
-        """Row `source` takes the place of row `target`."""
+        """Let row `source` take the place of row `target`."""
         self._waiting[target] = self._waiting[source]
 
-    def _finished(self, pieces: list[Tensor]) -> list[Tensor]:
-        """The pieces, raw ones finished, all in one go."""
+    def _finish_all(self, pieces: list[Tensor]) -> list[Tensor]:
+        """Return the pieces with all raw ones finished, in one call."""
         raw = [piece for piece in pieces if piece.shape[-1] != self.hidden]
         if not raw:
             return pieces
         assert self.finish is not None
-        made = iter(self.finish(cat(raw)).split([len(piece) for piece in raw]))
-        return [piece if piece.shape[-1] == self.hidden else next(made) for piece in pieces]
+        finished = iter(self.finish(cat(raw)).split([len(piece) for piece in raw]))
+        return [piece if piece.shape[-1] == self.hidden else next(finished) for piece in pieces]
 
 
 def _split(waiting: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The first `count` states of a row, and those after them."""
+    """Return the first `count` states of a row, and the states after them."""
     first, rest = list[Tensor](), list[Tensor]()
     for piece in waiting:
         few = min(count, len(piece))
@@ -100,19 +104,20 @@ def _split(waiting: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor
 
 
 class StandInStates:
-    """States [length, hidden] of each row's text: the target's of its first tokens, after them the head's own."""
+    """States [length, hidden] of each row's text: the target's for the first tokens, then the head's own."""
 
     def __init__(self, rows: int, length: int, hidden: int, device: torch.device) -> None:
         self.values = torch.zeros(rows, length, hidden, dtype=torch.float32, device=device)
-        # By row: where its states lie, of how many leading tokens the target's are here, and of how many any are.
+        # Per row: its index in `values`, its number of states from the target, and of states from anyone.
         self._places = list(range(rows))
         self._observed = [0] * rows
         self._known = [0] * rows
 
     def observe(self, states: list[Tensor]) -> dict[int, int]:
-        """states[r] [k, hidden] of the next k tokens of row r replace the head's own.
+        """Replace the head's own states by the target's, states[r] [k, hidden] for the next k tokens of row r.
 
-        Returns, for each row with k > 0, the first slot that has to be fed again.
+        Returns:
+            The first position that has to be fed again, for each row with k > 0.
         """
         places: list[int] = []
         columns: list[int] = []
@@ -125,18 +130,18 @@ class StandInStates:
             self._known[r] = max(self._known[r], self._observed[r])
             places += [self._places[r]] * len(new)
             columns += range(first, first + len(new))
-            # Slot 0 reads no state, but before anything was observed it has not been fed either.
+            # Position 0 reads no state, but it hasn't been fed before the first states arrive.
             changed[r] = first + 1 if first else 0
         if places:
             self._store(places, columns, cat(states))
         return changed
 
     def complete(self, row: int, length: int) -> bool:
-        """Whether each of the first `length` slots of a row has a state to read."""
+        """Return whether each of a row's first `length` positions has a state to read."""
         return length - 1 <= self._known[row]
 
     def read(self, starts: list[int], width: int) -> Tensor:
-        """The states [B, width, hidden] for the slots from starts[r] on; zeros before the first token."""
+        """Return the states [B, width, hidden] for the positions from starts[r] on; position 0 reads zeros."""
         device, last = self.values.device, self.values.shape[1]
         columns = to_device([[min(start + i, last) - 1 for i in range(width)] for start in starts], device)
         places = to_device(self._places[: len(starts)], device)
@@ -144,18 +149,18 @@ class StandInStates:
         return before.masked_fill((columns < 0)[..., None], 0.0) if 0 in starts else before
 
     def keep(self, rows: list[int], lengths: list[int], states: Tensor) -> None:
-        """The head's own states [len(rows), hidden] of the last of each row's lengths[i] tokens stand in."""
+        """Store the head's own states [len(rows), hidden] for the last of each row's lengths[i] tokens."""
         self._store([self._places[r] for r in rows], [length - 1 for length in lengths], states)
         for r, length in zip(rows, lengths, strict=True):
             self._known[r] = length
 
     def rewind(self, row: int, length: int) -> None:
-        """The states of the tokens from `length` on are of a text that was taken back."""
+        """Drop the states of the tokens from `length` on, which were taken back."""
         self._known[row] = min(self._known[row], length)
         self._observed[row] = min(self._observed[row], length)
 
     def move_row(self, source: int, target: int) -> None:
-        """Row `source` takes the place of row `target`, whose memory it leaves in exchange."""
+        """Let row `source` take the place of row `target`, and swap their memory."""
         places = self._places
         places[source], places[target] = places[target], places[source]
         self._observed[target], self._known[target] = self._observed[source], self._known[source]

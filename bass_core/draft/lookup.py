@@ -1,7 +1,6 @@
 """Drafts copied from the row's own text.
 
-Contract: drafters (draft/base.py). `PromptLookupDrafter` runs no forward, and its drafts are point masses;
-`Cascade` puts it in front of a drafter that runs one.
+`PromptLookupDrafter` copies and runs no model. `Cascade` combines it with a drafter that runs one.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
 from .base import COPY, Drafter, Proposal, point_masses
 
-# A copy after a run of so many tokens or more that occurred before is likelier to be accepted: its row has copied
-# for a while. A policy counts these apart.
+# A copy is more likely to be accepted if at least this many tokens before it match, because the row has then been
+# copying for a while. Length policies count such copies separately.
 LONG_RUN, LONG_COPY = 8, "long copy"
 
 
 class PromptLookupDrafter(Drafter):
-    """Copies what followed the latest earlier occurrence of the row's last tokens (`shortest` to `longest`).
+    """Copies the tokens that followed the latest earlier occurrence of the row's last tokens.
 
-    The longest match wins. It is right most often where the answer repeats the prompt, or itself.
+    It tries the last `longest` tokens first, down to the last `shortest`. Copies are accepted most often if the
+    answer repeats the prompt or itself. For example, in "a b c d a b" it proposes "c", "d", "a", ...
     """
 
     source = COPY
@@ -36,9 +36,9 @@ class PromptLookupDrafter(Drafter):
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
         self.longest, self.shortest = longest, shortest
-        # By row: where each run of tokens ended last.
+        # Per row: the position after the last occurrence of each run of tokens.
         self._tables: list[dict[tuple[int, ...], int]] = []
-        # By row, of each run after the prompt: where it ended, and where it had ended before.
+        # Per row, for each run outside the prompt: its position, the run, and the position that it replaced.
         self._replaced: list[list[tuple[int, tuple[int, ...], int | None]]] = []
         self._prompts: list[int] = []
         self._indexed: list[int] = []
@@ -51,7 +51,7 @@ class PromptLookupDrafter(Drafter):
         return None
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
-        """A copy where the text knows how to go on, else nothing; `source` tells whether the run is long."""
+        """Offer copies to rows with a match; `source` is LONG_COPY if the match is long."""
         offers = []
         for r, row in enumerate(rows):
             at = self._match(r, row.tokens)
@@ -65,12 +65,12 @@ class PromptLookupDrafter(Drafter):
         )
 
     def _copy(self, row: int, tokens: list[int], count: int) -> list[int]:
-        """`count` tokens from after the latest match, or none. A match that overlaps the end repeats itself."""
+        """Return `count` tokens after the latest match, or none. Repeats them at the end of the text."""
         at = self._match(row, tokens)
         return [] if at is None else [tokens[at + i % (len(tokens) - at)] for i in range(count)]
 
     def _match(self, row: int, tokens: list[int]) -> int | None:
-        """Where the text goes on after the latest match of the longest run at its end."""
+        """Return the position after the latest occurrence of the longest run at the text's end, or None."""
         self._index(row, tokens)
         end = len(tokens)
         for size in range(min(self.longest, end), self.shortest - 1, -1):
@@ -79,7 +79,7 @@ class PromptLookupDrafter(Drafter):
         return None
 
     def _index(self, row: int, tokens: list[int]) -> None:
-        """Remember where each run of tokens ended last, but for the run at the very end: that is looked up."""
+        """Note where each run of tokens ended last, except for the run at the very end, which is looked up."""
         table, end = self._tables[row], len(tokens)
         replaced, prompt = self._replaced[row], self._prompts[row]
         for stop in range(max(self._indexed[row], 1), end):
@@ -91,7 +91,7 @@ class PromptLookupDrafter(Drafter):
         self._indexed[row] = end
 
     def rewind(self, row: int, length: int) -> None:
-        """Forget the runs that ended from `length` on: their places are again those of before."""
+        """Forget the runs that ended from `length` on, and restore the positions that they replaced."""
         table, replaced = self._tables[row], self._replaced[row]
         while replaced and replaced[-1][0] >= length:
             _, run, before = replaced.pop()
@@ -107,16 +107,19 @@ class PromptLookupDrafter(Drafter):
 
 
 def _is_long(tokens: list[int], at: int) -> bool:
-    """Whether the LONG_RUN tokens before `at` are those at the end."""
+    """Return whether the LONG_RUN tokens before `at` are the same as those at the end."""
     return at >= LONG_RUN and tokens[at - LONG_RUN : at] == tokens[-LONG_RUN:]
 
 
 class Cascade(Drafter):
-    """Copies where the text so far knows how to go on, and asks the model for the other rows.
+    """Copies in rows with a match, and drafts with a model in the others.
 
-    lookup copies; model, a ModelDrafter or a HeadDrafter, drafts chains and is not run at all in a round in which
-    every row copies. most_drawn: tokens of one row that the model drafts in one proposal at most; None: as many as
-    may be.
+    The model isn't run in rounds in which every row copies.
+
+    Args:
+        lookup: the drafter that copies.
+        model: a ModelDrafter or HeadDrafter that drafts chains.
+        most_drawn: the most tokens that the model drafts per row and proposal. None: no limit.
     """
 
     def __init__(self, lookup: Drafter, model: Drafter, most_drawn: int | None = None) -> None:
@@ -130,7 +133,7 @@ class Cascade(Drafter):
         return self.model.start(rows)
 
     def prepare(self, rows: int) -> None:
-        """Before the first step: the model's own preparation."""
+        """Let the model prepare the first rounds."""
         self.model.prepare(rows)
 
     def read(self, rows: list[Sequence]) -> None:
@@ -138,11 +141,11 @@ class Cascade(Drafter):
         self.model.read(rows)
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """Hand the target's states on to the model that reads them."""
+        """Pass the target's states to the model."""
         self.model.observe_states(rows, states)
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
-        """A copy where there is one, else the model's offer."""
+        """Offer a copy if there is one, else the model's drafts."""
         both = zip(self.lookup.offers(rows), self.model.offers(rows), strict=True)
         return [copied if copied.most > 0 else modelled for copied, modelled in both]
 
@@ -175,14 +178,14 @@ class Cascade(Drafter):
 
 
 def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
-    """One proposal of both, on the model's device; the q of a copied draft is 1 at its token."""
+    """Return one proposal of both, on the model's device. A copied draft has q = 1 at its token."""
     device = modelled.tokens.device
     width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
-    # Copies are on the host, what the model drafted is on its device.
+    # Copies are on the host, the model's drafts on its device.
     copies = to_device(copied.num_drafted, device)[:, None] > 0
     tokens = torch.where(copies, _widen(to_device(copied.tokens, device), width), _widen(modelled.tokens, width))
     counts = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]
-    merged = Proposal(tokens, counts, sources=copied.sources, own=_own(modelled, copied))
+    merged = Proposal(tokens, counts, sources=copied.sources, own=_merged_getter(modelled, copied))
     if modelled.max_probs is not None and modelled.token_probs is not None:
         merged.max_probs = _widen(modelled.max_probs, width, 1.0).masked_fill(copies, 1.0)
         merged.token_probs = _widen(modelled.token_probs, width, 1.0).masked_fill(copies, 1.0)
@@ -192,26 +195,26 @@ def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
 
 
 def _with_points(probs: Tensor, tokens: Tensor, copies: Tensor) -> Tensor:
-    """probs [B, N, V], widened to tokens [B, W], but 1 at its token for each draft of the rows `copies` [B, 1]."""
+    """Return probs [B, N, V] widened to [B, W, V], with point masses at `tokens` in the rows `copies` [B, 1]."""
     width, size = tokens.shape[1], probs.shape[2]
     if not compiled(probs):
         wide = probs.new_zeros(len(probs), width, size)
         wide[:, : probs.shape[1]] = probs
         points = torch.zeros_like(wide).scatter_(2, tokens[..., None], 1.0)
         return torch.where(copies[..., None], points, wide)
-    made, drawn = np.zeros((len(probs), width, size), np.float32), (~copies[:, 0]).nonzero()[:, 0].numpy()
-    made[drawn, : probs.shape[1]] = probs.numpy()[drawn]
+    full, drawn = np.zeros((len(probs), width, size), np.float32), (~copies[:, 0]).nonzero()[:, 0].numpy()
+    full[drawn, : probs.shape[1]] = probs.numpy()[drawn]
     for row in copies[:, 0].nonzero()[:, 0].tolist():
-        made[row, np.arange(width), tokens[row].numpy()] = 1
-    return torch.from_numpy(made)
+        full[row, np.arange(width), tokens[row].numpy()] = 1
+    return torch.from_numpy(full)
 
 
-def _own(modelled: Proposal, copied: Proposal) -> Callable[[], list[list[float | None]]] | None:
-    """The probabilities of the model's drafts; None for each draft of a row that copied."""
-    own = modelled.own
-    if own is None:
+def _merged_getter(modelled: Proposal, copied: Proposal) -> Callable[[], list[list[float | None]]] | None:
+    """Return a getter of the model's draft probabilities, with None for each copied draft."""
+    get_probs = modelled.own
+    if get_probs is None:
         return None
-    return lambda: [[None] * n or row for n, row in zip(copied.num_drafted, own(), strict=True)]
+    return lambda: [[None] * n or row for n, row in zip(copied.num_drafted, get_probs(), strict=True)]
 
 
 def _widen(values: Tensor, width: int, padding: float = 0) -> Tensor:

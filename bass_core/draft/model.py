@@ -1,7 +1,4 @@
-"""Drafts with a second, smaller model: BASS's own way (arXiv 2404.15778).
-
-Contract: a drafter (draft/base.py) that runs one forward a drafted token, for the whole batch at once.
-"""
+"""Drafts from a second, smaller model, as in the BASS paper (arXiv 2404.15778): `ModelDrafter`."""
 
 from __future__ import annotations
 
@@ -21,15 +18,16 @@ from ..sample.rows import stack
 from ..sample.shaping import shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
-from .base import Drafter, OwnChances, Proposal, TreeProposal
+from .base import Drafter, GreedyProbs, Proposal, TreeProposal
 from .pending import feed_pending
 from .tree import Fed, StaticTrees, TreeFeed
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a second model, one forward a token, for the whole batch at once.
+    """Drafts with a second model: one forward of the whole batch per token, or per level of a tree.
 
-    tree: makes trees of this shape (StaticTrees), one forward a level.
+    Args:
+        tree: shape of the trees to draft (StaticTrees). None: chains.
     """
 
     source = "model"
@@ -53,7 +51,7 @@ class ModelDrafter(Drafter):
         return self._steps
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
-        """What fits the model's own context."""
+        """Offer as many drafts as fit the draft model's context."""
         context, lengths = self.runner.model.context, self.runner.lengths
         return [
             Offer(
@@ -66,7 +64,7 @@ class ModelDrafter(Drafter):
         ]
 
     def prepare(self, rows: int) -> None:
-        """Before the first step: let the model make ready for one token a row, and for two."""
+        """Let the model prepare forwards of one and of two tokens per row."""
         for width in (1, 2):
             tokens = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             self.runner.prepare(ForwardBatch(tokens, [0] * rows))
@@ -74,10 +72,10 @@ class ModelDrafter(Drafter):
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
         if self._steps is not None and not self._steps.done:
-            # Nobody wanted drafts so far: the prompts are read with what was written since.
+            # No round has drafted so far: read the prompts now, together with the text after them.
             runner.begin()
         self._steps = None
-        # A draft model with a shorter context than the target's stops drafting when a text outgrows it.
+        # If the draft model's context is shorter than the target's, a row that outgrows it drafts no more.
         max_drafts = [
             max(0, min(most, runner.model.context - len(row.tokens)))
             for row, most in zip(rows, max_drafts, strict=True)
@@ -91,10 +89,10 @@ class ModelDrafter(Drafter):
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
-        own = OwnChances(self.tells and self.params.greedy)
+        greedy_probs = GreedyProbs(self.tells and self.params.greedy)
         drawn: list[Tensor] = []
         probs: list[Tensor] = []
-        # Drafts before rows, so that each level is written where it stays.
+        # The draft position comes first, so that each step's q is written directly into place.
         full = None
         if not self.params.greedy and compiled(logits):
             full = torch.empty(length, *logits.shape, dtype=torch.float32)
@@ -103,7 +101,7 @@ class ModelDrafter(Drafter):
                 logits = shaped_next(logits, self.params, rows, drawn)
             out = None if full is None else full[step]
             token, prob = draw_draft(logits, self.params, keys, step, self.role, out)
-            own.keep(logits, token)
+            greedy_probs.keep(logits, token)
             drawn.append(token)
             probs += [] if prob is None else [prob]
             if step + 1 < length:
@@ -113,11 +111,12 @@ class ModelDrafter(Drafter):
         if full is None and probs:
             full = stack(probs)
         stacked = None if full is None else full.transpose(0, 1)
-        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))
+        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=greedy_probs.getter(length))
 
     def _catch_up(self, rows: list[Sequence], drafts: list[bool]) -> tuple[Tensor, list[int]]:
-        """Logits [B, V] after the newest tokens of the rows that draft, and where their drafts begin."""
-        # A row that drafts feeds its newest token, if need be again, for the logits after it; the others padding.
+        """Return logits [B, V] after the newest tokens of the rows that draft, and where their drafts begin."""
+        # A row that drafts needs the logits after its newest token, so it feeds that token again if necessary.
+        # The other rows feed padding.
         runner = self.runner
         starts = [min(runner.lengths[r], len(row.tokens) - drafts[r]) for r, row in enumerate(rows)]
         pending = [rows[r].tokens[start:] if drafts[r] else [] for r, start in enumerate(starts)]
@@ -129,13 +128,13 @@ class ModelDrafter(Drafter):
 
     @property
     def vocabulary(self) -> None:
-        """All of the target's ids."""
+        """None, for all of the target's ids."""
         return None
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Logits [B, V] after the newest tokens (LevelModel in tree.py)."""
+        """Return the logits [B, V] after the newest tokens (LevelModel in tree.py)."""
         logits, ends = self._catch_up(rows, wanted)
-        # What was fed of the text counts, whatever becomes of the drafts.
+        # Text tokens stay in the cache even if every draft is rejected.
         for r, end in enumerate(ends):
             if wanted[r]:
                 self.runner.commit(r, end)
@@ -143,17 +142,17 @@ class ModelDrafter(Drafter):
         return logits
 
     def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
-        """Logits [B, W, V] after these drafts."""
+        """Return the logits [B, W, V] after these drafts."""
         self.calls += 1
         return self.runner.forward(self._feed.batch(drafts, tokens)).logits
 
     @property
     def room(self) -> int:
-        """How many more drafts of any row can be fed."""
+        """How many more drafts can be fed in any row."""
         return self._feed.room
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """The last draft was never fed, so after a full acceptance the cache lacks it."""
+        """Commit the accepted drafts, except for the last draft, which was never fed."""
         width = proposal.tokens.shape[1]
         if width == 0 or isinstance(proposal, TreeProposal):
             return
@@ -172,9 +171,18 @@ class ModelDrafter(Drafter):
 def draw_draft(
     logits: Tensor, params: SamplingParams, keys: NoiseKeys, step: int, role: Role, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The draft int64 [B] for logits [B, V] at position `step` of a round, and its q float32 [B, V] if drawn.
+    """Draw or choose the drafts at position `step` of a round.
 
-    out: see `probabilities`.
+    Args:
+        logits: [B, V], the draft model's logits.
+        params: the sampling parameters.
+        keys: the round's noise keys.
+        step: position of the draft in its chain, from 0.
+        role: the noise stream to draw from.
+        out: buffer for q, see `probabilities`.
+
+    Returns:
+        The drafts int64 [B], and their q float32 [B, V] or None if decoding is greedy.
     """
     if params.greedy:
         return argmax(logits), None

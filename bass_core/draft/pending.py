@@ -1,8 +1,4 @@
-"""Feeding a draft model what its cache lacks of each row's text, before it drafts.
-
-Contract: rows may lack different numbers of tokens, some none; what a row lacks is fed once, in chunks of bounded
-width, and padding never goes past the end of a row's cache.
-"""
+"""Feeding a draft model those tokens of each row that its cache lacks (`feed_pending`)."""
 
 from __future__ import annotations
 
@@ -13,18 +9,25 @@ from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch
 from ..model.runner import ModelRunner
 
-# Tokens of one row that are fed in one forward: the first proposal of a draft head follows a whole prompt.
+# Most tokens per row in one forward. The first proposal of a draft head has a whole prompt to feed.
 CHUNK = 128
 
 
 def feed_pending(
     runner: ModelRunner, x: Tensor, starts: list[int], counts: list[int], return_states: bool = False
 ) -> tuple[Tensor, Tensor | None, int]:
-    """Feed the first counts[r] columns of row r of x, token ids [B, W] or embeddings [B, W, hidden], at starts[r].
+    """Feed each row's missing tokens in chunks of at most CHUNK, without padding past the end of the cache.
 
-    Returns the logits [B, V] after the last of them, its state [B, hidden] with return_states, and the number
-    of forwards. A row of count 0 is fed padding after its tokens
-    that count; its results mean nothing.
+    Args:
+        runner: runs the draft model.
+        x: token ids [B, W] or embeddings [B, W, hidden]. Row r feeds its first counts[r] columns.
+        starts: the position of each row's first column.
+        counts: tokens to feed per row. A row with 0 is fed padding, and its results mean nothing.
+        return_states: whether to return states.
+
+    Returns:
+        The logits [B, V] after each row's last token, that token's state [B, hidden] or None, and the number of
+        forwards.
     """
     logits, states, forwards, at = torch.empty(0), None, 0, 0
     while at < max(counts):

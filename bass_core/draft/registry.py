@@ -1,7 +1,7 @@
-"""The drafters by name: what `drafter=` may say, what each needs, and how it is made for a lane.
+"""The drafters by name: the values of `drafter=`, and how each drafter is built for a lane.
 
-Contract: a new drafter is one line of `DRAFTERS`; nothing else compares a drafter's name. `choose_drafter` makes a
-DrafterKind of a name or a user's object, once for a request, and refuses what a pair can't do, in one sentence.
+`choose_drafter` turns a name or a user's object into a DrafterKind, once per request.
+To add a drafter, add a line to `DRAFTERS`: no other code compares the names of drafters.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .lookup import Cascade, PromptLookupDrafter
 from .model import ModelDrafter
 from .window import WINDOW, WindowChain, WindowDrafter
 
-# "adaptive" copies only after a match this long: a shorter one is right less often than the model.
+# "adaptive" copies only after a match this long; the model is right more often than a copy after a shorter match.
 CASCADE_MATCH = 3
-# A head that stops when it is unsure stops once it gives its drafts less than this probability: one more token in
-# a verification costs little. A forward of its own costs more (HEADROOM in draft/head.py).
+# A draft head stops once its drafts are less likely than this. Low, because one more token in a verification costs
+# little; HEADROOM in draft/head.py accounts for the head's own forwards.
 CONFIDENCE = 0.1
-# The same for AMUSD, whose target waits for no draft: those after an unsure one are likely to go with it.
+# The same for AMUSD, where drafts after an unsure one are usually discarded with it.
 AHEAD_CONFIDENCE = 0.2
 
 
 class DraftSource(Protocol):
-    """Whose draft it is: a ModelPair, or under AMUSD a copy of its draft on another device."""
+    """The owner of a draft: a ModelPair, or for AMUSD a copy of its draft on another device."""
 
     @property
     def device(self) -> torch.device: ...
@@ -56,13 +56,17 @@ class DraftSource(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """What the drafters of a lane are made of: the pair, how many rows are decoded at a time, and their texts.
+    """The parts that a lane's drafters are built from.
 
-    A lane's drafters take turns with one runner of the draft, which is made when the first of them needs it.
-    target: the runner with which the lane's decoder verifies; None for AMUSD's draft, which has none.
-    ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
-    reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
-    tells: see Drafter. tree: the shape of trees (StaticTrees); None: chains.
+    All drafters of a lane share one runner of the draft, made when the first of them needs it.
+
+    Attributes:
+        rows: how many rows are decoded at a time.
+        ahead: for AMUSD. A draft model or head drafts at most one token per row and proposal, so that the session
+            can read the target's verdicts in between. A head uses its own states until the target's arrive.
+        target: the runner with which the lane's decoder verifies. None for AMUSD.
+        tells: see Drafter.
+        tree: shape of trees (StaticTrees). None: chains.
     """
 
     pair: DraftSource
@@ -78,38 +82,38 @@ class Parts:
 
     @cached_property
     def runner(self) -> ModelRunner:
-        """The runner of the pair's draft model or of its draft head's body."""
+        """The runner of the pair's draft model, or of its draft head's body."""
         pair, draft = self.pair, self.pair.draft
         assert pair.draft_step is not None
         head = isinstance(draft, DraftHead)
         vocab = len(draft.vocabulary) if isinstance(draft, DraftHead) else pair.vocab
-        # A draft that runs ahead of the target feeds the last token of a prompt again, a head all of its slots.
+        # AMUSD can't share prefixes: a model feeds a prompt's last token again, a head the whole prompt.
         share = not self.ahead
-        # A draft model reads no more of a prompt than its own context holds (ModelDrafter.start).
+        # A draft model reads only as much of a prompt as fits its context (ModelDrafter.start).
         texts = self.texts if head else self.texts.cropped(pair.draft_step.context)
         return runner_for(pair.draft_step, self.rows, texts, vocab, self.backend, share)
 
     def model(self, confidence: float = 0.0) -> Drafter:
-        """The pair's draft model or draft head; only a head stops below `confidence`."""
+        """Return a drafter of the pair's draft model or head. Only a head uses `confidence`."""
         draft, runner, size = self.pair.draft, self.runner, self.pair.vocab
-        made: Drafter
+        drafter: Drafter
         if isinstance(draft, DraftHead):
-            ways = (self.sampling, self.verification, confidence, self.ahead, self.tree)
-            made = HeadDrafter(draft, runner, size, *ways)
+            options = (self.sampling, self.verification, confidence, self.ahead, self.tree)
+            drafter = HeadDrafter(draft, runner, size, *options)
         else:
-            made = ModelDrafter(runner, self.sampling, self.verification, self.tree)
-        made.tells = self.tells
-        return made
+            drafter = ModelDrafter(runner, self.sampling, self.verification, self.tree)
+        drafter.tells = self.tells
+        return drafter
 
     def adaptive(self) -> Drafter:
-        """Copies after a long match, and asks the model for the other rows; a tree is the model's alone."""
+        """Return a drafter that copies after a long match and otherwise runs the model. Trees never copy."""
         model = self.model(CONFIDENCE)
         if self.tree is not None:
             return model
         return Cascade(PromptLookupDrafter(shortest=CASCADE_MATCH), model, 1 if self.ahead else None)
 
     def window(self, tokens: int | None = None) -> WindowDrafter:
-        """Drafts with the lane's target, which sees a text's first tokens and its last `tokens` (None: WINDOW)."""
+        """Return a drafter that runs the target on a text's first tokens and its last `tokens` (None: WINDOW)."""
         assert self.target is not None
         window = WINDOW if tokens is None else tokens
         return WindowDrafter(self.target, self.sampling, self.verification, window)
@@ -119,12 +123,18 @@ class Parts:
 class DrafterKind:
     """One line of `DRAFTERS`, or a user's own drafter.
 
-    label: what a list of choices calls it; make: builds a fresh one. without_copies: makes the drafter that takes
-    the same forwards and never copies; None: `make` does. own: a user's object, whose costs nobody knows.
-    runs_model: it runs the pair's draft, which must be there, and keeps a cache of it; copies: it copies from the
-    text; stops_when_unsure: a draft head stops where its drafts are likely to be refused; windows: the target
-    drafts for itself, over part of its own cache; takes_shape: it makes trees of the shape that `tree=` gives;
-    branches: it makes trees of its own; reads_others: it may draft for a row by what other rows have written.
+    Attributes:
+        label: its name in lists of choices.
+        make: builds a drafter.
+        without_copies: builds a drafter that runs the same forwards and never copies. None: `make` does.
+        own: it is a user's object, whose costs are unknown.
+        runs_model: it runs the pair's draft, which must exist, and keeps a cache of it.
+        copies: it copies from the text.
+        stops_when_unsure: a draft head stops if its drafts are likely to be rejected.
+        windows: the target drafts for itself, over part of its own cache.
+        takes_shape: it makes trees of the shape in `tree=`.
+        branches: it makes trees, of any shape.
+        reads_others: the drafts of a row may depend on other rows' texts.
     """
 
     label: str
@@ -141,7 +151,7 @@ class DrafterKind:
 
     @property
     def timed(self) -> Callable[[Parts], Drafter] | None:
-        """Makes the drafter whose costs are measured; None: its drafts take no forward of any model."""
+        """Builds the drafter whose costs are measured. None: it runs no model."""
         return (self.without_copies or self.make) if self.runs_model or self.windows else None
 
 
@@ -170,14 +180,18 @@ DRAFTERS: dict[str, DrafterKind] = {
 
 
 def default_drafter(pair: ModelPair) -> str:
-    """The name that "auto" stands for."""
+    """Return the name that "auto" stands for with this pair."""
     if pair.default_drafter != "auto":
         return pair.default_drafter
     return "model" if pair.draft is not None else "prompt_lookup"
 
 
 def choose_drafter(pair: ModelPair, drafter: str | Drafter) -> DrafterKind:
-    """What a request will draft with: a line of DRAFTERS, or a user's object. RequestError for what can't be."""
+    """Return the drafter for a request: a line of DRAFTERS, or a user's object.
+
+    Raises:
+        RequestError: if there is no such drafter, or the pair lacks the draft model that it needs.
+    """
     if isinstance(drafter, str):
         return _named(pair, drafter)
     if not hasattr(drafter, "propose"):
@@ -204,14 +218,19 @@ def _named(pair: ModelPair, name: str) -> DrafterKind:
 
 
 def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
-    """How many of a row's drafts AMUSD verifies: while theirs times q's largest value is AHEAD_CONFIDENCE or more.
+    """Return how many of a row's drafts AMUSD verifies.
 
-    max_probs[i], token_probs[i]: q's largest value at draft i, and q of the token drawn there. Whether a draft is
-    verified never depends on which token was drawn there, so it is distributed as q says.
+    A draft is verified if the drafts before it are likely enough: the product of their probabilities and of q's
+    largest value at this draft is at least AHEAD_CONFIDENCE. This doesn't depend on which token was drawn here, so
+    a verified draft is still distributed as q.
+
+    Args:
+        max_probs: q's largest value at each draft.
+        token_probs: q of each drafted token.
     """
     chance = 1.0
-    for count, (top, own) in enumerate(zip(max_probs, token_probs, strict=True)):
-        if not chance * top >= AHEAD_CONFIDENCE:  # nor after a q that is no number
+    for count, (max_prob, token_prob) in enumerate(zip(max_probs, token_probs, strict=True)):
+        if not chance * max_prob >= AHEAD_CONFIDENCE:  # also stops at NaN
             return count
-        chance *= own
+        chance *= token_prob
     return len(max_probs)

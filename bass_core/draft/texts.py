@@ -1,7 +1,7 @@
-"""The rows' texts as a draft head's pointer searches them (model/pointer.py).
+"""The rows' texts, in which a draft head's pointer searches (model/pointer.py).
 
-Contract: `update` appends what the rows have written since the last call, on the host; `upload` then puts their
-texts on the head's device, where `raised` raises logits by them. After a rewind a row's text is appended anew.
+Call `update` to append the tokens written since the last call, or `upload` to also copy the texts to the head's
+device, where `with_pointer` reads them.
 """
 
 from __future__ import annotations
@@ -20,51 +20,61 @@ from ..sequence import Sequence
 
 
 class Texts:
-    """The texts of up to `rows` rows. held int64 [rows, T]: on the host; T grows."""
+    """The texts of up to `rows` rows: token_ids int64 [rows, T] on the host, where T grows."""
 
     def __init__(self, head: DraftHead, rows: int) -> None:
         self.head = head
-        self.held, self._known = torch.zeros(rows, 0, dtype=torch.long), [0] * rows
+        self.token_ids, self._known = torch.zeros(rows, 0, dtype=torch.long), [0] * rows
         self._text = self._ends = torch.empty(0)
 
     def upload(self, rows: list[Sequence]) -> Tensor:
-        """`update`, for `raised`; returns the rows' last tokens, int64 [B, 1, LONGEST] (`pointer.windows`)."""
+        """Do `update`, then copy the texts to the device.
+
+        Returns:
+            The last tokens of each row, int64 [B, 1, LONGEST] (`pointer.windows`).
+        """
         ends = to_device(self.update(rows), self.head.vocabulary.device)
-        held = to_device(self.held[: len(rows), : max(self._known[: len(rows)])], ends.device)
-        self._text, self._ends = windows(held), ends[:, None]
+        uploaded = to_device(self.token_ids[: len(rows), : max(self._known[: len(rows)])], ends.device)
+        self._text, self._ends = windows(uploaded), ends[:, None]
         return self._text[torch.arange(len(rows), device=ends.device), ends - 1][:, None]
 
     def update(self, rows: list[Sequence]) -> list[int]:
-        """Append what the rows have written; returns how long their texts are."""
-        short = max(len(row.tokens) for row in rows) - self.held.shape[1]
-        if short > 0:
-            self.held = F.pad(self.held, (0, short + self.held.shape[1]))
+        """Append the new tokens of the rows and return the lengths of their texts."""
+        missing = max(len(row.tokens) for row in rows) - self.token_ids.shape[1]
+        if missing > 0:
+            self.token_ids = F.pad(self.token_ids, (0, missing + self.token_ids.shape[1]))
         for r, row in enumerate(rows):
-            self.held[r, self._known[r] : len(row.tokens)] = torch.tensor(row.tokens[self._known[r] :])
+            self.token_ids[r, self._known[r] : len(row.tokens)] = torch.tensor(row.tokens[self._known[r] :])
             self._known[r] = len(row.tokens)
         return self._known[: len(rows)]
 
-    def raised(self, logits: Tensor, states: Tensor, last: Tensor) -> Tensor:
-        """Logits [B, W, V'] as the pointer raises them; states [B, W, hidden]; last int64 [B, W, LONGEST]."""
-        found, sizes = followers(self._text, self._ends.expand(last.shape[:2]), last)
-        columns, lifts = self.head.column_of(found), self.head.pointer(states, sizes)
+    def with_pointer(self, logits: Tensor, states: Tensor, last: Tensor) -> Tensor:
+        """Return logits [B, W, V'] with the pointer's additions.
+
+        Args:
+            logits: [B, W, V'].
+            states: the head's states [B, W, hidden].
+            last: int64 [B, W, LONGEST], the last tokens before each position.
+        """
+        next_ids, sizes = followers(self._text, self._ends.expand(last.shape[:2]), last)
+        columns, lifts = self.head.column_of(next_ids), self.head.pointer(states, sizes)
         lifts = lifts.masked_fill(columns < 0, 0.0).to(logits.dtype)
         if not compiled(logits):
             return logits.scatter_add(-1, columns.clamp(min=0)[..., None], lifts[..., None])
-        raised = copied(logits)
+        output = copied(logits)
         rows, places = np.indices(columns.shape)
-        raised.numpy()[rows, places, columns.clamp(min=0).numpy()] += lifts.numpy()
-        return raised
+        output.numpy()[rows, places, columns.clamp(min=0).numpy()] += lifts.numpy()
+        return output
 
     def rewind(self, row: int, length: int) -> None:
-        """Forget what the row wrote from `length` tokens on."""
+        """Forget the tokens of a row from `length` on."""
         self._known[row] = min(self._known[row], length)
 
     def move_row(self, source: int, target: int) -> None:
-        """Row `target` gets the text of row `source`."""
-        self.held[target], self._known[target] = self.held[source], self._known[source]
+        """Give row `target` the text of row `source`."""
+        self.token_ids[target], self._known[target] = self.token_ids[source], self._known[source]
 
 
-def lengthened(last: Tensor, tokens: Tensor) -> Tensor:
-    """The last tokens [B, W, LONGEST] of texts that go on with tokens [B, W]."""
+def append_token(last: Tensor, tokens: Tensor) -> Tensor:
+    """Append tokens [B, W] to the last tokens [B, W, LONGEST] of texts, and drop the oldest ones."""
     return torch.cat((tokens[..., None], last[..., :-1]), dim=-1)

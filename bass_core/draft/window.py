@@ -1,10 +1,9 @@
-"""Drafts with the target itself, which sees only the ends of its own cache; for it in turn another may draft.
+"""Drafts from the target itself, which reads only the two ends of its own cache.
 
-Contract: drafters (draft/base.py). `WindowDrafter` has neither weights nor a cache of its own. A draft's
-forward sees a row's first SINKS tokens and its last `window`, in whole blocks (kernels/plan.py); between them lies
-the gap, which it does not read. What it writes lies after the row's valid length, and the verification writes
-those columns anew, so no length changes. A row without a gap gets no drafts: they would cost what plain steps
-cost, and say the same. `WindowChain` puts another drafter in front of it.
+`WindowDrafter` needs neither weights nor a cache of its own. Its forwards read a row's first SINKS tokens and its
+last `window`, in whole blocks (kernels/plan.py), but not the gap between them. They write after the row's valid
+length, and the verification overwrites those columns, so no length changes. A row without a gap gets no drafts:
+they would cost as much as plain steps. `WindowChain` adds a second drafter, which drafts for the windowed target.
 Sources: sinks and window, Xiao et al. 2309.17453; as a draft of the same model, MagicDec (Chen et al. 2408.11049).
 """
 
@@ -32,16 +31,17 @@ from ..verify.rules import Verification
 from .base import Drafter, Proposal, point_masses
 from .model import draw_draft
 
-# The most drafts that the drafter in front of a WindowChain makes before the windowed target verifies them.
+# The most tokens that a WindowChain's front drafter proposes before the windowed target verifies them.
 FRONT_LENGTH = 4
-# Tokens of the window. Not tuned: a wider one is accepted more often and reads more (python -m bench window).
+# Tokens of the window. Not tuned: wider ones are accepted more often, but read more (python -m bench window).
 WINDOW = 256
 
 
 class WindowDrafter(Drafter):
-    """One windowed forward of the target's runner a drafted token, for the whole batch at once.
+    """Drafts with windowed forwards of the target: one forward of the whole batch per token.
 
-    window: tokens of the window; a line of DRAFTERS can ask for others than WINDOW: `parts.window(512)`.
+    Args:
+        window: tokens of the window. A line of DRAFTERS can choose it, for example `parts.window(512)`.
     """
 
     source = "window"
@@ -53,16 +53,16 @@ class WindowDrafter(Drafter):
         self.role = verification.draft_role
 
     def prepare(self, rows: int) -> None:
-        """Before the first step: let the target make ready for windowed steps of one token a row."""
+        """Let the target prepare windowed steps of one token per row."""
         tokens = torch.zeros(rows, 1, dtype=torch.long, device=self.target.device)
         self.target.prepare(ForwardBatch(tokens, [0] * rows, window=self.window))
 
     def usable(self, rows: list[Sequence], max_drafts: list[int]) -> list[int]:
-        """How many tokens each row can draft: none without a gap, and no more than every row has columns for."""
+        """Limit each row's drafts: none without a gap, and no more than fit in every row's cache."""
         cached = [len(row.tokens) - 1 for row in rows]
         room = self.target.cache.room(cached)
-        hides = [window_start(length, self.window) > SINKS for length in cached]
-        return [min(most, room) if gap else 0 for most, gap in zip(max_drafts, hides, strict=True)]
+        has_gap = [window_start(length, self.window) > SINKS for length in cached]
+        return [min(most, room) if gap else 0 for most, gap in zip(max_drafts, has_gap, strict=True)]
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         max_drafts = self.usable(rows, max_drafts)
@@ -73,7 +73,7 @@ class WindowDrafter(Drafter):
         token = to_device([row.tokens[-1] for row in rows], device)
         drawn, probs, work = [], [], WindowWork()
         for step in range(most):
-            # Rows that draft fewer are fed padding after their drafts.
+            # Rows with fewer drafts feed padding after them.
             fed = ForwardBatch(token[:, None], [length + step for length in cached], window=self.window)
             logits = self.forward(fed, work).logits[:, 0]
             token, q = draw_draft(logits, self.params, keys, step, self.role)
@@ -86,26 +86,27 @@ class WindowDrafter(Drafter):
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, windowed=work)
 
     def forward(self, fed: ForwardBatch, work: WindowWork) -> ForwardOutput:
-        """A windowed forward of the target, whose cost, padding included, is added to `work`."""
+        """Run a windowed forward of the target and add its cost, including padding, to `work`."""
         width = fed.tokens.shape[1]
-        sees = [min(n, SINKS) + max(0, n - window_start(n, self.window)) for n in fed.lengths]
-        work.add(len(sees) * width, sum(sees), width)
+        seen = [min(n, SINKS) + max(0, n - window_start(n, self.window)) for n in fed.lengths]
+        work.add(len(seen) * width, sum(seen), width)
         return self.target.forward(fed)
 
 
 def gapped(window: int) -> int:
-    """The fewest cached tokens with which a windowed forward hides any."""
+    """Return the fewest cached tokens at which a windowed forward has a gap."""
     return next(n for n in itertools.count(SINKS + window) if window_start(n, window) > SINKS)
 
 
 class WindowChain(Drafter):
-    """Drafts by speculation: `front` drafts for the windowed target, and what that writes are the drafts.
+    """Drafts with the windowed target, which itself decodes speculatively, with drafts of `front`.
 
-    Each proposal is a short text of the windowed target, written in rounds of up to FRONT_LENGTH drafts of `front`
-    each, verified as every draft is. So a sampled draft is distributed as the windowed target's p, which is the q
-    of the whole target's verification; its noise is NoiseKeys.inner. Greedy and coupled drafts are the windowed
-    target's own choices. What `front` learnt of the drafts is taken back when they are proposed. `calls` and
-    `drafted` count those of `front`, which drafts chains. Source: TriForce, Sun et al. 2404.11912, section 4.
+    Each proposal is a short text that the windowed target writes, in rounds of up to FRONT_LENGTH drafts by
+    `front`, verified by the usual rule. So a sampled draft has the windowed target's distribution, which is q in
+    the full target's verification. Its noise is NoiseKeys.inner. Greedy and coupled drafts are the windowed
+    target's own choices. `front` drafts chains, and forgets the drafts once they are proposed. `calls` and
+    `drafted` count only its work.
+    Source: TriForce, Sun et al. 2404.11912, section 4.
     """
 
     source = "window"
@@ -113,22 +114,22 @@ class WindowChain(Drafter):
     def __init__(self, front: Drafter, window: WindowDrafter) -> None:
         self.front, self.window = front, window
         self.observes_states = front.observes_states
-        self._own_noise = not (window.params.greedy or window.verification.coupled)
+        self._inner_noise = not (window.params.greedy or window.verification.coupled)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         return self.front.start(rows)
 
     def prepare(self, rows: int) -> None:
-        """Before the first step: both drafters' own preparation."""
+        """Let both drafters prepare the first rounds."""
         self.front.prepare(rows)
         self.window.prepare(rows)
 
     def read(self, rows: list[Sequence]) -> None:
-        """Let the drafter in front read the prompts."""
+        """Let `front` read the prompts."""
         self.front.read(rows)
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """Hand the target's states on."""
+        """Pass the target's states to `front`."""
         self.front.observe_states(rows, states)
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
@@ -144,10 +145,10 @@ class WindowChain(Drafter):
                 if max(left) == 0:
                     break
                 positions = to_device([len(row.tokens) for row in rows], keys.positions.device)
-                own = NoiseKeys(keys.seed, keys.sequence_ids, positions)
-                inner = keys.inner(number, positions) if self._own_noise else own
-                for kept, new in zip(probs, self._round(rows, ends, left, inner, work), strict=True):
-                    kept.extend(new)
+                keys_at_ends = NoiseKeys(keys.seed, keys.sequence_ids, positions)
+                inner = keys.inner(number, positions) if self._inner_noise else keys_at_ends
+                for row_probs, new in zip(probs, self._round(rows, ends, left, inner, work), strict=True):
+                    row_probs.extend(new)
             drafts = [row.tokens[end:] for row, end in zip(rows, ends, strict=True)]
         finally:
             for r, (row, end) in enumerate(zip(rows, ends, strict=True)):
@@ -156,7 +157,7 @@ class WindowChain(Drafter):
         self.calls, self.drafted = self.front.calls, self.front.drafted
         proposal = point_masses(drafts)
         proposal.windowed = work
-        if self._own_noise and any(drafts):
+        if self._inner_noise and any(drafts):
             vocab = next(q.shape[-1] for row in probs for q in row)
             device = self.window.target.device
             proposal.probs = pad([cat(row) if row else torch.zeros(0, vocab, device=device) for row in probs])
@@ -165,18 +166,19 @@ class WindowChain(Drafter):
     def _round(
         self, rows: list[Sequence], ends: list[int], left: list[int], keys: NoiseKeys, work: WindowWork
     ) -> list[list[Tensor]]:
-        """Append up to left[r] tokens, and if left[r] at least one, to each row.
+        """Append at most left[r] tokens to each row, and at least one if left[r] > 0.
 
-        Returns what each row's were drawn from: one tensor [n, V], or none.
+        Returns:
+            The distributions that each row's tokens were drawn from: a list of one tensor [n, V], or none.
         """
         runner = self.window.target
-        # A row that has all its drafts is fed padding where they begin.
+        # A row that already has all its drafts feeds padding at the place of its first draft.
         starts = [(len(row.tokens) if n else end) - 1 for row, n, end in zip(rows, left, ends, strict=True)]
         most = min(FRONT_LENGTH, runner.cache.room(starts) - 1)
-        asked = [max(0, min(n - 1, most)) for n in left]
+        front_lengths = [max(0, min(n - 1, most)) for n in left]
         proposal = point_masses([[] for _ in rows])
-        if max(asked):
-            proposal = self.front.propose(rows, asked, keys)
+        if max(front_lengths):
+            proposal = self.front.propose(rows, front_lengths, keys)
         drafts = to_device(proposal.tokens, runner.device)
         newest = to_device([[row.tokens[start]] for row, start in zip(rows, starts, strict=True)], runner.device)
         real = [count + 1 for count in proposal.num_drafted]
@@ -196,16 +198,18 @@ class WindowChain(Drafter):
             output.logits, drafts, proposal.probs, counts, keys, params, verification=self.window.verification
         )
         outcomes = outcome.host()
-        refuse_unsound([one.next_token for one, n in zip(outcomes, left, strict=True) if n])
-        written = [one.accepted + 1 if n else 0 for one, n in zip(outcomes, left, strict=True)]
-        probs = probabilities(output.logits, params) if self._own_noise else None
-        if max(asked) and self.observes_states:
+        refuse_unsound([result.next_token for result, n in zip(outcomes, left, strict=True) if n])
+        written = [result.accepted + 1 if n else 0 for result, n in zip(outcomes, left, strict=True)]
+        probs = probabilities(output.logits, params) if self._inner_noise else None
+        if max(front_lengths) and self.observes_states:
             states = output.require_states()
             self.front.observe_states(rows, [states[r, :count] for r, count in enumerate(written)])
-        for row, one, count in zip(rows, outcomes, written, strict=True):
-            row.tokens.extend([*(test.token for test in one.tests[: one.accepted]), one.next_token][:count])
-        if max(asked):
-            self.front.on_verified(rows, proposal, [one.accepted for one in outcomes])
+        for row, result, count in zip(rows, outcomes, written, strict=True):
+            row.tokens.extend(
+                [*(test.token for test in result.tests[: result.accepted]), result.next_token][:count]
+            )
+        if max(front_lengths):
+            self.front.on_verified(rows, proposal, [result.accepted for result in outcomes])
         return [[probs[r, :count]] if probs is not None and count else [] for r, count in enumerate(written)]
 
     def move_row(self, source: int, target: int) -> None:

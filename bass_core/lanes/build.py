@@ -1,7 +1,7 @@
-"""How the decoder of each method is built.
+"""Builders of each method's decoder.
 
-Contract: each builder takes a checked request and the lane's sequences, and returns a decoder that has allocated
-its memory and has not run a step.
+A builder takes a checked request and the lane's sequences. The decoder that it returns has allocated its memory,
+but has not run a step.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from ..sequence import Sequence
 
 
 def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """The loop without a drafter: one token per row and step."""
-    return _Maker(pair, request, len(sequences), None).make(sequences)
+    """Build regular decoding: no drafter, one token per row and step."""
+    return _DecoderFactory(pair, request, len(sequences), None).make(sequences)
 
 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """Draft and verify, one sequence after another, in the same caches."""
-    maker = _Maker(pair, request, 1, make_policy(request))
-    return SequentialDecoder(sequences, lambda row: maker.make([row]), maker.cache)
+    """Build speculative decoding of one sequence after another, in the same caches."""
+    factory = _DecoderFactory(pair, request, 1, make_policy(request))
+    return SequentialDecoder(sequences, lambda row: factory.make([row]), factory.cache)
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """Draft and verify all sequences together."""
+    """Build BASS: draft and verify all sequences together."""
     rows = len(sequences)
-    return _Maker(pair, request, rows, make_policy(request)).make(sequences)
+    return _DecoderFactory(pair, request, rows, make_policy(request)).make(sequences)
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """AMUSD: the draft model runs in its own thread while the target verifies."""
+    """Build AMUSD: the draft model runs in its own thread while the target verifies."""
     return build_amusd(pair, request, _params(request), sequences)
 
 
-class _Maker:
-    """Makes the decoders of a lane that decodes `rows` rows at a time; they share their runners.
+class _DecoderFactory:
+    """Makes the decoders of a lane that decodes `rows` rows at a time. They share their runners.
 
-    policy: None for a lane that does not draft.
+    policy: the length policy, or None for a lane that does not draft.
     """
 
     def __init__(self, pair: ModelPair, request: Request, rows: int, policy: LengthPolicy | None) -> None:
@@ -75,5 +75,5 @@ class _Maker:
 
 
 def _params(request: Request) -> DecodingParams:
-    told = request.inspect, request.logprobs
-    return DecodingParams(request.sampling, request.seed, request.rule, request.synthetic_acceptance, *told)
+    options = request.inspect, request.logprobs
+    return DecodingParams(request.sampling, request.seed, request.rule, request.synthetic_acceptance, *options)

@@ -1,8 +1,8 @@
-"""A lane's clock, measured or simulated, and the lock under which threads share a lane.
+"""Measured (`LaneClock`) and simulated (`PredictedClock`) clocks of lanes, and a lock for shared lanes.
 
-Contract: a LaneClock counts the device time of what runs inside `running()`, without graph captures, kernel
-compilations and kernel loads. A PredictedClock counts nothing there, and for each step that it counts what the
-step's forwards would have taken elsewhere.
+A LaneClock measures the device time inside `running()`, without graph captures, kernel compilations and kernel
+loads. A PredictedClock measures nothing: for each counted step it adds the time that the step's forwards would
+have taken on other hardware.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..sequence import Round, Sequence
 
 
 class FairLock:
-    """A fair lock: with threading.Lock a busy lane re-acquires it and starves the snapshot thread."""
+    """A fair lock. A busy lane would re-acquire a threading.Lock at once and starve the snapshot thread."""
 
     def __init__(self) -> None:
         self._turn, self._held = threading.Lock(), threading.Lock()
@@ -38,7 +38,7 @@ class FairLock:
 
 
 class LaneClock:
-    """Milliseconds the device spent inside `running()`: by CUDA events on a GPU, by a monotonic clock on a CPU."""
+    """Milliseconds that the device spent inside `running()`: by CUDA events on a GPU, else a monotonic clock."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.queued = device, is_accelerator(device)
@@ -48,7 +48,7 @@ class LaneClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the block's time; on a GPU until its queued work is done, less the set-up time (setup_time.py)."""
+        """Measure the block's time without set-up (setup_time.py), on a GPU until its queued work is done."""
         if not self.queued:
             start = time.perf_counter()
             try:
@@ -69,7 +69,7 @@ class LaneClock:
                 self.ms += max(0.0, begin.elapsed_time(end) - (setup_ms() - setup))
 
     def count(self, round_: Round, sequences: list[Sequence]) -> None:
-        """Nothing more: the step's time was counted while it ran."""
+        """Do nothing: the step's time was measured while it ran."""
 
 
 class PredictedClock:
@@ -83,11 +83,11 @@ class PredictedClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count nothing: how long it takes here says nothing."""
+        """Measure nothing: the time that a step takes here doesn't matter."""
         yield
 
     def count(self, round_: Round, sequences: list[Sequence]) -> None:
-        """Count a step whose tokens the sequences already hold, and say in the round where its time went."""
+        """Add the predicted time of a step whose tokens are already written, and note it in the round."""
         draft_ms, verify_ms = bill(self.simulated, round_, sequences, self.runs_draft)
         self.ms += draft_ms + verify_ms
         if round_.kind != "prefill":

@@ -1,10 +1,10 @@
-"""Where lanes of a race differ although their texts should be equal, and how close to a tie the two tokens were.
+"""Differences between lanes of a race whose texts should be equal, and how close to a tie the two tokens were.
 
-Contract: with greedy or coupled decoding every lane should produce regular decoding's text, so `comparison`
-compares each row of the other lanes with the regular lane's, up to the shorter of the two. In low precision, the
-other tokens in a batch can change the last bits of a row's sums, and so the choice between two tokens that are
-nearly tied. For each row that differs, the target is therefore run once more over the prompt and the common text,
-outside every lane's clock. Non-goals: text under rejection sampling, which no lane promises to repeat.
+Call `comparison`. Under greedy or coupled decoding, every lane should produce the text of regular decoding, so
+each row is compared with the regular lane's, up to the shorter of both texts. In low precision, the other tokens
+of a batch can change the last bits of a row's sums, and so the choice between two nearly tied tokens. Therefore
+the target runs once more over the prompt and the common text of each row that differs, outside every lane's
+clock. Text under rejection sampling is not compared: it is not the same in each lane.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ..sequence import Sequence
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
-# Limits on the extra forwards of one race: their number, and their total number of tokens by device. Chosen so
-# that they take a few seconds at most.
+# Limits on the extra forwards of one race: their number, and their total tokens by device. They take a few
+# seconds at most.
 MOST_FORWARDS = 8
 MOST_TOKENS = {"cpu": 1024, "accelerator": 32768}
 
@@ -39,17 +39,19 @@ _log = logging.getLogger(__name__)
 
 
 def reference_lane(lanes: Seq[Lane]) -> Lane | None:
-    """The lane that the others are compared with: the first one whose method is a reference."""
+    """Return the lane that the others are compared with: the first whose method is a reference."""
     return next((lane for lane in lanes if lane.reference), None)
 
 
 @ours()
 def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str, list[Difference | None]] | None:
-    """Compare the other lanes' rows with the reference lane's, by method; None if no lane owes the same text.
+    """Compare the rows of all other lanes with the reference lane's.
 
-    A row's entry is None if both texts agree up to the end of the shorter one. A Difference holds the index of the
-    first differing token and the two token ids (`theirs` is the reference lane's). Its p_ours, p_theirs and tie
-    (see `weigh`) are None once MOST_FORWARDS or MOST_TOKENS is used up, or if the forward failed.
+    Returns:
+        For each method a list with one entry per row, None if both texts agree up to the end of the shorter one.
+        A Difference has the index of the first differing token and both token ids (`theirs` is the reference
+        lane's). Its p_ours, p_theirs and tie (see `weigh`) are None after MOST_FORWARDS or MOST_TOKENS, or if the
+        forward failed. The result is None if no lane has to give the same text.
     """
     reference = reference_lane(lanes)
     others = [lane for lane in lanes if lane is not reference]
@@ -67,19 +69,29 @@ def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str,
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> int | None:
-    """The first index at which both lists have a token and the two tokens differ; None if there is none."""
+    """Return the first index at which both lists have a token and the tokens differ, or None."""
     return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
 
 
 def weigh(
     logits: Tensor, params: SamplingParams, seed: int, sequence_id: int, position: int, tokens: tuple[int, int]
 ) -> Weighed:
-    """How close two tokens (ours, theirs) are under the target's logits [V] at one position of its text.
+    """Return how close two tokens are under the target's logits.
 
-    p: the model's distribution at temperature 1 for greedy decoding, else the distribution sampled from. `tie`:
-    the smaller of the two scores divided by the larger; 1 is an exact tie. The token with the largest score is the
-    one chosen; the score is p for greedy decoding, else p / E, where E is the exponential random number of that
-    position and token (`draw`).
+    The target chooses the token with the largest score. The score is p for greedy decoding, else p / E, where E is
+    the exponential random number of that position and token (`draw`).
+
+    Args:
+        logits: [V], the target's logits at this position of its text.
+        params: the sampling parameters.
+        seed: the request's seed.
+        sequence_id: the row's id.
+        position: the position in the row's text.
+        tokens: our token and the reference's.
+
+    Returns:
+        `p_ours` and `p_theirs`, the tokens' probabilities: at temperature 1 for greedy decoding, else in the
+        distribution that is sampled. `tie` is the smaller score divided by the larger: 1 is an exact tie.
     """
     p = torch.softmax(logits.float(), -1) if params.greedy else probabilities(logits, params)
     p = p[list(tokens)].cpu()
@@ -94,7 +106,7 @@ def weigh(
 
 
 class _Target:
-    """The target's logits after a row's common text; equal texts are computed once."""
+    """The target's logits after a row's common text, computed once for equal texts."""
 
     def __init__(self, pair: ModelPair, request: Request) -> None:
         self.pair, self.request = pair, request
@@ -112,14 +124,14 @@ class _Target:
         try:
             logits, id_ = self._logits(text), request.sequence_ids[row]
             if logits is not None:
-                read = Sequence(row, id_, request.prompts[row], len(theirs), request.eos)
-                read.write(theirs[:at], ["sampled"] * at)
-                logits = shaped(logits[None, None], request.sampling, [read])[0, 0]
+                sequence = Sequence(row, id_, request.prompts[row], len(theirs), request.eos)
+                sequence.write(theirs[:at], ["sampled"] * at)
+                logits = shaped(logits[None, None], request.sampling, [sequence])[0, 0]
                 weighed = weigh(logits, request.sampling, request.seed, id_, len(text), tokens)
         except (RuntimeError, MemoryError) as error:
-            # The race's texts are complete without this figure. No traceback is logged: its frames would keep the
+            # The race's texts are complete without this figure. Don't log a traceback: its frames would keep the
             # cache alive.
-            _log.warning("what the target says of a difference could not be computed: %s", error)
+            _log.warning("The target's probabilities at a difference could not be computed: %s", error)
         return {"at": at, "ours": tokens[0], "theirs": tokens[1], **weighed}
 
     def _logits(self, text: list[int]) -> Tensor | None:
@@ -134,7 +146,7 @@ class _Target:
 
 
 def next_logits(pair: ModelPair, text: list[int], backend: str) -> Tensor:
-    """The target's logits [V] for the token after the text, run as a batch of one in bounded prefill chunks."""
+    """Return the target's logits [V] for the token after a text, prefilled as a batch of one, in chunks."""
     runner = ModelRunner(pair.target_step, 1, len(text) + 1, pair.vocab, backend)
     with torch.inference_mode():
         prefill = PrefillSteps(runner, [text])

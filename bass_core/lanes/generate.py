@@ -1,9 +1,10 @@
-"""`generate` and `stream`: one method answers one request.
+"""`generate` and `stream`: answer one request with one method.
 
-Contract: arguments are checked before anything runs. The same arguments give the same tokens; only text that is
-sampled, and not coupled, with draft_length="auto" or "cost-aware" depends on this machine's measured costs too,
-and with method="amusd" on when drafts arrive.
-`stream` yields one Round per step; `generate` returns the finished sequences and their metrics.
+`stream` yields one Round per step; `generate` returns the finished sequences and their metrics. Both check their
+arguments before anything runs.
+
+The same arguments give the same tokens, with one exception: text that is sampled and not coupled also depends on
+this machine's measured costs if draft_length is "auto" or "cost-aware", and on timing if method is "amusd".
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ from .warmup import warm_up
 
 @dataclass(frozen=True, repr=False)
 class GeneratedSequence:
-    """The new tokens only, including a final end-of-text token; text is None without a tokenizer.
+    """The new tokens of one sequence.
 
-    finish_reason: "eos", "stop" (a stop string), "length", "budget" (its time), "stopped" or "error".
-
-    times_ms: lane time at which each token came. ptl_ms: per-token latency since the lane's first prefill ended.
-    own_ptl_ms: the same since the sequence's own prefill ended. Both are None for fewer than two tokens. logprobs,
-    sampled_logprobs: of each token, under the target's plain softmax and under the distribution that is sampled;
-    None unless they were asked for.
+    Attributes:
+        token_ids: the tokens, including a final end-of-text token.
+        text: their text, or None without a tokenizer.
+        finish_reason: "eos", "stop" (a stop string), "length", "budget" (its time), "stopped" or "error".
+        origins: how each token came about, for example "accepted" or "bonus".
+        times_ms: lane time at which each token was written.
+        ptl_ms: per-token latency since the lane's first prefill ended, or None for fewer than two tokens.
+        own_ptl_ms: the same since the sequence's own prefill ended.
+        logprobs: log-probability of each token under the target's plain softmax, or None unless requested.
+        sampled_logprobs: the same under the distribution that is sampled.
     """
 
     token_ids: list[int]
@@ -58,9 +63,11 @@ class GeneratedSequence:
 
 @dataclass(frozen=True, repr=False)
 class Generation:
-    """What `generate` returns. timeline: when draft and target were busy, for "amusd" only; see docs/amusd.md.
+    """The result of `generate`.
 
-    clock: what all times are predicted for (ClockRecord); None if they were measured.
+    Attributes:
+        timeline: when draft and target were busy, only for "amusd"; see docs/amusd.md.
+        clock: the hardware that all times are predicted for (ClockRecord), or None if they were measured.
     """
 
     method: str
@@ -85,12 +92,21 @@ def generate(
     options: Options | None = None,
     **keywords: Unpack[Keywords],
 ) -> Generation:
-    """Answer a prompt (text, token ids, or a list of either) with n sequences.
+    """Answer a prompt with n sequences.
 
-    method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd" (draft
-    and target work at the same time), or a registered method. The other arguments are the fields of Options, whose
-    help explains them; they may be given together as `options=Options(...)` instead. Raises RequestError for an
-    unknown or out-of-range argument, or for a request that does not fit the memory.
+    Args:
+        pair: the models.
+        prompt: text, token ids, or a list of either.
+        method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd"
+            (draft and target work at the same time), or a registered method.
+        options: the other arguments as one object, instead of keywords.
+        **keywords: the fields of Options, see help(Options).
+
+    Returns:
+        The finished sequences and their metrics.
+
+    Raises:
+        RequestError: if an argument is unknown or out of range, or the request does not fit the memory.
     """
     lane = _lane(pair, prompt, method, gathered(generate, options, keywords))
     try:
@@ -110,7 +126,7 @@ def stream(
     options: Options | None = None,
     **keywords: Unpack[Keywords],
 ) -> Iterator[Round]:
-    """Yield the rounds of `generate` as they happen; the arguments are the same and are checked at the call."""
+    """Yield the rounds of `generate` as they happen. Takes the same arguments and checks them at the call."""
     lane = _lane(pair, prompt, method, gathered(stream, options, keywords))
 
     def rounds() -> Iterator[Round]:
@@ -124,7 +140,7 @@ def stream(
 
 
 def finished(lane: Lane) -> Generation:
-    """The result of a finished lane."""
+    """Return the result of a finished lane."""
     sequences = [
         GeneratedSequence(
             token_ids=sequence.token_ids,
@@ -147,13 +163,13 @@ def finished(lane: Lane) -> Generation:
 
 @ours()
 def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options) -> Lane:
-    """Check the arguments of a call, and build the lane for them."""
-    found = find_method(method)
+    """Check the arguments of a call and build its lane."""
+    method_entry = find_method(method)
     request = make_request(pair, prompt, options=options)
-    check_method(found, pair, request)
-    admit(pair, request, [found])
+    check_method(method_entry, pair, request)
+    admit(pair, request, [method_entry])
     warm_up(pair, request)
-    request = with_costs(pair, request, policy_rows(request, found))
-    # Warming up and measuring leave caches idle; admission frees them where the lane needs their memory.
-    admit(pair, request, [found])
+    request = with_costs(pair, request, policy_rows(request, method_entry))
+    # Warming up and measuring leave idle caches, which admission frees if the lane needs their memory.
+    admit(pair, request, [method_entry])
     return Lane(pair, request, method)

@@ -1,8 +1,7 @@
-"""A decoder with its own clock: one column of the race.
+"""A lane: a decoder with its own clock, one column of the race.
 
-Contract: `step()` runs one step of the decoder and counts only the time the device spent on it. If a step raises,
-the scheduler ends the lane (schedule.py). Non-goals: building the decoder (methods.py) and what is shown of the
-lane (view.py).
+`step()` runs one step of the decoder and counts only the time that the device spent on it. If a step raises, the
+scheduler ends the lane (schedule.py). methods.py builds the decoder, view.py shows the lane.
 """
 
 from __future__ import annotations
@@ -26,21 +25,25 @@ from .pace import ENDS, Pace, Tally
 from .trace import Trace
 from .utilization import Work
 
-# Milliseconds of lane time per turn of an AMUSD lane. Pausing its draft costs up to one draft step, which is small
-# beside a turn this long.
+# Lane time per turn of an AMUSD lane. Pausing its draft costs up to one draft step, which is little compared with
+# a turn this long.
 SLICE_MS = 100.0
 
 
 class Lane:
-    """One method answering one request. `sequences` are the lane's own; `error` is set if a step failed.
+    """One method that answers one request.
 
-    `cache`: bytes of its caches, None if the decoder does not tell, or on a simulated clock with other models;
-    `reading`: set while prompts are read.
+    Attributes:
+        sequences: the lane's own rows.
+        error: a message if a step failed, else None.
+        cache: bytes of its caches. None if the decoder doesn't report them, or if a simulated clock has other
+            models.
+        reading: progress of the prefill while prompts are read, else None.
     """
 
     def __init__(self, pair: ModelPair, request: Request, method: str) -> None:
-        found = find_method(method)
-        self.method, self.request, self.reference = found.name, request, found.reference
+        entry = find_method(method)
+        self.method, self.request, self.reference = entry.name, request, entry.reference
         self.sequences = request.sequences()
         simulated = request.clock
         self.clock = (
@@ -48,22 +51,23 @@ class Lane:
         )
         self.counts = Counts()
         self.tally = Tally(len(self.sequences))
-        self.log = Trace(pair.tokenizer)
+        self.trace = Trace(pair.tokenizer)
         self.work = _work(pair, request)
         self.error: str | None = None
-        # Keeps a snapshot from seeing a step half done.
+        # Keeps a snapshot from seeing a half-done step.
         self.lock = FairLock()
         self.texts = [
             TextStream(pair.tokenizer, request.stop) if pair.tokenizer is not None else None
             for _ in self.sequences
         ]
         with shortage_explained():
-            self._decoder: Decoder | None = found.build(pair, request, self.sequences)
-        # On a simulated clock with models of its own, the bytes that are held here are those of other models.
-        own = simulated is None or simulated.table is not None
-        self.cache: CacheBytes | None = getattr(self._decoder, "cache", None) if own else None
+            self._decoder: Decoder | None = entry.build(pair, request, self.sequences)
+        # If the simulated clock has models of its own, the bytes held here belong to other models.
+        simulates_pair = simulated is None or simulated.table is not None
+        self.cache: CacheBytes | None = getattr(self._decoder, "cache", None) if simulates_pair else None
         self.reading: Reading | None = None
-        # Only if draft and target overlap: when each was busy, and the lane's shortest turn in a fair race (ms).
+        # Only if draft and target overlap: when each was busy, and the shortest turn of the lane in a fair race
+        # (ms).
         self.timeline: Timeline | None = self._decoder.timeline
         self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
         self._forwards = 0
@@ -81,21 +85,21 @@ class Lane:
 
     @ours()
     def step(self) -> Round:
-        """Run and time one step, and record its tokens' times. The lane ends once its time budget is spent."""
+        """Run and time one step, and record its tokens' times. End the lane once its time budget is spent."""
         assert self._decoder is not None, "a finished lane is not stepped"
         before = self.clock.ms
         with self.clock.running(), shortage_explained():
             round_ = self._decoder.step()
         self.clock.count(round_, self.sequences)
         if round_.explain is not None:
-            # Off the clock, while the round's logits are still there.
+            # Outside the measured time, while the round's logits still exist.
             round_.explain()
             round_.explain = None
         round_.time_ms = self.clock.ms
         self.reading = round_.reading
         self._forwards = self._decoder.target_forwards
         self.counts.add(round_, self.clock.ms - before)
-        self.log.add(round_)
+        self.trace.add(round_)
         for row in round_.rows:
             self._record(row.sequence, row.tokens, round_.kind == "prefill")
         self._count(round_)
@@ -108,7 +112,7 @@ class Lane:
         return round_
 
     def end(self, reason: str) -> None:
-        """Finish the unfinished sequences for this reason, and free the caches."""
+        """Finish all unfinished sequences with this reason, and free the caches."""
         self._release()
         for sequence, text in zip(self.sequences, self.texts, strict=True):
             if sequence.finish_reason is None:
@@ -118,7 +122,7 @@ class Lane:
 
     @ours()
     def prepare(self) -> None:
-        """Capture, off the clock, the graphs that the first round will replay."""
+        """Capture the graphs that the first round will replay, outside the measured time."""
         if self._decoder is not None:
             with shortage_explained():
                 self._decoder.prepare()
@@ -140,7 +144,7 @@ class Lane:
         self.end("error")
 
     def metrics(self) -> Metrics:
-        """The lane's metrics at its current lane time."""
+        """Return the lane's metrics at its current lane time."""
         metrics = summarise(self.counts, self.sequences, self.clock.ms, self._forwards)
         pace = self.pace
         return replace(
@@ -152,7 +156,7 @@ class Lane:
 
     @property
     def pace(self) -> Pace:
-        """The lane's rounds so far, for the figures of its speed."""
+        """The lane's rounds so far, from which its speed is computed."""
         return self.tally.pace(self.finished)
 
     def _count(self, round_: Round) -> None:
@@ -176,13 +180,13 @@ class Lane:
 
 
 def _work(pair: ModelPair, request: Request) -> Work:
-    """What the utilisation is reckoned with: this device and these models, or those of a simulated clock."""
+    """Return the sums for utilisation, of this device and these models or of those of a simulated clock."""
     drafts = request.kind.runs_model
     simulated = request.clock
     if simulated is not None and simulated.table is None:
         target, draft = simulated.models
         return Work(target.cost, draft.cost if drafts else None, simulated.peaks)
-    own = pair.draft_step if drafts else None
-    # Of one device, and a split target computes on several.
+    draft_model = pair.draft_step if drafts else None
+    # The peaks are those of one device, but a split target computes on several.
     peaks = Peaks() if is_split(pair.target) else known_peaks(pair.device, pair.dtype)
-    return Work(pair.target_step.cost, None if own is None else own.cost, peaks)
+    return Work(pair.target_step.cost, None if draft_model is None else draft_model.cost, peaks)

@@ -1,7 +1,7 @@
-"""The table of decoding methods: the names that `method=` and `lanes=` accept, and what each can't answer.
+"""The table of decoding methods: the names for `method=` and `lanes=`, and the requests that each can't answer.
 
-Contract: one entry per method; code that lists or builds methods reads this table. `check_method` runs nothing and
-refuses with a RequestError of one sentence.
+Code that lists or builds methods reads this table. To add a method, call `register`.
+`check_method` refuses a request without running anything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ from .build import build_bass, build_overlapped, build_regular, build_speculativ
 class Method:
     """One entry of the table.
 
-    name: the value for `method=` and `lanes=`. label, about: its name on the page, and one sentence that explains
-    it. build: makes a fresh decoder for a checked request and the lane's own sequences. drafts: False for decoding
-    without a drafter. batched: True if all rows are in memory together, False if one after another. overlaps:
-    draft and target work at the same time, so the split into rounds depends on timing. reference: the other lanes
-    are compared with this one, in speed and in text. outside: other code than ours decodes, with memory of its own
-    and noise of its own, so that only its greedy text can be compared; what its steps compute is not known to us.
-    check: raises RequestError for a request that the method can't answer.
+    Attributes:
+        name: the value for `method=` and `lanes=`.
+        label: its name on the page.
+        about: one sentence that explains it.
+        build: builds a decoder for a checked request and the lane's own sequences.
+        drafts: False if it decodes without a drafter.
+        batched: True if all rows are in memory together, False if they come one after another.
+        overlaps: draft and target work at the same time, so the split into rounds depends on timing.
+        reference: the other lanes are compared with this one, in speed and in text.
+        outside: another library decodes, with its own memory and noise. Only its greedy text can be compared, and
+            the work of its steps is unknown.
+        check: raises RequestError for a request that the method can't answer.
     """
 
     name: str
@@ -48,14 +53,14 @@ class Method:
     check: Callable[[ModelPair, Request], None] | None = None
 
 
-# How what runs in torch's threads alone ran, which in a program of its own can be faster.
+# How idle threads slow down code that only uses torch's threads, compared with a program of its own.
 _HERE = f"; {clause}, which can slow it down on several threads" if (clause := idle_threads()) else ""
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(
-            "regular", "Regular", "One token a sequence and step.", build_regular, drafts=False, reference=True
+            "regular", "Regular", "One token per sequence and step.", build_regular, drafts=False, reference=True
         ),
         Method(
             "speculative",
@@ -90,7 +95,11 @@ DEFAULT_METHOD = "bass"
 
 
 def register(method: Method) -> None:
-    """Add a method to the table. Raises ValueError if the name is taken."""
+    """Add a method to the table.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
     if method.name in METHODS:
         raise ValueError(f'A method "{method.name}" is registered already: choose another name.')
     METHODS[method.name] = method
@@ -102,32 +111,49 @@ def unregister(name: str) -> None:
 
 
 def find_method(name: object) -> Method:
-    """The method of that name. Raises RequestError for a name that is not in the table."""
+    """Return the method of that name.
+
+    Raises:
+        RequestError: if the name is not in the table.
+    """
     if not isinstance(name, str) or name not in METHODS:
         raise RequestError(f"method must be one of {', '.join(METHODS)}; got {name!r}.")
     return METHODS[name]
 
 
 def find_methods(names: object) -> list[Method]:
-    """The methods of a list of different names. Raises RequestError for anything else."""
-    known = f"lanes must name different methods out of {', '.join(METHODS)}; got {names!r}."
+    """Return the methods of a list of different names.
+
+    Raises:
+        RequestError: for any other value.
+    """
+    message = f"lanes must name different methods out of {', '.join(METHODS)}; got {names!r}."
     if not isinstance(names, list | tuple) or not names:
-        raise RequestError(known)
+        raise RequestError(message)
     methods = [find_method(name) for name in names]
     if len({method.name for method in methods}) != len(methods):
-        raise RequestError(known)
+        raise RequestError(message)
     return methods
 
 
 def policy_rows(request: Request, method: Method) -> int:
-    """Rows of the batch that the method's length policy covers; 0 if the method has none."""
+    """Return the number of rows that the method's length policy covers, or 0 if it has no policy."""
     if not method.drafts or method.overlaps:
         return 0
     return len(request.prompts) if method.batched else 1
 
 
 def check_method(method: Method, pair: ModelPair, request: Request) -> None:
-    """Raises RequestError if the method, an entry of METHODS, can't answer the request."""
+    """Check that the method can answer the request.
+
+    Args:
+        method: an entry of METHODS.
+        pair: the models.
+        request: a checked request.
+
+    Raises:
+        RequestError: if it can't.
+    """
     if method.check is not None:
         method.check(pair, request)
     if method.drafts:
@@ -136,26 +162,30 @@ def check_method(method: Method, pair: ModelPair, request: Request) -> None:
         return
     if method.outside:
         raise RequestError(
-            f"{method.name} can't run on a simulated clock, which predicts our own forwards alone: leave out the "
-            "method, or the clock."
+            f"{method.name} can't run on a simulated clock, which only predicts our own forwards: leave out the "
+            "method or the clock."
         )
     if method.overlaps:
         raise RequestError(
-            f"{method.name} can't run on a simulated clock, because what its rounds are depends on how long draft "
-            "and target really take: leave out the method, or the clock."
+            f"{method.name} can't run on a simulated clock, because its rounds depend on the real timing of draft "
+            "and target: leave out the method or the clock."
         )
 
 
 def _check_noise(request: Request) -> None:
-    """For methods that draft: refuse equal ids where a row's draft lengths go by what other rows accepted.
+    """Refuse equal ids if a method drafts and a row's draft lengths depend on what other rows accepted.
 
-    That was decided by the noise which then judges the row that lags. A greedy text uses none, and a coupled
-    one does not depend on lengths.
+    Rows with equal ids share random numbers: the row that is ahead would set the other row's draft length with the
+    numbers that later judge it. Greedy text uses no random numbers, and coupled text doesn't depend on lengths.
     """
-    ids, own = request.sequence_ids, request.draft_length
-    known = request.tree is not None or fixed_length(own) is not None or isinstance(own, RecordedLengths)
-    if len(set(ids)) < len(ids) and not (known or request.sampling.greedy or request.rule.coupled):
+    ids, draft_length = request.sequence_ids, request.draft_length
+    independent = (
+        request.tree is not None
+        or fixed_length(draft_length) is not None
+        or isinstance(draft_length, RecordedLengths)
+    )
+    if len(set(ids)) < len(ids) and not (independent or request.sampling.greedy or request.rule.coupled):
         raise RequestError(
-            f"sequence_ids must differ where the draft length depends on what other rows accept; got {ids!r}: "
-            'give each row an id of its own, or choose a fixed draft_length, or verification="coupled".'
+            f"sequence_ids must differ if the draft length depends on what other rows accept; got {ids!r}: give "
+            'each row its own id, or choose a fixed draft_length or verification="coupled".'
         )

@@ -1,8 +1,7 @@
-"""What is counted while a lane runs, and the metrics computed from it.
+"""The counts of a running lane (`Counts`), and the metrics computed from them (`Metrics`).
 
-Contract: counts come from the rounds only; times come from the lane's own clock, in milliseconds. A metric that
-does not apply or is not known yet is None, never 0. Names follow vLLM's where vLLM has the metric; class Metrics
-gives the formulas.
+Counts come only from the rounds, and times only from the lane's own clock, in milliseconds. A metric that does not
+apply or is not known yet is None, never 0. Names follow vLLM's if vLLM has the metric.
 """
 
 from __future__ import annotations
@@ -16,21 +15,32 @@ from ..sequence import Round, Sequence
 class Metrics:
     """The metrics of a lane of n rows, so far or at its end.
 
-    plain_steps, ms_per_token: the texts in plain steps, and the lane's time per plain step, prefills left out
-    (lanes/pace.py); None before any row's second token. throughput_tps: new tokens per second of lane time until
-    the last row finished, prefills included.
-    ptl_*: per-token latency of the first and the last sequence to finish, and the mean over all; see `latency`.
-    ttft_ms: lane time of the lane's first token.
-    acceptance_rate: accepted / drafted; of a tree, its accepted path / its drafts. token_acceptance: accepted /
-    tested, where tested = drafts up to and including the first rejected one; of a tree, its depths at which a
-    draft's parent stood. mean_acceptance_length: 1 + accepted / row-rounds that drafted.
-    per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i; a tree has drafted the
-    depths that were tested. rounds: verifications
-    and plain steps. target_forwards: prefills + rounds. draft_length: the length the policy last asked for.
-    speedup: the time that the reference lane needs for this lane's texts / the time that this lane took.
-    round_cost: mean cost of a round, in plain steps of the reference lane. scatter: the relative standard error
-    of the speed. `race` fills in these three (lanes/pace.py), the first two only if it has a reference lane; None
-    while there are few rounds. *_utilization: see lanes/utilization.py.
+    `race` fills in speedup, round_cost and scatter (lanes/pace.py), the first two only if it has a reference lane.
+    They are None after too few rounds.
+
+    Attributes:
+        ms_per_token: lane time per plain step without prefills. None before any row's second token.
+        plain_steps: the lane's texts counted in plain steps (lanes/pace.py).
+        speedup: the reference lane's time for this lane's texts / this lane's time.
+        round_cost: mean cost of a round, in plain steps of the reference lane.
+        scatter: relative standard error of the speed.
+        throughput_tps: new tokens per second of lane time until the last row finished, with prefills.
+        acceptance_rate: accepted / drafted. For a tree: its accepted path / its drafts.
+        token_acceptance: accepted / tested. Tested drafts are those up to and including the first rejected one.
+            For a tree: the depths at which a draft's parent was accepted.
+        mean_acceptance_length: 1 + accepted / row-rounds that drafted.
+        per_position_acceptance: at [i]: accepted at position i / row-rounds that drafted position i. For a tree:
+            the depths that were tested count as drafted.
+        ptl_first_ms: per-token latency (`latency`) of the first sequence to finish.
+        ptl_last_ms: the same for the last sequence to finish.
+        ptl_all_ms: the mean over all sequences.
+        ttft_ms: lane time of the lane's first token.
+        rounds: verifications and plain steps.
+        target_forwards: prefills + rounds.
+        draft_length: the last length that the policy asked for.
+        flops_utilization: see lanes/utilization.py, also for the next two.
+        useful_flops_utilization: the same for emitted tokens only.
+        bandwidth_utilization: bytes read, relative to the peak bandwidth.
     """
 
     ms_per_token: float | None = None
@@ -62,8 +72,14 @@ class Metrics:
 class Counts:
     """Running sums over the rounds of one lane.
 
-    prefill_ms: lane time spent in all prefills (one per sequence when sequences are decoded one after another).
-    first_prefill_ms: lane time at which the first prefill ended. tested, drafting_rows: see Metrics.
+    Attributes:
+        prefill_ms: lane time spent in all prefills (one per sequence if they are decoded one after another).
+        first_prefill_ms: lane time at which the first prefill ended.
+        tested: tested draft tokens, see Metrics.token_acceptance.
+        drafting_rows: row-rounds that drafted.
+        drafted_at: the same as `drafted`, by position.
+        accepted_at: the same as `accepted`, by position.
+        draft_length: the last length that the policy asked for.
     """
 
     prefill_ms: float = 0.0
@@ -78,7 +94,7 @@ class Counts:
     draft_length: int | None = None
 
     def add(self, round_: Round, spent_ms: float) -> None:
-        """Count one round, which took `spent_ms` of lane time; of a prefill only the time counts."""
+        """Count one round, which took `spent_ms` of lane time. For a prefill, only the time counts."""
         if round_.kind == "prefill":
             self.prefill_ms += spent_ms
             if round_.rows and self.first_prefill_ms is None:
@@ -103,14 +119,17 @@ class Counts:
 
 
 def latency(sequence: Sequence, since_ms: float | None) -> float | None:
-    """(Time of its last token - since) / (new tokens - 1), in ms; None unless finished with 2 or more tokens."""
+    """Return (time of the last token - since_ms) / (new tokens - 1) in ms.
+
+    None if the sequence is unfinished or has fewer than two tokens.
+    """
     if since_ms is None or sequence.finish_reason is None or len(sequence.token_ids) < 2:
         return None
     return (sequence.times_ms[-1] - since_ms) / (len(sequence.token_ids) - 1)
 
 
 def summarise(counts: Counts, sequences: list[Sequence], clock_ms: float, target_forwards: int) -> Metrics:
-    """The metrics of a lane at lane time `clock_ms`, without those of its pace and its utilisation."""
+    """Return a lane's metrics at lane time `clock_ms`, except those of its pace and its utilisation."""
     tokens = sum(len(sequence.token_ids) for sequence in sequences)
     since = counts.first_prefill_ms
     ended = [(s.times_ms[-1], latency(s, since)) for s in sequences if s.finish_reason and s.times_ms]

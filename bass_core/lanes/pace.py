@@ -1,11 +1,12 @@
 """The speed of a lane: its texts counted in plain steps, and the time that regular decoding needs for them.
 
-Contract: `Tally.add` takes each round of a lane, and `Tally.pace` returns its Pace so far. All figures of speed
-come from there: `ms_per_token`, and with the reference lane's Pace `speedup`, `round_cost` and `scatter`.
+Call `Tally.add` for each round of a lane; `Tally.pace` returns its Pace so far. All figures of speed come from it:
+`ms_per_token`, and compared with the reference lane's Pace `speedup`, `round_cost` and `scatter`.
 
-The j-th token of a text is worth 1 / m plain steps, where m counts the rows of the lane whose text has at least j
-tokens or has not ended yet, begun or not. Regular decoding writes one plain step in each step, and a lane that
-serves one of four rows writes a quarter with each token. Tokens and times of prefills are left out.
+The j-th token of a text is worth 1 / m plain steps, where m is the number of rows that have at least j tokens or
+are unfinished, including rows that have not begun. For example, a lane that serves one of four rows at a time
+writes a quarter of a plain step with each token. Regular decoding writes one plain step per step. Tokens and
+times of prefills don't count.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from numpy.typing import NDArray
 
 from .snapshot import LaneSnapshot
 
-# Rounds that a running lane needs before anything is said of its speed.
+# Rounds that a running lane needs before its speed is shown.
 LEAST_ROUNDS = 8
-# While lanes run, a round longer than this many times the lane's median counts as that long: one stalled step is
-# no speed. Once the lanes have finished, every round counts in full.
+# While lanes run, a round counts at most this many times the lane's median round, because one stalled step says
+# nothing about speed. Once the lanes have finished, every round counts in full.
 STALL = 4.0
-# A text that ended for another reason ("budget", "stopped", "error") was cut, and its row counts as unfinished.
+# A text with another reason ("budget", "stopped", "error") was cut off, and its row counts as unfinished.
 ENDS = frozenset({"eos", "stop", "length"})
 
 
@@ -52,9 +53,11 @@ class Pace:
 
     @staticmethod
     def of(lane: LaneSnapshot) -> Pace:
-        """The pace of a lane of a snapshot."""
+        """Return the pace of a lane in a snapshot."""
         sequences = lane["sequences"]
-        lengths = [len(one["token_ids"]) if one["finish_reason"] in ENDS else None for one in sequences]
+        lengths = [
+            len(sequence["token_ids"]) if sequence["finish_reason"] in ENDS else None for sequence in sequences
+        ]
         tally, at = Tally(len(sequences)), 0.0
         for record in lane["rounds"]:
             rows = [(row["sequence"], row["written"], row["start"] + row["written"]) for row in record["rows"]]
@@ -64,7 +67,7 @@ class Pace:
 
     @staticmethod
     def together(paces: Iterable[Pace]) -> Pace:
-        """Several races of one lane as one; without any, a lane that has done nothing."""
+        """Join several races of one lane. With none, return the pace of a lane that has done nothing."""
         return reduce(Pace._joined, paces, Tally(0).pace(over=True))
 
     def _joined(self, other: Pace) -> Pace:
@@ -78,17 +81,17 @@ class Pace:
 
     @property
     def plain_steps(self) -> float:
-        """How many plain steps the texts are worth."""
+        """The texts' worth in plain steps."""
         return sum(count / m for m, count in self.shared.items())
 
     @property
     def ms_per_token(self) -> float | None:
-        """The lane's time for each plain step; None before it has written anything."""
+        """The lane's time per plain step, or None before it has written anything."""
         return float(self.ms.sum()) / self.plain_steps if self.shared else None
 
     @property
     def early(self) -> bool:
-        """Whether there is too little to tell the lane's speed."""
+        """Whether there are too few rounds to know the lane's speed."""
         return not self.shared or not self.ms.sum() or not (self.over or len(self.ms) >= LEAST_ROUNDS)
 
     @cached_property
@@ -96,12 +99,11 @@ class Pace:
         return np.minimum(self.ms, STALL * np.median(self.ms)) if len(self.ms) else self.ms
 
     def speedup(self, reference: Pace) -> float | None:
-        """The time that the reference needs for this lane's texts / the time that this lane took.
+        """Return the reference's time for this lane's texts / this lane's time, or None while one is early.
 
-        The reference's time for a token at a place that m rows share is s(m) / m. s(m) is its mean time of a plain
-        step with m unfinished rows, interpolated linearly between the counts that it has seen and constant beyond
-        them.
-        For equal texts this is the ratio of the lanes' times. None while one of the lanes is early.
+        The reference's time for a token whose place m rows share is s(m) / m. s(m) is its mean time of a plain
+        step with m unfinished rows, interpolated linearly between the values of m that occurred, and constant
+        beyond them. For equal texts, the result is the ratio of the lanes' times.
         """
         if self.early or reference.early:
             return None
@@ -109,16 +111,16 @@ class Pace:
         return sum(count * step_ms(m) / m for m, count in self.shared.items()) / float(ours.sum())
 
     def round_cost(self, reference: Pace) -> float | None:
-        """The mean cost of a round, in the reference's steps with as many unfinished rows; None as `speedup`."""
+        """Return the mean cost of a round, in steps of the reference with as many unfinished rows, or None."""
         if self.early or reference.early:
             return None
         ours, step_ms = _times(self, reference)
         return float(ours.sum()) / sum(count * step_ms(m) for m, count in Counter(self.rows.tolist()).items())
 
     def against(self, reference: Pace | None) -> dict[str, float | None]:
-        """Speedup, round_cost and scatter under their names in Metrics; reference: None in a race without one.
+        """Return speedup, round_cost and scatter under their names in Metrics.
 
-        A reference that failed before it wrote anything counts as none.
+        The reference is None in a race without one. One that failed before it wrote anything is ignored.
         """
         if reference is not None and reference.over and reference.early:
             reference = None
@@ -130,11 +132,11 @@ class Pace:
         }
 
     def scatter(self, reference: Pace | None = None) -> float:
-        """The relative standard error of this lane's speed, from the scatter of its rounds; inf before two rounds.
+        """Return the relative standard error of this lane's speed, from its rounds; inf before two rounds.
 
-        For R rounds of s_i ms whose tokens take the reference t_i ms (without a reference: are worth t_i plain
-        steps), it is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), where r = sum(t_i) / sum(s_i) (Cochran,
-        Sampling Techniques, section 6.4).
+        Round i takes s_i ms, and its tokens take the reference t_i ms (without a reference: they are worth t_i
+        plain steps). For R rounds the error is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), with
+        r = sum(t_i) / sum(s_i) (Cochran, Sampling Techniques, section 6.4).
         """
         count = len(self.ms)
         if count < 2 or not self.shared or not self.ms.sum():
@@ -144,12 +146,12 @@ class Pace:
             ours, step_ms = _times(self, reference)
             steps = {m: step_ms(m) for m in set(self.rows.tolist())}
             worth = worth * np.array([steps[m] for m in self.rows.tolist()])
-        left = worth - worth.sum() / ours.sum() * ours
-        return float(math.sqrt(count / (count - 1) * float((left**2).sum())) / worth.sum())
+        residuals = worth - worth.sum() / ours.sum() * ours
+        return float(math.sqrt(count / (count - 1) * float((residuals**2).sum())) / worth.sum())
 
 
 class _StepTimes:
-    """The reference's mean time of a plain step by the number of its unfinished rows."""
+    """The reference's mean time of a plain step, by its number of unfinished rows."""
 
     def __init__(self, reference: Pace, ms: NDArray[np.float64]) -> None:
         self.seen, place = np.unique(reference.rows, return_inverse=True)
@@ -160,7 +162,7 @@ class _StepTimes:
 
 
 def _times(lane: Pace, reference: Pace) -> tuple[NDArray[np.float64], _StepTimes]:
-    """The times of the lane's rounds, and the reference's step times; stalls are capped until both are over."""
+    """Return the times of the lane's rounds and the reference's step times. Cap stalls until both are over."""
     if lane.over and reference.over:
         return lane.ms, _StepTimes(reference, reference.ms)
     return lane._capped_ms, _StepTimes(reference, reference._capped_ms)
@@ -174,7 +176,13 @@ class Tally:
         self._rows, self._written, self._ms = array("q"), array("q"), array("d")
 
     def add(self, kind: str, ms: float, rows: Iterable[tuple[int, int, bool]]) -> None:
-        """Count a round that took `ms`; rows: for each row (index, new tokens, whether its text ended)."""
+        """Count a round.
+
+        Args:
+            kind: "prefill" or another kind of round.
+            ms: its time.
+            rows: for each row its index, its number of new tokens, and whether its text ended.
+        """
         unfinished, written = self._ended.count(False), 0
         for index, tokens, ended in rows:
             written += tokens
@@ -187,7 +195,7 @@ class Tally:
             self._ms.append(ms)
 
     def pace(self, over: bool) -> Pace:
-        """The pace so far; over: whether the lane has finished."""
+        """Return the pace so far. `over`: whether the lane has finished."""
         return Pace(
             self._shared(),
             np.array(self._rows, np.int64),
@@ -197,7 +205,7 @@ class Tally:
         )
 
     def _shared(self) -> Counter[int]:
-        """Decoded tokens by the number of rows that share their place."""
+        """Count decoded tokens by the number of rows that share their place."""
         writers: Counter[int] = Counter()
         ended: Counter[int] = Counter()
         for prefilled, length, over in zip(self._prefilled, self._length, self._ended, strict=True):

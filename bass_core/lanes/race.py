@@ -1,15 +1,13 @@
-"""Several decoders answer one request on one device, with snapshots while they run.
+"""`race`: several decoders answer one request on one device, with snapshots while they run.
 
-Contract: `race` checks its arguments at the call and returns a generator of snapshots: plain data, about ten per
-second, and a last one with done=True. Closing the generator ends the work and frees the memory; so does `stopped`,
-which another thread can set while a step runs. If a lane needs
-round costs that are not measured yet, they are measured first: meanwhile snapshots say phase="measuring" and hold
-no lanes, and no lane's clock runs.
+If a lane needs round costs that are not measured yet, they are measured first. Meanwhile, snapshots have
+phase="measuring" and no lanes, and no lane's clock runs.
+
 Scheduling: "fair" always steps the lane whose own clock is furthest behind, so a snapshot shows what identical
-machines, one per lane, would show at the same instant; "overlap" gives each lane a thread and, on a GPU, a stream;
-"in_turn" runs one lane after another. With greedy or coupled decoding, or a fixed draft length (AMUSD excepted),
-all three give the same texts. With `clock` all times of the lanes are predictions for another machine; what they
-write is not.
+machines, one per lane, would show at the same instant. "overlap" gives each lane a thread and, on a GPU, a stream.
+"in_turn" runs one lane after another. With greedy or coupled decoding, or a fixed draft length, all three give the
+same texts (except for AMUSD). With `clock`, all times of the lanes are predictions for another machine, but the
+texts are real.
 """
 
 from __future__ import annotations
@@ -54,19 +52,30 @@ def race(
     options: Options | None = None,
     **keywords: Unpack[Keywords],
 ) -> Iterator[Snapshot]:
-    """Yield snapshots while each lane's method answers the prompt.
+    """Yield snapshots while each lane's method answers the prompt: about ten per second, the last with done=True.
 
-    lanes: names from METHODS. scheduling: "fair", "overlap" or "in_turn", see the module docstring. stopped: asked
-    after every step, on any thread; once it says True, the race ends without another snapshot. The other arguments
-    are the fields of Options, as in `generate`. Raises RequestError at the call for an unknown or out-of-range
-    argument, or for a request that does not fit the memory. Raises MemoryShortage midway if memory runs out all
-    the same, and frees everything.
+    Closing the generator ends the work and frees the memory.
+
+    Args:
+        pair: the models.
+        prompt: text, token ids, or a list of either.
+        lanes: names from METHODS.
+        scheduling: "fair", "overlap" or "in_turn", see the module docstring.
+        stopped: called after every step, on any thread. Once it returns True, the race ends without another
+            snapshot.
+        options: the other arguments as one object, instead of keywords.
+        **keywords: the fields of Options, as in `generate`.
+
+    Raises:
+        RequestError: at the call, if an argument is unknown or out of range, or the request does not fit the
+            memory.
+        MemoryShortage: midway, if memory runs out all the same. Everything is freed.
     """
-    given = gathered(race, options, keywords)
+    all_options = gathered(race, options, keywords)
     methods = find_methods(lanes)
     if not isinstance(scheduling, str) or scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
-    request = make_request(pair, prompt, options=given)
+    request = make_request(pair, prompt, options=all_options)
     for method in methods:
         check_method(method, pair, request)
     _admit(pair, request, methods, scheduling)
@@ -74,7 +83,7 @@ def race(
 
 
 def _admit(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> None:
-    """Refuse what does not fit the memory; in turn, one lane's memory is taken at a time."""
+    """Refuse a request that does not fit the memory. "in_turn" needs only one lane's memory at a time."""
     admit(pair, request, *([methods] if scheduling != "in_turn" else [[method] for method in methods]))
 
 
@@ -94,7 +103,7 @@ def _run(
             if measuring.progress is not None:
                 snapshot["measuring"] = record_of(measuring.progress)
             yield snapshot
-        # Warming up and measuring leave caches idle; admission frees them where the lanes need their memory.
+        # Warming up and measuring leave idle caches, which admission frees if the lanes need their memory.
         _admit(pair, request, methods, scheduling)
         request, start = measuring.request, time.perf_counter()
         with ours():
@@ -108,9 +117,9 @@ def _run(
         if stopped():
             return
         last = _snapshot(request, lanes, monitor, scheduling, start)
-        found = comparison(pair, request, lanes)
-        if found is not None:
-            last["comparison"] = found
+        differences = comparison(pair, request, lanes)
+        if differences is not None:
+            last["comparison"] = differences
         yield last
     finally:
         monitor.stop()
@@ -120,7 +129,7 @@ def _run(
 
 
 def _measure(measuring: Measuring, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Measure the round costs that the lanes need; yield at the first step, when a snapshot is due or to stop."""
+    """Measure the round costs that the lanes need. Yield first at once, then when a snapshot is due or to stop."""
     due = 0.0
     for _ in stepped(measuring):
         if stopped() or time.perf_counter() >= due:
@@ -144,7 +153,7 @@ def _snapshot(
     reference = reference_lane(lanes)
     for name, view in views.items():
         view["metrics"] |= paces[name].against(None if reference is None else paces[reference.method])
-    made: Snapshot = {
+    snapshot: Snapshot = {
         "phase": "measuring" if measuring else "running",
         "done": not measuring and all(view["finished"] for view in views.values()),
         "scheduling": scheduling,
@@ -153,5 +162,5 @@ def _snapshot(
         "device": cast(DeviceReading, monitor.latest()),
     }
     if request.clock is not None:
-        made["clock"] = cast(ClockRecord, request.clock.record())
-    return made
+        snapshot["clock"] = cast(ClockRecord, request.clock.record())
+    return snapshot

@@ -1,9 +1,8 @@
-"""The order in which the lanes of a race are stepped.
+"""The order in which the lanes of a race are stepped (`SCHEDULINGS`).
 
-Contract: each schedule steps all lanes to their ends and yields whenever a snapshot is due, `due_s` seconds after
-the last one, and at once when `stopped` says that nobody waits any more; closing it ends the work. A lane that
-fails ends with a message and the others go on. A memory
-shortage affects every lane, so it is raised.
+Each schedule steps all lanes to their ends. It yields `due_s` seconds after the last snapshot, and at once when
+`stopped` returns True. Closing it ends the work. A lane that fails ends with a message and the others go on, but a
+memory shortage affects every lane, so it is raised.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ Stopped = Callable[[], bool]
 def fair(
     lanes: list[Lane], device: torch.device, due_s: float, stopped: Stopped = lambda: False
 ) -> Iterator[None]:
-    """Step the lane whose clock is furthest behind; yield whenever a snapshot is due.
+    """Step the lane whose clock is furthest behind.
 
     A lane that also works between its steps (AMUSD's draft) runs for `slice_ms` of lane time and is then paused.
     """
     due = time.perf_counter() + due_s
     while running := [lane for lane in lanes if not lane.finished]:
         lane = min(running, key=lambda lane: lane.clock.ms)
-        until = lane.clock.ms + lane.slice_ms
+        turn_end_ms = lane.clock.ms + lane.slice_ms
         _step(lane)
-        while not lane.finished and lane.clock.ms < until and not stopped():
+        while not lane.finished and lane.clock.ms < turn_end_ms and not stopped():
             _step(lane)
         _guarded(lane, lane.pause)
         if stopped() or time.perf_counter() >= due:
@@ -56,26 +55,26 @@ def in_turn(
 def overlap(
     lanes: list[Lane], device: torch.device, due_s: float, stopped: Stopped = lambda: False
 ) -> Iterator[None]:
-    """Run each lane in its own thread; yield every `due_s` seconds while any runs, and join all at the end."""
-    # Done before any clock runs, because a graph capture holds up the device for all lanes.
+    """Run each lane in its own thread. Yield every `due_s` seconds while any runs, and join all at the end."""
+    # Prepare before any clock runs, because a graph capture holds up the device for all lanes.
     for lane in lanes:
         _guarded(lane, lane.prepare)
-    built = runtime(device).current_stream(device) if is_accelerator(device) else None
+    build_stream = runtime(device).current_stream(device) if is_accelerator(device) else None
     stop = threading.Event()
-    short: list[MemoryShortage] = []
+    shortages: list[MemoryShortage] = []
 
     def work(lane: Lane) -> None:
         try:
             run(lane)
         except MemoryShortage as error:
-            short.append(error)
+            shortages.append(error)
             stop.set()
 
     def run(lane: Lane) -> None:
         with own_stream(device):
-            if built is not None:
-                # The stream that made the lanes may still be clearing their buffers.
-                runtime(device).current_stream(device).wait_stream(built)
+            if build_stream is not None:
+                # The stream that built the lanes may still be clearing their buffers.
+                runtime(device).current_stream(device).wait_stream(build_stream)
             while not lane.finished and not stop.is_set() and not stopped():
                 _step(lane)
 
@@ -89,14 +88,14 @@ def overlap(
     finally:
         stop.set()
         for thread in threads:
-            if thread.ident is not None:  # Ctrl-C may come before all of them have been started
+            if thread.ident is not None:  # Ctrl-C may come before all threads have started
                 thread.join()
-    if short:
-        raise short[0]
+    if shortages:
+        raise shortages[0]
 
 
 def _step(lane: Lane) -> None:
-    """Run one step; an error ends this lane with a message, except a memory shortage, which is raised."""
+    """Run one step. An error ends this lane with a message, but a memory shortage is raised."""
     _guarded(lane, lane.step)
 
 
@@ -112,10 +111,10 @@ def _guarded(lane: Lane, action: Callable[[], object]) -> None:
         _log.exception("the %s lane failed", lane.method)
         # The traceback's frames hold the failed step's caches, and live as long as the log record does.
         traceback.clear_frames(error.__traceback__)
-        lane.fail(f"This lane stopped on an internal error ({type(error).__name__}); the others go on.")
+        lane.fail(f"This lane stopped on an internal error ({type(error).__name__}). The other lanes go on.")
 
 
-# Listed in the order in which the page offers them.
+# In the order of the page's list.
 SCHEDULINGS: dict[str, Callable[[list[Lane], torch.device, float, Stopped], Iterator[None]]] = {
     "fair": fair,
     "overlap": overlap,

@@ -1,8 +1,8 @@
-"""The types of what `race` yields: the plain data that the page, the API, recordings and benches read.
+"""The types of the snapshots that `race` yields: plain data for the page, the API, recordings and benches.
 
-Contract: every value is JSON-ready. A key is always present unless its class says otherwise; a number that does
-not apply or is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py), except
-`elapsed_ms`, which is wall time. Non-goals: computing the values (metrics.py, trace.py).
+Every value is JSON-ready. A key is always present unless its class says otherwise. A number that does not apply or
+is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py), except for `elapsed_ms`,
+which is wall time. metrics.py and trace.py compute the values.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ..sequence import Record
 
 
 class DeviceReading(TypedDict):
-    """One sample of `Monitor`: keys that start with gpu_ are of the whole board, the others of this process.
+    """One sample of `Monitor`. Keys that start with gpu_ describe the whole board, the others this process.
 
-    gpu_utilization, gpu_sm_percent, gpu_tensor_percent and gpu_dram_percent are percentages; cpu_percent is in
-    percent of one core; memory is in units of 2**20 bytes, gpu_power_w in watts, gpu_energy_mj in millijoules.
+    gpu_utilization and keys with _percent are percentages (cpu_percent: of one core). Keys with _mb are in units
+    of 2**20 bytes, gpu_power_w is in watts, and gpu_energy_mj in millijoules.
     """
 
     name: str
@@ -35,9 +35,9 @@ class DeviceReading(TypedDict):
 
 
 class SequenceSnapshot(TypedDict):
-    """One text so far: for each token its id, its piece of the text, where it came from, and when.
+    """One text so far, with each token's id, piece of text, origin and time.
 
-    `text` and `pieces` are None without a tokenizer; `finish_reason` is None until the text is finished.
+    `text` and `pieces` are None without a tokenizer. `finish_reason` is None until the text is finished.
     """
 
     text: str | None
@@ -60,18 +60,22 @@ class _Lane(TypedDict):
 
 
 class LaneSnapshot(_Lane, total=False):
-    """One lane. Its records are dataclasses as plain data: `metrics` of Metrics (lanes/metrics.py), `rounds` of
-    Round, `reading` of Reading (sequence.py), `cache` of CacheBytes (decode/base.py). `reading` is None unless
-    prompts are being read; `cache` if the decoder does not tell, or on a simulated clock with other models.
+    """One lane. Its records are dataclasses as plain data.
 
-    `timeline`: present only if draft and target overlap; see decode/overlapped/timeline.py.
+    Attributes:
+        metrics: Metrics (lanes/metrics.py).
+        rounds: Round (sequence.py).
+        reading: Reading (sequence.py), or None unless prompts are being read.
+        cache: CacheBytes (decode/base.py), or None if the decoder doesn't report it, or if a simulated clock has
+            other models.
+        timeline: present only if draft and target overlap, see decode/overlapped/timeline.py.
     """
 
     timeline: dict[str, Any]
 
 
 class Weighed(TypedDict):
-    """The two tokens' probabilities at the place where two texts diverge, and how close they are; 1 is a tie."""
+    """Probabilities of the two tokens at which two texts diverge, and their `tie`: 1 is an exact tie."""
 
     p_ours: float | None
     p_theirs: float | None
@@ -79,7 +83,7 @@ class Weighed(TypedDict):
 
 
 class Difference(Weighed):
-    """Where a row's text first differs from the reference lane's: the token index and the two token ids."""
+    """The first difference of a row's text from the reference lane's: the token's index and both token ids."""
 
     at: int
     ours: int
@@ -87,10 +91,13 @@ class Difference(Weighed):
 
 
 class ClockRecord(TypedDict):
-    """What the lanes' times are predicted for (SimulatedClock), and by what.
+    """The hardware and models that the lanes' times are predicted for (SimulatedClock).
 
-    assumptions: the shares of bandwidth, compute and link that a step reaches, and microseconds a layer and a
-    reduction (Assumptions); empty where the times are a measured table's, and gpus, target and draft None.
+    If the times come from a measured table, `assumptions` is empty, and gpus, target and draft are None.
+
+    Attributes:
+        assumptions: the shares of bandwidth, compute and link that a step reaches, and microseconds per layer and
+            per reduction (Assumptions).
     """
 
     kind: Literal["predicted"]
@@ -112,14 +119,15 @@ class _Snapshot(TypedDict):
 
 
 class Snapshot(_Snapshot, total=False):
-    """All lanes at one instant; `lanes` is empty while `phase` is "measuring".
+    """All lanes at one instant. `lanes` is empty while `phase` is "measuring".
 
-    `clock`: present only under a simulated clock; all times of the lanes, and all figures made of them, are then
-    predictions.
-    `comparison`: present only in the last snapshot, and only if two lanes must give the same text.
-    A lane's list in `comparison` has one entry per row: None if the row equals the reference lane's.
-    `measuring`: present only while `phase` is "measuring", and only once costs are being measured: Progress
-    (decode/measuring.py) as plain data.
+    Attributes:
+        clock: present only with a simulated clock. All times of the lanes, and all figures computed from them, are
+            then predictions.
+        comparison: present only in the last snapshot, and only if two lanes must give the same text. A lane's list
+            has one entry per row, None if the row equals the reference lane's.
+        measuring: present only while `phase` is "measuring" and costs are being measured: Progress
+            (decode/measuring.py) as plain data.
     """
 
     clock: ClockRecord

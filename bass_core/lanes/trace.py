@@ -1,8 +1,7 @@
 """The rounds of a lane as plain data, for inspection.
 
-Contract: `add` takes each Round once, completes what only the lane knows (its number, where each row's tokens
-begin, the texts of tokens), and keeps its record (sequence.py), which never changes afterwards. Non-goals:
-counting (metrics.py), the generated text (decode/text.py).
+`Trace.add` takes each Round once and stores its record (sequence.py), which never changes afterwards. It first
+fills in what only the lane knows: the round's number, where each row's tokens begin, and the texts of tokens.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from ..sequence import Record, Round, RowRound
 
 
 class Trace:
-    """What happened in each round of one lane; if `tokenizer` is None, the texts of tokens are left out."""
+    """The records of one lane's rounds. Without a tokenizer, they lack the texts of tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.records: list[Record] = []
         self._rounds = 0
         self._written: dict[int, int] = {}
-        self._spelled: dict[int, str] = {}
+        self._token_texts: dict[int, str] = {}
 
     def add(self, round_: Round) -> None:
-        """Record one round; a prefill chunk that appended no token is left out."""
+        """Record one round. Skip a prefill chunk that wrote no token."""
         self._rounds += round_.kind != "prefill"
         if not round_.rows:
             return
@@ -33,7 +32,7 @@ class Trace:
         self.records.append(round_.record())
 
     def view(self) -> list[Record]:
-        """A new list of all records so far."""
+        """Return a new list of all records so far."""
         return list(self.records)
 
     def _complete(self, row: RowRound) -> None:
@@ -41,13 +40,13 @@ class Trace:
         self._written[row.sequence] = row.start + len(row.tokens)
         if self.tokenizer is None:
             return
-        row.drafted_text = [self._spell(token) for token in row.drafted]
+        row.drafted_text = [self._text_of(token) for token in row.drafted]
         if row.detail is not None and row.detail.ending is not None:
             for candidate in row.detail.ending.top:
-                candidate.text = self._spell(candidate.token)
+                candidate.text = self._text_of(candidate.token)
 
-    def _spell(self, token: int) -> str:
-        """The text of a single token; part of a character decodes to the replacement character."""
-        if token not in self._spelled:
-            self._spelled[token] = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
-        return self._spelled[token]
+    def _text_of(self, token: int) -> str:
+        """Return the text of a single token. Part of a character decodes to the replacement character."""
+        if token not in self._token_texts:
+            self._token_texts[token] = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        return self._token_texts[token]

@@ -1,12 +1,14 @@
-"""How much of its device a lane uses: FLOPs and bytes relative to the device's peaks (decode/peaks.py).
+"""A lane's use of its device: FLOPs and bytes, relative to the device's peaks (decode/peaks.py).
 
-Contract: FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft parameters x tokens that the
-draft model drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the target's work for
-emitted tokens. Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane
-time x peak bytes per second); above 1 where they are read from a cache. A target that drafts for itself is billed
-its own weights for each of its drafts' forwards, and the few keys and values that they see. Copied drafts cost
-nothing; discarded drafts cost as much as others. Prefills are left out of the work and of the lane time. A figure
-is None if its peak is not known.
+FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft parameters x tokens that the draft model
+drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the target's work for emitted tokens.
+
+Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane time x peak bytes
+per second). It is above 1 if they are read from a cache.
+
+A target that drafts for itself is charged its own weights for each draft forward, and the few keys and values that
+this forward reads. Copied drafts cost nothing, and discarded drafts cost as much as others. Work and time of
+prefills don't count. A figure is None if its peak is unknown.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from ..sequence import Round, Sequence, WindowWork
 
 @dataclass
 class Work:
-    """Running sums over the rounds of a lane. draft: None if the lane does not run the pair's draft model.
+    """Running sums over the rounds of a lane.
 
-    peaks: of the lane's device, in the target's dtype.
+    Attributes:
+        draft: costs of the pair's draft model, or None if the lane does not run it.
+        peaks: peaks of the lane's device, in the target's dtype.
+        useful_flops: FLOPs of the target for emitted tokens.
     """
 
     target: ModelCost
@@ -35,7 +40,7 @@ class Work:
     bytes_read: float = 0.0
 
     def add(self, round_: Round, sequences: list[Sequence]) -> None:
-        """Count one round, whose tokens the sequences already hold; prefills are left out."""
+        """Count one round, whose tokens are already written. Skip prefills."""
         if round_.kind == "prefill":
             return
         lengths = [len(sequences[row.sequence].tokens) - len(row.tokens) for row in round_.rows]
@@ -51,7 +56,7 @@ class Work:
             self.bytes_read += self.target.kv_bytes * (before + drafted)
 
     def _add_drafts(self, draft: ModelCost, round_: Round, before: float) -> None:
-        """Count a round's drafts as if each row, `before` tokens long on average, had drafted equally many."""
+        """Count a round's drafts as if all rows had the mean length `before` and drafted equally many tokens."""
         rows = len(round_.rows)
         each = round_.draft_tokens / rows
         self.flops += rows * _flops(draft, each, before)
@@ -60,16 +65,16 @@ class Work:
         self.bytes_read += draft.kv_bytes * rows * (each * before + each * (each - 1) / 2)
 
     def _add_windowed(self, work: WindowWork) -> None:
-        """Count the target's windowed forwards; a token sees itself, too."""
+        """Count the target's windowed forwards, in which each token also reads itself."""
         seen = work.seen + work.tokens
         self.flops += 2.0 * self.target.parameters * work.tokens + self.target.attention_flops * seen
         self.bytes_read += self.target.weight_bytes * work.forwards + self.target.kv_bytes * work.read
 
     def utilization(self, decode_ms: float) -> dict[str, Any]:
-        """flops_utilization, useful_flops_utilization, bandwidth_utilization: ratios (1 is the peak) or None."""
+        """Return the three utilisations under their names in Metrics: ratios (1 is the peak) or None."""
 
-        def share(done: float, peak: float | None) -> float | None:
-            return done / (decode_ms / 1000) / peak if decode_ms > 0 and peak else None
+        def share(amount: float, peak: float | None) -> float | None:
+            return amount / (decode_ms / 1000) / peak if decode_ms > 0 and peak else None
 
         return {
             "flops_utilization": share(self.flops, self.peaks.flops),
@@ -79,6 +84,6 @@ class Work:
 
 
 def _flops(cost: ModelCost, tokens: float, before: float) -> float:
-    """FLOPs of `tokens` new tokens after `before` cached ones."""
+    """Return the FLOPs of `tokens` new tokens after `before` cached ones."""
     seen = tokens * before + tokens * (tokens + 1) / 2
     return 2.0 * cost.parameters * tokens + cost.attention_flops * seen

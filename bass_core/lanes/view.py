@@ -1,7 +1,6 @@
-"""A lane as the page and the API see it.
+"""A lane as the page and the API see it (`lane_view`).
 
-Contract: `lane_view` returns JSON-ready data that shares nothing with the lane, always the whole state and never a
-difference from the last view. The caller holds the lane's lock if another thread steps the lane.
+The caller holds the lane's lock if another thread steps the lane.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from .snapshot import LaneSnapshot, SequenceSnapshot
 
 
 def lane_view(lane: Lane) -> LaneSnapshot:
-    """The lane's current state."""
+    """Return the lane's whole current state as JSON-ready data that shares nothing with the lane."""
     view: LaneSnapshot = {
         "sequences": [_sequence_view(*both) for both in zip(lane.sequences, lane.texts, strict=True)],
         "metrics": record_of(lane.metrics()),
-        "rounds": lane.log.view(),
+        "rounds": lane.trace.view(),
         "clock_ms": lane.clock.ms,
         "finished": lane.finished,
         "error": lane.error,

@@ -1,11 +1,9 @@
-"""Warm up a pair before any lane's clock runs.
+"""Warming up a pair before any lane's clock runs (`warm_up`).
 
-Contract: `warm_up` runs target and draft once over a few tokens of the request's prompts and discards the result.
-This reads the memory-mapped weights, and makes libraries choose and load their kernels; otherwise the first lane
-of the first race would pay for what all lanes share. It runs once per pair and process: a pair that has run stays
-warm as far as the process can tell, and a warm-up per request would delay each first token. An error here is only
-logged: it occurs in the lanes too, which report it. Non-goals: shapes that must be captured or compiled
-(`prepare`, machine/setup_time.py).
+It runs target and draft once over a few tokens of the request's prompts and discards the result. This reads the
+memory-mapped weights, and makes libraries choose and load their kernels. Otherwise the first lane of the first
+race would pay for work that all lanes share. `prepare` and machine/setup_time.py handle shapes that must be
+captured or compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from .build import build_bass
 
-# Rows and prompt tokens of the warm-up: enough for a real prefill, at the cost of a few steps.
+# Enough rows and prompt tokens for a real prefill, at the cost of a few steps.
 MOST_ROWS, MOST_TOKENS = 4, 16
 
 _warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()
@@ -29,7 +27,10 @@ _log = logging.getLogger(__name__)
 
 @ours()
 def warm_up(pair: ModelPair, request: Request) -> None:
-    """Run one prefill and one round of drafting and verification, unless this pair has been warmed up before."""
+    """Run one prefill and one round of drafting and verification, once per pair and process.
+
+    An error is only logged here: the lanes will meet it too, and report it.
+    """
     if pair in _warm:
         return
     _warm.add(pair)

@@ -1,7 +1,7 @@
-"""How often drafts are accepted, by who drafts them, for which row and at which place: what a policy believes.
+"""Estimates of how often drafts are accepted, by their source, row and position (`Believed`).
 
-Contract: counts of the rounds so far, of which older ones weigh less, begun with a first guess. No clock and no
-draft of the coming round enters. Non-goal: deciding (cost_aware.py).
+They are computed from counts of earlier rounds, in which older rounds weigh less, and a first guess. Neither times
+nor drafts of the coming round affect them. cost_aware.py decides with them.
 """
 
 from __future__ import annotations
@@ -13,89 +13,93 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The weight of an observation is multiplied by this with every later round in which its source drafts: acceptance
-# changes along a text, and of copies at once where a text stops repeating another.
+# An observation's weight is multiplied by this in every later round in which its source drafts. Acceptance changes
+# along a text, and that of copies changes suddenly when a text stops repeating another.
 MEMORY, COPY_MEMORY = 0.97, 0.85
-# A place starts as if tried PRIOR times, at the rate of the place before it, the first at FIRST_RATE.
+# A position starts as if tried PRIOR times, with the rate of the position before it; the first with FIRST_RATE.
 PRIOR = 4.0
-# A row counts as if tried ROW_PRIOR times at the rates of all rows: one text is easier than another, and what one
-# round says of a row is little. A row that has not drafted for long, or has left, is forgotten.
+# A row starts as if tried ROW_PRIOR times with the rates of all rows: some texts are easier than others, but one
+# round is weak evidence about a row. A row with less weight than FORGOTTEN is dropped: it has left, or has not
+# drafted for a long time.
 ROW_PRIOR, FORGOTTEN = 8.0, 0.05
-# First guesses: the shipped draft head accepts 0.60 of greedy drafts and 0.55 of sampled ones on Spec-Bench;
-# prompt lookup more, after matches of three tokens.
+# First guesses. On Spec-Bench, 0.60 of the shipped draft head's greedy drafts and 0.55 of its sampled ones are
+# accepted. Prompt lookup has more accepted, after matches of three tokens.
 FIRST_RATE, FIRST_COPY_RATE = 0.55, 0.7
 
 Rates = NDArray[np.floating[Any]]
 
 
-class Reach:
-    """How often a count reaches place i, given that it reached i - 1, where it might have: a chain of chances."""
+class SurvivalRate:
+    """Estimates the probability that a count reaches i, given that it reached i - 1 and may reach i.
+
+    For example, a row with 4 drafts, of which 2 were accepted, reached 1 and 2 but not 3.
+    """
 
     def __init__(self, limit: int, first: float, memory: float = MEMORY) -> None:
         self.first, self.memory = first, memory
         self._tried, self._reached = np.zeros(limit), np.zeros(limit)
-        self._known: Rates | None = None
+        self._cached_rates: Rates | None = None
 
     @property
     def tried(self) -> float:
-        """How often it might have reached 1, of which older times weigh less."""
+        """The weight of all observations of the first position."""
         return float(self._tried[0])
 
     def fade(self) -> None:
-        """A round has passed."""
+        """Reduce the weight of all observations, because a round has passed."""
         self._tried *= self.memory
         self._reached *= self.memory
-        self._known = None
+        self._cached_rates = None
 
     def add(self, count: int, allowed: int) -> None:
-        """Note a count that might have been `allowed`, which is above 0."""
+        """Observe a count out of `allowed`, which is above 0."""
         self._tried[: min(count + 1, allowed)] += 1
         self._reached[:count] += 1
-        self._known = None
+        self._cached_rates = None
 
     def rates(self) -> Rates:
-        """float64 [limit]: the chance to reach 1, and to reach each further place from the one before it."""
-        if self._known is None:
+        """Return float64 [limit], the probability to reach each position from the one before it."""
+        if self._cached_rates is None:
             rate, rates = self.first, []
             for tried, reached in zip(self._tried.tolist(), self._reached.tolist(), strict=True):
                 rate = (reached + PRIOR * rate) / (tried + PRIOR)
                 rates.append(rate)
-            self._known = np.array(rates)
-        return self._known
+            self._cached_rates = np.array(rates)
+        return self._cached_rates
 
-    def rates_beside(self, whole: Reach) -> Rates:
-        """The same of one row beside all rows, whose rates it has until it was tried itself."""
-        return np.asarray((self._reached + ROW_PRIOR * whole.rates()) / (self._tried + ROW_PRIOR))
+    def row_rates(self, all_rows: SurvivalRate) -> Rates:
+        """Return one row's rates: those of all rows, corrected by the row's own observations."""
+        return np.asarray((self._reached + ROW_PRIOR * all_rows.rates()) / (self._tried + ROW_PRIOR))
 
     def chances(self) -> Rates:
-        """float64 [limit]: the chance of a count of 1 or more, 2 or more, and so on, if so many are allowed."""
+        """Return float64 [limit], the probabilities of a count of at least 1, 2, ... if that many are allowed."""
         return np.cumprod(self.rates())
 
 
 class Believed:
-    """Of one source of drafts: of those that a row may draft, how many it drafts and how many are accepted."""
+    """Estimates for one source of drafts: how many of its allowed drafts it drafts, and how many are accepted."""
 
     def __init__(self, limit: int, copies: bool) -> None:
-        self.drafted = Reach(limit, 1.0)
+        self.drafted = SurvivalRate(limit, 1.0)
         first = (FIRST_COPY_RATE, COPY_MEMORY) if copies else (FIRST_RATE, MEMORY)
-        self._new = partial(Reach, limit, *first)
-        self._accepted, self._rows = self._new(), defaultdict[int, Reach](self._new)
+        self._new_survival = partial(SurvivalRate, limit, *first)
+        self._accepted, self._rows = self._new_survival(), defaultdict[int, SurvivalRate](self._new_survival)
 
     def accepted(self, row: int) -> Rates:
-        """float64 [limit]: the chance that 1, 2, ... are drafted and accepted, if so many are allowed."""
+        """Return float64 [limit], the probabilities that at least 1, 2, ... of a row's drafts are accepted."""
         if row not in self._rows:
             return self._accepted.chances()
-        return np.cumprod(self._rows[row].rates_beside(self._accepted))
+        return np.cumprod(self._rows[row].row_rates(self._accepted))
 
     def fade(self) -> None:
-        """A round has passed in which it drafted."""
-        for reach in (self.drafted, self._accepted, *self._rows.values()):
-            reach.fade()
-        for row in [row for row, reach in self._rows.items() if reach.tried < FORGOTTEN]:
+        """Reduce the weight of older observations, because a round with this source has passed."""
+        for survival in (self.drafted, self._accepted, *self._rows.values()):
+            survival.fade()
+        for row in [row for row, survival in self._rows.items() if survival.tried < FORGOTTEN]:
             del self._rows[row]
 
     def add(self, row: int, allowed: int, drafted: int, accepted: int) -> None:
-        """Note one row of that round."""
+        """Observe one row of that round."""
         self.drafted.add(drafted, allowed)
         self._accepted.add(accepted, allowed)
         self._rows[row].add(accepted, allowed)

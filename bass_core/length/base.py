@@ -1,8 +1,8 @@
-"""How many tokens each row may draft in a round: what a decoder asks of a policy, and what it tells it.
+"""Length policies decide how many tokens each row may draft in a round (`LengthPolicy`).
 
-Contract: a decoder calls `lengths` before each round, before anything of it is drawn, and `observe` after it;
-nothing else changes a policy, so asking twice gives the same answer. A policy keeps its state in plain attributes,
-so that each decoder can work on its own copy. A user's own policy is any object with these three members.
+A decoder calls `lengths` before each round, before anything of it is drawn, and `observe` after it. Nothing else
+changes a policy, so two calls of `lengths` give the same answer. A policy keeps its state in plain attributes,
+so that each decoder can work on a copy. A user's policy is any object with these three members.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import NamedTuple, Protocol
 
 
 class Offer(NamedTuple):
-    """What a row could draft in the coming round, by its text so far.
+    """The drafts that a row could get in the coming round, judged by its text so far.
 
-    most: tokens; one fewer than it may still write, since the target adds one of its own, and 0 where the drafter
-    has none. source: who would draft them (Drafter.sources). forwards: whether that takes forwards of a draft
-    model. unread: tokens that this model has to read first. row: which sequence it is (Sequence.id); its offers
-    have the same number in every round.
+    Attributes:
+        most: number of tokens: one fewer than the row may still write, since the target adds one, or 0 if the
+            drafter has none.
+        source: who would draft them (Drafter.source).
+        forwards: whether that takes forwards of a draft model.
+        unread: tokens that this model has to read first.
+        row: the row's Sequence.id, which is the same in every round.
     """
 
     most: int
@@ -28,12 +31,16 @@ class Offer(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """What a round came to, a number a row in the order of the rows.
+    """The result of a round. Lists have one entry per row, in the order of the rows.
 
-    offers: what `lengths` was asked about; lengths: what it said; drafted: the drafts that were verified, fewer
-    where the drafter stopped; accepted: how many of them were accepted. draft_forwards: forwards of a draft model
-    in this round. ms: the whole round's wall time in milliseconds, draft_ms: its drafting's; NaN where not
-    measured.
+    Attributes:
+        offers: the offers that `lengths` was called with.
+        lengths: the lengths that it returned.
+        drafted: verified drafts, fewer than `lengths` if the drafter stopped early.
+        accepted: accepted drafts.
+        draft_forwards: forwards of a draft model in this round.
+        ms: wall time of the round in milliseconds, NaN if not measured.
+        draft_ms: wall time of its drafting, NaN if not measured.
     """
 
     offers: Sequence[Offer]
@@ -46,15 +53,15 @@ class Feedback(NamedTuple):
 
 
 class LengthPolicy(Protocol):
-    """What a decoder asks of a policy. `limit`: the longest draft of a row that it will ever allow, in tokens."""
+    """The interface of a policy. `limit` is the longest draft, in tokens, that it will ever allow for a row."""
 
     @property
     def limit(self) -> int: ...
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
-        """The most drafts of each row in the next round; the decoder cuts what is above an offer's `most`."""
+        """Return each row's most drafts in the next round. The decoder cuts those above an offer's `most`."""
         ...
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn what a round after the prefill came to; plain rounds as well."""
+        """Learn from a round after the prefill, including plain rounds."""
         ...

@@ -1,8 +1,8 @@
-"""The option `draft_length`: what it may say, and the policy that it stands for.
+"""The option `draft_length`: its values (`check_draft_length`), and their policies (`make_policy`).
 
-Contract: "auto" ("cost-aware" where costs are known, else Algorithm 1), "bass" (Algorithm 1, arXiv 2404.15778),
-"cost-aware" (row lengths by measured cost), a whole number of draft tokens from 0 to LONGEST, or a policy of the
-user's own (base.py). Nothing here measures anything or runs a model.
+The values are "auto" ("cost-aware" if costs are known, else Algorithm 1), "bass" (Algorithm 1, arXiv 2404.15778),
+"cost-aware" (row lengths by measured cost), a whole number of draft tokens from 0 to LONGEST, or a user's own
+policy (base.py). Nothing here measures anything or runs a model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from .policies import LONGEST, Algorithm1, FixedLength, is_length
 DraftLength = str | int | LengthPolicy
 
 AUTO, BASS, COST_AWARE = "auto", "bass", "cost-aware"
-# The most drafts of a row and round for which each name wants room. "auto" may turn out to be any of the others.
+# Room for drafts per row and round, by name. "auto" may turn out to be any of the others.
 _LIMITS = {AUTO: 32, BASS: Algorithm1.limit, COST_AWARE: LIMIT}
 
 
 def check_draft_length(option: DraftLength) -> DraftLength:
-    """The option as it is. Raises RequestError, one sentence, for what is none."""
+    """Return the option unchanged.
+
+    Raises:
+        RequestError: if it is not a valid draft length.
+    """
     named = isinstance(option, str) and option in _LIMITS
     if named or is_length(option) or _is_policy(option):
         return option
@@ -34,29 +38,34 @@ def check_draft_length(option: DraftLength) -> DraftLength:
 
 
 def longest_draft(option: DraftLength) -> int:
-    """The most draft tokens a row and round that a checked option may ask for."""
+    """Return the most draft tokens per row and round that a checked option may ask for."""
     if isinstance(option, str):
         return _LIMITS[option]
     return option if isinstance(option, int) else option.limit
 
 
 def fixed_length(option: DraftLength) -> int | None:
-    """The draft length of every round where a checked option fixes it, else None."""
+    """Return the draft length of every round if a checked option fixes it, else None."""
     if isinstance(option, FixedLength):
         return option.length
     return option if is_length(option) else None
 
 
 def wants_costs(option: DraftLength) -> bool:
-    """Whether a checked option goes by what rounds cost."""
+    """Return whether a checked option uses the costs of rounds."""
     return isinstance(option, str) and option in (AUTO, COST_AWARE)
 
 
 def make_policy(option: DraftLength, costs: RoundCosts | None = None, timed: bool = True) -> LengthPolicy:
-    """A fresh policy for a checked option; a user's object is copied.
+    """Return a fresh policy for a checked option; a user's object is copied.
 
-    costs: what rounds cost. With them "auto" goes by them; without them it is Algorithm 1, and "cost-aware" raises
-    ValueError. timed: whether the rounds' own times correct the costs.
+    Args:
+        option: the checked option.
+        costs: costs of rounds, or None. Without them, "auto" means Algorithm 1.
+        timed: whether the rounds' own times correct the costs.
+
+    Raises:
+        ValueError: if the option is "cost-aware" and there are no costs.
     """
     check_draft_length(option)
     if wants_costs(option) and costs is not None:
@@ -71,6 +80,6 @@ def make_policy(option: DraftLength, costs: RoundCosts | None = None, timed: boo
 
 
 def _is_policy(option: object) -> bool:
-    """Whether it has what a decoder asks of a policy."""
+    """Return whether it has the members of LengthPolicy."""
     asked = all(callable(getattr(option, name, None)) for name in ("lengths", "observe"))
     return asked and is_length(getattr(option, "limit", None))

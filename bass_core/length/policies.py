@@ -1,7 +1,7 @@
-"""Draft lengths without costs: one for all rows, fixed or by Algorithm 1, or those of an earlier run.
+"""Length policies without costs: one length for all rows (fixed or by Algorithm 1), or those of an earlier run.
 
-Contract: policies (base.py). `RecordedLengths`: with the same prompts, seed and drafter the run repeats itself,
-sampled text included, whatever chose the lengths then.
+Given the same prompts, seed and drafter, `RecordedLengths` repeats a run, including sampled text, whichever policy
+chose the lengths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeGuard
 from ..errors import RequestError
 from .base import Feedback, Offer
 
-LONGEST = 1024  # the longest draft, in tokens a row and round, that may be asked for
+LONGEST = 1024  # the longest draft length, in tokens per row and round
 
 
 @dataclass
@@ -31,14 +31,15 @@ class FixedLength:
         return [self.length] * len(offers)
 
     def observe(self, feedback: Feedback) -> None:
-        """Nothing changes it."""
+        """Ignore the round."""
 
 
 @dataclass
 class Algorithm1:
-    """BASS's own rule (arXiv 2404.15778, Algorithm 1): grow while a row accepts all, else fall to the best row.
+    """BASS's own rule (arXiv 2404.15778, Algorithm 1).
 
-    A round counts in which at least one row drafted the full length.
+    The length grows while some row accepts all its drafts, else it shrinks, but not below the best row's accepted
+    drafts. Only rounds count in which at least one row drafted the full length.
     """
 
     length: int = 7
@@ -55,7 +56,7 @@ class Algorithm1:
             self.update(max(feedback.accepted))
 
     def update(self, best: int) -> None:
-        """Learn that the best row accepted so many drafts of the full length."""
+        """Learn that the best row accepted `best` drafts of the full length."""
         if best == self.length:
             self.length, self.shrinking = min(self.length + self.increment, self.limit), 0
         else:
@@ -65,9 +66,10 @@ class Algorithm1:
 
 @dataclass
 class RecordedLengths:
-    """Replays the draft lengths of a batch: one entry for each round, then the longest of the last one.
+    """Replays the draft lengths of a batch: one entry per round, then the longest length of the last entry.
 
-    An entry is a length for all rows, or a list with one a row (Round.lengths).
+    An entry is one length for all rows, or a list with one length per row (Round.lengths). For example, [4, [3,
+    0]] drafts 4 tokens in each row, then 3 and 0, then 3 in each row.
     """
 
     recorded: Sequence[int | Sequence[int]]
@@ -81,19 +83,23 @@ class RecordedLengths:
             rows = entry if isinstance(entry, list | tuple) and entry else [entry]
             if not all(map(is_length, rows)):
                 raise RequestError(
-                    f"RecordedLengths takes whole numbers from 0 to {LONGEST}, one for each round, or lists of "
-                    f"them, one a row; got {entry!r}."
+                    f"RecordedLengths takes whole numbers from 0 to {LONGEST}, one per round, or lists with one "
+                    f"per row; got {entry!r}."
                 )
         self.limit = max(map(_longest, self.recorded))
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
-        """The lengths of the next round. Raises RequestError if it has other rows than were recorded."""
+        """Return the lengths of the next round.
+
+        Raises:
+            RequestError: if the batch has other rows than were recorded.
+        """
         entry = self.recorded[-1]
         if self.position < len(self.recorded):
             entry = self.recorded[self.position]
             if not isinstance(entry, int) and len(entry) != len(offers):
                 raise RequestError(
-                    f"RecordedLengths has {len(entry)} rows in round {self.position + 1}, and this batch "
+                    f"RecordedLengths has {len(entry)} rows in round {self.position + 1}, but this batch has "
                     f"{len(offers)}: use the prompts, seed and drafter of the recorded run."
                 )
             if not isinstance(entry, int):
@@ -101,12 +107,12 @@ class RecordedLengths:
         return [_longest(entry)] * len(offers)
 
     def observe(self, feedback: Feedback) -> None:
-        """A round has passed."""
+        """Go on to the next round."""
         self.position += 1
 
 
 def is_length(value: object) -> TypeGuard[int]:
-    """Whether the value is a number of draft tokens that anyone may ask for."""
+    """Return whether the value is a valid number of draft tokens."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST
 
 

@@ -1,1 +1,1 @@
-"""What rounds would cost on other hardware: datasheets, model shapes, rooflines, and rounds played on paper."""
+"""Costs of rounds on other hardware: datasheets, model shapes, rooflines, and simulated rounds."""

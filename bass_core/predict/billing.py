@@ -1,11 +1,12 @@
-"""What a step of a decoder would have taken on a simulated clock, from what its forwards were fed.
+"""Billing: the time that a decoder's step would have taken on a simulated clock (`bill`).
 
-Contract: a round is billed by the function that bench simulate plays its rounds with (`round_ms`), at the rows'
-mean cached length. A draft model drafts one token a row and forward, and one level of a tree: who drafts more
-after one forward is billed as many forwards. Copies cost nothing. A prefill is billed chunk by chunk, as it was
-fed; a draft head's reading of the prompts, which takes the target's states, is not. What rows share counts for
-each of them. Nothing is billed for the host. A decoder that does not tell what it fed (Round.fed) is counted by
-its rows: their drafts, and of a prefill their whole prompts.
+A round is billed by the function that bench simulate uses (`round_ms`), at the rows' mean cached length. A draft
+model drafts one token per row and forward, or one level of a tree; a drafter that drafts N tokens after one
+forward is billed N forwards. Copies cost nothing. A prefill is billed by its chunks, except for a draft head's
+reading of the prompts, which takes the target's states. A shared prefix counts for each of its rows. The host
+costs nothing.
+
+If a decoder does not report its forwards (Round.fed), each row counts with its drafts, or its whole prompt.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ class Spent(NamedTuple):
 
 
 def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_draft: bool = True) -> Spent:
-    """The milliseconds of one step, whose tokens the sequences already hold.
+    """Return the milliseconds of one step, whose tokens are already written.
 
-    runs_draft: whether the pair's draft runs. Without it the draft forwards of a target that drafts for itself are
-    its own windowed ones.
+    Args:
+        clock: the simulated clock.
+        round_: the step.
+        sequences: the lane's rows.
+        runs_draft: whether the pair's draft runs. If not, the draft forwards of a target that drafts for itself
+            are its own windowed ones.
     """
-    fed = _counted(round_, sequences) if round_.fed is None else round_.fed
+    fed = _fed_by_text(round_, sequences) if round_.fed is None else round_.fed
     if not fed.counts:
         return Spent(0.0, 0.0)
     costs = clock.costs(fmean(fed.cached))
@@ -46,8 +51,8 @@ def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_d
     return Spent(draft_ms + windowed, verify_ms)
 
 
-def _counted(round_: Round, sequences: list[Sequence]) -> Forward:
-    """What the rows of a round must have been fed, by what they wrote."""
+def _fed_by_text(round_: Round, sequences: list[Sequence]) -> Forward:
+    """Return the forward of a round that did not report it, from the rows' texts."""
     if round_.kind == "prefill":
         return Forward([0] * len(round_.rows), [len(sequences[row.sequence].prompt) for row in round_.rows])
     before = [len(sequences[row.sequence].tokens) - len(row.tokens) for row in round_.rows]
@@ -56,7 +61,7 @@ def _counted(round_: Round, sequences: list[Sequence]) -> Forward:
 
 
 def _forwards(round_: Round, drafted: list[int], runs_draft: bool) -> int:
-    """Forwards of a draft model for the round's drafts, but for those that the target ran on itself."""
+    """Return the draft model's forwards in a round, without those that the target ran on itself."""
     if round_.fed is None and not round_.draft_forwards:
         return max(drafted)
     if round_.windowed is not None:
@@ -68,7 +73,7 @@ def _forwards(round_: Round, drafted: list[int], runs_draft: bool) -> int:
 
 
 def _windowed(costs: RoundCosts, round_: Round, rows: int) -> float:
-    """The target's forwards on itself; a table was measured with them, and has them for its draft's."""
+    """Return the time of the target's windowed forwards. In a table, these are the draft's forwards."""
     work = round_.windowed
     if work is None or not work.forwards:
         return 0.0
@@ -79,7 +84,10 @@ def _windowed(costs: RoundCosts, round_: Round, rows: int) -> float:
 
 
 def _prefill(costs: RoundCosts, fed: Forward) -> Spent:
-    """One chunk of a prefill; a table tells the draft's pace at one token a row alone, which is taken for it."""
+    """Bill one chunk of a prefill.
+
+    For a draft, a table has only the time of one token per row, so the chunk is scaled by that.
+    """
     rows = len(fed.counts)
     tokens = rows * max(fed.counts) if costs.padded else sum(fed.counts)
     if not fed.draft:

@@ -1,6 +1,6 @@
-"""Where a predicted machine's bounds lie: the ridge, and the rows that its memory holds.
+"""The bounds of a predicted machine: its ridge, and the rows that its memory holds.
 
-Contract: predicted from datasheets. A table of measured step times tells no ridge, and what it measured did fit.
+A table of measured step times has no ridge, and its rows did fit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from .roofline import Roofline
 
 
 def ridge(costs: RoundCosts) -> float | None:
-    """Tokens a step from which on a forward of the target multiplies longer than it reads, with one row's context.
+    """Return the tokens per step from which a target's forward with one row's context is bound by compute.
 
-    None of measured step times. Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+    Below that it is bound by reading. None for measured step times.
+    Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
     """
     if not isinstance(costs, Roofline):
         return None
@@ -28,7 +29,7 @@ def ridge(costs: RoundCosts) -> float | None:
 
 
 def fitted(clock: SimulatedClock, sizes: list[int], context: int) -> SimulatedClock:
-    """The clock with as many GPUs as hold the largest of the batches that fit."""
+    """Return the clock with enough GPUs for the largest batch that fits."""
     for rows in sorted(sizes, reverse=True):
         with suppress(RequestError):
             return clock.fitted(rows, context)
@@ -36,5 +37,5 @@ def fitted(clock: SimulatedClock, sizes: list[int], context: int) -> SimulatedCl
 
 
 def fits(costs: RoundCosts, rows: int) -> bool:
-    """Whether the memory holds so many rows; measured step times are of what fitted."""
+    """Return whether the memory holds that many rows; measured step times are of rows that fitted."""
     return not isinstance(costs, Roofline) or costs.fits(rows)

@@ -1,9 +1,8 @@
-"""A clock for a machine that is not here: what to predict the times of a lane's forwards for.
+"""A clock for a machine that is not here: the hardware and models that a lane's times are predicted for.
 
-Contract: plain data, frozen and picklable. What can't be predicted is refused with a RequestError of one sentence,
-names at once and what does not fit the memory once the rows are known (`fitted`). Every time that comes from it is
-a prediction, and `record` says for what and with which assumptions. Non-goals: counting time (lanes/clock.py), and
-what a round's forwards were (billing.py).
+It is plain data, frozen and picklable. A RequestError refuses unknown names at once, and models that don't fit the
+memory once the rows are known (`fitted`). Every time derived from it is a prediction; `record` lists its
+assumptions. lanes/clock.py counts the time, billing.py the forwards of a round.
 """
 
 from __future__ import annotations
@@ -26,12 +25,18 @@ GPUS = (1, 2, 4, 8)
 class SimulatedClock:
     """Time as it would pass on other hardware, with models of other sizes.
 
-    hardware: a name from HARDWARE, in either case, or numbers of one's own (Hardware); or a table of step times
-    (CostTable) measured on some machine, which then hold as they are, for the pair that they were measured with:
-    target, draft, gpus and assumed do not count. target, draft: names from MODELS, or own numbers (ModelSize).
-    gpus: over how many the target is split, of GPUS; None: the fewest that hold the models, and the keys and
-    values of the request at hand. assumed: how much of the hardware's figures a step reaches.
-    Raises RequestError for what is none of these.
+    Attributes:
+        hardware: a name from HARDWARE, in either case, or your own numbers (Hardware). Or a table of step times
+            (CostTable) measured on some machine, which holds for the pair that it was measured with; target,
+            draft, gpus and assumed are then ignored.
+        target: a name from MODELS, or your own numbers (ModelSize).
+        draft: the same.
+        gpus: number of GPUs that the target is split over, from GPUS. None: the fewest that hold the models and
+            the request's keys and values.
+        assumed: how much of the hardware's figures a step reaches.
+
+    Raises:
+        RequestError: for any other value.
     """
 
     hardware: str | Hardware | CostTable = "h100"
@@ -59,14 +64,14 @@ class SimulatedClock:
 
     @property
     def table(self) -> CostTable | None:
-        """The measured step times, if it goes by those."""
+        """The measured step times, if there are any."""
         return self.hardware if isinstance(self.hardware, CostTable) else None
 
     @property
     def machine(self) -> Hardware:
-        """The hardware that it predicts for; a table has none."""
-        found = find("hardware", self.hardware, HARDWARE, Hardware)
-        return HARDWARE[found] if isinstance(found, str) else found
+        """The hardware that it predicts for. A table has none."""
+        known = find("hardware", self.hardware, HARDWARE, Hardware)
+        return HARDWARE[known] if isinstance(known, str) else known
 
     @property
     def models(self) -> tuple[Shape, Shape]:
@@ -75,35 +80,39 @@ class SimulatedClock:
 
     @property
     def peaks(self) -> Peaks:
-        """What all its GPUs together do at most."""
+        """The peaks of all its GPUs together."""
         count = self.gpus or 1
         return Peaks(self.machine.bandwidth * 1e9 * count, self.machine.flops * count)
 
     def fitted(self, rows: int, longest: int) -> SimulatedClock:
-        """This clock with its number of GPUs, for `rows` rows of up to `longest` tokens."""
+        """Return this clock with its number of GPUs, for `rows` rows of up to `longest` tokens.
+
+        Raises:
+            RequestError: if the models or rows don't fit the memory.
+        """
         if self.table is not None:
             return self
         machine, (target, draft) = self.machine, self.models
-        made = Roofline(machine, target, draft, longest, assumed=self.assumed)
-        tried = (self.gpus,) if self.gpus else GPUS if machine.nvlink else (1,)
-        found = next((count for count in tried if replace(made, gpus=count).fits(rows)), None)
-        if found is not None:
-            return self if rows == 0 else replace(self, gpus=found)
-        asked = f" with {rows} rows of {longest} tokens" if rows else ""
-        where = f"{tried[-1]} x {machine.name} of {machine.memory:g} GB"
+        roofline = Roofline(machine, target, draft, longest, assumed=self.assumed)
+        candidates = (self.gpus,) if self.gpus else GPUS if machine.nvlink else (1,)
+        enough_gpus = next((count for count in candidates if replace(roofline, gpus=count).fits(rows)), None)
+        if enough_gpus is not None:
+            return self if rows == 0 else replace(self, gpus=enough_gpus)
+        batch = f" with {rows} rows of {longest} tokens" if rows else ""
+        where = f"{candidates[-1]} x {machine.name} of {machine.memory:g} GB"
         raise RequestError(
-            f"{target.name} and {draft.name}{asked} do not fit {where}: choose smaller models, other hardware or "
+            f"{target.name} and {draft.name}{batch} do not fit {where}: choose smaller models, other hardware or "
             "more gpus."
         )
 
     def costs(self, context: float) -> RoundCosts:
-        """The step times where rows have `context` cached tokens on average; a table's do not depend on it."""
+        """Return the step times for `context` cached tokens per row on average, which a table ignores."""
         if self.table is not None:
             return self.table
         return Roofline(self.machine, *self.models, context, self.gpus or 1, self.assumed)
 
     def record(self) -> dict[str, Any]:
-        """What it predicts for, as plain data: ClockRecord in lanes/snapshot.py."""
+        """Return the predicted machine as plain data: ClockRecord in lanes/snapshot.py."""
         if self.table is not None:
             head: dict[str, Any] = {"hardware": "this machine", "gpus": None, "target": None, "draft": None}
             return {"kind": "predicted", **head, "assumptions": {}, "source": "a table of measured step times"}
@@ -120,12 +129,18 @@ class SimulatedClock:
 
 
 def check_clock(clock: object, rows: int, longest: int) -> SimulatedClock:
-    """The clock fitted to `rows` rows of up to `longest` tokens. Raises RequestError for what is none."""
+    """Return the clock, fitted to `rows` rows of up to `longest` tokens.
+
+    Raises:
+        RequestError: if it is not a SimulatedClock, or the rows don't fit.
+    """
     if not isinstance(clock, SimulatedClock):
-        raise RequestError(f'clock must be None or a SimulatedClock, as SimulatedClock("h100"); got {clock!r}.')
+        raise RequestError(
+            f'clock must be None or a SimulatedClock, for example SimulatedClock("h100"); got {clock!r}.'
+        )
     return clock.fitted(rows, longest)
 
 
-def _shape(what: str, given: Any) -> Shape:
-    found = find(what, given, MODELS, ModelSize)
-    return shape(found) if isinstance(found, str) else found.shape()
+def _shape(name: str, value: Any) -> Shape:
+    known = find(name, value, MODELS, ModelSize)
+    return shape(known) if isinstance(known, str) else known.shape()

@@ -1,8 +1,7 @@
 """GPUs as their datasheets describe them, and assumptions about the share of those figures that a step reaches.
 
-Contract: HARDWARE holds only datasheet numbers, none of them measured here; `Assumptions` holds everything that
-is neither from a datasheet nor measured. Dense peaks are those of bass_core/machine/hardware.py (half of the
-datasheet's figure where it is given with sparsity).
+HARDWARE holds only datasheet numbers, none measured here; `Assumptions` holds everything that is neither from a
+datasheet nor measured. Dense peaks come from bass_core/machine/hardware.py (half of a figure with sparsity).
 """
 
 from __future__ import annotations
@@ -18,8 +17,12 @@ from ..machine.hardware import dense_peak
 class Hardware:
     """One GPU, or anything else that reads weights and multiplies them.
 
-    bandwidth: of its memory, GB/s; flops: dense FLOP/s in the dtype of the weights; memory: GB; nvlink: GB/s to
-    others of its kind, both directions together, 0 where there is no such link; source: where these come from.
+    Attributes:
+        bandwidth: of its memory, in GB/s.
+        flops: dense FLOP/s in the dtype of the weights.
+        memory: in GB.
+        nvlink: GB/s to others of its kind, both directions together, or 0 without such a link.
+        source: the origin of these numbers.
     """
 
     name: str
@@ -31,7 +34,7 @@ class Hardware:
 
 
 def _gpu(name: str, bandwidth: float, memory: float, nvlink: float, source: str) -> Hardware:
-    """A GPU of which machine/hardware.py knows the dense bfloat16 peak."""
+    """Return a GPU whose dense bfloat16 peak is in machine/hardware.py."""
     peak = dense_peak(name, torch.bfloat16)
     assert peak is not None, name
     return Hardware(name, bandwidth, peak, memory, nvlink, f"datasheet: NVIDIA {source}")
@@ -50,9 +53,12 @@ HARDWARE = {
 class Assumptions:
     """Numbers that are neither measured nor from a datasheet.
 
-    bandwidth, compute, link: the share of the datasheet's figure that a step reaches; layer_us: microseconds per
-    layer besides reading and multiplying (launches, norms, short kernels); allreduce_us: microseconds per
-    all-reduce besides moving its bytes.
+    Attributes:
+        bandwidth: the share of the datasheet's bandwidth that a step reaches.
+        compute: the same for FLOP/s.
+        link: the same for NVLink.
+        layer_us: microseconds per layer besides reading and multiplying (launches, norms, short kernels).
+        allreduce_us: microseconds per all-reduce besides moving its bytes.
     """
 
     bandwidth: float = 0.8

@@ -1,9 +1,9 @@
-"""Rounds simulated with a real draft-length policy, for given step times and acceptance; seeded.
+"""Rounds simulated with a real draft-length policy, for given step times and acceptance: `predict`.
 
-Contract: every round does what BatchDecoder does (bass_core/decode/batch.py): a row drafts min(asked, tokens
-left - 1), keeps the accepted drafts and one token of the target, and leaves the batch when it has written all its
-tokens; the policy gets the same calls. The same seed gives the same rounds.
-Non-goals: prefills, drafters that propose fewer tokens than asked, early ends of text, a common stop.
+Every round does the same as BatchDecoder (bass_core/decode/batch.py): a row drafts min(asked, tokens left - 1),
+keeps the accepted drafts and one token of the target, and leaves the batch once it has all its tokens. The policy
+gets the same calls. The same seed gives the same rounds.
+Not simulated: prefills, drafters that propose fewer tokens than asked, early ends of text, a common stop.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ from ..length.costs import RoundCosts
 
 @dataclass(frozen=True)
 class Acceptance:
-    """rates[r][i]: the probability that draft i of row r is accepted, given that the drafts before it are.
+    """Probabilities of acceptance.
 
-    The last rate holds for all later drafts; rows beyond the last reuse the rates from the first on.
+    Attributes:
+        rates: rates[r][i] is the probability that draft i of row r is accepted if the drafts before it are. The
+            last rate holds for all later drafts. Rows take turns: for example, with the rates of two rows, row 2
+            has those of row 0.
     """
 
     rates: NDArray[np.float64]
 
     @staticmethod
     def same(rate: float) -> Acceptance:
-        """Every draft of every row is accepted with the same probability: the papers' i.i.d. acceptance."""
+        """Return one probability for every draft of every row: the papers' i.i.d. acceptance."""
         return Acceptance(np.full((1, 1), rate))
 
     def draw(self, rng: np.random.Generator, rows: list[int], drafted: list[int]) -> list[int]:
-        """The number of accepted drafts of each row."""
+        """Draw the number of accepted drafts of each row."""
         width = max(drafted)
         if not width:
             return [0] * len(rows)
-        where = np.minimum(np.arange(width), self.rates.shape[1] - 1)
-        rates = self.rates[np.asarray(rows) % len(self.rates)][:, where]
+        columns = np.minimum(np.arange(width), self.rates.shape[1] - 1)
+        rates = self.rates[np.asarray(rows) % len(self.rates)][:, columns]
         accepted = np.logical_and.accumulate(rng.random((len(rows), width)) < rates, axis=1).sum(axis=1)
         return [int(count) for count in np.minimum(accepted, drafted)]
 
 
 def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[float, float]:
-    """The milliseconds of so many forwards of the draft, and of verifying drafted[r] drafts of row r."""
+    """Return the milliseconds of `forwards` draft forwards, and of verifying drafted[r] drafts of each row r."""
     rows = len(drafted)
     tokens = rows * (1 + max(drafted)) if costs.padded else rows + sum(drafted)
     return forwards * costs.draft_ms(rows), costs.verify_ms(rows, tokens)
@@ -54,7 +57,7 @@ def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[fl
 
 @dataclass(frozen=True)
 class Played:
-    """A round: the length asked for, and for each row in `rows` its numbers of drafted and accepted tokens."""
+    """A round: the length that the policy asked for, and the drafted and accepted tokens of each row in `rows`."""
 
     asked: int
     rows: list[int]
@@ -62,14 +65,14 @@ class Played:
     accepted: list[int]
 
     def ms(self, costs: RoundCosts) -> float:
-        """The round's time: one verification, and a draft forward for each token of the longest draft."""
+        """Return the round's time: one verification, and a draft forward per token of the longest draft."""
         return sum(round_ms(costs, self.drafted, max(self.drafted)))
 
 
 def rounds(
     policy: LengthPolicy, acceptance: Acceptance, rows: int, tokens: int | None, rng: np.random.Generator
 ) -> Iterator[Played]:
-    """The rounds of `rows` rows that each write `tokens` tokens after the prefill's; endless if None."""
+    """Simulate the rounds of `rows` rows with `tokens` tokens each after the prefill's, or without end if None."""
     left = [1 << 60 if tokens is None else tokens] * rows
     live = list(range(rows)) if left[0] else []
     while live:
@@ -86,8 +89,10 @@ def rounds(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Means over runs. Times in ms, names as in bass_core/lanes/metrics.py. No prefill is simulated, so
-    throughput_tps excludes it."""
+    """Means over runs, with times in ms and the names of bass_core/lanes/metrics.py.
+
+    No prefill is simulated, so throughput_tps excludes it.
+    """
 
     ms_per_token: float
     ptl_first_ms: float
@@ -102,7 +107,7 @@ class Prediction:
 def play(
     policy: LengthPolicy, acceptance: Acceptance, rows: int, tokens: int, seed: int = 0, trials: int = 8
 ) -> list[list[Played]]:
-    """Simulate `trials` runs of `rows` rows with `tokens` (2 or more) new tokens each, the first the prefill's."""
+    """Simulate `trials` runs of `rows` rows. The prefill writes the first of the `tokens` (2 or more) tokens."""
     return [
         list(rounds(copy.deepcopy(policy), acceptance, rows, tokens - 1, np.random.default_rng((seed, trial))))
         for trial in range(trials)
@@ -110,7 +115,7 @@ def play(
 
 
 def timed(costs: RoundCosts, runs: list[list[Played]], tokens: int) -> Prediction:
-    """The times and means of the runs with these step times."""
+    """Return the mean times of the runs with these step times."""
     means = np.mean([_figures(costs, played, tokens) for played in runs], axis=0)
     return Prediction(*(float(value) for value in means))
 
@@ -124,26 +129,26 @@ def predict(
     seed: int = 0,
     trials: int = 8,
 ) -> Prediction:
-    """`play`, then `timed`."""
+    """Simulate runs with `play` and return their times from `timed`."""
     return timed(costs, play(policy, acceptance, rows, tokens, seed, trials), tokens)
 
 
 def _figures(costs: RoundCosts, played: list[Played], tokens: int) -> tuple[float, ...]:
-    """The fields of a Prediction for one run."""
-    rows, now = len(played[0].rows), 0.0
+    """Return the fields of a Prediction for one run."""
+    rows, elapsed_ms = len(played[0].rows), 0.0
     ends: list[float] = []
-    for one, left in zip(played, [len(other.rows) for other in played[1:]] + [0], strict=True):
-        now += one.ms(costs)
-        ends += [now] * (len(one.rows) - left)
-    drafting = sum(count > 0 for one in played for count in one.drafted)
-    accepted = sum(sum(one.accepted) for one in played)
+    for round_, rows_after in zip(played, [len(following.rows) for following in played[1:]] + [0], strict=True):
+        elapsed_ms += round_.ms(costs)
+        ends += [elapsed_ms] * (len(round_.rows) - rows_after)
+    drafting = sum(count > 0 for round_ in played for count in round_.drafted)
+    accepted = sum(sum(round_.accepted) for round_ in played)
     return (
-        now / (tokens - 1),
+        elapsed_ms / (tokens - 1),
         ends[0] / (tokens - 1),
         ends[-1] / (tokens - 1),
         sum(ends) / rows / (tokens - 1),
-        1000 * rows * tokens / now,
+        1000 * rows * tokens / elapsed_ms,
         1 + accepted / max(1, drafting),
-        sum(one.asked for one in played) / len(played),
+        sum(round_.asked for round_ in played) / len(played),
         len(played),
     )

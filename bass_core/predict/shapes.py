@@ -1,8 +1,8 @@
-"""The models of the predictions: what one forward of each reads and multiplies.
+"""The models of predictions: the bytes and FLOPs of one forward of each.
 
-Contract: a shape is counted on a model built from its config on torch's meta device, so no weights exist; costs
-are those of model/weights/cost.py, with bfloat16 weights, keys and values. A ModelSize is a model that is known by
-its size alone: the shape that it makes is a guess wherever a number was left out, by one rule for all sizes.
+A `shape` is counted on a model built from its config on torch's meta device, without weights. Costs are those of
+model/weights/cost.py, with bfloat16 weights, keys and values. A `ModelSize` is known only by its size; all numbers
+that it leaves out are guessed by one rule.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ BYTES = 2  # per bfloat16 number
 
 @dataclass(frozen=True)
 class Shape:
-    """`cost` of a forward; `parameters` in memory, which include an embedding table that is only looked up."""
+    """A model's numbers.
+
+    Attributes:
+        cost: costs of a forward.
+        parameters: in memory, including an embedding table that is only looked up.
+        bytes_per_weight: 2 for bfloat16.
+    """
 
     name: str
     cost: ModelCost
@@ -40,7 +46,7 @@ class Shape:
 def llama(
     vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, tied: bool = False
 ) -> LlamaConfig:
-    """A config of Llama's architecture that names no special token. tied: the output shares the embedding."""
+    """Return a config of Llama's architecture without special tokens. tied: the output shares the embedding."""
     return LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -57,7 +63,7 @@ def llama(
 
 
 # (vocabulary, width, MLP, layers, heads, KV heads, whether the output shares the embedding). The BASS paper gives
-# its models' sizes but not their shapes: 7.8B and 310M are our shapes of those sizes.
+# only the sizes of its models: the shapes of 7.8B and 310M are ours.
 MODELS = {
     "7.8B": (50304, 4096, 15360, 32, 32, 8, False),
     "310M": (50304, 2048, 6656, 4, 16, 4, True),
@@ -69,15 +75,15 @@ MODELS = {
     "8B": (128256, 4096, 14336, 32, 32, 8, False),
     "1B": (128256, 2048, 8192, 16, 32, 8, True),
 }
-# Targets, each with the draft that goes with it.
+# Targets and their drafts.
 PAIRS = {"7.8B": "310M", "1.7B": "135M", "70B": "8B"}
 
 
 def shape_of(name: str, config: LlamaConfig) -> Shape:
-    """The shape of a Llama config, counted on an empty model."""
+    """Return the shape of a Llama config, counted on an empty model."""
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)
-    # Converted, not built in bfloat16: the default dtype is one for all threads.
+    # Convert, because building it in bfloat16 would change the default dtype of all threads.
     model.to(torch.bfloat16)
     heads, dim = config.num_key_value_heads, config.head_dim
     assert heads is not None and dim is not None
@@ -94,26 +100,29 @@ def shape_of(name: str, config: LlamaConfig) -> Shape:
 
 @cache
 def shape(name: str) -> Shape:
-    """The shape of a model of MODELS."""
+    """Return the shape of a model in MODELS."""
     return shape_of(name, llama(*MODELS[name]))
 
 
 def shapes(target: str) -> tuple[Shape, Shape]:
-    """A target of PAIRS, and its draft."""
+    """Return the shapes of a target in PAIRS and of its draft."""
     return shape(target), shape(PAIRS[target])
 
 
-# Of a model that is known by its size alone: width over layers, KV heads and their width.
+# For a model known only by its size: width over layers, number of KV heads, and width of a head.
 _RATIO, _KV_HEADS, _HEAD = 128, 8, 128
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model by its own numbers; what is left out follows from `parameters`.
+    """A model by your own numbers. Those left out follow from `parameters`.
 
-    bytes_per_weight: 2 for bfloat16, 1 for int8, 0.5 for int4. layers: by default as many as make a model 128
-    times as wide as deep, with 12 x width^2 parameters a layer. kv_bytes: of one token's keys and values; by
-    default 8 KV heads of 128 bfloat16 numbers a layer. name: by default the size, such as "7.8B".
+    Attributes:
+        bytes_per_weight: 2 for bfloat16, 1 for int8, 0.5 for int4.
+        layers: by default as many as make the model 128 times as wide as deep, with 12 x width^2 parameters per
+            layer.
+        kv_bytes: of one token's keys and values; by default 8 KV heads of 128 bfloat16 numbers per layer.
+        name: by default the size, for example "7.8B".
     """
 
     parameters: float
@@ -123,7 +132,7 @@ class ModelSize:
     name: str | None = None
 
     def shape(self) -> Shape:
-        """The shape that these numbers make."""
+        """Return the shape for these numbers."""
         layers = self.layers or max(1, round((self.parameters / (12 * _RATIO**2)) ** (1 / 3)))
         hidden = round((self.parameters / (12 * layers)) ** 0.5)
         kv = 2 * layers * _KV_HEADS * _HEAD * BYTES if self.kv_bytes is None else self.kv_bytes

@@ -1,9 +1,8 @@
-"""Predicted speed-up over the batch: the rounds of rounds.py, timed by the roofline of other hardware.
+"""Predicted speed-up over the batch size: the rounds of rounds.py, timed by the roofline of other hardware.
 
-Contract: `predict_speedups` runs no model and measures nothing; all that it returns is a prediction, as plain,
-JSON-ready data that names its assumptions: times in ms, None for a figure that does not apply. The same arguments
-give the same figures, which are those of `python -m bench simulate`. Non-goals: prefills, trees of drafts, a
-length a row.
+`predict_speedups` runs no model and measures nothing. It returns a prediction as plain, JSON-ready data with its
+assumptions: times in ms, None for a figure that does not apply. The same arguments give the same figures, and the
+same as `python -m bench simulate`. Not predicted: prefills, trees of drafts, lengths that differ between rows.
 """
 
 from __future__ import annotations
@@ -38,15 +37,25 @@ def predict_speedups(
 ) -> SpeedUps:
     """Predict the speed-up of BASS over regular decoding on another machine, for batches and draft lengths.
 
-    clock: the machine and the models; of its GPUs the fewest that hold the largest batch, unless it says how many.
-    acceptance: the chance that a draft is accepted, given that those before it are, the same for all (Leviathan et
-    al., arXiv 2211.17192, section 3.1); from 0 to 1. draft_lengths: as `draft_length` of `generate`, by the
-    predicted costs. context: cached tokens a row, on average. max_new_tokens: of each row. seed, trials: of the
-    simulated rounds; a figure is the mean over the trials. Times in ms. Raises RequestError for a value out of
-    range.
+    Args:
+        clock: the machine and the models. Without a number of GPUs, the fewest that hold the largest batch.
+        acceptance: from 0 to 1, the probability that a draft is accepted if those before it are, the same for all
+            drafts (Leviathan et al., arXiv 2211.17192, section 3.1).
+        batches: batch sizes.
+        draft_lengths: values of `draft_length` as in `generate`, which use the predicted costs.
+        context: cached tokens per row, on average.
+        max_new_tokens: new tokens per row.
+        seed: seed of the simulated rounds.
+        trials: simulated runs, over which each figure is the mean.
+
+    Returns:
+        The speed-ups and everything that they depend on.
+
+    Raises:
+        RequestError: if a value is out of range.
     """
     if not isinstance(clock, SimulatedClock):
-        raise RequestError(f'clock must be a SimulatedClock, as SimulatedClock("h100"); got {clock!r}.')
+        raise RequestError(f'clock must be a SimulatedClock, for example SimulatedClock("h100"); got {clock!r}.')
     chance = Acceptance.same(rate(acceptance))
     sizes = whole("batches", batches, 1, MOST_ROWS)
     lengths = [check_draft_length(length) for length in draft_lengths]
@@ -56,8 +65,8 @@ def predict_speedups(
     clock = fitted(clock, sizes, context)
     costs, points = clock.costs(context), []
     for rows in sizes:
-        held = fits(costs, rows)
-        plain = predict(costs, make_policy(0), chance, rows, tokens, seed, trials=1) if held else None
+        fitting = fits(costs, rows)
+        plain = predict(costs, make_policy(0), chance, rows, tokens, seed, trials=1) if fitting else None
         for length in lengths:
             policy = make_policy(length, costs, timed=False)
             runs = play(policy, chance, rows, tokens, seed, trials) if plain else []
@@ -76,8 +85,8 @@ def predict_speedups(
 
 def _point(rows: int, length: Any, plain: Prediction | None, runs: list[Prediction]) -> SpeedUp:
     if plain is None:
-        nothing = dict.fromkeys(("speedup", "error", "ms_per_token", "regular_ms_per_token", "tokens", "rounds"))
-        return SpeedUp(batch=rows, draft_length=length, **nothing)  # type: ignore[typeddict-item, no-any-return]
+        all_none = dict.fromkeys(("speedup", "error", "ms_per_token", "regular_ms_per_token", "tokens", "rounds"))
+        return SpeedUp(batch=rows, draft_length=length, **all_none)  # type: ignore[typeddict-item, no-any-return]
     times = np.array([run.ms_per_token for run in runs])
     mean = float(times.mean())
     return SpeedUp(
@@ -93,9 +102,17 @@ def _point(rows: int, length: Any, plain: Prediction | None, runs: list[Predicti
 
 
 class SpeedUp(TypedDict):
-    """One batch and draft length: speedup = regular_ms_per_token / ms_per_token, both predicted; all None where
-    the models and `batch` rows don't fit the memory. error: the speed-up's relative standard error over the
-    trials, None for one. tokens: written by a row and round that drafts."""
+    """One batch size and draft length.
+
+    All figures are None if the models and rows don't fit the memory.
+
+    Attributes:
+        speedup: regular_ms_per_token / ms_per_token, both predicted.
+        error: the speed-up's relative standard error over the trials, or None for one trial.
+        ms_per_token: of BASS.
+        regular_ms_per_token: of regular decoding.
+        tokens: written per row in a round that drafts.
+    """
 
     batch: int
     draft_length: Any
@@ -108,10 +125,12 @@ class SpeedUp(TypedDict):
 
 
 class SpeedUps(TypedDict):
-    """The points, and all that they are predicted from. clock: see `SimulatedClock.record`.
+    """The points and everything that they are predicted from.
 
-    ridge_tokens: tokens a step from which on multiplying takes longer than reading the weights and one row's
-    context, at the assumed shares of the datasheet's figures; None of a table of step times.
+    Attributes:
+        clock: see `SimulatedClock.record`.
+        ridge_tokens: tokens per step from which multiplying takes longer than reading the weights and one row's
+            context, at the assumed shares of the datasheet's figures. None for a table of step times.
     """
 
     clock: dict[str, Any]

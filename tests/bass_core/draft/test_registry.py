@@ -36,7 +36,7 @@ class Threes:
 
 @pytest.mark.parametrize("parents", [[-1, 1, 0], [-1, -2, 0], [-1, 0], torch.tensor([-1, -1, 0])])
 def test_what_is_no_tree_is_refused(parents):
-    with pytest.raises(RequestError, match="one number a draft"):
+    with pytest.raises(RequestError, match="one number per draft"):
         generate(ModelPair(tiny("llama")), ROWS, drafter=Tree(parents), draft_length=3)
 
 

@@ -62,7 +62,7 @@ def test_a_pointer_searches_no_text_that_was_taken_back():
             row.tokens += [chance.randrange(96) for _ in range(chance.randrange(4))]
         last = kept.upload(rows)
         for r, row in enumerate(rows):
-            assert kept.held[r, : len(row.tokens)].tolist() == row.tokens
+            assert kept.token_ids[r, : len(row.tokens)].tolist() == row.tokens
             assert last[r, 0].tolist() == (row.tokens[::-1] + [-1] * LONGEST)[:LONGEST]
             del row.tokens[(at := max(len(row.prompt), len(row.tokens) - chance.randrange(6))) :]
             kept.rewind(r, at)

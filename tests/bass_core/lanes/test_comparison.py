@@ -143,7 +143,7 @@ def test_a_lane_that_ended_early_is_compared_as_far_as_it_came(monkeypatch: pyte
     class Short(Lane):
         def step(self) -> Any:
             done = super().step()
-            if self.method == "bass" and len(self.log.records) == 2:
+            if self.method == "bass" and len(self.trace.records) == 2:
                 self.end("budget")
             return done
 

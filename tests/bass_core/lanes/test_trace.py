@@ -91,7 +91,7 @@ def test_a_run_repeats_from_its_recorded_lengths() -> None:
 
 def test_what_is_no_recorded_length_is_refused() -> None:
     for length in (2.5, "x", -3, None, True, 1025):
-        with pytest.raises(RequestError, match=r"whole numbers from 0 to 1024, one for each round, .*; got .*\.$"):
+        with pytest.raises(RequestError, match=r"whole numbers from 0 to 1024, one per round, .*; got .*\.$"):
             RecordedLengths([4, length])
     for entry in (["x"], [-1], [1, 2.5], []):
         with pytest.raises(RequestError, match="RecordedLengths takes"):

@@ -46,11 +46,11 @@ OWN = Hardware("mine", bandwidth=500.0, flops=50e12, memory=48.0)
     [
         (
             {"hardware": "h800"},
-            "hardware must be one of a100, h100, h200, b200, laptop, or a Hardware of your own",
+            "hardware must be one of a100, h100, h200, b200, laptop, or your own Hardware",
         ),
         (
             {"target": "9b"},
-            "target must be one of 7.8b, 310m, 1.7b, 135m, 70b, 8b, 1b, or a ModelSize of your own",
+            "target must be one of 7.8b, 310m, 1.7b, 135m, 70b, 8b, 1b, or your own ModelSize",
         ),
         ({"draft": 310}, "draft must be one of"),
         ({"hardware": replace(OWN, bandwidth=0)}, "bandwidth of hardware must be a number above 0; got 0"),
