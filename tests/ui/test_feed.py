@@ -129,7 +129,7 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
 
 def test_the_log_stays_small_and_what_a_page_missed_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "WINDOW", 3000)
-    monkeypatch.setattr(feed_module, "KEPT", 500)
+    monkeypatch.setattr(feed_module, "RESTART_CHARACTERS", 500)
     feed, sizes, sent, before = PageFeed("long", SETTINGS), [], 0, ""
     for count in range(400):
         log, _, _ = feed.update(snapshot(["word"] * count, 10.0 * count))

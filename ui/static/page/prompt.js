@@ -5,7 +5,7 @@
   "use strict";
   const PAUSE_MS = 300;
   const field = () => document.querySelector("#prompt textarea");
-  const byLine = () => document.querySelector("#prompts input")?.value === "one prompt a line";
+  const byLine = () => document.querySelector("#prompts input")?.value === "one prompt per line";
   /** What a question is about: the text, and whether each of its lines is a prompt. */
   const question = () => JSON.stringify([field()?.value ?? "", byLine()]);
   let timer = null, ask = null;
