@@ -90,7 +90,7 @@ def test_few_drafts_are_explained_where_a_policy_chose(drafted: int, words: str,
     rounds = [(12.0, 2, 3)] * drafted + [(10.0, 2, 2)] * (20 - drafted)
     line = said({"draft_length": policy}, regular=lane(PLAIN), bass=lane(rounds))["lanes"]["bass"]
     assert f"It drafted in {words} of 20 rounds" in line
-    why = "elsewhere a draft would cost" if drafted else "on this machine a draft costs"
+    why = "in the others a draft would cost" if drafted else "on this machine a draft costs"
     assert (f": {why} more than it saves" in line) == (policy == "auto")
 
 

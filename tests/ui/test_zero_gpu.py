@@ -142,7 +142,7 @@ def test_a_race_ends_with_a_sentence_before_its_reservation(
 ) -> None:
     monkeypatch.setattr(zero_gpu, "SPARE_S", 1000.0)
     said = told(events_of(spaces, race_source(pair)))
-    assert said.startswith(f"The GPU was reserved for {spaces.asked[0]} s, and they are over")
+    assert said.startswith(f"The GPU was reserved for {spaces.asked[0]} s, which are over")
 
 
 def test_a_worker_that_is_used_again_has_all_its_time(
