@@ -188,7 +188,7 @@ def test_the_head_names_the_predicted_machine() -> None:
     head = told(H100, {"clock": "h100"})
     assert (head["clock"], head["machine"]) == (H100, "H100 with 7.8B and 310M")
     assert head["code"] == "SimulatedClock('h100', target='7.8b', draft='310m')"
-    two = words.where(H100 | {"gpus": 2, "target": "70B", "draft": "8B"})
+    two = words.on_machine(H100 | {"gpus": 2, "target": "70B", "draft": "8B"})
     assert two == "on 2 predicted H100 with 70B and 8B"
     assert not told(None, {"clock": "measured"}).keys() & {"clock", "machine", "code"}
     assert words.machine_of({}) == "machine"

@@ -173,8 +173,14 @@ def _card(page: Page) -> None:
         expect(card).to_be_hidden()
     badges.first.focus()
     page.keyboard.press("Enter")
-    for words in ("share of the FLOP/s", "overhead of a layer, besides reading", "5.0 µs", "datasheet: NVIDIA H100", "GPUs1",
-                  "Texts, drafts and acceptances come from this run"):  # fmt: skip
+    for words in (
+        "share of the FLOP/s",
+        "overhead of a layer, besides reading",
+        "5.0 µs",
+        "GPUs1",
+        "datasheet: NVIDIA H100",
+        "Texts, drafts and acceptances come from this run",
+    ):
         expect(card).to_contain_text(words)
     accessible(page)
     card.get_by_role("button", name="Close").click()

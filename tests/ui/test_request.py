@@ -92,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"lanes": lanes}, "at least one lane") for lanes in ([], "bass")),
     (
         {"prompt": "a\n" * 9, "prompts": "lines"},
-        "There are 9 prompts, one a line, and this server takes at most 8",
+        "There are 9 prompts, one per line, and this server takes at most 8",
     ),
     ({"prompt": " \n ", "prompts": "lines"}, "The prompt is empty"),
     *(({"prompts": how}, 'prompts must be "one"') for how in ("many", None, ["lines"])),

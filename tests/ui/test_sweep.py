@@ -242,7 +242,8 @@ def test_the_sentences_say_where_each_line_is_ahead() -> None:
     against = {1: "ahead", 2: "level", 4: "behind", 8: "ahead"}
     mixed: Any = {**last, "points": [{**one, "against": against[one["batch"]]} for one in last["points"]]}
     assert sentences(mixed)[0] == (
-        "Algorithm 1: ahead of regular decoding at batch 1 and 8, level with it at batch 2, slower than it at batch 4."
+        "Algorithm 1: ahead of regular decoding at batch 1 and 8, level with it at batch 2, slower than it at "
+        "batch 4."
     )
     assert "Ridge: n/a" in sentences({**last, "ridge": {"tokens": None}})[-1]
 
@@ -306,7 +307,7 @@ def test_prompts_take_turns_and_each_has_its_share() -> None:
     }
     assert {state["progress"]["races"] for state in states if state["progress"]} == {6}
     two = next(state for state in states if len(state["points"]) == 2)
-    assert answer(two)[0].startswith("At batch 4 these prompts leave open whether it pays: on 2 of your 3 prompts")
+    assert answer(two)[0].startswith("At batch 4 these prompts leave open whether it pays off: on 2 of your 3 prompts")
     assert all(answer(state) == [] for state in states if len(state["points"]) < 2)
 
 

@@ -141,7 +141,7 @@ def test_it_names_the_predicted_machine() -> None:
     assert found["head"].endswith(", on a predicted H100 with 7.8B and 310M.")
     line = found["lanes"]["bass"]
     assert line.startswith("BASS 1.10×, predicted: a round writes as much as 1.10 plain steps")
-    assert line.endswith("It drafted in 4 of 20 rounds: elsewhere a draft would cost more than it saves.")
+    assert line.endswith("It drafted in 4 of 20 rounds: in the others a draft would cost more than it saves.")
     never = {"regular": lane(PLAIN), "bass": lane(PLAIN)}
     assert "on that machine a draft costs" in said({"draft_length": "auto"}, H100, **never)["lanes"]["bass"]
     assert "predicted" not in f"{said({'draft_length': 'auto'}, **lanes)}"

@@ -112,7 +112,7 @@ def test_a_killed_worker_is_a_sentence(spaces: Spaces) -> None:
         yield {"done": False, "lanes": {}, "device": {}}
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert told(events_of(spaces, alone)).startswith("ZeroGPU ended the race, as its time was over: ask for")
+    assert told(events_of(spaces, alone)).startswith("ZeroGPU ended the race because its time was over: ask for")
 
 
 def test_it_asks_for_what_the_quota_has_left(pair: ModelPair, spaces: Spaces) -> None:

@@ -83,7 +83,7 @@ def code(settings: Mapping[str, Any]) -> str | None:
 
 def _own_hardware(settings: Mapping[str, Any]) -> Hardware:
     bandwidth, tflops = (_number(settings, name) for name in ("clock_bandwidth", "clock_tflops"))
-    name = f"machine with {bandwidth:g} GB/s and {tflops:g} TFLOP/s"
+    name = f"machine of {bandwidth:g} GB/s and {tflops:g} TFLOP/s"
     return Hardware(name, bandwidth, tflops * 1e12, memory=UNLIMITED_GB, source="own numbers; any model fits")
 
 

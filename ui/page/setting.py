@@ -147,7 +147,7 @@ _TABLE = (
         lambda _: clock.CLOCKS, section="machine",
     ),
     Setting(
-        "clock_models", clock.FIRST, str, limits.name, "",
+        "clock_models", clock.DEFAULT_MODELS, str, limits.name, "",
         "Models", "list", "The target and the draft whose steps are predicted.",
         lambda _: clock.MODELS, section="machine",
     ),

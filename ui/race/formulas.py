@@ -94,7 +94,7 @@ FORMULAS = {
         "The chance that the draft token is accepted when tested alone: min(1, p(x) / q(x))."),
     "chance": Formula("h",
         "The draft token's chance in block verification, which also weighs the drafts after it (Sun et al., arXiv "
-        "2403.10444). The last draft with u < h is accepted, and so are all drafts before it."),
+        "2403.10444). The last draft with u below h is accepted, and so are all drafts before it."),
     "u": Formula("u", "A random number, uniform between 0 and 1, that decides the test of this draft token."),
     "token": Formula("draft", "The draft token. The last column is the token that the target added."),
     "outcome": Formula("outcome",
