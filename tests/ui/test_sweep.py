@@ -307,7 +307,7 @@ def test_prompts_take_turns_and_each_has_its_share() -> None:
     }
     assert {state["progress"]["races"] for state in states if state["progress"]} == {6}
     two = next(state for state in states if len(state["points"]) == 2)
-    assert answer(two)[0].startswith("At batch 4 these prompts leave open whether it pays off: on 2 of your 3 prompts")
+    assert answer(two)[0].startswith("At batch 4 these prompts leave open whether it pays off: on 2 of your 3 ")
     assert all(answer(state) == [] for state in states if len(state["points"]) < 2)
 
 

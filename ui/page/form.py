@@ -47,7 +47,7 @@ def form(
 
     Args:
         limits: the operator's upper bounds.
-        choices: what the lists offer.
+        choices: the entries of the lists.
         status: the status line. It goes right below the buttons, so that a refusal is visible above long settings.
         count: returns the length of a prompt. None leaves that line out.
         recording: build only the buttons, for a page that plays recordings.

@@ -1,7 +1,7 @@
 """The operator's upper bounds, and a check for each setting that a person or a script sent.
 
-Each check takes (label, value, limits) and returns the value to use. It raises RequestError with one sentence that
-says what to change. bass_core itself refuses requests beyond the model's context or the memory, and unknown
+Each check takes (label, value, limits) and returns the value to use. It raises RequestError with one sentence for
+the visitor. bass_core itself refuses requests beyond the model's context or the memory, and unknown
 drafters, attention backends and lanes.
 """
 

@@ -76,7 +76,7 @@ def build(
         source: runs the races. Without one, the page only plays recordings, and its Run button is called Play.
         limits: the operator's upper bounds.
         about: one line that names the models and the device.
-        choices: what the lists of the form offer.
+        choices: the entries of the form's lists.
         pair: the arguments of load_pair, for the page's code snippet.
         count: returns the length of a prompt.
         offers: the recordings that can be watched, by default those that ship.

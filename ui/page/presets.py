@@ -1,4 +1,4 @@
-"""Presets that fill in the whole form with one click, each with a sentence that tells what to watch.
+"""Presets that fill in the whole form with one click, each with a hint for the viewer.
 
 A preset lists only the settings that differ from the form's neutral values. All others get the neutral value
 (form.starting), so nothing of the previous preset remains. The text of "Long document" is read from this version's
@@ -41,7 +41,7 @@ class Preset:
     """One preset.
 
     Attributes:
-        look_for: a sentence that tells what to watch.
+        look_for: a hint for the viewer, in one sentence.
         values: values by setting. Settings that are missing get the form's neutral value.
     """
 

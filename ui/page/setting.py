@@ -33,7 +33,7 @@ class Setting:
         label: the control's label.
         control: the kind of the control, or "" for a setting that only scripts can change.
         explain: the line below the label.
-        choices: what a list or checkboxes offer. A list starts with its first value.
+        choices: the entries of a list or of checkboxes. A list starts with its first entry.
         start: the form's initial value, if it is not the default.
         section: the part of the form.
         shares_row: whether the control shares a row with neighbours that also set this.

@@ -197,7 +197,7 @@ class PageFeed:
         return "\n".join([text(self.head), str(self._first), *self.lines[self._first :]])
 
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Return what is constant during a run.
+        """Return the data that is constant during a run.
 
         Lanes and rows are read from the snapshot, because the settings of a recording may lack them.
         """

@@ -31,7 +31,7 @@ class Verdict(TypedDict):
     """The sentences of a verdict.
 
     Attributes:
-        head: who is ahead, or None as long as nothing can be said.
+        head: who is ahead, or None as long as that is open.
         lanes: a sentence for each lane but the reference, the fastest first.
     """
 
@@ -131,7 +131,7 @@ def _head(
 
 
 def level(ratio: float, faster: LaneSnapshot, slower: LaneSnapshot) -> bool:
-    """Return whether the scatter of the rounds alone could explain this ratio of two speeds."""
+    """Return whether the scatter of the rounds is enough to explain this ratio of two speeds."""
     errors = [lane["metrics"].get("scatter") for lane in (faster, slower)]
     combined = math.hypot(*(math.inf if error is None else error for error in errors))
     return ratio - 1 <= LEVEL_ERRORS * combined * ratio

@@ -31,7 +31,7 @@ class Offer:
     Attributes:
         name: identifies it.
         title: the text of its button.
-        look_for: a sentence that tells what to watch.
+        look_for: a hint for the viewer, in one sentence.
         path: its file.
     """
 

@@ -1,4 +1,4 @@
-"""Snapshots as deltas, so that a worker sends only what a race added. See `Encoder` and `Decoder`.
+"""Snapshots as deltas, so that a worker sends only the new part of a race. See `Encoder` and `Decoder`.
 
 `Decoder.decode` returns snapshots equal to those that `Encoder.encode` received. They may be any plain data. A
 list or text that only grew costs no more than its new end. A decoded snapshot never changes later. A delta is one

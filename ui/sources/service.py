@@ -109,7 +109,7 @@ def on_cluster(
         ask: the pair to load.
         limits: the operator's upper bounds.
         address: the address of the cluster.
-        resources: what each worker takes, e.g. "GPU=1,CPU=4". None means one GPU.
+        resources: the resources of each worker, e.g. "GPU=1,CPU=4". None means one GPU.
         workers: the number of workers, which may wait for new nodes. None means as many as fit now.
         threads: the models' CPU threads per worker. None means one per CPU that a worker takes.
 

@@ -65,11 +65,11 @@ class Ask:
 
 @dataclass(frozen=True)
 class PairInfo:
-    """What the page shows of the loaded pair.
+    """The page's information about the loaded pair.
 
     Attributes:
         about: one line that names models and device.
-        choices: what the settings offer.
+        choices: the entries of the form's lists.
         pair: the arguments of load_pair, for the page's code snippet.
         counts: whether there is a tokenizer that can count a prompt's tokens.
     """
@@ -86,7 +86,7 @@ class Service:
 
     Attributes:
         source: runs a race.
-        facts: what the page shows of the pair.
+        facts: the page's information about the pair.
         count: counts a prompt's tokens, or None without a tokenizer.
         at_once: how many events the page may hand over at the same time. Further ones wait in Gradio's queue.
         together: runs races that belong together, or None to run them like any others.

@@ -51,7 +51,7 @@ class ZeroGpu:
 
     Args:
         spaces: the package.
-        source: runs a race. It takes a request and `stopped`, a function that tells whether to stop.
+        source: runs a race. It takes a request and `stopped`, a function that returns whether to stop.
     """
 
     def __init__(self, spaces: Any, source: Callable[..., Generator[Snapshot, None, None]]) -> None:

@@ -1,4 +1,4 @@
-"""Will it help on my prompts? `answer` says so in one sentence, with an interval.
+"""Will it help on my prompts? `answer` replies in one sentence, with an interval.
 
 The interval is Student's t over the logarithms of the prompts' speed-ups. So it is about prompts like these, and
 covers both the differences between prompts and the noise of each prompt's races. A statement about a single prompt

@@ -90,7 +90,7 @@ class Progress(TypedDict):
 
 
 class Sweep(TypedDict):
-    """The state of a sweep, with all points so far. `done` tells whether these are all."""
+    """The state of a sweep, with all points so far. They are complete if `done`."""
 
     kind: Literal["measured", "predicted"]
     done: bool

@@ -1,6 +1,6 @@
 """The predicted sweep of another machine. No model runs.
 
-`predicted` checks the panel's values and returns the sweep. `assumptions` lists what its figures assume.
+`predicted` checks the panel's values and returns the sweep. `assumptions` lists its assumptions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def predicted(fixed: object, machine: object, models: object, acceptance: object
     """Return the predicted sweep for the panel's values. An empty acceptance is assumed to be ACCEPTANCE.
 
     Raises:
-        RequestError: for a value that is not allowed, with one sentence that says what to change.
+        RequestError: for a value that is not allowed.
     """
     length = limits.draft_length("", fixed, Limits())
     rate = _rate(acceptance)
@@ -80,7 +80,7 @@ def _speedups(machine: str, models: str, acceptance: float, fixed: int | str) ->
 
 
 def assumptions(sweep: Sweep) -> list[str]:
-    """Return what the figures assume, as sentences."""
+    """Return the assumptions behind the figures, as sentences."""
     used = sweep["settings"]
     assumed, source = used["clock"]["assumptions"], used["clock"]["source"]
     bandwidth, compute = 100 * assumed["bandwidth"], 100 * assumed["compute"]

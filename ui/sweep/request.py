@@ -2,8 +2,8 @@
 
 A sweep covers batches and draft lengths, or the visitor's own prompts at one batch and draft length. A request is
 plain data, and so is each of its races, so any source can run them. At temperature 0, all rows of one prompt would
-be equal, which would hide that each row accepts a different number of drafts. A sweep then uses TEMPERATURE and
-says so.
+be equal, which would hide that each row accepts a different number of drafts. A sweep then uses TEMPERATURE, and
+its caption mentions that.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
         bounds: the operator's upper bounds.
 
     Raises:
-        RequestError: for a value that is not allowed, with one sentence that says what to change.
+        RequestError: for a value that is not allowed.
     """
     own = own_prompts(given.get("own_prompts"), bounds)
     settings = {name: value for name, value in given.items() if name not in SWEEP_SETTINGS} | {"batch_size": 1}

@@ -13,7 +13,7 @@
   let now = "ready", line = null;
 
   function show(phase, message) {
-    // Ignore what a race sends after it was stopped.
+    // Ignore further messages of a stopped race.
     if (phase !== "waiting" && !busy(now)) return;
     setText(line, message || PHASES[phase] || "");
     if (phase === "stopped" || phase === "waiting") player.clear();

@@ -4,7 +4,7 @@
      (bass_core/decode/overlapped/timeline.py).
    - All timelines share one scale: the newest part of the lanes' clocks (one of SPANS), or the whole race.
    - They are drawn once per view while in view, and all of them at the end.
-   - figure.blocks lists what was drawn: {row, kind, x, width, begin, end, round}, with x and width in CSS pixels from the
+   - figure.blocks lists the drawn blocks: {row, kind, x, width, begin, end, round}, with x and width in CSS pixels from the
      canvas's left edge, begin and end in ms. With a larger font size, everything is scaled, and so are these pixels. */
 (() => {
   "use strict";

@@ -239,7 +239,7 @@
     },
     tape: {
       jump, live, play, pause, load, back, asRecording, elapsed,
-      /** What can be shown: {count, now, away, playing, recorded, own, ended, held}. */
+      /** The state of the tape: {count, now, away, playing, recorded, own, ended, held}. */
       get state() {
         return {
           count: tape?.shown.length ?? 0, now: tape?.now ?? -1, away: Boolean(tape?.away), playing: playing.timer !== null,
