@@ -1,8 +1,8 @@
 """A race as the page or a script may request it, made from the table of settings.
 
-`make_request` checks the values of a form or a script, and raises RequestError with one sentence for the visitor. A
-request contains only the settings' values, so it can be pickled. The same table documents the parameters of `/race`
-in Gradio's "Use via API" and in /gradio_api/info (`describe`, `describe_parameters`).
+`make_request` checks the values of a form or a script, and raises RequestError with one sentence for the visitor.
+A request contains only the settings' values, so it can be pickled. The same table documents the parameters of
+`/race` in Gradio's "Use via API" and in /gradio_api/info (`describe`, `describe_parameters`).
 """
 
 from __future__ import annotations
