@@ -255,8 +255,8 @@ def summary() -> str:
 <figure class="chart summary-figure"><figcaption>
 <div class="titled"><h3 {BADGE}>Per-token latency and acceptance by position</h3>
 {formula_button("ptl")}{formula_button("per_position_acceptance")}</div>
-<span>ms per token of the First and the Last sequence to finish and the mean of All, by lane; accepted / drafted at
-each position</span></figcaption><div class="plot" role="group"
+<span>in ms, of the First and the Last sequence to finish and the mean of All, by lane; accepted / drafted at each
+position</span></figcaption><div class="plot" role="group"
 aria-label="Per-token latency First, Last and All by lane; acceptance by draft position"></div></figure>
 <div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the run">
 <table class="figures-table"><caption class="spoken">Figures of the run, one column per lane</caption>
