@@ -149,7 +149,7 @@ def _tips(page: Page, served: Served) -> None:
     """Tips and timelines say it too."""
     raced(page, served)
     page.locator("#lane-bass .sequence .token").nth(3).hover()
-    expect(page.locator(".token-tip")).to_contain_text(re.compile(r"at \d+ ms, predicted"))
+    expect(page.locator(".token-tip")).to_contain_text(re.compile(r"at \d+ ms of lane time, predicted"))
     strip = page.locator("#lane-bass .strip")
     expect(strip.locator("figcaption")).to_contain_text("Predicted. ")
     assert (strip.locator("canvas").get_attribute("aria-label") or "").endswith(", predicted")

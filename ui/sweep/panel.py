@@ -88,7 +88,7 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             with gr.Row(elem_classes="sweep-fields"):
                 machine, models = _list("Machine", MACHINES, 2), _list("Models", MODELS, 3)
                 acceptance = gr.Textbox(
-                    label="Acceptance", elem_id="sweep-acceptance", placeholder="last measured, or 0.8",
+                    label="Acceptance", elem_id="sweep-acceptance", placeholder="measured, or 0.8",
                     min_width=120, scale=2, max_lines=1,
                 )  # fmt: skip
             origin = gr.Textbox(visible=False)

@@ -40,7 +40,7 @@
   /** Lines that explain a token: its origin and time, its place, its numbers, the reason. */
   function explain(sequence, index) {
     const token = sequence.tokens[index], step = stepOf(sequence, index);
-    const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, ${wear(`at ${number(token.ms, 0)} ms`)}`];
+    const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, ${wear(`at ${number(token.ms, 0)} ms of lane time`)}`];
     if (!step) return lines;
     if (step.kind === "prefill") return [...lines, "The first token comes from the prefill, which reads the prompt."];
     const at = index - step.start, count = step.drafts.length;
