@@ -1,1 +1,1 @@
-"""The page and its API. Contract: imports only bass_core's public names, and handles no tensors."""
+"""The page and its API. Imports only bass_core's public names and handles no tensors."""

@@ -157,7 +157,7 @@ def sweep(page: Any) -> list[dict[str, Any]]:
     for point in page.evaluate(POINTS):
         lane = f"bass, {point['draft length']}, batch {point['batch']}"
         figures = {"ms per token": point["ms per token"], "over regular": point["speed-up"].split("×")[0]}
-        more = {"mean acceptance length": point["tokens a row-round"], "rounds": point["rounds"]}
+        more = {"mean acceptance length": point["tokens per row-round"], "rounds": point["rounds"]}
         values = {head: float(text.replace(",", "")) for head, text in {**figures, **more}.items()}
         rows.append({"preset": SWEEP, "lane": lane, "times": point["times"], **values})
         print(json.dumps(rows[-1]), flush=True)

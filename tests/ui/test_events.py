@@ -84,7 +84,7 @@ def test_the_status_line_says_while_costs_are_measured() -> None:
 
     _, *middle, last = Events(source, Limits()).run(*SETTINGS)
     told = [None if is_skip(update[3]) else json.loads(update[3]) for update in middle]
-    words = "Measuring once what a round costs on this machine"
+    words = "Measuring the cost of a round on this machine, once"
     assert [one and (one["phase"], one["message"]) for one in told] == [
         ("running", words),
         None,

@@ -129,7 +129,7 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
 
 def test_the_log_stays_small_and_what_a_page_missed_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "WINDOW", 3000)
-    monkeypatch.setattr(feed_module, "KEPT", 500)
+    monkeypatch.setattr(feed_module, "RESTART_CHARACTERS", 500)
     feed, sizes, sent, before = PageFeed("long", SETTINGS), [], 0, ""
     for count in range(400):
         log, _, _ = feed.update(snapshot(["word"] * count, 10.0 * count))
@@ -188,7 +188,7 @@ def test_the_head_names_the_predicted_machine() -> None:
     head = told(H100, {"clock": "h100"})
     assert (head["clock"], head["machine"]) == (H100, "H100 with 7.8B and 310M")
     assert head["code"] == "SimulatedClock('h100', target='7.8b', draft='310m')"
-    two = words.where(H100 | {"gpus": 2, "target": "70B", "draft": "8B"})
+    two = words.on_machine(H100 | {"gpus": 2, "target": "70B", "draft": "8B"})
     assert two == "on 2 predicted H100 with 70B and 8B"
     assert not told(None, {"clock": "measured"}).keys() & {"clock", "machine", "code"}
     assert words.machine_of({}) == "machine"

@@ -65,7 +65,7 @@ def _presets(page: Page) -> None:
     expect(note).to_contain_text(presets()["Ragged"].look_for)
     expect(page.locator("#top-k input")).to_have_value("0")
     expect(page.locator("#verification input")).not_to_have_value(coupled)
-    expect(page.locator("#prompts input")).to_have_value("one prompt a line")
+    expect(page.locator("#prompts input")).to_have_value("one prompt per line")
     expect(page.locator("#batch-size input")).to_have_value("4")
     expect(page.locator("#temperature input")).to_have_value("0.7")
     run_to_the_end(page)

@@ -365,9 +365,9 @@ def _draft(card: Locator, step: dict[str, Any], i: int) -> None:
         assert draft["u"] is None or card.locator(".step-u").count() == 0
         p, q = (card.locator(".step-numbers").text_content() or "").split(" · ")
         assert exact(p[2:], detail["own_p"][i]) and exact(q[2:], detail["own_q"][i])
-        assert "likeliest" in text or "not tested" in text
+        assert "most likely token" in text or "not tested" in text
     elif detail["rule"] == "coupled":
-        assert "the target draws" in text or "not tested" in text
+        assert "the target samples" in text or "not tested" in text
     else:
         assert ("accepted: u" in text) == (i < step["accepted"])
         at = float(card.locator(".step-u").evaluate("ball => ball.style.getPropertyValue('--at')"))

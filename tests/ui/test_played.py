@@ -145,7 +145,7 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
         other.click("[data-tape=play]")
         other.wait_for_function(f"() => ({AT})() < Bass.tape.state.count - 1")
         other.get_by_role("tab", name="Sweep").click()
-        expect(other.locator(".sweep-head")).to_contain_text("nothing can be measured; predictions need none")
+        expect(other.locator(".sweep-head")).to_contain_text("nothing can be measured. Predictions need no model")
         expect(other.locator("#sweep-predict")).to_be_visible()
         expect(other.locator("#sweep-measure, #sweep-prompts")).to_have_count(0)
 

@@ -150,7 +150,7 @@ def _tips(page: Page, served: Served) -> None:
     """Tips and timelines say it too."""
     raced(page, served)
     page.locator("#lane-bass .sequence .token").nth(3).hover()
-    expect(page.locator(".token-tip")).to_contain_text(re.compile(r"at \d+ ms, predicted"))
+    expect(page.locator(".token-tip")).to_contain_text(re.compile(r"at \d+ ms of lane time, predicted"))
     strip = page.locator("#lane-bass .strip")
     expect(strip.locator("figcaption")).to_contain_text("Predicted. ")
     assert (strip.locator("canvas").get_attribute("aria-label") or "").endswith(", predicted")
@@ -174,8 +174,14 @@ def _card(page: Page) -> None:
         expect(card).to_be_hidden()
     badges.first.focus()
     page.keyboard.press("Enter")
-    for words in ("share of the FLOP/s", "a layer, besides reading", "5.0 µs", "datasheet: NVIDIA H100", "GPUs1",
-                  "Texts, drafts and acceptances are this run's"):  # fmt: skip
+    for words in (
+        "share of the FLOP/s",
+        "overhead of a layer, besides reading",
+        "5.0 µs",
+        "GPUs1",
+        "datasheet: NVIDIA H100",
+        "Texts, drafts and acceptances come from this run",
+    ):
         expect(card).to_contain_text(words)
     accessible(page)
     card.get_by_role("button", name="Close").click()

@@ -205,17 +205,17 @@ def test_a_race_has_the_device_to_itself_and_the_work_begins_anew_behind_it(work
 
     idle.start()
     wait_for(lambda: work.steps > 3)
-    assert list(idle.beside(race)(3)) == [0, 1, 2]
+    assert list(idle.pausing_for(race)(3)) == [0, 1, 2]
     wait_for(lambda: work.begun == 2)
     # A race closed midway, by a thread other than the one that started it, also gives the device back.
-    closed = idle.beside(race)(9)
+    closed = idle.pausing_for(race)(9)
     assert next(closed) == 0
     other = threading.Thread(target=closed.close)
     other.start()
     other.join()
     wait_for(lambda: work.begun == 3)
     # With two races, the work starts only after both have ended.
-    first, second = idle.beside(race)(2), idle.beside(race)(2)
+    first, second = idle.pausing_for(race)(2), idle.pausing_for(race)(2)
     next(first), next(second), first.close()
     assert work.open == 0
     second.close()

@@ -25,7 +25,7 @@ from ui.page import clock as words
 from ui.page.choices import Choices, draft_lengths
 from ui.page.form import starting
 from ui.page.limits import Limits
-from ui.page.presets import FIRST, presets
+from ui.page.presets import FIRST_PRESET, presets
 from ui.page.request import RaceRequest, make_request
 from ui.page.setting import SETTINGS, shown
 from ui.sweep.request import MOST_RACES, make_sweep
@@ -83,7 +83,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"lanes": lanes}, "at least one lane") for lanes in ([], "bass")),
     (
         {"prompt": "a\n" * 9, "prompts": "lines"},
-        "There are 9 prompts, one a line, and this server takes at most 8",
+        "There are 9 prompts, one per line, and this server takes at most 8",
     ),
     ({"prompt": " \n ", "prompts": "lines"}, "The prompt is empty"),
     *(({"prompts": how}, 'prompts must be "one"') for how in ("many", None, ["lines"])),
@@ -141,7 +141,7 @@ def values(name: str, limits: Limits | None = None, choices: Choices | None = No
 
 def test_a_preset_sets_the_whole_form_and_keeps_to_the_operator_s_limits() -> None:
     names = ["Wins", "Break-even", "Loses", "Same words", "Ragged", "On an H100", "Long document"]
-    assert list(presets()) == names and FIRST == "Wins"
+    assert list(presets()) == names and FIRST_PRESET == "Wins"
     few, made = Limits(max_batch=2, max_new_tokens=16), {}
     unshown = {name: setting.default for name, setting in SETTINGS.items() if not setting.control}
     for name, preset in presets().items():

@@ -243,8 +243,8 @@ def _cache(page: Page, final: dict[str, Any]) -> None:
         assert (lengths == ghosts) == (name != "bass")
     own, ghost = (sum(row[i] for row in recount(final["lanes"]["bass"])[-1]) for i in (0, 1))
     expect(page.locator(".cache-line")).to_contain_text(
-        f"So far {own} tokens; with one common stop the same rounds would have written {ghost}, "
-        f"so own lengths bring {own / ghost:.2f} times as many."
+        f"So far {own} tokens. With one common stop, the same rounds would have written {ghost}: "
+        f"separate lengths give {own / ghost:.2f} times as many."
     )
 
 
@@ -389,12 +389,12 @@ def _numbers(page: Page, row: dict[str, Any]) -> None:
     expect(line).to_have_text(chosen or "")
     page.locator(".node-untested").first.click()
     page.locator("#inspector-title").hover()
-    expect(line).to_contain_text("not reached")
+    expect(line).to_contain_text("not tested")
 
 
 def _path_alone(page: Page, row: dict[str, Any]) -> None:
     """Figures, tips and the table to download take the drafts of the path."""
-    expect(page.locator(".figures-table tbody")).to_contain_text("drafts accepted (of trees: path / nodes)")
+    expect(page.locator(".figures-table tbody")).to_contain_text("drafts accepted (for trees: path / nodes)")
     page.locator("#lane-tree .sequence").first.locator(".token").nth(row["start"]).hover()
     tip, p = page.locator(".token-tip"), row["p"][row["path"][0]]
     expect(tip).to_contain_text(f"({len(row['drafted'])} drafted as a tree)")
@@ -418,7 +418,7 @@ def _greedy(page: Page, pair: ModelPair) -> None:
         tokens = page.locator(f".sequence .token.{origin}")
         if tokens.count():
             tokens.first.hover()
-            expect(page.locator(".token-tip")).to_contain_text("the target's likeliest token")
+            expect(page.locator(".token-tip")).to_contain_text("the target's most likely token")
             expect(page.locator(".token-tip")).not_to_contain_text("0.500")
 
 

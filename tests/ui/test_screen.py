@@ -18,7 +18,7 @@ from ui.page import early
 from ui.page.early import EarlyPage, Tee
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
-from ui.page.presets import FIRST, presets
+from ui.page.presets import FIRST_PRESET, presets
 from ui.sources.local import race_source
 
 from .browser import LANES, accessible, revealed, run_to_the_end
@@ -138,9 +138,9 @@ def test_the_progress_that_the_terminal_shows_is_told(line: str, words: str, sha
     tee = Tee(type("Stream", (), {"write": lambda _, text: stream(text) or len(text)})())
     tee.write(line)
     assert written == [line]
-    assert f'{words}", "share": {share}}}' in tee.told()
+    assert f'{words}", "share": {share}}}' in tee.progress()
 
 
 def test_the_default_race_has_rows_and_drafts_that_no_measurement_chooses() -> None:
-    assert presets()[FIRST].values["batch_size"] == 4
-    assert str(presets()[FIRST].values["draft_length"]).isdecimal()
+    assert presets()[FIRST_PRESET].values["batch_size"] == 4
+    assert str(presets()[FIRST_PRESET].values["draft_length"]).isdecimal()

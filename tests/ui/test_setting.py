@@ -36,7 +36,7 @@ from ui.page.page import build
 from ui.page.presets import long_document
 from ui.page.request import RaceRequest, about, make_request
 from ui.page.setting import SETTINGS, Setting, shown
-from ui.race.formulas import FORMULAS, WORDS, markdown, template, what
+from ui.race.formulas import FORMULAS, WORDS, formula_button, markdown, template
 from ui.race.looks import COLOURS, DASHES, OTHER_COLOUR, OTHER_DASH, look, looks, reference
 from ui.race.parts import charts, inspector, lanes, summary
 from ui.sources.local import prompt_count, race_source
@@ -153,7 +153,8 @@ def test_a_formula_is_one_line_of_plain_text_that_a_question_mark_opens() -> Non
         # The page's templates evaluate these characters, and the document's table is divided by one.
         assert not set("`${}<>|\\") & set(formula.name + formula.text), key
         assert formula.text[0] != " " and formula.text.endswith(".") and "  " not in formula.text
-        assert f'popovertarget="what-{key}"' in what(key) and f'aria-describedby="what-{key}"' in what(key)
+        button = formula_button(key)
+        assert f'popovertarget="what-{key}"' in button and f'aria-describedby="what-{key}"' in button
         (words,) = re.findall(rf'id="what-{key}" class="formula">(.*?)</div>', page)
         assert unescape(re.sub("<.*?>", "", words)) == f"{formula.name} {formula.text}"
     script = (ROOT / "ui/static/race/summary.js").read_text(encoding="utf-8")

@@ -119,9 +119,9 @@ def refused(*options: str) -> str:
 
 
 def test_options_that_do_not_go_together_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refused("--worker-resources", "CPU=1").startswith("--worker-resources says what a worker takes")
+    assert refused("--worker-resources", "CPU=1").startswith("--worker-resources is for workers on a cluster")
     assert refused("--workers", "2", "--device-map", "auto").startswith("With --workers each worker has one GPU")
-    assert refused("--workers", "2", "--device", "cuda:1").startswith("With --workers each worker has a GPU")
+    assert refused("--workers", "2", "--device", "cuda:1").startswith("With --workers each worker has its own GPU")
     # Without Ray the sentence says what to install.
     monkeypatch.setitem(sys.modules, "ray", None)
     assert refused("--workers", "2") == refused("--ray", "127.0.0.1:1") == MISSING

@@ -232,16 +232,17 @@ def test_the_sentences_say_where_each_line_is_ahead() -> None:
     toy = Toy(each=1)
     *_, last = measured(asked(batches=[1, 2, 4, 8]), toy, Limits(), toy.clock)
     said = sentences(last)
-    assert said[0] == "Algorithm 1: behind regular decoding at batch 1 to 8."
-    assert said[1] == "Fixed length 4: behind regular decoding at batch 1 to 8."
+    assert said[0] == "Algorithm 1: slower than regular decoding at batch 1 to 8."
+    assert said[1] == "Fixed length 4: slower than regular decoding at batch 1 to 8."
     assert said[2] == (
-        "Ridge: from 32 tokens a step on, multiplying takes longer than reading. Plain steps get there at batch "
-        "32; with 4 drafts a row at batch 6.4."
+        "Ridge: from 32 tokens per step on, multiplying takes longer than reading. Plain steps reach it at batch "
+        "32; with 4 drafts per row at batch 6.4."
     )
     against = {1: "ahead", 2: "level", 4: "behind", 8: "ahead"}
     mixed: Any = {**last, "points": [{**one, "against": against[one["batch"]]} for one in last["points"]]}
     assert sentences(mixed)[0] == (
-        "Algorithm 1: ahead of regular decoding at batch 1 and 8, level with it at batch 2, behind it at batch 4."
+        "Algorithm 1: ahead of regular decoding at batch 1 and 8, level with it at batch 2, slower than it at "
+        "batch 4."
     )
     assert "Ridge: n/a" in sentences({**last, "ridge": {"tokens": None}})[-1]
 
@@ -305,7 +306,7 @@ def test_prompts_take_turns_and_each_has_its_share() -> None:
     }
     assert {state["progress"]["races"] for state in states if state["progress"]} == {6}
     two = next(state for state in states if len(state["points"]) == 2)
-    assert answer(two)[0].startswith("At batch 4 these prompts leave open whether it pays: on 2 of your 3 prompts")
+    assert answer(two)[0].startswith("At batch 4 these prompts leave open whether it pays off: on 2 of your 3 ")
     assert all(answer(state) == [] for state in states if len(state["points"]) < 2)
 
 
@@ -334,14 +335,14 @@ def said_of(*points: tuple[float, str]) -> str:
 def test_one_sentence_says_whether_it_helps_on_one_s_own_prompts() -> None:
     # Two prompts: t is 12.706, and the standard error of their mean logarithm is half of what lies between them.
     assert said_of((1.5, "ahead"), (1.5, "ahead"), (0.9, "behind"), (1.6, "ahead")).startswith(
-        "At batch 4 these prompts leave open whether it pays: on your 4 prompts BASS is 1.34 times as fast as "
+        "At batch 4 these prompts leave open whether it pays off: on your 4 prompts BASS is 1.34 times as fast as "
     )
     assert said_of((1.5, "ahead"), (1.48, "ahead")) == (
         "On your 2 prompts BASS is 1.49 times as fast as regular decoding at batch 4 (95 % interval over the "
         "prompts: 1.37 to 1.62); it helps most on prompt 1 (1.50) and least on prompt 2 (1.48)."
     )
     assert said_of((0.8, "behind"), (0.79, "behind"), (0.8, "behind")).startswith(
-        "At batch 4 it does not pay: on your 3 prompts BASS is 0.80 times as fast as regular decoding (95 % "
+        "At batch 4 it does not pay off: on your 3 prompts BASS is 0.80 times as fast as regular decoding (95 % "
     )
     assert said_of((0.8, "behind"), (1.0, "level")).endswith(
         "; it helps on none of them, and comes closest on prompt 2 (1.00)."

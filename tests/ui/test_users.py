@@ -28,7 +28,7 @@ from .conftest import watched
 
 pytestmark = pytest.mark.slow
 GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
-LOST = "The connection to the server was lost. What was shown before stays here until the page is reloaded."
+LOST = "The connection to the server was lost. The results so far stay here until you reload the page."
 
 
 def ends_with(count: int) -> bool:
@@ -138,7 +138,7 @@ def test_a_bar_shows_how_far_the_measurements_are(context: BrowserContext) -> No
         expect(bar).to_be_hidden()
         page.click("#run")
         expect(words).to_have_text("25 %, about 15 s left")
-        expect(page.locator(".message")).to_have_text("Measuring once what a round costs on this machine")
+        expect(page.locator(".message")).to_have_text("Measuring the cost of a round on this machine, once")
         assert bar.evaluate("e => e.value") == 0.25
         expect(page.locator("#lane-bass .state")).to_have_text("Waiting")
         go.set()

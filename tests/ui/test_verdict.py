@@ -90,7 +90,7 @@ def test_few_drafts_are_explained_where_a_policy_chose(drafted: int, words: str,
     rounds = [(12.0, 2, 3)] * drafted + [(10.0, 2, 2)] * (20 - drafted)
     line = said({"draft_length": policy}, regular=lane(PLAIN), bass=lane(rounds))["lanes"]["bass"]
     assert f"It drafted in {words} of 20 rounds" in line
-    why = "elsewhere a draft would cost" if drafted else "on this machine a draft costs"
+    why = "in the others a draft would cost" if drafted else "on this machine a draft costs"
     assert (f": {why} more than it saves" in line) == (policy == "auto")
 
 
@@ -141,7 +141,7 @@ def test_it_names_the_predicted_machine() -> None:
     assert found["head"].endswith(", on a predicted H100 with 7.8B and 310M.")
     line = found["lanes"]["bass"]
     assert line.startswith("BASS 1.10×, predicted: a round writes as much as 1.10 plain steps")
-    assert line.endswith("It drafted in 4 of 20 rounds: elsewhere a draft would cost more than it saves.")
+    assert line.endswith("It drafted in 4 of 20 rounds: in the others a draft would cost more than it saves.")
     never = {"regular": lane(PLAIN), "bass": lane(PLAIN)}
     assert "on that machine a draft costs" in said({"draft_length": "auto"}, H100, **never)["lanes"]["bass"]
     assert "predicted" not in f"{said({'draft_length': 'auto'}, **lanes)}"

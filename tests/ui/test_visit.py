@@ -193,7 +193,7 @@ def _tips(page: Page, final: dict[str, Any]) -> None:
     spans.nth(row["start"] + row["accepted"]).hover()
     expect(tip).to_contain_text("recovered")
     expect(tip).to_contain_text(f"position {row['accepted'] + 1} ")
-    expect(tip).to_contain_text("is not below h")
+    expect(tip).to_contain_text("≥ h")
     page.locator("h1").hover()
     expect(tip).to_be_hidden()
     page.locator("#lane-bass .window").first.focus()

@@ -113,7 +113,7 @@ def test_a_killed_worker_is_a_sentence(spaces: Spaces) -> None:
         yield {"done": False, "lanes": {}, "device": {}}
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert told(events_of(spaces, alone)).startswith("ZeroGPU ended the race, as its time was over: ask for")
+    assert told(events_of(spaces, alone)).startswith("ZeroGPU ended the race because its time was over: ask for")
 
 
 def test_it_asks_for_what_the_quota_has_left(pair: ModelPair, spaces: Spaces) -> None:
@@ -143,7 +143,7 @@ def test_a_race_ends_with_a_sentence_before_its_reservation(
 ) -> None:
     monkeypatch.setattr(zero_gpu, "SPARE_S", 1000.0)
     said = told(events_of(spaces, race_source(pair)))
-    assert said.startswith(f"The GPU was reserved for {spaces.asked[0]} s, and they are over")
+    assert said.startswith(f"The GPU was reserved for {spaces.asked[0]} s, which are over")
 
 
 def test_a_worker_that_is_used_again_has_all_its_time(

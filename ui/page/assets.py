@@ -1,6 +1,6 @@
-"""The page's files: which of them the browser may fetch, and what fetches them.
+"""The page's scripts and style sheets, and how the browser gets them.
 
-Contract: everything comes from the page's own host. The scripts are served as one file, and text is compressed.
+Everything comes from the page's own host. The scripts are served as one file, and text is compressed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from bass_core import BassError, cache_root
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "lecture/bar.css")
-# Gradio gives each rule of STYLES a copy that holds below its own containers alone (gradio 6.31), so rules for a
-# class on the body are in sheets that Gradio does not see.
+# Gradio 6.31 copies each rule of STYLES so that it applies only inside its own containers. Rules for a class on
+# the body are therefore in separate sheets, which Gradio does not see.
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
-# Types that are compressed, and from how many bytes on.
+# Content types that are compressed, and the smallest size in bytes that is worth it.
 TEXT = re.compile(r"text/|application/(json|javascript)|image/svg")
 LEAST_BYTES = 1000
-# What a part does before its own script: load the scripts, once for all parts. After a failure it tries again, and
-# after the last one it says so.
+# Each part of the page runs this before its own script. It loads all scripts once, tries again after a failure,
+# and shows a message after the last one.
 LOADER = """
 const fetchScript = (address) => new Promise((resolve, reject) => {
   const script = document.createElement("script");
@@ -59,7 +59,7 @@ window.bassScripts ??= fetchPatiently(ADDRESS, [500, 1500, 4000]).catch(() => {
 });
 window.bassScripts.then(() => { PART });
 """
-# In the order of their use: each script may use those before it.
+# In this order: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/status.js", "page/prompt.js", "page/early.js", "race/run.js", "race/predicted.js",
     "race/tape.js", "page/form.js", "race/recordings.js", "page/plots.js", "race/tokens.js", "race/strip.js",
@@ -70,30 +70,28 @@ SCRIPTS = (
 
 
 def serve() -> None:
-    """Let Gradio serve the page's scripts and plotly.min.js, and no other file of those packages.
-
-    Windows takes the types of files from its registry, where other programs may have changed them.
-    """
+    """Let Gradio serve the page's scripts and plotly.min.js, and no other files of those packages."""
+    # Windows reads file types from its registry, which other programs may have changed.
     mimetypes.add_type("text/javascript", ".js")
     mimetypes.add_type("text/css", ".css")
     gr.set_static_paths([STATIC, PLOTLY, bundle()])
 
 
 def url(file: Path) -> str:
-    """Address of a served file, relative to the page; its digest makes browsers fetch a changed file anew."""
+    """Return a served file's address, relative to the page. The digest makes browsers refetch a changed file."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     return f"gradio_api/file={quote(file.as_posix(), safe='/:')}?{digest}"
 
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Holds the bundle until the process ends, if the user's cache cannot."""
+    """Return a folder for the bundle, used if the user's cache is not writable. It is deleted at exit."""
     return tempfile.TemporaryDirectory(prefix="bass-page-")
 
 
 @cache
 def bundle() -> Path:
-    """All scripts as one file in the user's cache, whose path is the same after a restart and in each replica."""
+    """Return the file with all scripts, in the user's cache. Restarts and replicas get the same path."""
     scripts = b"\n".join((STATIC / name).read_bytes() for name in SCRIPTS)
     name = f"bass-{hashlib.sha256(scripts).hexdigest()[:12]}.js"
     try:
@@ -103,7 +101,7 @@ def bundle() -> Path:
 
 
 def _written(path: Path, content: bytes) -> Path:
-    """The path, at which a file with this content lies then; another process may write the same one."""
+    """Write the file unless it has this content already, and return its path. Safe for concurrent processes."""
     if not path.is_file() or path.read_bytes() != content:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
@@ -113,19 +111,19 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 def head() -> str:
-    """Tags for gr.HTML(head=), which loads each once: the sheets of modes."""
+    """Return the <link> tags of MODES for gr.HTML(head=), which loads each sheet only once."""
     return "".join(f'<link rel="stylesheet" href="{url(STATIC / name)}">' for name in MODES)
 
 
 def loading(script: str) -> str:
-    """The script, which runs once the page's scripts are there."""
+    """Return JavaScript that runs `script` once the page's scripts have been loaded."""
     return LOADER.replace("ADDRESS", json.dumps(url(bundle()))).replace("PART", script)
 
 
 class Compressed:
-    """Compresses text that is no stream: a stream has no length, and compressed it could be held back.
+    """Middleware that compresses text with gzip. Files are compressed once, in a thread, and then cached.
 
-    Files are compressed once, in a thread, and their compressed copies are kept.
+    Streams, which have no Content-Length, pass unchanged, because compression could delay their parts.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -135,7 +133,7 @@ class Compressed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         plain = scope["type"] != "http" or scope["method"] == "HEAD"
-        # The type of a file such as a.json.xz is that of its content.
+        # Skip files that are compressed already, such as a.json.xz: their type is that of the content inside.
         plain = plain or mimetypes.guess_type(scope["path"])[1] is not None
         if plain or "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
             await self.app(scope, receive, send)
@@ -171,14 +169,14 @@ class Compressed:
 
 
 def _compressible(start: Message) -> bool:
-    """Whether an answer that begins like this is a whole text, long enough and not compressed yet."""
+    """Return whether the response is a complete text that is long enough and not compressed yet."""
     headers = Headers(raw=start["headers"])
     whole = start["status"] != 206 and int(headers.get("content-length", 0)) >= LEAST_BYTES
     return whole and "content-encoding" not in headers and bool(TEXT.match(headers.get("content-type", "")))
 
 
 def part(template: str, script: str, elem_id: str | None = None, **more: Any) -> gr.HTML:
-    """A component with a fixed template; only its script handles values from outside."""
+    """Return a component with a fixed template. Only its script handles values from outside."""
     return gr.HTML(
         html_template=template,
         js_on_load=loading(script),
@@ -190,6 +188,6 @@ def part(template: str, script: str, elem_id: str | None = None, **more: Any) ->
 
 
 def style() -> str:
-    """The stylesheets as one; each length of type in px is multiplied by --type, which presenter.css sets."""
+    """Return STYLES as one sheet, with every font size multiplied by --type, which presenter.css sets."""
     sheets = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
     return TYPE.sub(r"\1: calc(\2 * var(--type, 1))", sheets)

@@ -1,9 +1,8 @@
-"""The clock that a race's settings ask for, this machine's or a predicted one, and what the page says of it.
+"""The clock that a race's settings ask for, measured or predicted, and its name on the page.
 
-Contract: only those settings are checked that apply to the chosen clock, so that a number which the form hides is
-never refused. What is said is made from a snapshot's "clock", whose key is absent where times are measured; a
-recording's may lack any key. Raises RequestError, one sentence that says what to change.
-Non-goals: the times (bass_core).
+`clock` checks only the settings that apply to the chosen clock, so a number that the form hides is never refused.
+The names come from a snapshot's "clock". That key is absent if times are measured, and in a recording any key of
+it may be missing.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from bass_core import PAIRS, Hardware, ModelSize, RequestError, SimulatedClock
 
 MEASURED, OWN = "measured", "own"
-# (words, value), as in choices.py.
+# (label, value), as in choices.py.
 CLOCKS = (
     ("this machine, measured", MEASURED),
     ("A100, predicted", "a100"),
@@ -25,32 +24,33 @@ CLOCKS = (
     ("a laptop's GPU, predicted", "laptop"),
     ("your own numbers, predicted", OWN),
 )
-# By the target's name in bass_core.
-FIRST = "7.8b"
+# Values are the targets' names in bass_core's PAIRS, in lower case.
+DEFAULT_MODELS = "7.8b"
 MODELS = (
-    ("7.8B with 310M, as in BASS", FIRST),
+    ("7.8B with 310M, as in BASS", DEFAULT_MODELS),
     ("1.7B with 135M", "1.7b"),
     ("70B with 8B", "70b"),
     ("your own sizes", OWN),
 )
-# The form asks for no memory: with own numbers nothing is too large.
+# The form has no field for the memory, so any model fits on a machine with your own numbers.
 UNLIMITED_GB = 1e6
-# By the setting's name: what the number is, and an example of it.
+# Setting -> (its name in an error, the unit, an example).
 NUMBERS = {
-    "clock_bandwidth": ("The memory bandwidth", "GB/s", "2039 of an A100"),
-    "clock_tflops": ("The peak", "TFLOP/s", "312 of an A100"),
+    "clock_bandwidth": ("The memory bandwidth", "GB/s", "2039 for an A100"),
+    "clock_tflops": ("The peak", "TFLOP/s", "312 for an A100"),
     "clock_target": ("The target's size", "billions of parameters", "7.8"),
     "clock_draft": ("The draft's size", "billions of parameters", "0.31"),
-    "clock_bytes": ("The size of a weight", "bytes", "2 of bfloat16"),
+    "clock_bytes": ("The size of a weight", "bytes", "2 for bfloat16"),
 }
 
 
 def clock(settings: Mapping[str, Any]) -> SimulatedClock | None:
-    """The clock of a race with these settings; None for the measured one.
+    """Return the predicted clock of a race with these settings, or None for the measured one.
 
-    Raises RequestError for an unknown name, for a number that applies and is none, and for what does not fit.
+    Raises:
+        RequestError: for an unknown clock or model, an invalid number, or models that do not fit the machine.
     """
-    chosen, models = settings.get("clock", MEASURED), settings.get("clock_models", FIRST)
+    chosen, models = settings.get("clock", MEASURED), settings.get("clock_models", DEFAULT_MODELS)
     _known("clock", chosen, CLOCKS)
     if chosen == MEASURED:
         return None
@@ -70,11 +70,15 @@ def clock(settings: Mapping[str, Any]) -> SimulatedClock | None:
 
 
 def code(settings: Mapping[str, Any]) -> str | None:
-    """The clock as a Python expression, for the page's snippet. Raises RequestError."""
-    made = clock(settings)
-    if made is None:
+    """Return the predicted clock as a Python expression for the page's snippet, or None for the measured one.
+
+    Raises:
+        RequestError: as `clock` does.
+    """
+    simulated = clock(settings)
+    if simulated is None:
         return None
-    return f"SimulatedClock({made.hardware!r}, target={made.target!r}, draft={made.draft!r})"
+    return f"SimulatedClock({simulated.hardware!r}, target={simulated.target!r}, draft={simulated.draft!r})"
 
 
 def _own_hardware(settings: Mapping[str, Any]) -> Hardware:
@@ -90,36 +94,41 @@ def _known(name: str, value: object, choices: tuple[tuple[str, str], ...]) -> No
 
 
 def _number(settings: Mapping[str, Any], name: str) -> float:
-    value, (what, unit, example) = settings.get(name), NUMBERS[name]
+    value, (quantity, unit, example) = settings.get(name), NUMBERS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise RequestError(f"{what} must be a number of {unit} above 0, such as {example}.")
+        raise RequestError(f"{quantity} must be a number of {unit} above 0, such as {example}.")
     return float(value)
 
 
 def clock_of(snapshot: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The predicted clock of a snapshot; None if its times are measured."""
-    found = snapshot.get("clock")
-    return found if isinstance(found, dict) and found else None
+    """Return the predicted clock of a snapshot, or None if its times are measured."""
+    predicted = snapshot.get("clock")
+    return predicted if isinstance(predicted, dict) and predicted else None
 
 
 def machine_of(clock: Mapping[str, Any], mark: str = "") -> str:
-    """The machine's name: "H100 with 7.8B and 310M", or "2 H100 with 70B and 8B"; `mark` is put before "H100"."""
+    """Return the machine's name, e.g. "H100 with 7.8B and 310M" or "2 H100 with 70B and 8B".
+
+    `mark` goes before the hardware's name: "2 predicted H100 with ...".
+    """
     gpus = clock.get("gpus") or 1
     models = " and ".join(str(clock[key]) for key in ("target", "draft") if clock.get(key))
     name = f"{mark}{clock.get('hardware') or 'machine'}"
     return ("" if gpus == 1 else f"{gpus} ") + name + (f" with {models}" if models else "")
 
 
-def where(clock: Mapping[str, Any]) -> str:
-    """Where lane times hold: "on a predicted H100 with 7.8B and 310M"."""
+def on_machine(clock: Mapping[str, Any]) -> str:
+    """Return the machine of the lane times, e.g. "on a predicted H100 with 7.8B and 310M"."""
     article = "a " if (clock.get("gpus") or 1) == 1 else ""
     return f"on {article}{machine_of(clock, 'predicted ')}"
 
 
 def head(snapshot: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the feed's head says of a predicted clock; nothing of a measured one.
+    """Return the clock's entries in the feed's head: none if times are measured.
 
-    machine: its name. code: the Python that makes the clock; None for a recording whose settings do not say.
+    Returns:
+        "clock": the clock of the snapshot. "machine": its name. "code": a Python expression that makes the clock,
+        or None for a recording whose settings lack it.
     """
     predicted = clock_of(snapshot)
     if predicted is None:

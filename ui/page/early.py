@@ -1,9 +1,12 @@
-"""The page while the model is prepared: it plays the recorded races, and says what the terminal says.
+"""A page that opens while the model is prepared. It plays the recorded races and shows the progress.
 
-Contract: opened only if the preparation takes longer than PATIENCE_S, so that a usual start is not delayed by it,
-and closed before the page with the model opens at the same port; ui/static/page/early.js then loads that one. Of
-what is printed it shows the newest progress alone, since other lines may name files. Not on ZeroGPU, which allows
-one page, nor with a public address, which would change. A failure here is none of the start.
+See `EarlyPage`.
+
+- It opens only if the preparation takes longer than PATIENCE_S, so it does not delay a normal start. It closes
+  before the page with the model opens at the same port. ui/static/page/early.js then reloads.
+- It shows only the newest progress line of the terminal, because other lines may contain file names.
+- It stays closed on ZeroGPU, which allows one page, and with a public address, which would change.
+- A failure here does not stop the start.
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ from bass_core import on_zero_gpu
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 3.0
-# A line of tqdm: what it is, then its share or its count.
-PROGRESS = re.compile(r"^(?P<what>[^|\[]+?): +(?:(?P<percent>\d+)%\|.*|(?P<count>[\d.]+\w? \w+) +\[\d+:.*)")
+# A line of tqdm: its title, then a percentage or a count.
+PROGRESS = re.compile(r"^(?P<title>[^|\[]+?): +(?:(?P<percent>\d+)%\|.*|(?P<count>[\d.]+\w? \w+) +\[\d+:.*)")
 
 
 class Tee:
-    """Standard error, and what progress it showed last."""
+    """Wraps standard error and remembers its last line of progress."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.line = stream, ""
 
     def write(self, text: str) -> int:
-        """Pass the text on, and keep its last line of progress."""
+        """Pass the text on, and remember its last line of progress."""
         for part in re.split(r"[\r\n]", text):
             if PROGRESS.match(part):
                 self.line = part
@@ -45,27 +48,32 @@ class Tee:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
-    def told(self) -> str:
-        """JSON {"words", "share"}; share is None where the end is not known."""
-        found = PROGRESS.match(self.line)
-        if found is None:
+    def progress(self) -> str:
+        """Return JSON {"words", "share"}. The share is None if the total is not known."""
+        match = PROGRESS.match(self.line)
+        if match is None:
             return json.dumps({"words": "", "share": None})
-        percent = found["percent"]
-        words = f"{found['what']}: {f'{percent} %' if percent else found['count']}"
+        percent = match["percent"]
+        words = f"{match['title']}: {f'{percent} %' if percent else match['count']}"
         return json.dumps({"words": words, "share": int(percent) / 100 if percent else None})
 
 
 def _import_ahead() -> None:
-    """Import what FastAPI imports for a page and Ray for a worker: in two threads at once both may fail."""
+    """Import a module that a page and a Ray worker need. It may fail if two threads import it at once."""
     with warnings.catch_warnings(), suppress(ImportError):
-        warnings.simplefilter("ignore")  # it warns of newer Pythons
+        warnings.simplefilter("ignore")  # it warns about newer Pythons
         import_module("pydantic.v1.fields")
 
 
 class EarlyPage:
-    """A context: while it is entered the page is there, after PATIENCE_S. port: which it had, or None.
+    """Context manager that shows the early page from PATIENCE_S after its start until its end.
 
-    opened: serves a page and returns its address first.
+    Args:
+        opened: serves a page and returns its address and, if there is one, its public address.
+        share: whether the page gets a public address.
+
+    Attributes:
+        port: the port of the early page, or None if it never opened.
     """
 
     def __init__(self, opened: Callable[[gr.Blocks], tuple[str, str | None]], *, share: bool = False) -> None:
@@ -97,7 +105,7 @@ class EarlyPage:
         from ui.page.page import build
 
         try:
-            page = build(None, limits=Limits(), about="", preparing=self._tee.told)
+            page = build(None, limits=Limits(), about="", preparing=self._tee.progress)
             url, _ = self._opened(page)
             self._page, self.port = page, page.server_port
             print(f"A recorded race plays at {url} while the model is prepared.", flush=True)

@@ -1,7 +1,8 @@
-"""The two generator events: the page's Run and the API's `/race`.
+"""The two generator events: the page's Run button and the API's `/race`. See `Events`.
 
-Contract: each yields until its race is done, and closes the race on every path: cancelled (GeneratorExit), failed
-or finished. Neither holds a thread-bound context across a yield: Gradio may resume a generator on another thread.
+Each yields until its race is done. It closes the race on every path: cancelled (GeneratorExit), failed or
+finished. Neither holds a thread-bound context across a yield, because Gradio may resume a generator on another
+thread.
 """
 
 import json
@@ -23,20 +24,26 @@ from ui.sources.source import Source, Together, give_memory_back, one_by_one, wa
 
 log = logging.getLogger(__name__)
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
-# JavaScript for what a button's event shows, and the button: after a full queue, a lost server or a stop no
-# generator is left to report it.
+# JavaScript that returns the status and the button after a full queue, a lost server or a stop, when no generator
+# is left to report it.
 FAILED = """() => [
   JSON.stringify({
     phase: "lost", message: "The server is busy or unreachable: try again in a moment.", key: Date.now(),
     run: String(Date.now())}),
   {__type__: "update", interactive: true}]"""
-UNEXPECTED = "An internal error stopped the race; the server's log has the details. What was shown before is kept."
+UNEXPECTED = (
+    "An internal error stopped the race. Results so far are kept: try again, or see the server's log for details."
+)
 
 
 class Events:
-    """The handlers that the page binds; `source` gives a race's snapshots, `pair` names the models.
+    """The handlers that the page binds.
 
-    together: runs a sweep's races; None: one by one from `source`.
+    Args:
+        source: yields the snapshots of a race.
+        limits: the operator's upper bounds.
+        pair: the arguments of load_pair, for the page's code snippet.
+        together: runs the races of a sweep, by default one by one from `source`.
     """
 
     def __init__(
@@ -50,41 +57,45 @@ class Events:
         self.together = together or one_by_one(source)
 
     def run(self, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Takes the form's values in the table's order; trailing ones may be missing.
+        """Run a race for the page.
 
-        Yields (log, view, charts, status, Run button); gr.skip() leaves an output unchanged.
+        Args:
+            values: the form's values in the order of SETTINGS. Trailing ones may be missing.
+
+        Yields:
+            (log, view, charts, status, Run button). gr.skip() leaves an output unchanged.
         """
-        kept, status = gr.skip(), _status("done")
+        unchanged, status = gr.skip(), _status("done")
         try:
             names = [setting.name for setting in shown()]
             request = make_request(dict(zip(names, values, strict=False)), self.limits)
-            yield kept, kept, kept, _status("running"), gr.update(interactive=False)
+            yield unchanged, unchanged, unchanged, _status("running"), gr.update(interactive=False)
             with (
                 closing(PageFeed(uuid4().hex, request.settings(), self.pair)) as feed,
                 closing(self._race(request)) as snapshots,
             ):
-                said: tuple[str, Record | None] = ("", None)
+                news: tuple[str, Record | None] = ("", None)
                 for snapshot in snapshots:
-                    drawn = feed.update(snapshot) if snapshot["lanes"] else (kept, kept, kept)
-                    before, said = said, (words(snapshot), snapshot.get("measuring"))
-                    yield *drawn, kept if said == before else _status("running", *said), kept
+                    drawn = feed.update(snapshot) if snapshot["lanes"] else (unchanged, unchanged, unchanged)
+                    before, news = news, (words(snapshot), snapshot.get("measuring"))
+                    yield *drawn, unchanged if news == before else _status("running", *news), unchanged
         except BassError as error:
             status = _status("error", str(error))
         except Exception:
             log.exception("A race failed.")
             status = _status("error", UNEXPECTED)
-        yield kept, kept, kept, status, gr.update(interactive=True)
+        yield unchanged, unchanged, unchanged, status, gr.update(interactive=True)
 
     def stop(self) -> tuple[Any, Any]:
-        """Returns (status, Run button); Gradio cancels the running event itself.
+        """Return (status, Run button). Gradio itself cancels the running event.
 
-        Until it has, Gradio drops clicks on Run, so that event's failure handler (page.py) enables Run again.
+        Until it has, Gradio drops clicks on Run. So the failure handler of that event (page.py) enables Run again.
         """
         return _status("stopped"), gr.skip()
 
     @property
     def api(self) -> Callable[..., Iterator[Snapshot]]:
-        """The handler of `/race`: its parameters are the settings, with their defaults."""
+        """The handler of `/race`. Its parameters are the settings, with their defaults."""
 
         def answer(*values: object, **named: object) -> Iterator[Snapshot]:
             yield from self._answer(signature.bind(*values, **named).arguments)
@@ -99,14 +110,14 @@ class Events:
                 yield snapshot if snapshot["done"] else _without_rounds(snapshot)
 
     def _race(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
-        """The source's snapshots. Raises BassError once the operator's time limit for a race is reached."""
+        """Yield the source's snapshots. Raises BassError at the operator's time limit for a race."""
         end = time.monotonic() + self.limits.max_seconds
         try:
             with closing(self.source(request)) as snapshots:
                 for snapshot in snapshots:
                     yield snapshot
                     if waits(snapshot):
-                        end = time.monotonic() + self.limits.max_seconds  # it has not begun
+                        end = time.monotonic() + self.limits.max_seconds  # waiting does not count
                     if not snapshot["done"] and time.monotonic() >= end:
                         raise BassError(
                             f"The race was stopped after {self.limits.max_seconds:g} s, this server's limit: ask "
@@ -118,7 +129,7 @@ class Events:
 
 @contextmanager
 def in_a_sentence() -> Iterator[None]:
-    """Turns what goes wrong into gr.Error with one sentence, for a script."""
+    """Turn every exception into a gr.Error with one sentence for the caller's script."""
     try:
         yield
     except BassError as error:
@@ -129,11 +140,11 @@ def in_a_sentence() -> Iterator[None]:
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without its long logs of rounds: Gradio compares each value in full with the last one."""
+    """Return the snapshot without its long logs of rounds, because Gradio compares each value with the last."""
     lanes: dict[str, LaneSnapshot] = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
     return {**snapshot, "lanes": lanes}
 
 
 def _status(phase: str, message: str = "", measuring: Record | None = None) -> str:
-    """The status for page.js; the key makes each one a new value, even if the sentence is the same."""
+    """Return the status for page.js. Its unique key makes it a new value even if the message is the same."""
     return json.dumps({"phase": phase, "message": message, "measuring": measuring, "key": uuid4().hex})

@@ -1,8 +1,8 @@
-"""The form: a control for every setting that has one, with a line that explains it.
+"""The form: a control for every setting that has one, with a line that explains it. Call `form`.
 
-Contract: made from the table of settings, in its order. Number fields have no bounds, so that every refusal is a
-sentence of limits.py. The id of a control's element is the setting's name with dashes. A line below the prompt
-shows what a Count (ui/sources/source.py) says of it; ui/static/page/prompt.js decides when it is asked.
+The controls come from the table of settings, in its order. The DOM id of a control is the setting's name with
+dashes. Number fields have no bounds, so every refusal is a sentence from limits.py. A line below the prompt shows
+its length (Count in ui/sources/source.py). ui/static/page/prompt.js decides when to ask for it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import gradio as gr
 from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.limits import Limits
-from ui.page.presets import FIRST, Preset, presets
+from ui.page.presets import FIRST_PRESET, Preset, presets
 from ui.page.setting import Setting, shown
 from ui.sources.source import Count
 
 Fields = dict[str, gr.components.Component]
 
-# JavaScript for the change event of the prompt, which presets and links cause as well.
+# JavaScript for the prompt's change event, which presets and links trigger too.
 _CHANGED = "() => window.Bass?.promptChanged?.()"
-# For race.css, which hides what does not apply to the chosen clock.
+# race.css hides the fields that do not apply to the chosen clock.
 _APPLIES = "(clock, models) => { Object.assign(document.body.dataset, { clock, clockModels: models }); }"
 
 
 @dataclass(frozen=True)
 class Form:
-    """The components that the page's events need; `fields` is keyed by setting, in the table's order."""
+    """The components that the page's events need. `fields` has a component per setting, in the table's order."""
 
     fields: Fields
     run: gr.Button
@@ -43,10 +43,14 @@ class Form:
 def form(
     limits: Limits, choices: Choices, status: gr.HTML, *, count: Count | None = None, recording: bool = False
 ) -> Form:
-    """Build the settings in the current layout; for a recording, the buttons alone.
+    """Build the settings in the current layout.
 
-    `count` says how long a prompt is; None leaves that line out. `status` goes right below the buttons, so that a
-    refusal is in sight above long settings.
+    Args:
+        limits: the operator's upper bounds.
+        choices: the entries of the lists.
+        status: the status line. It goes right below the buttons, so that a refusal is visible above long settings.
+        count: returns the length of a prompt. None leaves that line out.
+        recording: build only the buttons, for a page that plays recordings.
     """
     if recording:
         run, stop = _buttons("Play")
@@ -60,7 +64,7 @@ def form(
         fields |= _section("numbers", limits, choices)
         run, stop = _buttons("Run")
     status.render()
-    note = gr.HTML(presets()[FIRST].look_for, elem_id="preset-note", apply_default_css=False)
+    note = gr.HTML(presets()[FIRST_PRESET].look_for, elem_id="preset-note", apply_default_css=False)
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
         with gr.Accordion("Another machine", open=False, elem_id="another-machine"):
@@ -84,18 +88,18 @@ def form(
     gr.on(
         changes, None, list(fields.values()), js=f"(...now) => Bass.form?.({names}, now)", show_progress="hidden"
     )
-    # The sentence is true of the preset alone: once a person changes it, it goes.
+    # The sentence describes the preset: clear it as soon as somebody changes a setting.
     typed = [field.input for field in fields.values()]  # type: ignore[attr-defined]
     gr.on(typed, None, None, note, js="() => ''", show_progress="hidden")
     return Form(fields, run, stop, note)
 
 
 def _counter(count: Count) -> None:
-    """The line with the prompt's length in tokens, in the current layout."""
+    """Add the line with the prompt's length in tokens to the current layout."""
 
-    # Gradio marks the function that it is given.
-    def prompt_tokens(asked: Any) -> str:
-        prompt, by_line = asked if isinstance(asked, list) and len(asked) == 2 else (asked, False)
+    # A new function each time, because Gradio sets attributes on it.
+    def prompt_tokens(question: Any) -> str:
+        prompt, by_line = question if isinstance(question, list) and len(question) == 2 else (question, False)
         return count(prompt, by_line is True)
 
     line = '<p class="prompt-length" role="status"></p>'
@@ -104,26 +108,26 @@ def _counter(count: Count) -> None:
 
 
 def starting(preset: Preset, limits: Limits, choices: Choices) -> dict[str, Any]:
-    """What a preset fills in: a value for every setting of the form, in the table's order.
+    """Return the values that a preset fills in, one for every setting of the form, in the table's order.
 
-    A setting that the preset does not name is neutral, and so is a list that does not offer the preset's value;
-    rows and tokens are cut to what the operator allows.
+    A setting that the preset does not name gets its neutral value, and so does a list that does not offer the
+    preset's value. Rows and tokens are cut to the operator's limits.
     """
-    most = {"batch_size": limits.max_batch, "max_new_tokens": limits.max_new_tokens}
+    caps = {"batch_size": limits.max_batch, "max_new_tokens": limits.max_new_tokens}
     values: dict[str, Any] = {}
     for setting in shown():
         neutral = _neutral(setting, choices)
         value = preset.values.get(setting.name, neutral)
         if setting.control == "list" and setting.choices:
             value = value if value in [known for _, known in setting.choices(choices)] else neutral
-        values[setting.name] = min(value, most[setting.name]) if setting.name in most else value
+        values[setting.name] = min(value, caps[setting.name]) if setting.name in caps else value
     if values["prompts"] == "lines":
         values["prompt"] = "\n".join(values["prompt"].split("\n")[: values["batch_size"]])
     return values
 
 
 def _neutral(setting: Setting, choices: Choices) -> Any:
-    """What a preset gives a setting that it does not name; a list has its first value, the operator's choice."""
+    """Return the value of a setting that a preset does not name. For a list that is its first entry."""
     if setting.control == "list" and setting.choices:
         return setting.choices(choices)[0][1]
     value = setting.default if setting.start is None else setting.start
@@ -137,12 +141,12 @@ def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
 
 
 def _section(name: str, limits: Limits, choices: Choices) -> Fields:
-    """The controls of one section; neighbouring settings with `beside` share a row."""
+    """Build the controls of one section. Neighbouring settings with `shares_row` share a row."""
     fields: Fields = {}
-    starts = starting(presets()[FIRST], limits, choices)
+    starts = starting(presets()[FIRST_PRESET], limits, choices)
     settings = [setting for setting in shown() if setting.section == name]
-    for beside, neighbours in groupby(settings, lambda setting: setting.beside):
-        with gr.Row() if beside else nullcontext():
+    for shares_row, neighbours in groupby(settings, lambda setting: setting.shares_row):
+        with gr.Row() if shares_row else nullcontext():
             for setting in neighbours:
                 fields[setting.name] = _control(setting, starts[setting.name], limits, choices)
     return fields
@@ -162,14 +166,14 @@ def _control(setting: Setting, value: Any, limits: Limits, choices: Choices) -> 
     return gr.CheckboxGroup(**common, choices=offered)
 
 
-# The page's scripts may load after the page's own.
+# Gradio's events may fire before the page's scripts have been loaded.
 WAIT = "while (!window.Bass?.restore) await new Promise((go) => setTimeout(go, 30));"
-# A link, or a race that a reload ended, has settings of its own, of which the first preset's sentence is not true.
+# Clears the first preset's sentence if a link, or a race that a reload ended, brings other settings.
 NOTE = f"async (now) => {{ {WAIT} return Bass.ended || location.hash.startsWith('#race?') ? '' : now; }}"
 
 
 def restore_script(form: Form) -> str:
-    """JavaScript for Blocks.load(js=) that fills the fields from the page's address, or as before a reload."""
+    """Return JavaScript for Blocks.load(js=) that restores the fields from the address or after a reload."""
     allowed: dict[str, Any] = {}
     for setting in shown():
         values = getattr(form.fields[setting.name], "choices", None)

@@ -1,8 +1,8 @@
-"""The operator's upper bounds, and the checks of what a person or a script sent.
+"""The operator's upper bounds, and a check for each setting that a person or a script sent.
 
-Contract: each check takes (label, value, limits) and returns the value to use, or raises RequestError with one
-sentence that says what to change. bass_core refuses what exceeds the model's context or the memory, and unknown
-names of drafters, backends and lanes.
+Each check takes (label, value, limits) and returns the value to use. It raises RequestError with one sentence for
+the visitor. bass_core itself refuses requests beyond the model's context or the memory, and unknown
+drafters, attention backends and lanes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ MAX_SEED = 2**32 - 1
 MAX_TOP_K = 2**20
 MAX_DRAFT_LENGTH = 16
 MAX_PAIR_NAME = 200
-# Strings that end a text, and characters of one.
+# The most stop strings, and the most characters in one.
 MAX_STOPS, MAX_STOP = 16, 200
-# Characters of a chat template's variable.
+# The most characters in a variable of the chat template.
 MAX_VARIABLE = 200
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The operator's upper bounds: rows, tokens a row, characters of a prompt, seconds of a race (wall time)."""
+    """The operator's upper bounds.
+
+    Attributes:
+        max_batch: rows.
+        max_new_tokens: new tokens per row.
+        max_prompt: characters of the prompt.
+        max_seconds: wall time of a race, in seconds.
+    """
 
     max_batch: int = 32
     max_new_tokens: int = MAX_NEW_TOKENS
@@ -41,7 +48,7 @@ Check = Callable[[str, object, Limits], Any]
 
 
 def prompt(label: str, value: object, limits: Limits) -> str:
-    """A text that is not blank and not longer than the operator allows."""
+    """Require a text that is not blank and not longer than the operator allows."""
     if not isinstance(value, str) or not value.strip():
         raise RequestError("The prompt is empty: write one, or pick a preset.")
     if len(value) > limits.max_prompt:
@@ -53,30 +60,34 @@ def prompt(label: str, value: object, limits: Limits) -> str:
 
 
 def prompts(label: str, value: object, limits: Limits) -> str:
-    """ "one", one prompt for all rows, or "lines", one prompt a line."""
+    """Require "one" (one prompt for all rows) or "lines" (one prompt per line)."""
     if value not in ("one", "lines"):
-        raise RequestError('prompts must be "one", one prompt for all rows, or "lines", one prompt a line.')
+        raise RequestError('prompts must be "one" (one prompt for all rows) or "lines" (one prompt per line).')
     return str(value)
 
 
 def lines(text: str, limits: Limits) -> list[str]:
-    """The prompts of a text with one a line, blank lines left out. Raises RequestError for too many."""
-    found = [line.strip() for line in text.split("\n") if line.strip()]
-    if len(found) > limits.max_batch:
+    """Return the prompts of a text that has one per line, without blank lines.
+
+    Raises:
+        RequestError: if there are more prompts than the operator allows rows.
+    """
+    prompts = [line.strip() for line in text.split("\n") if line.strip()]
+    if len(prompts) > limits.max_batch:
         raise RequestError(
-            f"There are {len(found)} prompts, one a line, and this server takes at most {limits.max_batch}: "
+            f"There are {len(prompts)} prompts, one per line, and this server takes at most {limits.max_batch}: "
             "remove some, or choose one prompt for all rows."
         )
-    return found
+    return prompts
 
 
 def name(label: str, value: object, limits: Limits) -> str:
-    """The name unchanged: bass_core refuses unknown ones."""
+    """Accept any name: bass_core refuses unknown ones."""
     return str(value)
 
 
 def pair(label: str, value: object, limits: Limits) -> str:
-    """A pair's name; "" and None, which a script may send, stand for the operator's own pair."""
+    """Require the name of a pair. "" and None, which a script may send, mean the operator's own pair."""
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > MAX_PAIR_NAME:
@@ -87,7 +98,7 @@ def pair(label: str, value: object, limits: Limits) -> str:
 
 
 def whole(low: int, high: Callable[[Limits], int]) -> Check:
-    """A check for whole numbers from `low` to `high`, both included."""
+    """Return a check for whole numbers from `low` to `high`, both included."""
 
     def check(label: str, value: object, limits: Limits) -> int:
         number, top = finite(value), high(limits)
@@ -99,15 +110,15 @@ def whole(low: int, high: Callable[[Limits], int]) -> Check:
 
 
 def temperature(label: str, value: object, limits: Limits) -> float:
-    """A number of 0 or more; 0.0 if it is so small that sampling is greedy, so that the page says so too."""
+    """Require a number of 0 or more. Return 0.0 if it is small enough to be greedy, which the page then shows."""
     number = finite(value)
     if number is None or number < 0:
-        raise RequestError("Temperature must be a number of 0 or more; 0 always takes the likeliest token.")
+        raise RequestError("Temperature must be a number of 0 or more; 0 always takes the most likely token.")
     return 0.0 if SamplingParams(number).greedy else number
 
 
 def top_p(label: str, value: object, limits: Limits) -> float:
-    """A number above 0 and at most 1."""
+    """Require a number above 0 and at most 1."""
     number = finite(value)
     if number is None or not 0 < number <= 1:
         raise RequestError("Top-p must be a number above 0 and at most 1; 1 keeps every token.")
@@ -115,7 +126,7 @@ def top_p(label: str, value: object, limits: Limits) -> float:
 
 
 def min_p(label: str, value: object, limits: Limits) -> float:
-    """A number from 0 to 1."""
+    """Require a number from 0 to 1."""
     number = finite(value)
     if number is None or not 0 <= number <= 1:
         raise RequestError("Min-p must be a number from 0 to 1; 0 keeps every token.")
@@ -123,28 +134,28 @@ def min_p(label: str, value: object, limits: Limits) -> float:
 
 
 def penalty(label: str, value: object, limits: Limits) -> float:
-    """A number from 0.001 to 1000."""
+    """Require a number from 0.001 to 1000."""
     number = finite(value)
     if number is None or not 0.001 <= number <= 1000:
-        raise RequestError(f"{label} must be a number from 0.001 to 1000; 1 is none.")
+        raise RequestError(f"{label} must be a number from 0.001 to 1000; 1 means no penalty.")
     return number
 
 
 def stop(label: str, value: object, limits: Limits) -> tuple[str, ...] | None:
-    """One text or up to MAX_STOPS, none empty; None for none."""
+    """Require a text or a list of up to MAX_STOPS texts, none of them empty. None means no stop strings."""
     if value is None:
         return None
-    given: Any = [value] if isinstance(value, str) else value
-    right = isinstance(given, list | tuple) and len(given) <= MAX_STOPS
-    if not right or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP for one in given):
+    texts: Any = [value] if isinstance(value, str) else value
+    is_short_list = isinstance(texts, list | tuple) and len(texts) <= MAX_STOPS
+    if not is_short_list or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP for text in texts):
         raise RequestError(
             f"stop must be a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP} characters, or null for none."
         )
-    return tuple(given)
+    return tuple(texts)
 
 
 def system(label: str, value: object, limits: Limits) -> str | None:
-    """A system message, which may be as long as a prompt; None for none."""
+    """Require a system message, at most as long as a prompt. None and "" mean no system message."""
     if value is None or value == "":
         return None
     if not isinstance(value, str) or len(value) > limits.max_prompt:
@@ -153,23 +164,26 @@ def system(label: str, value: object, limits: Limits) -> str | None:
 
 
 def variables(label: str, value: object, limits: Limits) -> dict[str, Any] | None:
-    """The chat template's variables by name, each a plain value; None for none. bass_core refuses templates."""
+    """Require variables of the chat template by name, each a plain value. None means no variables.
+
+    bass_core refuses names that it sets itself.
+    """
     if value is None or value == {}:
         return None
     if not isinstance(value, dict) or len(str(value)) > limits.max_prompt:
         raise RequestError("chat_template_kwargs must be an object of names and values, or null for none.")
-    for one, said in value.items():
-        short = isinstance(said, str) and len(said) <= MAX_VARIABLE
-        if not (short or isinstance(said, bool) or finite(said) is not None):
+    for key, entry in value.items():
+        short = isinstance(entry, str) and len(entry) <= MAX_VARIABLE
+        if not (short or isinstance(entry, bool) or finite(entry) is not None):
             raise RequestError(
-                f"chat_template_kwargs may hold true, false, numbers and texts of at most {MAX_VARIABLE} "
-                f"characters: change or leave out {str(one)[:MAX_VARIABLE]}."
+                f"chat_template_kwargs may contain true, false, numbers and texts of at most {MAX_VARIABLE} "
+                f"characters: change or leave out {str(key)[:MAX_VARIABLE]}."
             )
     return value
 
 
 def draft_length(label: str, value: object, limits: Limits) -> str | int:
-    """A policy's name unchanged, for bass_core to check, or a number within the limit, which may be text."""
+    """Accept any policy name, which bass_core checks, or require a number within the limit, possibly as text."""
     if isinstance(value, str) and not value.strip().isdecimal():
         return value
     number = int(value) if isinstance(value, str) and len(value) < 9 else value
@@ -178,7 +192,7 @@ def draft_length(label: str, value: object, limits: Limits) -> str | int:
 
 
 def time_budget(label: str, value: object, limits: Limits) -> float | None:
-    """Milliseconds above 0, or None for no budget."""
+    """Require milliseconds above 0, or None for no budget."""
     if value is None:
         return None
     number = finite(value)
@@ -188,31 +202,31 @@ def time_budget(label: str, value: object, limits: Limits) -> float | None:
 
 
 def acceptance(label: str, value: object, limits: Limits) -> float | None:
-    """A number from 0 to 1, or None for the drafts' own tests."""
+    """Require a number from 0 to 1, or None to test the drafts as usual."""
     if value is None:
         return None
     number = finite(value)
     if number is None or not 0 <= number <= 1:
-        raise RequestError("Acceptance must be a number from 0 to 1, or empty for this run's own drafts.")
+        raise RequestError("Acceptance must be a number from 0 to 1, or empty to test this run's own drafts.")
     return number
 
 
 def number(label: str, value: object, limits: Limits) -> float | None:
-    """A finite number, or None: clock.py refuses it where it applies."""
+    """Return a finite number, or None for anything else. clock.py refuses None if the setting applies."""
     return finite(value)
 
 
 def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
-    """One or more names; None, which a script may send, stands for the page's default lanes."""
+    """Require one or more names. None, which a script may send, means the page's default lanes."""
     if value is None:
         return DEFAULT_LANES
     if not isinstance(value, list | tuple) or not value:
         raise RequestError("Choose at least one lane.")
-    return tuple(str(one) for one in value)
+    return tuple(str(lane) for lane in value)
 
 
 def finite(value: object) -> float | None:
-    """The value as a finite float; None for anything else, bool and text included."""
+    """Return the value as a finite float, or None for anything else, including bool and text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # An int that is too large for a float is out of every range here.

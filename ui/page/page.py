@@ -1,7 +1,9 @@
 """Puts the page together: settings, lanes, charts, inspector, summary, and the events that connect them.
 
-Contract: element ids stay stable for users' own scripts: prompt, batch-size, max-new-tokens, temperature, seed,
-run, stop, and "lane-" with its name for each lane; each sequence is an element of class "sequence".
+Call `build`, then launch the result with `launch_options`.
+
+Users' scripts may rely on these DOM ids: prompt, batch-size, max-new-tokens, temperature, seed, run, stop, and
+"lane-" plus the lane's name. Each sequence is an element of class "sequence".
 """
 
 from __future__ import annotations
@@ -27,27 +29,30 @@ from ui.sweep.events import SweepEvents
 
 TITLE = "BASS: batched speculative decoding"
 PAPER = "https://arxiv.org/abs/2404.15778"
-# System fonts: they cover every alphabet and weight, and need no download.
+# System fonts cover every alphabet and weight, and need no download.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
-MISFIT = "A value in the request has the wrong type"
-BROWSER_ALONE = "This event belongs to the page's own script and does nothing on the server: call /race."
+WRONG_TYPE = "A value in the request has the wrong type"
+BROWSER_ONLY = "This event belongs to the page's own script and does nothing on the server: call /race instead."
 
 
 class Page(gr.Blocks):
     """Blocks that answer a malformed request with one sentence and log no traceback."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *rest: Any, **options: Any) -> Any:
-        """The handler's arguments, from a request's values.
+        """Return the handler's arguments from the values of a request.
 
-        Raises gr.Error for missing or misfitting values, and for an event without a handler on the server.
+        Raises:
+            gr.Error: if values are missing or have the wrong type, or if the event has no handler on the server.
         """
         if block_fn.fn is None:
-            raise gr.Error(BROWSER_ALONE, print_exception=False)
+            raise gr.Error(BROWSER_ONLY, print_exception=False)
         try:
             return await super().preprocess_data(block_fn, inputs, *rest, **options)
         except Exception as error:
             missing = len(block_fn.inputs) - len(inputs)
-            message = f"The request lacks {missing} of {len(block_fn.inputs)} values" if missing > 0 else MISFIT
+            message = (
+                f"The request lacks {missing} of {len(block_fn.inputs)} values" if missing > 0 else WRONG_TYPE
+            )
             message = error.message if isinstance(error, gr.Error) else f"{message}: /gradio_api/info lists them."
             raise gr.Error(message, print_exception=False) from error
 
@@ -65,13 +70,19 @@ def build(
     together: Together | None = None,
     preparing: Callable[[], str] | None = None,
 ) -> gr.Blocks:
-    """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
+    """Build the page. Launch it with `launch_options`.
 
-    `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count` says
-    how long a prompt is, `offers` which recordings can be watched, without it those that ship. Without a source
-    there are recordings alone, and Run, named Play, plays them. `at_once` races are handed to the source together,
-    those of the page and of the API. `preparing` is for the page before the model is there (ui/page/early.py).
-    `together` runs a sweep's races (ui/sources/source.py).
+    Args:
+        source: runs the races. Without one, the page only plays recordings, and its Run button is called Play.
+        limits: the operator's upper bounds.
+        about: one line that names the models and the device.
+        choices: the entries of the form's lists.
+        pair: the arguments of load_pair, for the page's code snippet.
+        count: returns the length of a prompt.
+        offers: the recordings that can be watched, by default those that ship.
+        at_once: how many races of page and API are handed to the source at the same time.
+        together: runs the races of a sweep (ui/sources/source.py).
+        preparing: returns the progress as JSON, for the page before the model is loaded (ui/page/early.py).
     """
     assets.serve()
     offers = SHIPPED if offers is None else offers
@@ -93,7 +104,7 @@ def build(
                 with gr.Column(elem_id="settings", min_width=280, scale=0):
                     status = assets.part(
                         '<p class="message" role="alert"></p><p class="place"></p><div class="measuring" hidden>'
-                        '<progress max="1" aria-label="Part of the measurements that is done"></progress>'
+                        '<progress max="1" aria-label="Progress of the measurements"></progress>'
                         '<span></span></div><p class="of-lanes"></p>',
                         "Bass.mountStatus(element, props, watch); Bass.mountForm(element)",
                         elem_id="status-line",
@@ -116,18 +127,19 @@ def build(
         if events is not None and sweeps is not None:
             gr.api(sweeps.api, api_name="sweep", **device)
             endpoint = _bind(page, events, settings, feeds, status, device)
-            inputs = [page.blocks[one] for one in endpoint["inputs"]]
+            inputs = [page.blocks[block_id] for block_id in endpoint["inputs"]]
             describe_parameters(inputs, limits, offered)
     page.queue(max_size=16)
-    # Gradio's queue polls every millisecond, but on Windows, and each poll takes the GIL from the decoder.
+    # Except on Windows, Gradio's queue polls every millisecond, and each poll takes the GIL from the decoder.
     page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = 0.05
     return page
 
 
 def launch_options(at_once: int = 1) -> dict[str, Any]:
-    """Keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off.
+    """Return keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off.
 
-    `at_once`: that of `build`.
+    Args:
+        at_once: the same value as for `build`.
     """
     # Gradio's own greys and blue have too little contrast on white.
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=FONT).set(
@@ -147,11 +159,11 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
         "show_error": False,
         "ssr_mode": False,
         "run_history": False,
-        # In bytes: the page needs no uploads, and a visitor's uploads would fill the disk.
+        # 1 byte: the page needs no uploads, and a visitor's uploads would fill the disk.
         "max_file_size": 1,
-        # Gradio keeps a copy of the settings for each session, and every request of a script is a new session.
+        # Gradio copies the settings for each session, and every request of a script is a new session.
         "state_session_capacity": 64,
-        # Each running event takes a thread while it waits for its next snapshot.
+        # Each running event occupies a thread while it waits for its next snapshot.
         "max_threads": 40 + at_once,
     }
 
@@ -159,29 +171,29 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
 _ABOUT = "const about = element.querySelector('.about-pair'); about.textContent = about.title = props.value"
 
 
-def _early(told: Callable[[], str]) -> None:
-    """How far the preparation of the model is, in the current layout."""
+def _early(progress: Callable[[], str]) -> None:
+    """Add the progress of the model's preparation to the current layout."""
 
-    # Gradio marks the function that it is given.
+    # A new function each time, because Gradio sets attributes on it.
     def preparing(_: object = None) -> str:
-        return told()
+        return progress()
 
     line = (
-        '<div class="early" data-replay><p role="status">The model is being prepared; then this page is ready to '
-        'race.</p><progress max="1" aria-label="Part of the preparation that is done"></progress></div>'
+        '<div class="early" data-replay><p role="status">The model is being prepared. Races can start as soon as '
+        'it is ready.</p><progress max="1" aria-label="Progress of the preparation"></progress></div>'
     )
     assets.part(line, "Bass.mountEarly(element, server)", server_functions=[preparing])
 
 
 def _feed(kind: str) -> gr.HTML:
-    """An invisible component that hands its value, a text, to the scripts that draw it."""
+    """Return an invisible component that hands its text to the scripts that draw it."""
     script = f"Bass.mountFeed({json.dumps(kind)}, props, watch, server)"
     if kind != "log":
         return assets.part('<div class="feed" hidden></div>', script)
 
-    # Gradio marks the function that it is given.
-    def missed(asked: Any) -> str:
-        run, first = asked if isinstance(asked, list) and len(asked) == 2 else (None, None)
+    # A new function each time, because Gradio sets attributes on it.
+    def missed(question: Any) -> str:
+        run, first = question if isinstance(question, list) and len(question) == 2 else (None, None)
         return feed.missed(run, first)
 
     return assets.part('<div class="feed" hidden></div>', script, server_functions=[missed])
@@ -201,7 +213,10 @@ def _header(recording: bool) -> str:
 def _bind(
     page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML, device: dict[str, Any]
 ) -> Mapping[str, Any]:
-    """Connect the events, `device` being their part of the queue; returns Gradio's description of `/race`."""
+    """Connect the events and return Gradio's description of `/race`.
+
+    `device` is the concurrency settings of events that use the device.
+    """
     fields = list(settings.fields.values())
     race = settings.run.click(
         events.run,
@@ -209,7 +224,7 @@ def _bind(
         outputs=[*feeds, status, settings.run],
         js="(...values) => Bass.asking(...values)" if fields else None,
         trigger_mode="once",
-        # Gradio's line has the place in the queue, which status.js reads.
+        # status.js reads the place in the queue from Gradio's progress line.
         show_progress="minimal",
         show_progress_on=status,
         api_visibility="private",

@@ -1,7 +1,6 @@
-"""Presenter mode: the line in place of the folded settings, the list of keys, and the head of a print.
+"""Static HTML of presenter mode: a line that replaces the folded settings, the list of keys, the head of a print.
 
-Contract: static HTML, which presenter.js fills with textContent alone. Of the values in it,
-only the words of the offered draft lengths are not written here, and they are escaped.
+presenter.js fills it, using only textContent. The labels of the draft lengths come from outside and are escaped.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ from html import escape
 from ui.page.choices import Choices
 
 SWITCH = '<button type="button" class="action present-switch" data-present>Presenter mode</button>'
-# Presets have keys of their own, 1 to 9, which presenter.js adds.
+# presenter.js adds the keys 1 to 9 for the presets.
 KEYS = {
     "r": "run",
     "s": "stop",
-    "Space": "hold what the page shows, or go on",
-    "→": "hold, and one round on",
-    "←": "one round back",
+    "Space": "pause the page, or go on",
+    "→": "pause, then next round",
+    "←": "previous round",
     "?": "this list",
     "Esc": "close this list, the rounds or the settings",
 }
 
 
 def template(choices: Choices) -> str:
-    """The bar, the list of keys, and the settings of a print."""
-    # "automatic: by measured cost" is too long for a line that names all settings.
+    """Return the bar, the list of keys and the place for the settings of a print."""
+    # Shorten "automatic: by measured cost" to "automatic": the bar names all settings in one line.
     words = {value: label.split(":")[0].split(",")[0] for label, value in choices.draft_lengths}
     words |= {value: label for label, value in choices.draft_lengths if value.isdecimal()}
     keys = "".join(f"<div><dt><kbd>{key}</kbd></dt><dd>{does}</dd></div>" for key, does in KEYS.items())
@@ -36,7 +35,7 @@ def template(choices: Choices) -> str:
 <button type="button" class="action" data-keys aria-haspopup="dialog">Keys</button>
 <button type="button" class="action" data-print>Print</button></section>
 <dialog class="keys" aria-labelledby="keys-title"><h2 id="keys-title">Keys</h2>
-<p>They act while no field has the focus, and in presenter mode alone.</p>
+<p>They work only in presenter mode, while no input field has the focus.</p>
 <dl>{keys}</dl>
 <label><input type="checkbox" data-keys-on checked> Keys are on</label>
 <button type="button" class="action" data-keys-close>Close</button></dialog>

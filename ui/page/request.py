@@ -1,9 +1,8 @@
-"""A race as the page or a script may ask for it, made from the table of settings.
+"""A race as the page or a script may request it, made from the table of settings.
 
-Contract: `make_request` checks what a form or a script sent. The request is plain data, so that it can be pickled,
-and holds no more than the settings' values. Raises RequestError, one sentence that says what to change. What
-`/race` says of its parameters, in Gradio's "Use via API" and in /gradio_api/info, is made from the same table;
-Gradio reads their types and defaults from the signature.
+`make_request` checks the values of a form or a script, and raises RequestError with one sentence for the visitor.
+A request contains only the settings' values, so it can be pickled. The same table documents the parameters of
+`/race` in Gradio's "Use via API" and in /gradio_api/info (`describe`, `describe_parameters`).
 """
 
 from __future__ import annotations
@@ -23,31 +22,34 @@ SAMPLING = "sampling."
 
 
 class RaceRequest(SimpleNamespace):
-    """One race: an attribute for each setting, named as in `/race`. `pair` "" is the operator's own."""
+    """One race: an attribute for each setting, named as in `/race`. An empty `pair` means the operator's own."""
 
     def settings(self) -> dict[str, Any]:
-        """The settings by name, JSON-ready."""
+        """Return the settings by name, ready for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of bass_core's `race`."""
-        given: dict[str, Any] = {"inspect": True}
+        """Return the keyword arguments for bass_core's `race`."""
+        options: dict[str, Any] = {"inspect": True}
         sampling: dict[str, Any] = {}
         for name, keyword in keywords().items():
             if keyword.startswith(SAMPLING):
                 sampling[keyword.removeprefix(SAMPLING)] = getattr(self, name)
             elif keyword:
-                given[keyword] = getattr(self, name)
+                options[keyword] = getattr(self, name)
         if self.prompts == "lines":
-            given["prompt"] = lines(self.prompt, Limits(max_batch=self.batch_size))
+            options["prompt"] = lines(self.prompt, Limits(max_batch=self.batch_size))
         predicted = clock.clock(vars(self))
-        return given | {"sampling": SamplingParams(**sampling)} | ({"clock": predicted} if predicted else {})
+        return options | {"sampling": SamplingParams(**sampling)} | ({"clock": predicted} if predicted else {})
 
 
 def make_request(given: Mapping[str, Any], limits: Limits) -> RaceRequest:
-    """The request for these settings; one that is missing has its default.
+    """Check the settings and return the request. Missing settings get their defaults.
 
-    With one prompt a line, the batch size is the number of lines.
+    With one prompt per line, the batch size is the number of lines.
+
+    Raises:
+        RequestError: for a value that is not allowed.
     """
     values = {
         name: setting.check(setting.label, given.get(name, setting.default), limits)
@@ -55,22 +57,22 @@ def make_request(given: Mapping[str, Any], limits: Limits) -> RaceRequest:
     }
     if values["prompts"] == "lines":
         values["batch_size"] = len(lines(values["prompt"], limits))
-    clock.clock(values)  # refuses what it can't predict for
+    clock.clock(values)  # raises for a clock that cannot be made
     return RaceRequest(**values)
 
 
 def keywords() -> dict[str, str]:
-    """Each setting's keyword of bass_core's `race`: "sampling.x" for a field of SamplingParams, "" for none."""
+    """Return `Setting.argument` by setting: its keyword in bass_core's `race`, "sampling.x" or ""."""
     return {name: setting.argument for name, setting in SETTINGS.items()}
 
 
 def defaults() -> dict[str, Any]:
-    """The parameters of `/race` with their defaults, in their order."""
+    """Return the parameters of `/race` with their defaults, in order."""
     return {name: setting.default for name, setting in SETTINGS.items()}
 
 
 def describe(function: Callable[..., Any], returns: object) -> inspect.Signature:
-    """Give a function with *args or **kwargs the signature of `/race`, from which Gradio reads its parameters."""
+    """Give a function the signature of `/race`, from which Gradio reads parameters, types and defaults."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=setting.default)
         for name, setting in SETTINGS.items()
@@ -83,25 +85,25 @@ def describe(function: Callable[..., Any], returns: object) -> inspect.Signature
 
 
 def describe_parameters(parameters: Iterable[Any], limits: Limits, choices: Choices) -> None:
-    """Give the components after the parameters, made in the table's order, their labels and words."""
+    """Set label and description of Gradio's components for the parameters of `/race`, in the table's order."""
     for setting, component in zip(SETTINGS.values(), parameters, strict=True):
         words = about(setting, limits, choices)
         component.label = setting.label or setting.name.replace("_", " ").capitalize()
-        # Gradio shows the one beside the parameter; the other is JSON schema's own.
+        # Gradio shows the first next to the parameter. The second is the field that JSON schema defines.
         component._api_info |= {"additional_description": words, "description": words}
 
 
 def about(setting: Setting, limits: Limits, choices: Choices) -> str:
-    """A setting in sentences: what it is, what it takes, its bounds, and what only a script has to know."""
+    """Describe a setting for a script in sentences: its meaning, its bounds and its possible values."""
 
-    def said(words: Words) -> str:
+    def resolve(words: Words) -> str:
         return words(limits, choices) if callable(words) else words
 
-    parts = [said(setting.explain), said(setting.script)]
+    parts = [resolve(setting.explain), resolve(setting.script)]
     if setting.choices is not None:
-        named = [(label, value) for label, value in setting.choices(choices) if not value.isdecimal()]
-        listed = [f"{value!r} ({label.removeprefix(f'{value}: ')})" for label, value in named]
-        if len(named) < len(setting.choices(choices)):
+        words = [(label, value) for label, value in setting.choices(choices) if not value.isdecimal()]
+        listed = [f"{value!r} ({label.removeprefix(f'{value}: ')})" for label, value in words]
+        if len(words) < len(setting.choices(choices)):
             listed.append(f"or a whole number from 1 to {MAX_DRAFT_LENGTH}")
         parts.append(f"Values: {'; '.join(listed)}")
     return " ".join(_sentence(part) for part in parts if part)

@@ -1,8 +1,8 @@
-"""The settings of a race, one line each.
+"""SETTINGS: the table of a race's settings.
 
-Contract: everything that knows a setting is made from SETTINGS: the form and the check of what it sends, the
-parameters of `/race` with their order and defaults, the address that can be shared, the settings in a recording
-and the arguments of bass_core's `race`. The order is part of the API: a new setting goes to the end.
+Everything else is made from it: the form, the checks of its values, the parameters of `/race`, the link to share,
+the settings in a recording, and the arguments of bass_core's `race`. The order is part of the API, so a new
+setting goes to the end.
 """
 
 from __future__ import annotations
@@ -21,15 +21,25 @@ Words = str | Callable[[Limits, Choices], str]
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a race. Its name is that of the API's parameter and, with dashes, the id of its control.
+    """One setting of a race.
 
-    default, type: the API's default value and type. check: see ui/page/limits.py. argument: the keyword of
-    bass_core's `race` that takes the value, "sampling.x" for a field of SamplingParams, "" for none.
-
-    control: the kind of the form's control; "" for one that only scripts can set. explain: the line below the
-    label. choices: what a list or checkboxes offer; a list starts with its first value. start: the form's initial
-    value if it is not the default. section: the part of the form. beside: whether the control shares a row with
-    neighbours that set this too. step, placeholder: for number fields. script: what a script has to know besides.
+    Attributes:
+        name: the parameter of the API and, with dashes, the DOM id of the control.
+        default: the API's default value.
+        type: the API's type.
+        check: checks and converts a value (ui/page/limits.py).
+        argument: the keyword of bass_core's `race` that takes the value, "sampling.x" for a field of
+            SamplingParams, or "" if there is none.
+        label: the control's label.
+        control: the kind of the control, or "" for a setting that only scripts can change.
+        explain: the line below the label.
+        choices: the entries of a list or of checkboxes. A list starts with its first entry.
+        start: the form's initial value, if it is not the default.
+        section: the part of the form.
+        shares_row: whether the control shares a row with neighbours that also set this.
+        step: the step of a number field.
+        placeholder: the text in an empty number field.
+        script: further information for scripts.
     """
 
     name: str
@@ -43,7 +53,7 @@ class Setting:
     choices: Callable[[Choices], tuple[Choice, ...]] | None = None
     start: Any = None
     section: Literal["prompt", "numbers", "machine", "more"] = "more"
-    beside: bool = False
+    shares_row: bool = False
     step: float = 1
     placeholder: str | None = None
     script: Words = ""
@@ -54,7 +64,7 @@ _TABLE = (
         "prompt", "Write a Python function that reverses a string.", str, limits.prompt, "prompt",
         "Prompt", "text", section="prompt",
         script=lambda most, _: f"The text that all rows answer, at most {most.max_prompt:,} characters. With "
-        'prompts="lines", one prompt a line.',
+        'prompts="lines", one prompt per line.',
     ),
     Setting(
         "batch_size", 4, int, limits.whole(1, lambda most: most.max_batch), "n",
@@ -63,27 +73,27 @@ _TABLE = (
     ),
     Setting(
         "max_new_tokens", 64, int, limits.whole(1, lambda most: most.max_new_tokens), "max_new_tokens",
-        "Max new tokens", "number", lambda most, _: f"per sequence, to {most.max_new_tokens}",
-        beside=True, script="A whole number from 1 on; a sequence may end earlier by itself.",
+        "Max new tokens", "number", lambda most, _: f"per sequence, up to {most.max_new_tokens}",
+        shares_row=True, script="A whole number of at least 1. A sequence may end earlier by itself.",
     ),
     Setting(
         "temperature", 0.7, float, limits.temperature, "sampling.temperature",
-        "Temperature", "number", "0: greedy, the likeliest token", step=0.1, beside=True,
+        "Temperature", "number", "0: always the most likely token", step=0.1, shares_row=True,
         script="A number of 0 or more.",
     ),
     Setting(
         "seed", 0, int, limits.whole(0, lambda _: limits.MAX_SEED), "seed",
-        "Seed", "number", "same seed, same text", beside=True,
+        "Seed", "number", "same seed, same text", shares_row=True,
         script=f"A whole number from 0 to {limits.MAX_SEED}.",
     ),
     Setting(
         "top_k", 0, int, limits.whole(0, lambda _: limits.MAX_TOP_K), "sampling.top_k",
-        "Top-k", "number", "keep the k likeliest tokens; 0: all", beside=True,
+        "Top-k", "number", "keep the k most likely tokens; 0: all", shares_row=True,
         script=f"A whole number from 0 to {limits.MAX_TOP_K}.",
     ),
     Setting(
         "top_p", 1.0, float, limits.top_p, "sampling.top_p",
-        "Top-p", "number", "keep the likeliest tokens that sum to p", step=0.05, beside=True,
+        "Top-p", "number", "keep the most likely tokens that sum to p", step=0.05, shares_row=True,
         script="Above 0 and at most 1; 1 keeps every token.",
     ),
     Setting(
@@ -93,7 +103,7 @@ _TABLE = (
     ),
     Setting(
         "drafter", "auto", str, limits.name, "drafter",
-        "Drafter", "list", "What makes the drafts. A bad draft costs time, never quality.",
+        "Drafter", "list", "Who proposes the drafts. A bad draft costs time, never quality.",
         lambda known: known.drafters,
     ),
     Setting(
@@ -118,69 +128,69 @@ _TABLE = (
         "Lanes", "boxes", "The decoders that take part.", lambda known: known.lanes, start=DEFAULT_LANES,
         script=f"A list of names, or null for {', '.join(DEFAULT_LANES)}.",
     ),
-    # A script may name another pair; the page races the operator's own.
+    # A script may name another pair. The page always races the operator's own.
     Setting(
         "pair", "", str, limits.pair, "",
-        script="A pair's name, a Hub id or a folder of the server, where its operator allows that; empty for the "
+        script="A pair's name, a Hub id or a folder on the server, if its operator allows that; empty for the "
         "server's own pair.",
     ),
     # With "lines", RaceRequest turns the prompt into a list of them.
     Setting(
         "prompts", "one", str, limits.prompts, "",
-        "Rows", "list", "One prompt a line: as many rows as lines, whatever the batch size.",
+        "Rows", "list", "One prompt per line: as many rows as lines, whatever the batch size.",
         lambda known: known.prompts,
     ),
-    # These make the argument `clock`, see clock.py.
+    # These seven make the argument `clock` (clock.py).
     Setting(
         "clock", clock.MEASURED, str, limits.name, "",
-        "Clock", "list", "Whose time the lanes count. Texts and acceptances stay this run's.",
+        "Clock", "list", "The machine whose time the lanes count. Texts and acceptances still come from this run.",
         lambda _: clock.CLOCKS, section="machine",
     ),
     Setting(
-        "clock_models", clock.FIRST, str, limits.name, "",
+        "clock_models", clock.DEFAULT_MODELS, str, limits.name, "",
         "Models", "list", "The target and the draft whose steps are predicted.",
         lambda _: clock.MODELS, section="machine",
     ),
     Setting(
         "clock_bandwidth", 1000.0, float | None, limits.number, "",
-        "Bandwidth, GB/s", "number", "of its memory", section="machine", beside=True,
+        "Bandwidth, GB/s", "number", "of the memory", section="machine", shares_row=True,
         script='With clock "own": a number above 0.',
     ),
     Setting(
         "clock_tflops", 100.0, float | None, limits.number, "",
-        "Peak, TFLOP/s", "number", "dense, 16 bits", section="machine", beside=True,
+        "Peak, TFLOP/s", "number", "dense, 16 bits", section="machine", shares_row=True,
         script='With clock "own": a number above 0.',
     ),
     Setting(
         "clock_target", 7.8, float | None, limits.number, "",
-        "Target, billions", "number", "of parameters", step=0.1, section="machine", beside=True,
+        "Target, billions", "number", "of parameters", step=0.1, section="machine", shares_row=True,
         script='With clock_models "own": a number above 0.',
     ),
     Setting(
         "clock_draft", 0.31, float | None, limits.number, "",
-        "Draft, billions", "number", "of parameters", step=0.01, section="machine", beside=True,
+        "Draft, billions", "number", "of parameters", step=0.01, section="machine", shares_row=True,
         script='With clock_models "own": a number above 0.',
     ),
     Setting(
         "clock_bytes", 2.0, float | None, limits.number, "",
-        "Bytes a weight", "number", "bfloat16: 2, int8: 1", step=0.5, section="machine", beside=True,
+        "Bytes per weight", "number", "bfloat16: 2, int8: 1", step=0.5, section="machine", shares_row=True,
         script='With clock_models "own": a number above 0.',
     ),
     Setting(
         "acceptance", None, float | None, limits.acceptance, "synthetic_acceptance",
-        "Acceptance", "number", "A coin accepts each draft with this chance, and the texts mean nothing; empty: "
-        "this run's own drafts.",
+        "Acceptance", "number", "A coin accepts each draft with this chance, so the texts mean nothing. Empty: "
+        "test this run's own drafts.",
         step=0.1, section="machine", placeholder="this run's own", script="A number from 0 to 1, or null.",
     ),
     Setting(
         "min_p", 0.0, float, limits.min_p, "sampling.min_p",
-        "Min-p", "number", "keep tokens so many times as likely as the likeliest", step=0.05, beside=True,
-        script="From 0 to 1; 0 keeps every token.",
+        "Min-p", "number", "keep tokens at least this likely, relative to the most likely one", step=0.05,
+        shares_row=True, script="From 0 to 1; 0 keeps every token.",
     ),
     Setting(
         "repetition_penalty", 1.0, float, limits.penalty, "sampling.repetition_penalty",
-        "Repetition penalty", "number", "above 1: fewer words that were there before", step=0.1, beside=True,
-        script="A number above 0; 1 is none.",
+        "Repetition penalty", "number", "above 1: fewer repeated words", step=0.1, shares_row=True,
+        script="A number above 0; 1 means no penalty.",
     ),
     Setting(
         "stop", None, list[str] | None, limits.stop, "stop",
@@ -188,16 +198,16 @@ _TABLE = (
     ),
     Setting(
         "system", None, str | None, limits.system, "system",
-        script="A system message before each prompt, where the chat template takes one, or null for none.",
+        script="A system message before each prompt, if the chat template takes one, or null for none.",
     ),
     Setting(
         "chat_template_kwargs", None, dict[str, Any] | None, limits.variables, "chat_template_kwargs",
-        script='Variables of the chat template, as {"enable_thinking": false}, or null for none.',
+        script='Variables of the chat template, e.g. {"enable_thinking": false}, or null for none.',
     ),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in _TABLE}
 
 
 def shown() -> list[Setting]:
-    """The settings that the form has, in the order in which its events send them."""
+    """Return the settings that the form has, in the order in which its events send them."""
     return [setting for setting in SETTINGS.values() if setting.control]

@@ -1,1 +1,1 @@
-"""What the page shows of a race, live and recorded."""
+"""The parts of the page that show a race, live or recorded."""

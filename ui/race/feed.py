@@ -1,15 +1,17 @@
-"""Turns a race's snapshots into what the page's scripts draw: three texts, called log, view and charts.
+"""Turns the snapshots of a race into three JSON texts for the page's scripts: log, view and charts.
 
-Contract: the scripts work from these alone, and nothing here estimates or smooths a number. They are texts because
-gr.HTML copies and watches every number of a nested value, which at ten updates a second can take all of the
-browser's time. View (the current figures) and charts (whole series) are small and are replaced.
+Start with `PageFeed.update`. The scripts draw only from these texts. No number is estimated or smoothed here.
+They are texts because gr.HTML copies and watches every number of a nested value, which at ten updates per second
+can take all of the browser's time.
 
-The log is the newest part of a list of lines, one for each snapshot: {lane: {"clock_ms", "new": {index: tokens},
-"rounds": records}}; see SequenceFeed.fresh, and Round.record in bass_core/sequence.py. Its first line is the run's
-head, see PageFeed._head, and its second the number of lines before the third. Gradio sends only what is appended
-to a text. Once the log has WINDOW characters, it starts again with its last lines: a browser copies the whole text
-with each update, so a log of the whole race would cost time and memory with the square of its tokens. A page that
-missed lines asks for them: see `missed`.
+- View (the current figures) and charts (whole series) are small. Each update replaces them.
+- The log grows by one line per snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": records}}. See
+  SequenceFeed.fresh for the tokens, and Round.record in bass_core/sequence.py for the records. Line 1 is the head
+  of the run (PageFeed._head). Line 2 is the number of lines that were dropped after it.
+
+Gradio sends only the text that was appended. A browser still copies the whole text at each update, so a log of the
+whole race would cost time and memory quadratic in its tokens. The log therefore restarts with its newest lines at
+WINDOW characters. A page that missed some lines asks for them with `missed`.
 """
 
 from __future__ import annotations
@@ -39,40 +41,42 @@ SHOWN_DEVICE = (
 CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
 CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
 CHART_POINTS = 120
-# Once the log has WINDOW characters, it starts again with its newest lines, of up to KEPT characters.
-WINDOW, KEPT = 150_000, 15_000
-# Besides the runs that go on, the lines of the RUNS that ended last can be asked for again, for ENDED_S seconds.
+# At WINDOW characters, the log restarts with its newest lines: at most RESTART_CHARACTERS of them.
+WINDOW, RESTART_CHARACTERS = 150_000, 15_000
+# `missed` serves every active run, and the newest RUNS ended ones until ENDED_S seconds after their end.
 RUNS, ENDED_S = 4, 600.0
 _runs: dict[str, PageFeed] = {}
 
 
 def text(value: object) -> str:
-    """JSON on one line without tags: gr.HTML warns about values with a script tag in them."""
+    """Return the value as one line of JSON without "<", because gr.HTML warns about script tags."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _short(value: Any) -> Any:
-    """A record with fewer digits: six, enough to repeat an acceptance test by hand, or of large numbers three
-    after the point.
+    """Round the floats of a record.
+
+    Numbers below 1000 keep six digits, enough to repeat an acceptance test by hand. Larger ones keep three
+    decimals.
     """
     if isinstance(value, dict):
-        return {name: _short(one) for name, one in value.items()}
+        return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_short(one) for one in value]
+        return [_short(item) for item in value]
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if abs(value) < 1000 else round(value, 3)
 
 
 def missed(run: object, first: object) -> str:
-    """The lines of a run from number `first` on; none of a run that is not known any more."""
+    """Return the log's lines of a run from line number `first` on, or "" if the run has been forgotten."""
     _forget_ended()
     feed = _runs.get(run) if isinstance(run, str) else None
     return "" if feed is None or not isinstance(first, int) else "\n".join(feed.lines[max(first, 0) :])
 
 
 def _forget_ended() -> None:
-    """Drop the runs that ended before the last RUNS did, or more than ENDED_S seconds ago."""
+    """Drop all ended runs except the newest RUNS, and those that ended more than ENDED_S seconds ago."""
     ended = [(feed.ended, run) for run, feed in list(_runs.items()) if feed.ended is not None]
     oldest = time.monotonic() - ENDED_S
     for number, (at, run) in enumerate(sorted(ended, reverse=True)):
@@ -81,13 +85,17 @@ def _forget_ended() -> None:
 
 
 class SequenceFeed:
-    """How much of one sequence the log already holds: number of tokens, and characters of its text."""
+    """Counts the tokens and characters of one sequence that the log already has."""
 
     def __init__(self) -> None:
         self.tokens, self.characters = 0, 0
 
     def fresh(self, sequence: SequenceSnapshot) -> list[list[Any]]:
-        """The new tokens, each [origin's first letter, text, lane ms, id]; "+" adds text to the token before."""
+        """Return the new tokens, each as [first letter of its origin, text, lane time in ms, id].
+
+        An entry with the origin "+" adds its text to the previous token. For example, a token that ended inside a
+        character gets its text once the next token has arrived.
+        """
         pieces, text = sequence["pieces"] or [], sequence["text"] or ""
         origins, times = sequence["origins"], sequence["times_ms"]
         seen = sum(map(len, pieces[: self.tokens]))
@@ -101,20 +109,20 @@ class SequenceFeed:
 
 
 class Series:
-    """Named columns over one x; `halve` drops every second row and keeps the first and the newest."""
+    """Named columns over one x. `halve` drops every second row but keeps the first and the newest."""
 
     def __init__(self, x: str, names: tuple[str, ...]) -> None:
         self.x = x
         self.rows: dict[str, list[float | None]] = {name: [] for name in (x, *names)}
 
     def add(self, at: float, values: Mapping[str, Any]) -> None:
-        """Append one row; a missing value is None."""
+        """Append one row. A missing value becomes None."""
         for name, column in self.rows.items():
             value = at if name == self.x else values.get(name)
             column.append(None if value is None else round(value, 6 if abs(value) < 1 else 3))
 
     def full(self) -> bool:
-        """Whether there are more rows than a chart needs."""
+        """Return whether there are more rows than a chart needs."""
         return len(self.rows[self.x]) > CHART_POINTS
 
     def halve(self) -> None:
@@ -124,19 +132,19 @@ class Series:
 
 
 class PageFeed:
-    """What one run has shown so far; close it when the run ends.
+    """Builds log, view and charts of one run. Close it when the run ends.
 
     Args:
-        run: name under which its lines can be asked for; "" if nobody will ask.
-        settings: the race's.
-        pair: names the models for the page's snippet.
+        run: the name under which `missed` finds its lines, or "" if nobody will ask for them.
+        settings: the settings of the race.
+        pair: the arguments of load_pair, for the page's code snippet.
     """
 
     def __init__(self, run: str, settings: Mapping[str, Any], pair: Mapping[str, Any] | None = None) -> None:
         self.run, self.settings, self.pair = run, settings, dict(pair or {})
         self.head: dict[str, Any] = {}
         self.lines: list[str] = []
-        # The number of the log's first line, and the characters of its lines.
+        # Index of the log's first line in `lines`, and the number of characters from that line on.
         self._first, self._size = 0, 0
         self._energy: float | None = None
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
@@ -147,20 +155,20 @@ class PageFeed:
         self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
         self.interval_ms, self.next_ms = 200.0, 0.0
         self.charts = ""
-        # When the run ended, by time.monotonic().
+        # time.monotonic() at the end of the run.
         self.ended: float | None = None
 
     def close(self) -> None:
-        """Note that the run has ended, so that its lines are forgotten in time."""
+        """Mark the run as ended, so that its lines are dropped later."""
         self.ended = time.monotonic()
         _forget_ended()
 
     def update(self, snapshot: Snapshot) -> tuple[str, str, str]:
-        """(log, view, charts) for this snapshot."""
+        """Return the log, view and charts after this snapshot."""
         readings: Mapping[str, Any] = snapshot["device"]
         device = {key: readings.get(key) for key in SHOWN_DEVICE}
         if (energy := device["gpu_energy_mj"]) is not None:
-            # The board counts from the start of its driver.
+            # The board's counter starts with its driver: subtract the first reading.
             self._energy = energy if self._energy is None else self._energy
             device["gpu_energy_mj"] = energy - self._energy
         if not self.head:
@@ -178,16 +186,21 @@ class PageFeed:
         return self._log(), text(view), self.charts
 
     def _log(self) -> str:
-        """The newest lines, after the head and the number of the first of them."""
+        """Return the head, the index of the first line that follows, and the newest lines."""
         if self._size >= WINDOW:
             self._first, self._size = len(self.lines), 0
-            while self._first and (not self._size or self._size + len(self.lines[self._first - 1]) < KEPT):
+            while self._first and (
+                not self._size or self._size + len(self.lines[self._first - 1]) < RESTART_CHARACTERS
+            ):
                 self._first -= 1
                 self._size += len(self.lines[self._first])
         return "\n".join([text(self.head), str(self._first), *self.lines[self._first :]])
 
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
-        """What stays the same in a run. Lanes and rows are the snapshot's: a recording may lack settings."""
+        """Return the data that is constant during a run.
+
+        Lanes and rows are read from the snapshot, because the settings of a recording may lack them.
+        """
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
         settings = self.settings
         verification = VERIFICATIONS.get(str(settings.get("verification")))
@@ -206,7 +219,7 @@ class PageFeed:
         }
 
     def _write(self, lanes: Mapping[str, LaneSnapshot]) -> None:
-        """Append this snapshot's line: each lane's clock, its new rounds, and new tokens of sequences by index."""
+        """Append the snapshot's line: for each lane its clock, its new rounds and the new tokens by sequence."""
         line: dict[str, Any] = {}
         for name, lane in lanes.items():
             new = {}
@@ -239,19 +252,20 @@ class PageFeed:
         }
 
     def _sample(self, snapshot: Snapshot, device: dict[str, Any]) -> None:
-        """Add a row to every chart, at most one per interval; the last snapshot is always added."""
+        """Add a row to every chart, at most one per interval. The last snapshot is always added."""
         elapsed = snapshot["elapsed_ms"]
         if elapsed < self.next_ms and not snapshot["done"]:
             return
         for name, lane in snapshot["lanes"].items():
             series = self.lane_series.setdefault(name, Series("clock_ms", CHARTED_METRICS))
             clocks = series.rows["clock_ms"]
-            # A lane that waits for its turn or has finished adds no point.
+            # Skip lanes that are waiting for their turn or have finished.
             if not clocks or round(lane["clock_ms"], 4) > (clocks[-1] or 0.0):
                 series.add(lane["clock_ms"], lane["metrics"])
         self.device_series.add(elapsed, device)
         sampled = (self.device_series, *self.lane_series.values())
-        # Halved together: lanes that missed samples fill up later, and each would double the interval again.
+        # Halve all series together: lanes that skipped samples fill up later, and each would double the interval
+        # again.
         if any(series.full() for series in sampled):
             self.interval_ms *= 2
             for series in sampled:

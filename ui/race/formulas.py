@@ -1,9 +1,8 @@
-"""How each figure of the page is computed: one table, for the question marks beside the figures and for the docs.
+"""One table that explains how each figure of the page is computed. The figures are computed elsewhere.
 
-Contract: a formula is plain text, with no markup, and one line long. `what` makes the button of a figure;
-`template` makes the popovers that the buttons open, once a page; `python -m ui.race.formulas` prints the table
-of docs/formulas.md. Lane time is that of the lane's own clock, see docs/usage.md.
-Non-goals: computing a figure (bass_core/lanes/metrics.py, ui/race/verdict.py, bass_core/lanes/utilization.py).
+A formula is one line of plain text without markup. `formula_button` makes the question mark next to a figure,
+and `template` the popovers that these buttons open. `python -m ui.race.formulas` prints the table of
+docs/formulas.md. Lane time is the time on the lane's own clock (docs/usage.md).
 """
 
 from __future__ import annotations
@@ -14,135 +13,141 @@ from html import escape
 
 @dataclass(frozen=True)
 class Formula:
-    """A figure's name, as the page labels it, and how it is computed."""
+    """The label of a figure and the sentences that explain it."""
 
     name: str
     text: str
 
 
-# Keys that are names of bass_core's Metrics are those figures.
+# A key that is a field of bass_core's Metrics explains that figure.
 FORMULAS = {
     "ms_per_token": Formula("ms per token of one sequence",
         "(lane time − prefills) / plain steps that the lane's texts are worth. A token is worth 1 / m plain "
-        "steps, where m counts the rows whose text reaches that token or has not ended yet. "
-        "Regular decoding writes one plain step in each step. A sequence's first token comes with its prefill, so "
-        "neither counts."),
+        "steps, where m is the number of rows whose text reaches that position or has not ended yet. "
+        "Each step of regular decoding is worth one plain step. Prefills are left out, and so are the first "
+        "tokens, which they write."),
     "speedup": Formula("speed-up",
         "The time that regular decoding, the reference lane, would need for this lane's texts / the time that "
-        "this lane took for them, both without prefills. For a token that is worth 1 / m plain steps regular "
-        "decoding needs 1 / m of its own mean step with m unfinished rows. For equal texts this is the ratio of "
-        "the lanes' times. While a lane runs, a round longer than four times the median counts as that long."),
+        "this lane needed, both without prefills. For a token that is worth 1 / m plain steps, regular "
+        "decoding needs 1 / m of its mean step with m unfinished rows. If the texts are equal, this is the ratio "
+        "of the lanes' times. While a lane runs, rounds longer than four times the median count as four medians."),
     "round_cost": Formula("cost of a round",
-        "The mean time of the lane's rounds / that of regular decoding's steps with as many unfinished rows."),
+        "The mean time of the lane's rounds / the mean time of regular decoding's steps with the same number of "
+        "unfinished rows."),
     "throughput_tps": Formula("tokens/s",
-        "new tokens of all sequences / seconds of lane time until the last of them finished, prefills "
-        "included."),
+        "new tokens of all sequences / seconds of lane time until the last one finished, including prefills."),
     "acceptance_rate": Formula("acceptance",
-        "accepted / drafted tokens. Of a tree of drafts: tokens on the accepted path / all drafted nodes."),
+        "accepted / drafted tokens. For trees of drafts: tokens on the accepted path / all drafted nodes."),
     "new_tokens": Formula("new tokens",
-        "The tokens that all sequences of the lane have so far, without the prompt."),
+        "The tokens that all sequences of the lane have written so far, without the prompt."),
     "verdict": Formula("the verdict",
-        "speed-up = (plain steps that a round writes) / (plain steps that a round costs). Lanes are level if "
-        "their speeds differ by less than two standard errors, from the scatter of their rounds."),
+        "speed-up = (plain steps that a round writes) / (plain steps that a round costs). Two lanes are level if "
+        "their speeds differ by at most two standard errors, estimated from the scatter of their rounds."),
     "timeline": Formula("timeline",
-        "A block's width is its time on the lane's clock. A round = drafts + verification or plain step + the "
-        "host's rest. The shares are of all rounds so far, without prefills. The numbers above are tokens "
-        "written."),
+        "A block is as wide as its time on the lane's clock. A round = drafts + verification or plain step + the "
+        "remaining host time. The shares are over all rounds so far, without prefills. The numbers above the "
+        "blocks are tokens written."),
     "cache_rows": Formula("the rows' lengths",
-        "Left: the row's new tokens. Right: with one common stop it gains in each round 1 + the fewest drafts "
-        "that any row accepted, and no more than it wrote."),
+        "Left: the row's new tokens. Right: its length if every round stopped all rows at the first rejection of "
+        "any row. Per round it then gains 1 + the fewest drafts that any row accepted, at most what it wrote."),
     "chart_latency": Formula("ms per token of one sequence, over time",
-        "(lane time − prefills) / plain steps written, from the lane's start up to each point: a mean so far, "
+        "(lane time − prefills) / plain steps written, from the lane's start to each point: the mean so far, "
         "not the pace at that moment."),
-    "chart_race": Formula("the race", "New tokens of all sequences, against the lane's own clock."),
+    "chart_race": Formula("the race", "New tokens of all sequences over the lane's own clock."),
     "chart_acceptance": Formula("draft acceptance rate, over time",
-        "accepted / drafted tokens from the lane's start up to each point. Of trees: path / nodes."),
+        "accepted / drafted tokens from the lane's start to each point. For trees: path / nodes."),
     "chart_lengths": Formula("draft length",
-        "The most tokens that any row drafted in the round. Of trees: their depth."),
+        "The most tokens that any row drafted in the round. For trees: their depth."),
     "flops_utilization": Formula("FLOPs utilisation",
         "(2 × target parameters × verified tokens + 2 × draft parameters × tokens that the draft drew + "
-        "attention's FLOPs) / (lane time without prefills × the device's peak). The peak is the datasheet's, "
-        "or on a CPU the measured speed of large products."),
+        "attention's FLOPs) / (lane time without prefills × the device's peak). The peak comes from the "
+        "datasheet; on a CPU it is the measured speed of large matrix products."),
     "chart_device": Formula("device",
-        "GPU: the share of time in which a kernel ran (NVML). CPU: this process's time / (elapsed time × "
-        "cores), of all lanes together."),
+        "GPU: the share of time in which a kernel ran (NVML). CPU: CPU time of this process / (elapsed time × "
+        "cores). All lanes together."),
     "chart_memory": Formula("memory and power",
         "GPU: memory in use and power of the whole board (NVML). Without a GPU: this process's resident "
         "memory."),
     "chart_cache": Formula("keys and values",
-        "Bytes that the lane's caches hold: a prefix that rows share, once, then room for the rows' own, then "
-        "the draft's. The line: what they would take if each row kept a copy of its prefix."),
+        "Bytes of the lane's caches: the prefix that rows share, stored once; the rows' own parts; and the "
+        "draft's cache. The line: their size if each row had its own copy of the prefix."),
     "gpu_utilization": Formula("GPU utilization",
         "The share of the last sample's time in which a kernel ran (NVML)."),
     "gpu_memory_mb": Formula("GPU memory", "Memory in use on the whole board, in units of 2^20 bytes (NVML)."),
     "gpu_power_w": Formula("GPU power", "Power of the whole board in watts (NVML)."),
     "gpu_energy_mj": Formula("GPU energy",
-        "Energy of the whole board since the race began, all lanes together (NVML's counter)."),
+        "Energy of the whole board since the start of the race, all lanes together (NVML's counter)."),
     "gpu_sm_percent": Formula("SMs busy", "The share of the last sample's time in which SMs had work (NVML GPM)."),
     "gpu_tensor_percent": Formula("tensor cores busy",
         "The share of the last sample's time in which tensor cores had work (NVML GPM)."),
     "gpu_dram_percent": Formula("GPU memory busy",
-        "The share of the memory's bandwidth that was used in the last sample (NVML GPM)."),
+        "The share of the memory bandwidth that was used in the last sample (NVML GPM)."),
     "cpu_percent": Formula("CPU share of this process",
-        "The process's CPU time / elapsed time. 100 % is one core in full."),
+        "The process's CPU time / elapsed time. 100 % is one full core."),
     "rss_mb": Formula("memory of this process", "Its resident memory, in units of 2^20 bytes."),
-    "name": Formula("device", "What the models run on, as the system names it."),
+    "name": Formula("device", "The device that runs the models, as the system names it."),
     "p": Formula(
         "p(x)", "The target's probability of the token, after penalties, temperature, top-k, top-p and min-p."
     ),
-    "q": Formula("q(x)", "The draft's probability of the token, after the same."),
-    "ratio": Formula("min(1, p/q)", "The chance that the draft is accepted by itself: min(1, p(x) / q(x))."),
+    "q": Formula("q(x)", "The draft model's probability of the token, after the same settings."),
+    "ratio": Formula("min(1, p/q)",
+        "The chance that the draft token is accepted when tested alone: min(1, p(x) / q(x))."),
     "chance": Formula("h",
-        "The draft's chance in the block, which weighs the drafts after it too (Sun et al., arXiv 2403.10444): "
-        "the last draft with u below h is accepted, and all before it."),
-    "u": Formula("u", "A random number, uniform between 0 and 1, that this draft is tested with."),
-    "token": Formula("draft", "The drafted token. The last column is the token that the target added."),
+        "The draft token's chance in block verification, which also weighs the drafts after it (Sun et al., arXiv "
+        "2403.10444). The last draft with u below h is accepted, and so are all drafts before it."),
+    "u": Formula("u", "A random number, uniform between 0 and 1, that decides the test of this draft token."),
+    "token": Formula("draft", "The draft token. The last column is the token that the target added."),
     "outcome": Formula("outcome",
-        "Accepted: u is below the chance, or without u the draft is the target's own choice. Rejected: it is "
-        "not. Not tested: a draft before it was rejected. Saved: accepted in the block, but not one by one."),
+        "Accepted: u is below the chance, or, if there is no u, the target chose the same token. Rejected: "
+        "otherwise. Not tested: an earlier draft was rejected. Saved: accepted by block verification, but would "
+        "have been rejected one by one."),
     "ptl": Formula("per-token latency",
-        "(time of a sequence's last token − time of the lane's first) / (its new tokens − 1). First: of the "
-        "sequence that finished first; Last: of the one that finished last; All: the mean."),
+        "(time of a sequence's last token − time of the lane's first token) / (new tokens of the sequence − 1). "
+        "First: for the sequence that finished first. Last: for the one that finished last. All: the mean."),
     "per_position_acceptance": Formula("acceptance by position",
-        "Row-rounds that accepted their draft at this position / row-rounds that drafted one there."),
+        "Row-rounds that accepted the draft token at this position / row-rounds that drafted one there."),
     "ttft_ms": Formula("time to first token", "Lane time of the lane's first token."),
-    "drafts": Formula("drafts accepted", "Accepted of all drafted tokens. Of trees: of all drafted nodes."),
+    "drafts": Formula("drafts accepted", "Accepted of all drafted tokens. For trees: of all drafted nodes."),
     "token_acceptance": Formula("token acceptance",
-        "accepted / tested drafts. Those after a rejected draft are not tested."),
+        "accepted / tested draft tokens. Drafts after a rejected one are not tested."),
     "rejection_sampling": Formula("token acceptance by rejection sampling",
-        "In this coupled run a draft was accepted where it was the target's own choice. This is the mean of "
-        "min(1, p/q) over the drafts that were tested so: the share that the rejection rule would accept."),
+        "In this coupled run a draft was accepted only if the target chose the same token. This figure is the "
+        "mean of min(1, p/q) over the tested drafts: the share that the rejection rule would accept."),
     "mean_acceptance_length": Formula("mean acceptance length",
-        "1 + accepted drafts / row-rounds that drafted: tokens of a row that drafted."),
+        "1 + accepted drafts / row-rounds that drafted: mean tokens that such a row-round writes."),
     "rounds": Formula("rounds", "Verifications and plain steps, without prefills."),
     "target_forwards": Formula("target forwards", "Prefills + rounds."),
     "bandwidth_utilization": Formula("bandwidth utilisation",
         "Bytes of weights and of live keys and values that had to be read / (lane time without prefills × the "
-        "device's memory bandwidth). Above 1 where a cache serves them."),
-    "ended": Formula("ended by the model", "Sequences that ended with the model's end token, of all."),
-    "clock_ms": Formula("lane time", "The time that the device spent on this lane, prefills included."),
+        "device's memory bandwidth). It can exceed 1 if a processor cache serves some of them."),
+    "ended": Formula("ended by the model", "Sequences that ended with the model's end token, of all sequences."),
+    "clock_ms": Formula("lane time", "The time that the device spent on this lane, including prefills."),
 }  # fmt: skip
 
 
-# Words of the first screen, each explained where it stands.
+# Words of the first screen that open an explanation.
 WORDS = {
-    "row": "One of the texts that are written at the same time: a batch of four has four rows.",
-    "round": "One step of a decoder: it drafts, the model checks all drafts at once, and the accepted ones are "
-    "written, with one token of the model's own.",
-    "draft": "A guess of the next token, by something far cheaper than the model. A bad draft costs time, never "
+    "row": "One of the texts of a batch, which are written at the same time: a batch of four has four rows.",
+    "round": "One step of a decoder: it drafts tokens, the model checks all of them at once, and the accepted "
+    "ones are written, plus one token of the model's own.",
+    "draft": "A guess of the next token by something far cheaper than the model. A bad draft costs time, never "
     "quality.",
-    "plain step": "One step of regular decoding: one token for every row, and nothing is drafted.",
+    "plain step": "One step of regular decoding: one token for every row, without drafts.",
     "sampled": "Written by the model itself: nothing was drafted here.",
-    "accepted": "Drafted, and accepted by the model: a token that cost no step of its own.",
+    "accepted": "Drafted, then accepted by the model: a token that needed no step of its own.",
     "recovered": "The model's own token, in place of a draft that it rejected.",
-    "bonus": "The model's own token behind drafts that were all accepted: it comes free with their check.",
+    "bonus": "The model's own token after drafts that were all accepted: their check gives it for free.",
 }
 
 
 def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
-    """A word or label that explains itself: under the pointer, and in a popover when it is pressed.
+    """Return a label that shows its explanation on hover, and in a popover when it is pressed.
 
-    again: the same label stands before it, and the Tab key passes over this one.
+    Args:
+        key: a key of WORDS or FORMULAS.
+        label: the visible text.
+        classes: further CSS classes.
+        again: the page already shows this label, so the Tab key skips it here.
     """
     text = WORDS.get(key) or FORMULAS[key].text
     return (
@@ -151,10 +156,10 @@ def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
     )
 
 
-def what(key: str) -> str:
-    """The button beside a figure that opens its formula; a screen reader reads the formula with it.
+def formula_button(key: str) -> str:
+    """Return the button that opens the formula of a figure. Screen readers read the formula with it.
 
-    Its question mark comes from the style sheet, so that it is no part of a label's text.
+    The style sheet adds its question mark, which keeps that out of the label's text.
     """
     return (
         f'<button type="button" class="what" popovertarget="what-{key}" '
@@ -164,24 +169,24 @@ def what(key: str) -> str:
 
 
 def titled(key: str, title: str, tag: str = "h3", mark: str = "") -> str:
-    """A figure's title with its button; `mark`: attributes of the title."""
-    return f'<div class="titled"><{tag} {mark}>{title}</{tag}>{what(key)}</div>'
+    """Return a figure's title with its formula button. `mark` is put among the title's attributes."""
+    return f'<div class="titled"><{tag} {mark}>{title}</{tag}>{formula_button(key)}</div>'
 
 
 def template() -> str:
-    """A popover for each formula and word."""
-    said = [(key, one.name, one.text) for key, one in FORMULAS.items()]
-    said += [(word.replace(" ", "-"), word, text) for word, text in WORDS.items()]
-    made = "".join(
+    """Return a popover for each formula and word."""
+    entries = [(key, formula.name, formula.text) for key, formula in FORMULAS.items()]
+    entries += [(word.replace(" ", "-"), word, text) for word, text in WORDS.items()]
+    popovers = "".join(
         f'<div popover id="what-{key}" class="formula"><strong>{escape(name)}</strong> {escape(text)}</div>'
-        for key, name, text in said
+        for key, name, text in entries
     )
-    return f'<div class="formulas">{made}</div>'
+    return f'<div class="formulas">{popovers}</div>'
 
 
 def markdown() -> str:
-    """The table for docs/formulas.md."""
-    lines = [f"| {one.name} | {one.text} |" for one in FORMULAS.values()]
+    """Return the table for docs/formulas.md."""
+    lines = [f"| {formula.name} | {formula.text} |" for formula in FORMULAS.values()]
     return "\n".join(["| figure | how it is computed |", "| --- | --- |", *lines]) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""The tab "How it works": six steps. Contract: static HTML, in which the scripts of static/how draw and answer.
+"""The tab "How it works": six steps as static HTML. The scripts of static/how draw the pictures.
 
-A step has words, sliders with a picture, and an exercise whose answer the scripts compute from the sliders. The
-figures of GPUs are those of the vendors' datasheets.
+Each step has text, sliders with a picture, and an exercise. The scripts compute its answer from the sliders. The
+GPU figures come from the vendors' datasheets.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from html import escape
 from bass_core import DEFAULT_LANES, HARDWARE, METHODS, Algorithm1
 from ui.race.parts import ORIGINS
 
-# Name -> (billions of parameters, bytes of one).
+# Name -> (billions of parameters, bytes per parameter).
 MODELS = {
     "7.8B, 2 bytes a weight": (7.8, 2),
     "7.8B, 1 byte a weight": (7.8, 1),
     "1.7B, 2 bytes a weight": (1.7, 2),
     "70B, 1 byte a weight": (70, 1),
 }
-# The target's and the draft's weights of five tokens at first; the scripts scale them to sum to 1.
+# Initial weights of five tokens for (target, draft). The scripts scale each column to sum to 1.
 WORDS = {"the": (40, 25), "a": (25, 45), "my": (20, 10), "one": (10, 15), "his": (5, 5)}
 STEPS = {
     "memory": "Why a step is bound by memory",
@@ -29,13 +29,13 @@ STEPS = {
     "roofline": "The roofline",
 }
 _ACCEPTANCE = ("a", "Token acceptance a", 0, 0.99, 0.01, 0.8, "how often the target accepts a drafted token")
-_COST = ("c", "Cost ratio c", 0, 1, 0.01, 0.1, "a draft's step / a step of the target")
+_COST = ("c", "Cost ratio c", 0, 1, 0.01, 0.1, "time of a draft step / time of a target step")
 _LENGTH = ("l", "Draft length l", 1, 16, 1, 5, "tokens drafted before each check")
 _BATCH = ("b", "Batch b", 1, 32, 1, 8, "rows at once")
 
 
 def template() -> str:
-    """The way, the key of colours, and the steps."""
+    """Return the list of steps, the colour key and the steps themselves."""
     way = "".join(
         f'<li><a href="#how-{name}">{i}. {title}</a></li>' for i, (name, title) in enumerate(STEPS.items(), 1)
     )
@@ -49,7 +49,7 @@ def template() -> str:
 
 def _step(name: str, words: str, controls: str, question: str, *, more: str = "", rest: str = "", data: str = "",
           pictures: int = 1) -> str:  # fmt: skip
-    """A step; `more` is below its sliders, `rest` below the whole step."""
+    """Return one step. `more` goes below its sliders, `rest` below the whole step."""
     number = list(STEPS).index(name) + 1
     picture = '<div class="picture"></div>' * pictures
     return f"""<section class="part walk-step" id="how-{name}" data-step-name="{name}" {data}
@@ -108,33 +108,34 @@ def _source(*papers: str) -> str:
 
 def _memory() -> str:
     words = """<p>A language model reads all of its weights for every step, and a step writes one token for each
-row of the batch. Each weight that was read is multiplied once for each row.</p>
+row of the batch. Each weight is read once, then multiplied once for each row.</p>
 <p>With a few rows, reading takes far longer than multiplying: the arithmetic units wait. A step of eight tokens
-then costs what a step of one token costs. Speculative decoding uses that.</p>
-<p class="source">Bandwidth and dense bfloat16 peak as NVIDIA's datasheets give them. A real step reaches a part of
-both, and reads keys and values too.</p>"""
+then costs as much as a step of one token. Speculative decoding uses that.</p>
+<p class="source">Bandwidth and dense bfloat16 peak from NVIDIA's datasheets. A real step reaches only a part of
+both, and also reads keys and values.</p>"""
     controls = _machine() + _slider("b", "Tokens in a step", 1, 512, 1, 8, "one for each row")
     return _step("memory", words, controls,
-                 "How many tokens does a step need until multiplying takes as long as "
-                 "reading, on this GPU?")  # fmt: skip
+                 "On this GPU, from how many tokens per step does multiplying take as long as "
+                 "reading?")  # fmt: skip
 
 
 def _drafting() -> str:
     words = f"""<p><b>Regular</b> decoding writes one token for each row in each step. <b>Speculative</b> decoding
-lets a small draft model propose l tokens, and checks them all with one step of the target, one sequence at a time.
+lets a small draft model propose l tokens, then checks all of them in one step of the target, one sequence at a
+time.
 <b>BASS</b> does this for all rows of a batch at once.</p>
 <div class="picture fixed" tabindex="0" role="group"
 aria-label="Three decoders: picture">{_decoders()}</div>
-<p>A round writes its first token for sure, and token i + 1 if the first i drafts are accepted: with chance
-a<sup>i</sup>, if each is accepted with chance a, independently. That adds up to (1 − a<sup>l+1</sup>) / (1 − a)
-tokens. With drafts that cost c steps each, the speed-up is that / (l·c + 1).</p>
+<p>A round always writes its first token. It writes token i + 1 if the first i drafts are accepted: with chance
+a<sup>i</sup>, if each is accepted independently with chance a. That adds up to (1 − a<sup>l+1</sup>) / (1 − a)
+tokens. If each draft costs c target steps, the speed-up is this number / (l·c + 1).</p>
 {_source(_LEVIATHAN, _paper("2410.17375", "draft and target at the same time: AMUSD"))}"""
-    controls = "".join(_slider(*one) for one in (_ACCEPTANCE, _COST, _LENGTH))
-    return _step("drafting", words, controls, "Which draft length is the best one for these a and c?")
+    controls = "".join(_slider(*slider) for slider in (_ACCEPTANCE, _COST, _LENGTH))
+    return _step("drafting", words, controls, "Which draft length is best for these a and c?")
 
 
 def _decoders() -> str:
-    """The picture of what each decoder does in the same time, for two sequences: an example."""
+    """Return an example picture: what each decoder does for two sequences in the same time."""
     width, height, gap = {"T": 54, "D": 16}, 26, 3
     box = '<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="3" class="{}"/>'
     words = '<text x="{:g}" y="{:g}" text-anchor="{}" class="{}">{}</text>'
@@ -167,15 +168,15 @@ def _decoders() -> str:
 
 def _rule() -> str:
     words = f"""<p>A draft x is drawn from the draft model's distribution q; the target gives it p(x). It is
-accepted if a random number u is below p(x)/q(x). In place of a rejected draft one token is drawn from max(0, p −
-q), scaled to sum to 1. This writes exactly p, whatever q is:</p>
+accepted if a random number u is below p(x)/q(x). A rejected draft is replaced by a token drawn from max(0, p −
+q), scaled to sum to 1. The written tokens then follow exactly p, whatever q is:</p>
 <ol class="proof"><li>x is drafted and accepted with chance q(x) · min(1, p(x)/q(x)) = min(p(x), q(x)).</li>
 <li>So a draft is rejected with chance R = 1 − Σ min(p, q) = Σ max(0, p − q).</li>
 <li>x is recovered with chance R · max(0, p(x) − q(x)) / R = max(0, p(x) − q(x)).</li>
 <li>Together: min(p(x), q(x)) + max(0, p(x) − q(x)) = p(x).</li></ol>
-<p>A bad draft costs time and never quality. If all drafts are accepted, the same step yields one more token, the
-bonus. Block verification, the default, judges the drafts of a round together: it writes the same distribution and
-on average accepts at least as many.</p>
+<p>A bad draft costs time, never quality. If all drafts are accepted, the same step yields one more token, the
+bonus. Block verification, the default, judges the drafts of a round together. It writes the same distribution and
+accepts at least as many drafts on average.</p>
 {_source(_LEVIATHAN, _CHEN, _paper("2403.10444", "block verification: Sun et al."))}"""
     sides = "".join(
         f"<fieldset><legend>{name}</legend>"
@@ -188,7 +189,7 @@ on average accepts at least as many.</p>
     )
     more = (
         _button("Draw 1,000 times again")
-        + "<p>Columns: the tokens that the rule wrote, accepted drafts in full and recovered tokens dashed. Thick "
+        + "<p>Columns: the tokens that the rule wrote, accepted drafts solid and recovered tokens dashed. Thick "
         "line: p. Narrow bar: q. The weights above are scaled to sum to 1.</p>"
     )
     return _step("rule", words, f'<div class="beside">{sides}</div>', "What share of the drafts is accepted, with "
@@ -196,11 +197,12 @@ on average accepts at least as many.</p>
 
 
 def _ragged() -> str:
-    words = f"""<p>After a round each row has its own length. If all rows were cut to the shortest, the row with
-the fewest accepted drafts would decide: a draft that one row accepts with chance a is accepted by all of b rows
-with chance a<sup>b</sup>.</p>
-<p>So each row keeps its own length in one cache. New entries are written at the end of each row; a rejected
-draft is dropped by leaving that end where it was; attention reads each row up to its end. Nothing is copied.</p>
+    words = f"""<p>After a round, each row has its own length. If all rows were cut to the shortest, the row with
+the fewest accepted drafts would decide for all of them. For example, a draft that each row accepts with chance a
+is accepted by all b rows only with chance a<sup>b</sup>.</p>
+<p>So each row keeps its own length in one cache. New entries are written at the end of each row, and attention
+reads each row up to its end. To drop a rejected draft, the end simply does not move past it. Nothing is
+copied.</p>
 {_source(_BASS)}"""
     more = (
         _button("Another round")
@@ -208,69 +210,68 @@ draft is dropped by leaving that end where it was; attention reads each row up t
     )
     controls = _slider(*_ACCEPTANCE) + _slider("b", "Batch b", 1, 16, 1, 8, "rows at once")
     return _step("ragged", words, controls,
-                 "How often does a whole batch accept its next draft, and how many tokens "
+                 "How often do all rows accept their next draft, and how many tokens "
                  "does a round with a common stop write?", more=more, rest=_what_if())  # fmt: skip
 
 
 def _what_if() -> str:
-    sliders = "".join(_slider(*one) for one in (_ACCEPTANCE, _COST, _LENGTH, _BATCH))
+    sliders = "".join(_slider(*slider) for slider in (_ACCEPTANCE, _COST, _LENGTH, _BATCH))
     return f"""<div class="what-if"><h3>What if?</h3>
 <p>Expected speed-up over regular decoding: a formula, not a measurement. <span
-data-predicted-text="The large points are predicted: the last run's token acceptance, and the speed-up that its
-forwards would have on the other machine.">The large points are measured: the last run's token acceptance and
+data-predicted-text="The large points are predicted: the last run's token acceptance, and the speed-up of its
+forwards on the other machine.">The large points are measured: the last run's token acceptance and
 speed-up.</span></p>
 <div class="what-if-grid"><div class="sliders">{sliders}
 <p class="what-if-line" role="status" aria-live="polite"></p></div>
 <figure class="chart"><div class="plot" role="group"
 aria-label="Expected speed-up over token acceptance"></div></figure></div>
-<p class="small-print">Both lines assume that checking l + 1 tokens costs the target as much as one token. Where
-the arithmetic units are fully used it costs more: then measured points, of large batches above all, lie
-below.</p></div>"""
+<p class="small-print">Both lines assume that checking l + 1 tokens costs the target as much as one token. If the
+arithmetic units are fully used, it costs more, and the measured points lie below the lines, especially for large
+batches.</p></div>"""
 
 
 def _policies() -> str:
     rule = Algorithm1()
-    words = f"""<p>With too few drafts the target's step checks little; too many are thrown away. Algorithm 1
-looks at the row that accepted most. If it accepted all l drafts, l grows by {rule.increment}, up to
-{rule.limit}. Otherwise l falls by l/{rule.modulus}, rounded up. From the second fall in a row on, each fall is
-one faster. The next length is the larger of the two: what the fall leaves, and what that row accepted; and at
-least 1.</p>
-<p>Algorithm 1 never asks what a draft costs. It looks at the best row, so it drafts longer in a larger batch,
+    words = f"""<p>With too few drafts, a target step checks little. With too many, most are thrown away. Algorithm
+1 looks at the row that accepted the most. If that row accepted all l drafts, l grows by {rule.increment}, up to
+{rule.limit}. Otherwise l falls by l/{rule.modulus}, rounded up, and by one more from the second fall in a row on.
+The length never falls below the number of drafts that this row accepted, nor below 1.</p>
+<p>Algorithm 1 ignores the cost of a draft. Because it looks at the best row, it drafts longer in a larger batch,
 where arithmetic is scarcer.</p>
-<p>The default, “auto”, asks, where the costs of this machine are known; elsewhere it is Algorithm 1. Before
-anything is drawn it gives each row a length of its own. A row's next draft is worth the chance that it is accepted
-with all before it, as counted so far. Drafts of all rows are taken, best first, as long as expected tokens a
-millisecond grow; where no draft pays, the round is a plain step.</p>
-<p>The lower picture is that question in its plainest form: every row drafts the same length.</p>
+<p>The default, “auto”, uses the measured costs of this machine. If they are not known, it is Algorithm 1. Before
+anything is drawn, it gives each row its own length. The worth of a row's next draft is the chance that this draft
+and all before it are accepted, estimated from the rounds so far. Drafts of all rows are taken, best first, as long
+as the expected tokens per millisecond grow. If no draft pays off, the round is a plain step.</p>
+<p>The lower picture shows the simplest case: every row drafts the same length.</p>
 {_source(_BASS + ", Algorithm 1")}"""
-    controls = "".join(_slider(*one) for one in (_ACCEPTANCE, _BATCH, _COST)) + _slider(
+    controls = "".join(_slider(*slider) for slider in (_ACCEPTANCE, _BATCH, _COST)) + _slider(
         "free",
         "Tokens at the price of one",
         1,
         256,
         1,
         32,
-        "as many as one step checks at no more cost: the ridge",
+        "a step of up to this many tokens costs the same: the ridge",
     )
     data = f'data-rule="{rule.length} {rule.increment} {rule.modulus} {rule.limit}"'
     return _step("policies", words, controls,
-                 "From now on no row accepts a draft. What does Algorithm 1 draft in the "
+                 "From now on, no row accepts a draft. How many tokens does Algorithm 1 draft in the "
                  "second, third and fourth round from here?", data=data, pictures=2)  # fmt: skip
 
 
 def _roofline() -> str:
-    words = """<p>A forward has to read its weights and to multiply with them, at the same time. It takes the
-longer of the two: bytes / bandwidth or FLOPs / peak. Reading takes as long for one token as for a hundred;
-multiplying takes 2 FLOPs for each parameter and token.</p>
-<p>Left of the ridge drafts are checked for free. A batch of b rows moves b × (l + 1) tokens to the right: in a
-large batch a draft costs what a token costs, and the best draft length is short, or none.</p>
+    words = """<p>A forward reads its weights and multiplies with them at the same time. So it takes the
+longer of the two: bytes / bandwidth or FLOPs / peak. Reading takes as long for one token as for a hundred.
+Multiplying takes 2 FLOPs per parameter and token.</p>
+<p>Left of the ridge, drafts are checked for free. A batch of b rows checks b × (l + 1) tokens, which moves it to
+the right. In a large batch a draft costs as much as a token, so the best draft length is short or zero.</p>
 <p class="source">Williams et al., Roofline, Communications of the ACM 52 (4), 2009. Datasheet figures, weights
-alone: predicted, not measured.</p>"""
+only: predicted, not measured.</p>"""
     controls = (
         _machine()
         + _slider("b", "Batch b", 1, 128, 1, 8, "rows at once")
         + _slider("l", "Draft length l", 1, 16, 1, 7, "for each row")
     )
     return _step("roofline", words, controls,
-                 "From which batch on does a verification with l drafts a row cost more "
+                 "From which batch size on does a verification with l drafts per row cost more "
                  "than reading the weights?")  # fmt: skip

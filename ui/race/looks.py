@@ -1,8 +1,7 @@
-"""How a lane looks: its label, colour and line style, for the templates and the scripts.
+"""The look of a lane: label, colour and line style, for the templates and the scripts.
 
-Contract: made from bass_core's table of methods, by a method's index in it; no other file here or in ui/static
-names a method. `looks` is plain data, which reaches the scripts in the feed's head. A lane whose method is not in
-the table, as in a recording, is labelled with its name.
+`look` chooses them by the method's index in bass_core's table. No other file of ui names a method. The scripts get
+`looks` in the feed's head. A lane whose method is not in the table, e.g. in an old recording, shows its name.
 """
 
 from __future__ import annotations
@@ -11,17 +10,22 @@ from typing import TypedDict
 
 from bass_core import METHODS
 
-# By index: the colour variables of page.css, and Plotly's names for line styles.
+# By index in METHODS: the colour variables of page.css, and Plotly's names of line styles.
 COLOURS = ("lane-1", "lane-2", "lane-3", "lane-4", "lane-5")
 DASHES = ("dot", "dash", "solid", "dashdot", "longdashdot")
 OTHER_COLOUR, OTHER_DASH = "lane-other", "longdash"
 
 
 class Look(TypedDict):
-    """What the page knows of a lane.
+    """The look of one lane.
 
-    colour: a variable of page.css without its dashes. dash: Plotly's line style, in page.css a class "line-...".
-    lengths: how its draft lengths can be replayed: "batch", one list for all rows; "row", one for each; "" not.
+    Attributes:
+        label: the name that the page shows.
+        about: one line below the label.
+        colour: a variable of page.css without its leading dashes.
+        dash: Plotly's line style; page.css has a class "line-..." for each.
+        lengths: how its draft lengths can be replayed: "batch" (one list for all rows), "row" (one list for each
+            row) or "" (not at all).
     """
 
     label: str
@@ -32,7 +36,7 @@ class Look(TypedDict):
 
 
 def look(name: str) -> Look:
-    """The look of one lane."""
+    """Return the look of one lane."""
     lines = zip(METHODS, zip(COLOURS, DASHES, strict=True), strict=False)
     colour, dash = dict(lines).get(name, (OTHER_COLOUR, OTHER_DASH))
     if name not in METHODS:
@@ -43,10 +47,10 @@ def look(name: str) -> Look:
 
 
 def looks(names: list[str]) -> dict[str, Look]:
-    """The looks of these lanes, by name."""
+    """Return the looks of these lanes by name."""
     return {name: look(name) for name in names}
 
 
 def reference() -> str:
-    """The lane that the others are compared with."""
+    """Return the name of the lane that the others are compared with."""
     return next(name for name, method in METHODS.items() if method.reference)

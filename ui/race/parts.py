@@ -1,37 +1,37 @@
-"""The parts of the page that show a race: the lanes, the charts, the inspector and the summary.
+"""Static HTML of the parts that show a race: lanes, charts, inspector and summary.
 
-Contract: static HTML, which the scripts of ui/static/race fill with textContent alone. No value from outside
-enters these templates: Gradio evaluates templates as code. lanes.js adds a section for a lane that has none here.
+The scripts of ui/static/race fill them, using only textContent. No value from outside may enter these templates,
+because Gradio evaluates templates as code. lanes.js adds a section for each lane that has none here.
 """
 
 from __future__ import annotations
 
 from bass_core import DEFAULT_LANES
-from ui.race.formulas import FORMULAS, term, titled, what
+from ui.race.formulas import FORMULAS, formula_button, term, titled
 from ui.race.looks import look
 
 ORIGINS = {
     "sampled": "from the target, nothing drafted",
     "accepted": "drafted and accepted",
     "recovered": "replaces a rejected draft",
-    "bonus": "follows a draft accepted in full",
+    "bonus": "follows drafts that were all accepted",
 }
-# Marks that predicted.js puts on figures: of a predicted clock, and of this machine after all.
+# predicted.js marks these elements in a race on a predicted clock. HERE: still measured on this machine.
 BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "here"))
-# A lane's figures: metric -> label. The first is its large number.
+# A lane's figures: metric -> label. The first is shown large.
 FIGURES = {
     "speedup": "over Regular",
     "ms_per_token": "ms per token",
     "acceptance_rate": "accepted",
 }
 TIMED = ("speedup", "ms_per_token")
-# The lane with the label that the Tab key stops at; regular decoding accepts nothing.
+# The lane whose label takes the Tab focus. Regular decoding shows no acceptance, so that label's is the next lane.
 STOPS = {"speedup": DEFAULT_LANES[0], "ms_per_token": DEFAULT_LANES[0], "acceptance_rate": DEFAULT_LANES[1]}
-# Switches: label, whether it is on at first, title.
+# Switches: (label, initially on, title).
 SWITCHES = {
     "colours": ("Origins", True, "Colour tokens by where they came from"),
     "whole": ("Whole texts", False, "Show each text in full"),
-    "whole-race": ("Whole race", False, "Let the timelines show the whole race, not its newest part"),
+    "whole-race": ("Whole race", False, "Show the whole race in the timelines, not just its newest part"),
     "slow": ("Half speed", False, "Show the race at half speed"),
     "stepping": ("Step by step", False, "Pause the page and go through the rounds one by one"),
 }
@@ -63,14 +63,15 @@ STEP = """<section class="step-part" aria-label="Step by step" hidden><div class
 <p class="step-rule"></p>
 <ol class="step-drafts" aria-label="The drafts of this round" tabindex="0"></ol>
 <div class="step-end"></div></section>"""
-# Where the lane's time went, drawn by strip.js.
+# Timeline of a lane's time, drawn by strip.js.
 STRIP = f"""<figure class="strip" hidden><canvas tabindex="0" role="img" aria-label="Timeline"></canvas>
-<div class="strip-line"><figcaption></figcaption>{what("timeline")}</div></figure>"""
-# The rows' lengths, drawn by cache.js; shown for a batch.
+<div class="strip-line"><figcaption></figcaption>{formula_button("timeline")}</div></figure>"""
+# The rows' lengths, drawn by cache.js and shown only if there are several rows.
 CACHE = f"""<section class="part cache-part" aria-labelledby="cache-title" hidden>
 <div class="part-head"><h2 id="cache-title">The ragged cache</h2>
-<p class="part-about">One bar a row: its new tokens, and this round's cells. Below it, in dashes, the same rounds
-if the whole batch stopped at its first rejection. At the right, both lengths. {what("cache_rows")}</p></div>
+<p class="part-about">One bar per row: its new tokens, and the cells of this round. Below it, dashed: the same
+rounds if the whole batch stopped at its first rejection. On the right: both lengths.
+{formula_button("cache_rows")}</p></div>
 <div class="pickers cache-pick"><label>Lane <select></select></label>
 <label>Round <input type="range" min="0" max="0" value="0" step="1"></label></div>
 <ul class="cache-key" aria-label="Kinds of cells">{_KEY}</ul>
@@ -83,7 +84,7 @@ GLANCE = """<section class="glance" aria-label="All lanes at a glance" hidden>
 
 
 def lanes() -> str:
-    """The verdict, the legend, a section for each lane, the switches, and the tip of a token."""
+    """Return the verdict, the legend, a section for each lane, the switches and the tip of a token."""
     keys = "".join(f"<li>{term(origin, origin, f'token {origin}')}</li>" for origin in ORIGINS)
     switches = "".join(
         f'<button type="button" class="switch" data-switch="{name}" aria-pressed="{str(on).lower()}" '
@@ -123,20 +124,20 @@ aria-labelledby="lane-{name}-title">
 </section>"""
 
 
-# Charts over lane time are predicted where the lanes' clock is; the last three are of this machine.
+# On a predicted clock, LANE_CHARTS are predicted as well. The other charts always show this machine.
 LANE_CHARTS = {
     "latency": ("ms per token of one sequence", "over lane time, lower is better"),
     "race": ("The race", "new tokens of all sequences over lane time"),
-    "acceptance": ("Draft acceptance rate", "accepted / drafted (of trees: path / nodes), over lane time"),
-    "lengths": ("Draft length", "of each round (of trees: depth), over lane time"),
-    "flops": ("FLOPs utilisation", "of the device's peak, by lane, over lane time"),
+    "acceptance": ("Draft acceptance rate", "accepted / drafted (for trees: path / nodes), over lane time"),
+    "lengths": ("Draft length", "of each round (for trees: depth), over lane time"),
+    "flops": ("FLOPs utilisation", "share of the device's peak, by lane, over lane time"),
 }
 CHARTS = LANE_CHARTS | {
     "device": ("Device", "share of time busy, all running lanes together"),
-    "memory": ("Memory and power", "of the device, or of this process without a GPU"),
-    "cache": ("Keys and values", "held by each lane, a shared prefix only once"),
+    "memory": ("Memory and power", "of the device, or of this process if there is no GPU"),
+    "cache": ("Keys and values", "stored by each lane, a shared prefix only once"),
 }
-# What is of this process says so itself.
+# Readings of this process need no mark: their labels name it.
 READINGS = {
     "name": ("Device", HERE),
     "gpu_utilization": ("GPU utilization (NVML: share of time busy)", HERE),
@@ -151,22 +152,22 @@ READINGS = {
     "rss_mb": ("Memory of this process", ""),
 }
 OWN_CLOCK = (
-    "Each lane has its own clock, which counts only the time that the device spent on that lane: the lanes "
-    "advance as they would on identical machines, only slower."
+    "Each lane has its own clock, which counts only the time that the device spent on that lane. So the lanes "
+    "advance as if each had its own identical machine, only slower."
 )
 PREDICTED = (
-    "Each lane has its own clock, which counts what the lane's forwards are predicted to take on another machine; "
-    "no lane time here was measured. The device's readings are of this machine."
+    "Each lane has its own clock, which adds up the predicted times of the lane's forwards on another machine. "
+    "No lane time here was measured. The device readings are from this machine."
 )
 SMALL_PRINT = (
     "Tokens appear in the order and at the pace of "
     "their lane's clock, at most one update (about a tenth of a second) after they were written. The charts of "
-    "long runs show every second, fourth, ... point. A question mark beside a figure says how it is computed."
+    "long runs show every second, fourth, ... point. The question mark next to a figure explains its formula."
 )
 
 
 def charts() -> str:
-    """One figure for each chart, and the device's readings as text."""
+    """Return one figure for each chart, and the device's readings as text."""
     figures = "".join(
         f'<figure class="chart" data-chart="{name}"><figcaption>'
         f"{titled(_formula_of(name), title, mark=BADGE if name in LANE_CHARTS else HERE)}"
@@ -175,7 +176,7 @@ def charts() -> str:
         for name, (title, about) in CHARTS.items()
     )
     readings = "".join(
-        f'<div><dt {mark}>{label}{what(key)}</dt><dd data-reading="{key}">–</dd></div>'
+        f'<div><dt {mark}>{label}{formula_button(key)}</dt><dd data-reading="{key}">–</dd></div>'
         for key, (label, mark) in READINGS.items()
     )
     return f"""<section class="bass-charts part" aria-labelledby="charts-title">
@@ -188,7 +189,7 @@ def charts() -> str:
 
 
 def _line(name: str) -> str:
-    """A lane's line and label, until a race brings its own lanes."""
+    """Return the line and label of a default lane. A race with other lanes replaces them."""
     shown = look(name)
     line = f'<span class="line line-{shown["dash"]}" style="--line-colour: var(--{shown["colour"]})"></span>'
     return f"<li>{line}{shown['label']}</li>"
@@ -202,12 +203,12 @@ PAPER = (
     '<a href="https://arxiv.org/abs/2404.15778" target="_blank" rel="noopener">Qian et al., BASS, arXiv '
     "2404.15778</a>"
 )
-# The rows of the inspector's table: label and formula.
+# Rows of the inspector's table: (label, key of its formula).
 ROWS = {
     "token": ("Draft", "token"),
     "q": ("q(x), the draft's probability", "q"),
     "p": ("p(x), the target's probability", "p"),
-    "ratio": ("min(1, p/q), its chance by itself", "ratio"),
+    "ratio": ("min(1, p/q), its chance when tested alone", "ratio"),
     "chance": ("h, its chance in the block", "chance"),
     "u": ("u, the random number", "u"),
     "verdict": ("Outcome", "outcome"),
@@ -215,19 +216,19 @@ ROWS = {
 
 
 def inspector() -> str:
-    """Pickers for lane, sequence and round, and the table or tree of one round."""
+    """Return the pickers for lane, sequence and round, and the table or tree of one round."""
     rows = "".join(
-        f'<tr data-row="{key}"><th scope="row">{label}{what(formula)}</th></tr>'
+        f'<tr data-row="{key}"><th scope="row">{label}{formula_button(formula)}</th></tr>'
         for key, (label, formula) in ROWS.items()
     )
     return f"""<section class="part why" aria-labelledby="why-title" hidden>
-<div class="titled"><h2 id="why-title" tabindex="-1">Why</h2>{what("verdict")}</div><ul></ul>
-<p class="part-about">A step has to read all of the model's weights, whatever it writes; while that takes longer
-than multiplying, it checks drafts of every row almost for nothing. {PAPER}.</p></section>
+<div class="titled"><h2 id="why-title" tabindex="-1">Why</h2>{formula_button("verdict")}</div><ul></ul>
+<p class="part-about">A step has to read all of the model's weights, however many tokens it writes. As long as
+reading takes longer than multiplying, the step checks drafts of every row almost for free. {PAPER}.</p></section>
 <section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
-<p class="part-about">One round of one sequence: what was drafted, and why it was accepted or rejected. A click
-on any token opens its round.</p></div>
+<p class="part-about">One round of one sequence: the draft tokens, and why each was accepted or rejected. Click
+any token to open its round.</p></div>
 <div class="pickers">
 <label>Lane <select data-pick="lane"></select></label>
 <label>Sequence <select data-pick="sequence"></select></label>
@@ -248,17 +249,17 @@ on any token opens its round.</p></div>
 
 
 def summary() -> str:
-    """What follows a run: one figure, a table, and the exports."""
+    """Return the part that appears after a run: a figure, a table and the exports."""
     return f"""<section class="bass-summary part" aria-labelledby="summary-title" hidden>
 <div class="part-head"><h2 id="summary-title">Afterwards</h2><p class="part-about budget-line"></p></div>
 <figure class="chart summary-figure"><figcaption>
 <div class="titled"><h3 {BADGE}>Per-token latency and acceptance by position</h3>
-{what("ptl")}{what("per_position_acceptance")}</div>
-<span>ms until the First and the Last sequence finished and the mean of All, by lane; accepted / drafted at each
+{formula_button("ptl")}{formula_button("per_position_acceptance")}</div>
+<span>in ms, of the First and the Last sequence to finish and the mean of All, by lane; accepted / drafted at each
 position</span></figcaption><div class="plot" role="group"
 aria-label="Per-token latency First, Last and All by lane; acceptance by draft position"></div></figure>
 <div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the run">
-<table class="figures-table"><caption class="spoken">Figures of the run, a column a lane</caption>
+<table class="figures-table"><caption class="spoken">Figures of the run, one column per lane</caption>
 <thead></thead><tbody></tbody></table></div>
 <div class="take">
 <button type="button" class="action" data-take="table">Copy table</button>
@@ -271,7 +272,7 @@ aria-label="Per-token latency First, Last and All by lane; acceptance by draft p
 <details class="snippet"><summary>Repeat this run with the library</summary>
 <div class="snippet-head"><p
 data-predicted-text="The code predicts the same times for the same forwards.">The code uses the draft lengths of
-this run, so that sampled text repeats too.</p>
+this run, so that it repeats sampled text as well.</p>
 <button type="button" class="action" data-take="snippet">Copy</button></div>
 <pre tabindex="0" aria-label="Python code"><code></code></pre></details>
 </section>"""

@@ -1,13 +1,12 @@
-"""The verdict above the lanes: who is ahead, by how much, and why, in the race's own numbers.
+"""The verdict above the lanes: which lane is ahead, by how much, and why. Call `judge`.
 
-Contract: `judge` makes the sentences from snapshots. All figures are those of Metrics (bass_core/lanes/pace.py). A
-lane's speed-up over the reference is taken apart as
+All figures come from Metrics (bass_core/lanes/pace.py). A lane's speed-up over the reference is split into
 
     speed-up = (plain steps that a round writes) / (plain steps that a round costs)
 
-Two lanes are level if their speeds differ by less than TWICE the standard error of their ratio, from the scatter
-of their rounds; the errors of two lanes add as squares. While the race runs, nothing is said of lanes that are
-level.
+For example, a round that writes 2.6 plain steps and costs 1.3 gives a speed-up of 2.00×. Two lanes are level if
+their speeds differ by at most LEVEL_ERRORS standard errors of their ratio, estimated from the scatter of their
+rounds; the squares of the two lanes' errors add up. While a race runs, the verdict says nothing about level lanes.
 """
 
 from __future__ import annotations
@@ -18,19 +17,22 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from bass_core import METHODS, LaneSnapshot, Record
-from ui.page.clock import where
+from ui.page.clock import on_machine
 from ui.race.looks import look, reference
 
-TWICE = 2.0
-# Below this share of its rounds, a lane is said to have drafted in few.
-FEW = 0.8
-# Policies that draft only where that should pay.
-CHOOSING = ("auto", "cost-aware")
+LEVEL_ERRORS = 2.0
+# A lane that drafted in a smaller share of its rounds gets a sentence about it.
+DRAFTING_SHARE = 0.8
+# Policies that draft only if that should pay off.
+COST_POLICIES = ("auto", "cost-aware")
 
 
 class Verdict(TypedDict):
-    """What is said: `head` of the race, None before there is anything to say; `lanes`: of all but the reference,
-    the fastest first.
+    """The sentences of a verdict.
+
+    Attributes:
+        head: who is ahead, or None as long as that is open.
+        lanes: a sentence for each lane but the reference, the fastest first.
     """
 
     head: str | None
@@ -39,13 +41,18 @@ class Verdict(TypedDict):
 
 @dataclass
 class LaneRounds:
-    """How many of a lane's rounds drafted, and the most rows in a round."""
+    """Counts of a lane's rounds.
+
+    Attributes:
+        drafting: the number of rounds that drafted.
+        rows: the most rows in any round.
+    """
 
     drafting: int = 0
     rows: int = 0
 
     def add(self, record: Record) -> None:
-        """Count a round."""
+        """Count a round, unless it is a prefill."""
         if record["kind"] != "prefill":
             self.drafting += record["kind"] == "verify"
             self.rows = max(self.rows, len(record["rows"]))
@@ -57,7 +64,14 @@ def judge(
     settings: Mapping[str, object],
     clock: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """The verdict on these lanes, whose rounds were counted; settings: the race's; clock: a predicted one."""
+    """Return the verdict on these lanes.
+
+    Args:
+        lanes: the snapshots by lane.
+        rounds: the counts of each lane's rounds.
+        settings: the settings of the race.
+        clock: the predicted clock of the race, or None if its times are measured.
+    """
     speeds = _speeds(lanes)
     if len(speeds) < 2:
         return Verdict(head=None, lanes={})
@@ -67,34 +81,34 @@ def judge(
     if head is None:
         return Verdict(head=None, lanes={})
     if clock:
-        head = f"{head.removesuffix('.')}, {where(clock)}."
-    said = {
+        head = f"{head.removesuffix('.')}, {on_machine(clock)}."
+    sentences = {
         name: _equation(lanes[name], rounds[name], name, settings, clock)
         for name in fastest_first
         if name != reference()
     }
-    return Verdict(head=head, lanes={name: one for name, one in said.items() if one})
+    return Verdict(head=head, lanes={name: sentence for name, sentence in sentences.items() if sentence})
 
 
 def _speeds(lanes: Mapping[str, LaneSnapshot]) -> dict[str, float]:
-    """The speed of each lane that has one: its speed-up, or without a reference plain steps per ms.
+    """Return the speed of each lane that has one: its speed-up, or plain steps per ms if there is no reference.
 
-    A reference that failed before it wrote anything counts as none.
+    A reference that failed before it wrote anything counts as no reference.
     """
     speeds = {name: lane["metrics"].get("speedup") for name, lane in lanes.items()}
-    other = lanes.get(reference())
-    if other is None or (other["error"] and not any(speeds.values())):
-        known = {
+    reference_lane = lanes.get(reference())
+    if reference_lane is None or (reference_lane["error"] and not any(speeds.values())):
+        timed = {
             name: lane["metrics"] for name, lane in lanes.items() if lane["metrics"].get("scatter") is not None
         }
-        speeds = {name: 1 / metrics["ms_per_token"] for name, metrics in known.items()}
+        speeds = {name: 1 / metrics["ms_per_token"] for name, metrics in timed.items()}
     return {name: speed for name, speed in speeds.items() if speed}
 
 
 def _head(
     lanes: Mapping[str, LaneSnapshot], speeds: Mapping[str, float], fastest_first: list[str], done: bool
 ) -> str | None:
-    """Who is ahead; None while the race runs and nobody is."""
+    """Return a sentence about the lane that is ahead, or None while the race runs and no lane is."""
     first, second = fastest_first[:2]
     ratio, so_far, other = speeds[first] / speeds[second], "" if done else " so far", reference()
     if level(ratio, lanes[first], lanes[second]):
@@ -117,44 +131,49 @@ def _head(
 
 
 def level(ratio: float, faster: LaneSnapshot, slower: LaneSnapshot) -> bool:
-    """Whether speeds of this ratio may be equal but for the scatter of their rounds."""
+    """Return whether the scatter of the rounds is enough to explain this ratio of two speeds."""
     errors = [lane["metrics"].get("scatter") for lane in (faster, slower)]
-    known = math.hypot(*(math.inf if one is None else one for one in errors))
-    return ratio - 1 <= TWICE * known * ratio
+    combined = math.hypot(*(math.inf if error is None else error for error in errors))
+    return ratio - 1 <= LEVEL_ERRORS * combined * ratio
 
 
 def _equation(
     lane: LaneSnapshot,
-    own: LaneRounds,
+    counts: LaneRounds,
     name: str,
     settings: Mapping[str, object],
     clock: Mapping[str, Any] | None,
 ) -> str:
-    """One lane's speed-up, taken apart."""
+    """Return a sentence that splits one lane's speed-up into its two factors."""
     speed, cost = (lane["metrics"].get(key) for key in ("speedup", "round_cost"))
     if speed is None or cost is None:
         return ""
     head = f"{_name(name)} {speed:.2f}×{', predicted' if clock else ''}"
     if name in METHODS and METHODS[name].overlaps:
-        return f"{head}: draft and target work at the same time, so a round has no cost of its own."
+        return f"{head}: draft and target work at the same time, so a round has no separate cost."
     written, rows = speed * cost, len(lane["sequences"])
     joined = "but" if written > 1.005 and speed < 1 else "and"
-    of = f" (for one of {rows} rows)" if own.rows < rows and own.rows == 1 else ""
-    said = (
+    of = f" (for one of {rows} rows)" if counts.rows < rows and counts.rows == 1 else ""
+    sentence = (
         f"{head}: a round{of} writes as much as {written:.2f} plain steps, {joined} costs as much as {cost:.2f}."
     )
     drafts = name not in METHODS or METHODS[name].drafts
-    return said + (_drafted(lane, own, settings, "that" if clock else "this") if drafts else "")
+    return sentence + (_drafted(lane, counts, settings, "that" if clock else "this") if drafts else "")
 
 
-def _drafted(lane: LaneSnapshot, own: LaneRounds, settings: Mapping[str, object], machine: str) -> str:
-    """In how many rounds a lane drafted, where they were few, and why; machine: "this" or "that"."""
+def _drafted(lane: LaneSnapshot, counts: LaneRounds, settings: Mapping[str, object], machine: str) -> str:
+    """Return a sentence on how often a lane drafted, and why, or "" if it drafted in most rounds.
+
+    `machine` is "this" or "that".
+    """
     rounds = lane["metrics"]["rounds"]
-    if own.drafting >= FEW * rounds:
+    if counts.drafting >= DRAFTING_SHARE * rounds:
         return ""
-    chose = settings.get("draft_length") in CHOOSING
-    why = "elsewhere a draft would cost" if own.drafting else f"on {machine} machine a draft costs"
-    return f" It drafted in {own.drafting} of {rounds} rounds{f': {why} more than it saves' if chose else ''}."
+    by_cost = settings.get("draft_length") in COST_POLICIES
+    why = "in the others a draft would cost" if counts.drafting else f"on {machine} machine a draft costs"
+    return (
+        f" It drafted in {counts.drafting} of {rounds} rounds{f': {why} more than it saves' if by_cost else ''}."
+    )
 
 
 def _name(lane: str) -> str:

@@ -1,18 +1,19 @@
-"""A recorded race: its one format, how it is made, and how a file is read and checked.
+"""A recorded race: its format, how to make one (`record`, `save`) and how to read one (`load`).
 
-Contract: a recording is what the page got of a race, plain data that JSON holds: FORMAT under "recording", and
+A recording contains everything that the page received during a race, as a JSON object:
 
-    about      who ran what: models, device, versions, in words
-    made       more of the same by name: date, command, ... ("" or {} if not known)
+    recording  FORMAT
+    about      models, device and versions, in words
+    made       the same by name: date, command, ... ("" or {} if not known)
     head       the first line of the page's log (ui/race/feed.py)
-    snapshots  in their order, each {"lines": what it added to the log; "view": the figures, without "run";
-               "cache": the lanes' caches, where they changed}
+    snapshots  in order, each {"lines": the lines it added to the log; "view": the figures, without "run";
+               "cache": the lanes' caches, if they changed}
     charts     the charts' series at the end
     ended      how the race ended: "done", "stopped" or "error"
 
-Everything that the page draws is drawn from these; ui/static/race/tape.js plays them, and makes the same of a race
-that it has shown. `load` refuses with one sentence what the scripts could not draw: it looks at numbers for what
-they point to (rows, tokens, drafts), not for whether they are true.
+ui/static/race/tape.js plays recordings, and saves a race that the page has shown in the same format. `load`
+refuses a file that the scripts could not draw. It checks that references to rows, tokens and drafts are valid, not
+whether the figures are true.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ ENDS = ("done", "stopped", "error")
 ORIGINS = ("s", "a", "r", "b", "+")
 KINDS = ("prefill", "plain", "verify")
 NUMBERS = ("p", "q", "u", "chance")
-# What a part of the wrong shape makes the code that reads it raise.
-MISFITS = (AttributeError, LookupError, TypeError, ValueError)
+# Exceptions that the checks raise for a part of the wrong shape.
+SHAPE_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
 
 Recording = dict[str, Any]
 
@@ -50,10 +51,17 @@ def record(
     made: Mapping[str, Any] | None = None,
     pair: Mapping[str, Any] | None = None,
 ) -> Recording:
-    """The recording of these snapshots, of which those without lanes are left out.
+    """Return the recording of these snapshots. Snapshots without lanes are left out.
 
-    settings: the race's (RaceRequest.settings). pair: the arguments of load_pair for the page's snippet. Raises
-    ValueError if no snapshot has lanes.
+    Args:
+        snapshots: all snapshots of a race.
+        about: models, device and versions, in words.
+        settings: the settings of the race (RaceRequest.settings).
+        made: the same as `about`, by name.
+        pair: the arguments of load_pair, for the page's code snippet.
+
+    Raises:
+        ValueError: if no snapshot has lanes.
     """
     feed = PageFeed("", settings or {}, pair)
     shown: list[dict[str, Any]] = []
@@ -79,32 +87,33 @@ def record(
 
 
 def save(recording: Recording, path: Path) -> int:
-    """Write a file, packed by xz; its bytes."""
+    """Write a recording to a file, compressed with xz. Return its size in bytes."""
     packed = json.dumps(recording, separators=(",", ":")).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.write_bytes(lzma.compress(packed, preset=lzma.PRESET_DEFAULT | lzma.PRESET_EXTREME))
 
 
 def load(path: Path) -> Recording:
-    """Read a file, which may be packed by gzip or xz; lanes look as this version of the page shows them.
+    """Read a recording, which may be compressed with gzip or xz. Lanes get the looks of this version of the page.
 
-    Raises BassError with one sentence if it can't be read or drawn.
+    Raises:
+        BassError: if the file can't be read or drawn.
     """
     try:
         document = json.loads(_unpacked(path.read_bytes()), parse_constant=_no_number)
     except OSError as error:
         raise BassError(f"Cannot read the recording {path.name}: {error.strerror or 'it is damaged'}.") from error
     except (EOFError, ValueError, RecursionError, lzma.LZMAError, zlib.error) as error:
-        raise BassError(f"{path.name} is not a recording: it holds no JSON document.") from error
+        raise BassError(f"{path.name} is not a recording: it contains no JSON document.") from error
     if not isinstance(document, dict) or document.get("recording") != FORMAT:
         raise BassError(
-            f'{path.name} is not a recording: it lacks "recording": {FORMAT}, which this page\'s "Save '
-            'recording" writes.'
+            f'{path.name} is not a recording: it lacks "recording": {FORMAT}, which "Save recording" on this page '
+            "writes."
         )
     for part, check in PARTS.items():
         try:
             check(document)
-        except MISFITS as error:
+        except SHAPE_ERRORS as error:
             raise BassError(f"{path.name} is not a recording: {part} cannot be drawn.") from error
     head = document["head"]
     known = {"looks": looks([*head["lanes"], reference()]), "keywords": keywords(), "reference": reference()}
@@ -113,40 +122,41 @@ def load(path: Path) -> Recording:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """The file's contents, unpacked if it begins as gzip or xz does."""
+    """Return the contents, decompressed if they start like gzip or xz."""
     if data.startswith(b"\x1f\x8b"):
         return gzip.decompress(data)
     return lzma.decompress(data) if data.startswith(b"\xfd7zXZ") else data
 
 
 def _no_number(name: str) -> float:
-    """Refuse NaN and Infinity, which Python reads and a browser does not."""
+    """Refuse NaN and Infinity, which Python reads but a browser does not."""
     raise ValueError(f"{name} is no number")
 
 
-# What follows walks through a recording as the scripts do, and raises one of MISFITS for what they could not draw.
+# The checks below walk through a recording as the scripts do. They raise one of SHAPE_ERRORS if the scripts could
+# not draw it.
 
 
-def _need(*true: object) -> None:
-    """Raise ValueError unless all of these are true."""
-    if not all(true):
+def _need(*conditions: object) -> None:
+    """Raise ValueError unless all conditions are true."""
+    if not all(conditions):
         raise ValueError("does not fit")
 
 
 def _items(value: object) -> list[Any]:
-    """The value, which must be a list."""
+    """Return the value if it is a list, else raise TypeError."""
     if not isinstance(value, list):
         raise TypeError("no list")
     return value
 
 
 def _number(*values: object) -> bool:
-    """Whether these are numbers, which JSON's true and false are not."""
+    """Return whether all values are numbers. JSON's true and false are not."""
     return all(type(value) in (int, float) for value in values)
 
 
-def _some(values: object) -> bool:
-    """Whether this is a list of numbers, some of which may be missing."""
+def _numbers_or_none(values: object) -> bool:
+    """Return whether this is a list of numbers and None."""
     return all(value is None or _number(value) for value in _items(values))
 
 
@@ -170,36 +180,49 @@ def _snapshots(document: Recording) -> None:
     _need(shots)
     for shot in shots:
         for line in _items(shot["lines"]):
-            for name, news in line.items():
-                _news(news, written[name])
+            for name, update in line.items():
+                _update(update, written[name])
         _view(shot["view"], head)
 
 
-def _news(news: dict[str, Any], written: list[int]) -> None:
-    """New tokens are of rows that are there, and rounds are of tokens that are; counts the tokens."""
+def _update(update: dict[str, Any], written: list[int]) -> None:
+    """Check one lane's part of a line, and add its tokens to `written`.
+
+    New tokens must belong to existing rows, and rounds to existing tokens.
+    """
     rows = {str(at): at for at in range(len(written))}
-    for index, tokens in news["new"].items():
+    for index, tokens in update["new"].items():
         at = rows[index]
         for origin, text, ms, token in _items(tokens):
             _need(origin in ORIGINS, _texts(text), _number(ms), type(token) is int)
-            _need(origin != "+" or written[at])  # adds to the token before it
+            _need(origin != "+" or written[at])  # "+" adds to the previous token
             written[at] += origin != "+"
-    _need(_number(news["clock_ms"]))
-    for one in _items(news["rounds"]):
-        changed, lengths, reading = _items(one["rows"]), _items(one["lengths"]), one["kind"] == "prefill"
-        _need(one["kind"] in KINDS, _whole(one["round"], one["draft_length"], *lengths), _number(one["time_ms"]))
-        _need(_some([one["draft_ms"], one["verify_ms"]]), reading or not lengths or len(lengths) == len(changed))
-        for row in changed:
+    _need(_number(update["clock_ms"]))
+    for entry in _items(update["rounds"]):
+        rows_of, lengths, prefill = _items(entry["rows"]), _items(entry["lengths"]), entry["kind"] == "prefill"
+        _need(
+            entry["kind"] in KINDS,
+            _whole(entry["round"], entry["draft_length"], *lengths),
+            _number(entry["time_ms"]),
+        )
+        _need(
+            _numbers_or_none([entry["draft_ms"], entry["verify_ms"]]),
+            prefill or not lengths or len(lengths) == len(rows_of),
+        )
+        for row in rows_of:
             _row(written, row)
 
 
 def _row(written: list[int], row: dict[str, Any]) -> None:
-    """A row of a round points to tokens, and to drafts before each other."""
+    """Check one row of a round: it must refer to written tokens, and drafts only to earlier drafts."""
     drafts, texts = len(_items(row["drafted"])), row["drafted_text"]
     _need(*(_whole(row[name]) for name in ("sequence", "start", "written", "accepted", "one_by_one")))
     _need(row["accepted"] <= drafts, row["start"] + row["written"] <= written[row["sequence"]])
     _need(_whole(*row["drafted"]), texts is None or (len(texts) == drafts and _texts(*_items(texts))))
-    _need(_some([row["next_p"]]), *(len(row[name]) == drafts and _some(row[name]) for name in NUMBERS))
+    _need(
+        _numbers_or_none([row["next_p"]]),
+        *(len(row[name]) == drafts and _numbers_or_none(row[name]) for name in NUMBERS),
+    )
     parents, path, detail = row["parents"], row["path"], row["detail"]
     if parents is not None:
         _need(len(_items(parents)) == drafts, *(type(at) is int and -1 <= at < i for i, at in enumerate(parents)))
@@ -210,14 +233,18 @@ def _row(written: list[int], row: dict[str, Any]) -> None:
 
 
 def _detail(detail: dict[str, Any], drafts: int) -> None:
-    sources, own, ending = _items(detail["sources"]), (detail["own_p"], detail["own_q"]), detail["ending"]
-    _need(_texts(detail["rule"], *sources), len(sources) == drafts, *(one is None or _some(one) for one in own))
+    sources, probs, ending = _items(detail["sources"]), (detail["own_p"], detail["own_q"]), detail["ending"]
+    _need(
+        _texts(detail["rule"], *sources),
+        len(sources) == drafts,
+        *(column is None or _numbers_or_none(column) for column in probs),
+    )
     if ending is not None:
         _need(_whole(ending["after"]), ending["draft"] is None or _whole(ending["draft"]))
-        _need(_some([ending["mass"]]), _number(ending["reach"]))
-        for one in _items(ending["top"]):
-            _need(_whole(one["token"]), one["text"] is None or _texts(one["text"]), _number(one["p"]))
-            _need(_some([one["q"], one["residual"]]))
+        _need(_numbers_or_none([ending["mass"]]), _number(ending["reach"]))
+        for token in _items(ending["top"]):
+            _need(_whole(token["token"]), token["text"] is None or _texts(token["text"]), _number(token["p"]))
+            _need(_numbers_or_none([token["q"], token["residual"]]))
 
 
 def _view(view: dict[str, Any], head: dict[str, Any]) -> None:
@@ -228,7 +255,8 @@ def _view(view: dict[str, Any], head: dict[str, Any]) -> None:
     for lane in lanes.values():
         reasons = _items(lane["finish_reasons"])
         _need(
-            *(one is None or _texts(one) for one in [lane["error"], *reasons]), len(reasons) <= head["batch_size"]
+            *(text is None or _texts(text) for text in [lane["error"], *reasons]),
+            len(reasons) <= head["batch_size"],
         )
         _need(isinstance(lane["metrics"], dict), _number(lane["clock_ms"]))
 
@@ -236,7 +264,7 @@ def _view(view: dict[str, Any], head: dict[str, Any]) -> None:
 def _charts(document: Recording) -> None:
     charts = document["charts"]
     groups = [charts["series"], *charts["lanes"].values(), *charts["rounds"].values()]
-    _need(*(_some(column) for columns in groups for column in columns.values()))
+    _need(*(_numbers_or_none(column) for columns in groups for column in columns.values()))
     _need(isinstance(charts["device"], dict), document["ended"] in ENDS)
 
 

@@ -1,8 +1,8 @@
-"""The recordings that a page offers, those that ship or one that the operator names, and their part of the page.
+"""The recordings that a page offers, and their part of the page (`panel`). Nothing here runs a model.
 
-Contract: SHIPPED says what each shows; their files, made by `python -m bench record`, are read when first asked
-for. The part is static HTML, which recordings.js fills; titles reach it as data. A recording is handed to the
-browser by a server function, outside of Gradio's queue, and is played there. Nothing here runs a model.
+SHIPPED lists the recordings that ship; `python -m bench record` makes their files, which are read on first use.
+The HTML is static, and recordings.js fills it. A server function, outside Gradio's queue, sends a recording to the
+browser, which plays it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ FOLDER = Path(__file__).resolve().parent / "shipped"
 
 @dataclass(frozen=True)
 class Offer:
-    """A recording by its name: `title` is on its button, `look_for` says what to look for."""
+    """A recording that the page offers.
+
+    Attributes:
+        name: identifies it.
+        title: the text of its button.
+        look_for: a hint for the viewer, in one sentence.
+        path: its file.
+    """
 
     name: str
     title: str
@@ -35,12 +42,12 @@ class Offer:
 
     @cached_property
     def recording(self) -> Recording:
-        """The race, from its file; raises BassError."""
+        """The recording, read from its file. Raises BassError."""
         return load(self.path)
 
     @cached_property
     def packed(self) -> bytes:
-        """The recording as JSON, packed by gzip."""
+        """The recording as JSON, compressed with gzip."""
         return gzip.compress(json.dumps(self.recording, separators=(",", ":")).encode(), 6, mtime=0)
 
 
@@ -56,13 +63,13 @@ SHIPPED = {
         (
             "loss",
             "A loss",
-            "The preset Loses, recorded on a CPU: at this temperature most drafts are rejected, and "
-            "drafting takes its time all the same.",
+            "The preset Loses, recorded on a CPU: at this temperature most drafts are rejected, but "
+            "drafting them still takes time.",
         ),
         (
             "h100",
             "A simulated H100",
-            "The preset On an H100: a small model wrote the texts, and the times are predicted for 7.8B and 310M "
+            "The preset On an H100: a small model wrote the texts, but the times are predicted for 7.8B and 310M "
             "on an H100, where BASS wins at batch 8 too.",
         ),
     )
@@ -71,7 +78,14 @@ SHIPPED = {
 
 
 def asked(replay: str) -> dict[str, Offer]:
-    """What --replay offers: "" all that ship, one of these by its name, or a file. Raises BassError."""
+    """Return the recordings for an argument of --replay.
+
+    Args:
+        replay: "" for all that ship, the name of one of these, or a file.
+
+    Raises:
+        BassError: if there is no such recording, or it can't be read.
+    """
     if not replay:
         if not SHIPPED:
             raise BassError("No recordings ship with this copy: name a file, --replay FILE.")
@@ -80,7 +94,7 @@ def asked(replay: str) -> dict[str, Offer]:
         return {replay: SHIPPED[replay]}
     path = Path(replay)
     offer = Offer("file", path.name, "", path)
-    offer.recording  # refused now, not when it is asked for  # noqa: B018
+    offer.recording  # read it now, so that a bad file is refused at once  # noqa: B018
     return {offer.name: offer}
 
 
@@ -90,7 +104,7 @@ TEMPLATE = """<div class="bass-tape">
 <div class="recording-note" hidden><p class="recording-mark">Recording</p>
 <p class="recording-about" role="status"></p>
 <button type="button" class="action" data-back hidden>Back to your race</button></div></div>"""
-# Of its own, so that it alone stays in sight.
+# A separate component, so that only this one stays in sight when the page scrolls.
 SCRUBBER = """<div class="bass-tape"><div class="scrubber" role="group" aria-label="Go back in the race" hidden>
 <button type="button" class="action" data-tape="play">Play</button>
 <input type="range" min="0" max="0" value="0" step="any" aria-label="Time of the race, on this machine"
@@ -100,16 +114,16 @@ title="Drag, or use the arrow keys, to see any instant of the race">
 
 
 def panel(offers: Mapping[str, Offer]) -> None:
-    """The recordings and the slider over a run's time, in the current layout."""
+    """Add the recordings and the slider over a run's time to the current layout."""
 
-    # Gradio marks the function that it is given.
+    # A new function each time, because Gradio sets attributes on it.
     def recording(name: object) -> Response:
         if not isinstance(name, str) or name not in offers:
             return Response(status_code=404)
         headers = {"Content-Encoding": "gzip"}
         return Response(offers[name].packed, media_type="application/json", headers=headers)
 
-    shown = [{"name": one.name, "title": one.title, "look_for": one.look_for} for one in offers.values()]
+    shown = [{"name": offer.name, "title": offer.title, "look_for": offer.look_for} for offer in offers.values()]
     mount = "Bass.mountTape(element, props, server)"
     assets.part(SCRUBBER, "Bass.mountScrubber(element)", "scrubber")
     assets.part(TEMPLATE, mount, "tape", value=text(shown), server_functions=[recording])

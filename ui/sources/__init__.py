@@ -1,1 +1,1 @@
-"""Where races run: in this process or on Ray's workers, and which models they load."""
+"""Runs races, in this process or on Ray workers, and loads their models."""

@@ -1,12 +1,16 @@
-"""Snapshots as differences: what a worker sends of a race that only grows.
+"""Snapshots as deltas, so that a worker sends only the new part of a race. See `Encoder` and `Decoder`.
 
-Contract: `Decoder.decode` gives back, snapshot by snapshot, what `Encoder.encode` was given, equal under ==; any
-plain data will do, and a list or a text that only grew costs no more than its new end. A decoded snapshot never
-changes afterwards. A delta is a tuple whose first entry says what it is:
+`Decoder.decode` returns snapshots equal to those that `Encoder.encode` received. They may be any plain data. A
+list or text that only grew costs no more than its new end. A decoded snapshot never changes later. A delta is one
+of
 
-(KEEP,): the same as before. (SET, value): replaced. (TEXT, end): a text with this added. (LIST, {index: delta},
-end): a list whose entries changed like this, with this added. (MAP, {key: delta}): a dict with these keys changed
-or added, and no other changes.
+    (KEEP,)                      the same as before
+    (SET, value)                 replaced by value
+    (TEXT, end)                  a text with `end` appended
+    (LIST, {index: delta}, end)  a list with some entries changed and `end` appended
+    (MAP, {key: delta})          a dict with some keys changed or added, and no other changes
+
+For example, ["a", "b"] -> ["a", "bc", "d"] gives (LIST, {1: (TEXT, "c")}, ["d"]).
 """
 
 from __future__ import annotations
@@ -20,13 +24,13 @@ Delta = tuple[Any, ...]
 
 
 class Encoder:
-    """The worker's side; the snapshots that it is given must not change afterwards."""
+    """The worker's side. Its snapshots must not change later."""
 
     def __init__(self) -> None:
         self._last: Any = None
 
     def encode(self, snapshot: Snapshot) -> Delta:
-        """The difference from the last snapshot."""
+        """Return the delta from the previous snapshot."""
         delta, self._last = difference(self._last, snapshot), snapshot
         return delta
 
@@ -38,13 +42,13 @@ class Decoder:
         self._last: Any = None
 
     def decode(self, delta: Delta) -> Snapshot:
-        """The snapshot that follows the last one."""
+        """Return the next snapshot."""
         self._last = applied(self._last, delta)
         return cast(Snapshot, self._last)
 
 
 def difference(old: Any, new: Any) -> Delta:
-    """What makes `new` of `old`."""
+    """Return the delta that turns `old` into `new`."""
     if old is new:
         return (KEEP,)
     if type(old) is not type(new):
@@ -63,24 +67,24 @@ def difference(old: Any, new: Any) -> Delta:
 def _list(old: list[Any], new: list[Any]) -> Delta:
     if len(new) < len(old):
         return (SET, new)
-    # Compared as a whole first: entries that are the same objects cost next to nothing.
+    # Compare as a whole first: entries that are the same object cost almost nothing.
     if new[: len(old)] == old:
         return (LIST, {}, new[len(old) :]) if len(new) > len(old) else (KEEP,)
     changed = {i: difference(a, b) for i, (a, b) in enumerate(zip(old, new, strict=False)) if a is not b}
-    return (LIST, {i: one for i, one in changed.items() if one != (KEEP,)}, new[len(old) :])
+    return (LIST, {i: delta for i, delta in changed.items() if delta != (KEEP,)}, new[len(old) :])
 
 
 def _map(old: dict[Any, Any], new: dict[Any, Any]) -> Delta:
-    # Keys keep their order, and new ones follow.
+    # A delta can only append keys, not reorder or remove them.
     if list(new)[: len(old)] != list(old):
         return (SET, new)
     changed = {key: difference(old[key], value) if key in old else (SET, value) for key, value in new.items()}
-    changed = {key: one for key, one in changed.items() if one[0] != KEEP}
+    changed = {key: delta for key, delta in changed.items() if delta[0] != KEEP}
     return (MAP, changed) if changed else (KEEP,)
 
 
 def applied(old: Any, delta: Delta) -> Any:
-    """The value that `delta` makes of `old`, which stays as it is."""
+    """Return `old` with `delta` applied. `old` itself does not change."""
     kind = delta[0]
     if kind == KEEP:
         return old
@@ -89,8 +93,8 @@ def applied(old: Any, delta: Delta) -> Any:
     if kind == TEXT:
         return old + delta[1]
     if kind == LIST:
-        made = [*old, *delta[2]]
-        for index, one in delta[1].items():
-            made[index] = applied(old[index], one)
-        return made
-    return {**old, **{key: applied(old.get(key), one) for key, one in delta[1].items()}}
+        result = [*old, *delta[2]]
+        for index, entry_delta in delta[1].items():
+            result[index] = applied(old[index], entry_delta)
+        return result
+    return {**old, **{key: applied(old.get(key), entry_delta) for key, entry_delta in delta[1].items()}}

@@ -1,8 +1,7 @@
-"""Races in this process, one at a time: the default, and what each worker on Ray does too.
+"""Runs races in this process, one at a time. This is the default, and each Ray worker does it too. See `Local`.
 
-Contract: `Local` holds the loaded pair, measures its costs between races, counts a prompt's tokens, and runs races
-of it, or of another pair where the operator allows that. Non-goals: loading (bass_core); which race waits for
-which (Gradio's queue here, queue.py on Ray).
+`Local` loads the pair, measures its costs between races, counts the tokens of a prompt, and runs races with it, or
+with another pair if the operator allows that. Races wait for each other in Gradio's queue, or on Ray in queue.py.
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from ui.page.choices import choices
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.sources.idle import IdleWork
-from ui.sources.source import NOTHING, Ask, Count, Facts, Source
+from ui.sources.source import NOTHING, Ask, Count, PairInfo, Source
 
 Stopped = Callable[[], bool]
 
 
 class Models:
-    """The operator's own pair, and the last other pair that was asked for.
+    """The operator's own pair, and the last other pair that a visitor named.
 
-    `load` loads a pair by name, folder or Hub id; None, the default, means that visitors can't name a pair.
+    Args:
+        own: the operator's pair.
+        load: loads a pair by name, folder or Hub id. None means that visitors can't name a pair.
     """
 
     def __init__(self, own: ModelPair, load: Callable[[str], ModelPair] | None = None) -> None:
@@ -35,7 +36,7 @@ class Models:
         self._other: tuple[str, ModelPair] | None = None
 
     def get(self, name: str) -> ModelPair:
-        """The pair of that name; "" is the operator's. Raises RequestError for one that is not allowed."""
+        """Return the pair of that name ("" for the operator's own). Raises RequestError if it is not allowed."""
         if name in ("", self.own.name):
             return self.own
         if self._load is None:
@@ -50,7 +51,7 @@ class Models:
 
 
 def prompt_count(pair: ModelPair, bounds: Limits) -> Count | None:
-    """The Count of this pair's tokenizer; None for a pair without one."""
+    """Return a Count for this pair's tokenizer, or None if it has none."""
     if pair.tokenizer is None:
         return None
 
@@ -58,10 +59,10 @@ def prompt_count(pair: ModelPair, bounds: Limits) -> Count | None:
         if not isinstance(prompt, str) or not prompt.strip():
             return NOTHING
         try:
-            # A prompt with too many characters is not tokenized.
+            # Refuses a prompt with too many characters before it is tokenized.
             text = limits.prompt("", prompt, bounds)
             prompts = limits.lines(text, bounds) if by_line else [text]
-            tokens = max(count_tokens(pair, one) for one in prompts)
+            tokens = max(count_tokens(pair, text) for text in prompts)
         except RequestError as error:
             return json.dumps({"text": str(error), "refused": True})
         words = f"{tokens:,} of {pair.context_length:,} tokens"
@@ -73,32 +74,40 @@ def prompt_count(pair: ModelPair, bounds: Limits) -> Count | None:
 
 
 def race_source(pair: ModelPair, models: Models | None = None) -> Source:
-    """A generator function with plain data in and out, so that a ZeroGPU worker process can run it."""
-    shelf = models or Models(pair)
+    """Return a generator function with plain data in and out, so that a ZeroGPU worker process can run it."""
+    loaded = models or Models(pair)
 
     def snapshots(request: RaceRequest, stopped: Stopped = lambda: False) -> Generator[Snapshot, None, None]:
-        yield from race(shelf.get(request.pair), **request.arguments(), stopped=stopped)
+        yield from race(loaded.get(request.pair), **request.arguments(), stopped=stopped)
 
     return snapshots
 
 
 class Local:
-    """The operator's pair, loaded."""
+    """The operator's pair, loaded and ready to race.
+
+    Attributes:
+        pair: the operator's pair.
+        models: the pairs that races may use.
+        idle: measures costs between races.
+        unshared: runs races without pausing `idle`, for a service that never starts it.
+        source: runs races, during which `idle` pauses.
+    """
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.pair = load_pair(ask.pair, draft=ask.draft, **self._where())
         self.models = Models(self.pair, self._load if ask.any_model else None)
         self.idle = IdleWork(self._refine)
-        self.alone = race_source(self.pair, self.models)
-        self.source = self.idle.beside(self.alone)
+        self.unshared = race_source(self.pair, self.models)
+        self.source = self.idle.pausing_for(self.unshared)
 
     def count(self, bounds: Limits) -> Count | None:
-        """How long a prompt is in tokens; None without a tokenizer."""
+        """Return a Count for the pair's tokenizer, or None if it has none."""
         return prompt_count(self.pair, bounds)
 
-    def facts(self, threads: int) -> Facts:
-        """`threads`: of the models, on a CPU."""
+    def facts(self, threads: int) -> PairInfo:
+        """Return the page's information about the pair. `threads` is the number of the models' CPU threads."""
         pair, ask = self.pair, self.ask
         where = " and ".join(pair.places)
         about = f"{shown_name(pair.name or ask.pair)} on {where}, {pair.weight_dtype}"
@@ -112,7 +121,7 @@ class Local:
             **({"device_map": ask.device_map} if ask.device_map else {"device": pair.device.type}),
             "dtype": pair.weight_dtype,
         }
-        return Facts(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None)
+        return PairInfo(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None)
 
     def _load(self, name: str) -> ModelPair:
         return load_pair(name, **self._where())
@@ -126,5 +135,5 @@ class Local:
 
 
 def shown_name(pair: str) -> str:
-    """The pair's name as visitors see it; for a folder, the folder's name without its path."""
+    """Return the pair's name as visitors see it. For a folder, that is its name without the path."""
     return Path(pair).resolve().name if os.path.isdir(pair) else pair

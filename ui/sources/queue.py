@@ -1,10 +1,11 @@
-"""One queue for all workers: which race goes to which worker, and what those that wait can expect.
+"""One queue for all workers: assigns races to workers, and predicts when a waiting race starts. See `Queue`.
 
-Contract: a free worker gets the waiting race with the least expected work, but nobody is overtaken for longer than
-`patience_s`: a race that has waited that long comes first, in order of arrival. Of the free workers one that has
-the race's pair is chosen. Thread-safe. `steps` counts a request's work in steps of one row; `Pace` turns steps
-into seconds by what finished races took. Both are estimates that order the queue, and no figure of a race.
-Non-goals: running races (cluster/); limits on how many wait.
+- A free worker gets the waiting race with the least expected work. A race that has waited for `patience_s` seconds
+  comes first, in order of arrival.
+- Among free workers, one that has the race's pair loaded is preferred.
+- `steps` estimates a race's work in steps of one row, and `Pace` converts steps to seconds from finished races.
+  Both only order the queue. They are no figures of a race.
+- `Queue` is thread-safe.
 """
 
 from __future__ import annotations
@@ -18,40 +19,42 @@ from bass_core import DEFAULT_LANES, METHODS
 from ui.page.request import RaceRequest
 
 PATIENCE_S = 60.0
-# A step of a row more costs about a tenth of a step of one row: README, "When which decoder wins", batch 1 to 16.
-ROW = 0.1
-# Characters of a prompt that cost about a step: some four a token, and ten tokens a step of a prefill.
-CHARACTERS = 40
-# How much the newest race counts in the pace.
-NEWEST = 0.3
+# Each further row makes a step about a tenth longer (README, "When which decoder wins", batch 1 to 16).
+ROW_COST = 0.1
+# Prompt characters that cost about as much as one step: four characters per token, ten prefill tokens per step.
+CHARACTERS_PER_STEP = 40
+# Weight of the newest race in the running mean of the pace.
+NEWEST_WEIGHT = 0.3
 
 
 def steps(request: RaceRequest) -> float:
-    """The race's work; a lane without batching decodes its rows one after another."""
+    """Return the race's work in steps of one row. A lane without batching decodes its rows one after the other."""
     total = 0.0
     for name in request.lanes or DEFAULT_LANES:
         method = METHODS.get(name)
         batched = method is None or method.batched
-        rows = 1 + ROW * (request.batch_size - 1) if batched else request.batch_size
-        total += request.max_new_tokens * rows + len(request.prompt) / CHARACTERS
+        rows = 1 + ROW_COST * (request.batch_size - 1) if batched else request.batch_size
+        total += request.max_new_tokens * rows + len(request.prompt) / CHARACTERS_PER_STEP
     return total
 
 
 class Pace:
-    """Seconds a step, as a running mean over finished races; not thread-safe."""
+    """Seconds per step, as a running mean over finished races. Not thread-safe."""
 
     def __init__(self) -> None:
         self.seconds: float | None = None
 
     def add(self, request: RaceRequest, seconds: float) -> None:
-        """A race has finished. One with a time budget says nothing of the pace."""
+        """Add a finished race. One with a time budget is ignored, because it may have stopped early."""
         if request.time_budget_ms is not None:
             return
-        one = seconds / steps(request)
-        self.seconds = one if self.seconds is None else (1 - NEWEST) * self.seconds + NEWEST * one
+        newest = seconds / steps(request)
+        self.seconds = (
+            newest if self.seconds is None else (1 - NEWEST_WEIGHT) * self.seconds + NEWEST_WEIGHT * newest
+        )
 
     def expected_s(self, request: RaceRequest) -> float | None:
-        """Seconds that the race is expected to take; None if no race has finished yet."""
+        """Return the expected seconds of a race, or None if no race has finished yet."""
         if self.seconds is None:
             return None
         expected, budget = self.seconds * steps(request), request.time_budget_ms
@@ -60,7 +63,14 @@ class Pace:
 
 @dataclass(eq=False)
 class Ticket:
-    """A race in the queue. `worker` is None while it waits; `since` and `started` are the clock's seconds."""
+    """A race in the queue.
+
+    Attributes:
+        request: the race.
+        since: when it began to wait, in seconds of the queue's clock.
+        worker: its worker, or None while it waits.
+        started: when it got the worker.
+    """
 
     request: RaceRequest
     since: float
@@ -69,31 +79,36 @@ class Ticket:
 
 
 class Queue:
-    """Free workers and waiting races."""
+    """Free workers and waiting races.
+
+    Args:
+        patience_s: seconds after which a waiting race can no longer be overtaken.
+        clock: returns seconds.
+    """
 
     def __init__(self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s, self._clock = patience_s, clock
         self._changed = threading.Condition()
         self._waiting: list[Ticket] = []
         self._running: dict[Hashable, Ticket] = {}
-        # The pairs that each free or busy worker has loaded.
+        # All workers, free or busy, with the pairs that each has loaded.
         self._workers: dict[Hashable, set[str]] = {}
         self._pace = Pace()
 
     def add(self, worker: Hashable) -> None:
-        """A worker is ready for its first race."""
+        """Add a worker that is ready for its first race."""
         with self._changed:
             self._workers[worker] = {""}
             self._dispatch()
 
     def remove(self, worker: Hashable) -> None:
-        """A worker is gone; its race, if any, ends by itself."""
+        """Remove a worker that is gone. If it had a race, that race ends by itself."""
         with self._changed:
             self._workers.pop(worker, None)
             self._running.pop(worker, None)
 
     def enter(self, request: RaceRequest, since: float | None = None) -> Ticket:
-        """Queue a race; `since`, if it waited before and got a worker that was gone."""
+        """Queue a race. `since` keeps the place of one that got a worker which turned out to be gone."""
         ticket = Ticket(request, self._clock() if since is None else since)
         with self._changed:
             self._waiting.append(ticket)
@@ -101,17 +116,22 @@ class Queue:
         return ticket
 
     def wait(self, ticket: Ticket, seconds: float) -> bool:
-        """Whether the ticket has a worker now, or gets one within these seconds."""
+        """Return whether the ticket has a worker now or gets one within these seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: ticket.worker is not None, seconds)
 
     def holds(self, ticket: Ticket) -> bool:
-        """Whether the ticket's worker is still its own: one that died meanwhile may be back, and another's."""
+        """Return whether the ticket still has its worker. One that died may be back and serve another race."""
         with self._changed:
             return ticket.worker is not None and self._running.get(ticket.worker) is ticket
 
     def leave(self, ticket: Ticket, finished: bool = False) -> None:
-        """The race gave up waiting, or its worker is free again; `finished` races show the pace."""
+        """End a ticket: the race gave up waiting, or its worker is free again.
+
+        Args:
+            ticket: the ticket.
+            finished: whether the race ran to its end, so that it counts for the pace.
+        """
         with self._changed:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
@@ -122,13 +142,13 @@ class Queue:
                 self._dispatch()
 
     def outlook(self, ticket: Ticket) -> tuple[int, float | None]:
-        """(place, seconds until the race is expected to start): place 1 is next, 0 has a worker."""
+        """Return (place, expected seconds until the race starts). Place 1 is next, place 0 has a worker."""
         with self._changed:
             if ticket not in self._waiting:
                 return 0, 0.0
             order = self._order()
             place = order.index(ticket)
-            # When each worker is free: one after another takes the next race of the queue.
+            # Seconds until each worker is free. Each race before this one goes to the worker that is free first.
             free = sorted(map(self._left_s, self._workers))
             if self._pace.seconds is None or not free:
                 return place + 1, None
@@ -138,7 +158,7 @@ class Queue:
             return place + 1, free[0]
 
     def _left_s(self, worker: Hashable) -> float:
-        """Seconds until the worker is expected to be free."""
+        """Return the expected seconds until the worker is free."""
         ticket = self._running.get(worker)
         if ticket is None:
             return 0.0
@@ -146,11 +166,13 @@ class Queue:
         return max(0.0, expected - (self._clock() - ticket.started))
 
     def _order(self) -> list[Ticket]:
-        """Who comes next: the patient by arrival, then the others by their work."""
+        """Return the waiting tickets: the overdue ones in order of arrival, then the others by their work."""
         due = self._clock() - self._patience_s
-        patient = sorted((one for one in self._waiting if one.since <= due), key=lambda one: one.since)
-        rest = [one for one in self._waiting if one.since > due]
-        return patient + sorted(rest, key=lambda one: (self._work(one), one.since))
+        overdue = sorted(
+            (ticket for ticket in self._waiting if ticket.since <= due), key=lambda ticket: ticket.since
+        )
+        rest = [ticket for ticket in self._waiting if ticket.since > due]
+        return overdue + sorted(rest, key=lambda ticket: (self._work(ticket), ticket.since))
 
     def _work(self, ticket: Ticket) -> float:
         expected = self._pace.expected_s(ticket.request)
@@ -162,7 +184,7 @@ class Queue:
             if not free:
                 break
             pair = ticket.request.pair
-            worker = next((one for one in free if pair in self._workers[one]), free[0])
+            worker = next((known for known in free if pair in self._workers[known]), free[0])
             if pair not in self._workers[worker]:
                 # A worker keeps its own pair and the last other one (local.Models).
                 self._workers[worker] = {"", pair}

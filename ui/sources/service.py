@@ -1,8 +1,6 @@
-"""What runs the races, by the operator's options: this process, or workers on Ray.
+"""Opens the service that runs the races: this process, or workers on Ray. Call `open_service`.
 
-Contract: `open_service` returns a service that is ready for its first race, or raises BassError with one sentence
-and leaves nothing running. Closing a service ends its workers. Ray is imported only where an option asks for it.
-Non-goals: what the options are (app.py).
+app.py defines the options. Ray is imported only if an option needs it.
 """
 
 from __future__ import annotations
@@ -22,16 +20,24 @@ from ui.sources.cluster.start import Calls, JoinedRay, LocalRay, actor_options, 
 from ui.sources.queue import Queue
 from ui.sources.source import Ask, Service
 
-# Races that wait in our own queue, which knows their work; more wait in Gradio's.
+# Races that may wait in our own queue, which knows their work. Further ones wait in Gradio's queue.
 WAITING = 16
 
 
 def open_service(
     asked: Ask, options: argparse.Namespace, limits: Limits, set_threads: Callable[[], int], cores: int
 ) -> Service:
-    """The service that app.py's options ask for, with this pair.
+    """Return the service that app.py's options ask for, ready for its first race. Closing it ends its workers.
 
-    set_threads: sets the models' threads of this process, and returns them. cores: that the workers may share.
+    Args:
+        asked: the pair to load.
+        options: app.py's options.
+        limits: the operator's upper bounds.
+        set_threads: sets the number of the models' threads in this process and returns it.
+        cores: the cores that the workers may share.
+
+    Raises:
+        BassError: if the service can't be opened. Nothing is left running then.
     """
     if options.ray is not None:
         return on_cluster(
@@ -43,7 +49,7 @@ def open_service(
             threads=options.threads,
         )
     if options.worker_resources is not None:
-        raise RequestError("--worker-resources says what a worker takes on a cluster: name it with --ray.")
+        raise RequestError("--worker-resources is for workers on a cluster: name the cluster with --ray.")
     if options.workers:
         threads = options.threads or max(1, cores // options.workers)
         return on_this_machine(asked, limits, workers=options.workers, threads=threads)
@@ -51,28 +57,30 @@ def open_service(
 
 
 def _in_this_process(asked: Ask, limits: Limits, set_threads: Callable[[], int]) -> Service:
-    """One race at a time, in this process or on ZeroGPU's workers.
-
-    `spaces` is installed on every Gradio Space, whatever its hardware.
-    """
-    spaces = import_module("spaces") if on_zero_gpu() else None  # before torch touches CUDA
+    """Return a service for one race at a time, in this process or on ZeroGPU's workers."""
+    # `spaces` must be imported before torch touches CUDA. It is installed on every Gradio Space.
+    spaces = import_module("spaces") if on_zero_gpu() else None
     from ui.sources.local import Local
 
     local = Local(asked)
-    # Set after loading, because loading lays out the weights on all cores.
+    # Set the threads after loading, because loading uses all cores to lay out the weights.
     facts = local.facts(set_threads())
     if spaces is None:
         return Service(local.source, facts, local.count(limits), opened=local.idle.start)
     from ui.sources.zero_gpu import ZeroGpu
 
-    zero_gpu = ZeroGpu(spaces, local.alone)
+    zero_gpu = ZeroGpu(spaces, local.unshared)
     return Service(zero_gpu.source, facts, local.count(limits), together=zero_gpu.together)
 
 
 def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> Service:
-    """That many workers here: one a GPU, or without a GPU with so many threads each."""
+    """Return a service with workers on this machine, one per GPU, or each with `threads` CPU threads.
+
+    Raises:
+        RequestError: if there are fewer GPUs than workers, or the device options don't fit.
+    """
     if ":" in ask.device:
-        raise RequestError("With --workers each worker has a GPU of its own: name no number in --device.")
+        raise RequestError("With --workers each worker has its own GPU: leave the number out of --device.")
     if ask.device_map:
         raise RequestError(
             "With --workers each worker has one GPU, so --device-map has nothing to spread over: leave one of "
@@ -95,10 +103,18 @@ def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> 
 def on_cluster(
     ask: Ask, limits: Limits, *, address: str, resources: str | None, workers: int | None, threads: int | None
 ) -> Service:
-    """Workers on the cluster at `address`, wherever there is what `resources` says ("GPU=1,CPU=4").
+    """Return a service with workers on a Ray cluster.
 
-    workers: None for as many as fit now; a number waits for nodes that are not there yet. threads: None for one a
-    CPU that a worker asks for.
+    Args:
+        ask: the pair to load.
+        limits: the operator's upper bounds.
+        address: the address of the cluster.
+        resources: the resources of each worker, e.g. "GPU=1,CPU=4". None means one GPU.
+        workers: the number of workers, which may wait for new nodes. None means as many as fit now.
+        threads: the models' CPU threads per worker. None means one per CPU that a worker takes.
+
+    Raises:
+        RequestError: if the cluster lacks the resources.
     """
     options = None if resources is None else actor_options(resources)
     ray = JoinedRay(address)
@@ -106,14 +122,14 @@ def on_cluster(
         if options is None:
             if not ray.ray.cluster_resources().get("GPU") or ask.device == "cpu":
                 raise RequestError(
-                    "The cluster has no GPU: say what each worker takes, such as --worker-resources CPU=4."
+                    "The cluster has no GPU: set what each worker takes, such as --worker-resources CPU=4."
                 )
             options = {"num_gpus": 1}
         room = fits(ray.ray.nodes(), options)
         if not room and workers is None:
             raise RequestError(
-                f"No node of the cluster has what a worker asks for ({resources or 'GPU=1'}): ask for less with "
-                "--worker-resources, or say with --workers how many shall wait for new nodes."
+                f"No node of the cluster has what a worker takes ({resources or 'GPU=1'}): ask for less with "
+                "--worker-resources, or set with --workers how many should wait for new nodes."
             )
         if not room:
             print("No node of the cluster has room for a worker yet: waiting for one.", file=sys.stderr)

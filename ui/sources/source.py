@@ -1,9 +1,8 @@
-"""What the page knows of what runs its races.
+"""The interface between the page and the service that runs its races.
 
-Contract: a Source takes a race as plain data and yields its snapshots, plain data too; closing it ends the race
-and frees its memory. The page, its API, recordings and both services (local.py, cluster/) keep to this type. A
-race that waits yields snapshots of phase "waiting" with no lanes, its place in the queue (1 is next) and the
-seconds until it is expected to start, None while no race has shown how fast the workers are.
+A Source takes a race as plain data and yields its snapshots, also plain data. Closing it ends the race and frees
+its memory. The page, its API and both services (local.py, cluster/) use this type. A race that waits yields
+snapshots of phase "waiting" without lanes (see `waiting`).
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from ui.page.choices import Choices
 from ui.page.request import RaceRequest
 
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
-# Several races in a row: takes the source that runs them, and yields what it makes of their snapshots.
+# Several races in a row, e.g. a sweep: takes the source that runs them, and yields any results.
 Races = Callable[[Source], Generator[Any, None, None]]
-# Runs Races that belong together. Takes the seconds that they need, which is an upper bound.
+# Runs Races that belong together. The second argument is an upper bound of the seconds that they need.
 Together = Callable[[Races, float], Generator[Any, None, None]]
-# Says how long a prompt is: takes the text and whether it holds one prompt a line, and returns JSON {"text",
-# "refused"}, its tokens with the model's template, or the sentence with which a race of it would be refused;
-# NOTHING of an empty prompt. It is called during races too, and outside of the queue.
+# Counts the tokens of a prompt with the model's template. Takes the text and whether it has one prompt per line.
+# Returns JSON {"text", "refused"}: the count in words, or the sentence that a race with this prompt would be
+# refused with; NOTHING for an empty prompt. It is also called during races, outside the queue.
 Count = Callable[[str, bool], str]
 NOTHING = json.dumps({"text": "", "refused": False})
-# The status line's text for each value of a snapshot's "phase".
+# A snapshot's "phase" -> text of the status line.
 PHASES = {
-    "measuring": "Measuring once what a round costs on this machine",
+    "measuring": "Measuring the cost of a round on this machine, once",
     "starting": "A worker is loading the model",
 }
 
@@ -43,10 +42,14 @@ class WorkerLost(BassError):
 
 @dataclass(frozen=True)
 class Ask:
-    """What the operator asked to be loaded: the arguments of load_pair, and what visitors may do with it.
+    """The operator's options for the pair.
 
-    draft_length: what the page starts with. max_batch: rows up to which costs are measured between races.
-    measures: whether they are at all.
+    Attributes:
+        pair: as in load_pair, like `draft`, `device`, `dtype` and `device_map`.
+        draft_length: the draft length that the form starts with.
+        max_batch: the most rows for which costs are measured between races.
+        any_model: whether visitors may name another pair.
+        measures: whether costs are measured between races.
     """
 
     pair: str
@@ -61,8 +64,15 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the page says of the loaded pair: one line, the settings' choices, the arguments of load_pair."""
+class PairInfo:
+    """The page's information about the loaded pair.
+
+    Attributes:
+        about: one line that names models and device.
+        choices: the entries of the form's lists.
+        pair: the arguments of load_pair, for the page's code snippet.
+        counts: whether there is a tokenizer that can count a prompt's tokens.
+    """
 
     about: str
     choices: Choices
@@ -72,14 +82,20 @@ class Facts:
 
 @dataclass(frozen=True)
 class Service:
-    """What runs the page's races. opened: to be called once the page is up.
+    """A service that runs the page's races.
 
-    at_once: how many events the page may hand over together; more wait in Gradio's queue. together: runs races
-    that belong together; None: as any others.
+    Attributes:
+        source: runs a race.
+        facts: the page's information about the pair.
+        count: counts a prompt's tokens, or None without a tokenizer.
+        at_once: how many events the page may hand over at the same time. Further ones wait in Gradio's queue.
+        together: runs races that belong together, or None to run them like any others.
+        opened: call it once the page is up.
+        close: call it at the end.
     """
 
     source: Source
-    facts: Facts
+    facts: PairInfo
     count: Count | None
     at_once: int = 1
     together: Together | None = None
@@ -88,12 +104,17 @@ class Service:
 
 
 def one_by_one(source: Source) -> Together:
-    """Races that belong together run as any others."""
+    """Return a Together that runs its races like any others."""
     return lambda races, seconds: races(source)
 
 
 def waiting(place: int, expected_s: float | None) -> Snapshot:
-    """A snapshot of a race that no worker runs yet; "place" 0 means that its worker is getting ready."""
+    """Return a snapshot of a race that no worker runs yet.
+
+    Args:
+        place: its place in the queue: 1 is next, 0 means that its worker is getting ready.
+        expected_s: expected seconds until it starts, or None as long as no race has shown the workers' speed.
+    """
     snapshot: dict[str, Any] = {
         "phase": "waiting" if place else "starting",
         "done": False,
@@ -108,12 +129,12 @@ def waiting(place: int, expected_s: float | None) -> Snapshot:
 
 
 def waits(snapshot: Snapshot) -> bool:
-    """Whether no worker has the race yet."""
+    """Return whether the race is still waiting for a worker."""
     return str(snapshot.get("phase")) == "waiting"
 
 
 def words(snapshot: Snapshot) -> str:
-    """The status line's text for a snapshot; "" for one with lanes."""
+    """Return the status line's text for a snapshot, or "" for one that has lanes."""
     if not waits(snapshot):
         return PHASES.get(str(snapshot.get("phase", "")), "")
     waited: dict[str, Any] = dict(snapshot)
@@ -121,13 +142,13 @@ def words(snapshot: Snapshot) -> str:
     text = f"Waiting for a free worker: place {waited['place']} in the queue"
     if seconds is None:
         return text
-    # Coarse, since it is an estimate.
+    # Coarse, because it is an estimate.
     rest = f"{round(seconds, -1):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     return f"{text}, about {'a few seconds' if seconds < 10 else rest}"
 
 
 def give_memory_back() -> None:
-    """Return freed memory to the system: glibc would keep it in each thread's arena."""
+    """Return freed memory to the system, because glibc would keep it in each thread's arena."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library has no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,10 +1,14 @@
-"""Races on a ZeroGPU Space: the package `spaces` reserves a GPU for some seconds, and a forked worker runs them.
+"""Races on a ZeroGPU Space: `spaces` reserves a GPU for some seconds, and a forked worker runs the race.
 
-Contract: `ZeroGpu` is made once the models are loaded and before the page is launched. What its worker refuses,
-and what the scheduler says of the visitor's quota, is a BassError with that sentence. Where the quota has fewer
-seconds left than a race asks for, those are asked for. Shortly before they are over, what runs ends with a
-sentence, since ZeroGPU would kill the worker. Only plain data travels. Read in the source of spaces 0.51.3, run
-with an emulated scheduler (tests/ui/zero_gpu.py), and not on a Space.
+Make `ZeroGpu` after the models are loaded and before the page is launched.
+
+- A refusal by the worker, or by the scheduler because of the visitor's quota, is a BassError with that sentence.
+- If the quota has fewer seconds left than a race wants, the race asks for the remaining ones.
+- Shortly before the reservation is over, the race ends with a sentence, because ZeroGPU would kill the worker.
+- Only plain data passes between the processes.
+
+This follows the source of spaces 0.51.3 and was tested with an emulated scheduler (tests/ui/zero_gpu.py), not on a
+Space.
 """
 
 from __future__ import annotations
@@ -26,15 +30,15 @@ from ui.page.request import RaceRequest
 from ui.sources.queue import steps
 from ui.sources.source import Races, Source
 
-# Seconds that a fork takes to reach the GPU with the weights, to warm up, and to compile Triton's kernels where it
-# is the first one: an estimate on the safe side. ZeroGPU counts only the seconds that were used.
+# Seconds for a fork to move the weights to the GPU, to warm up and, in the first fork, to compile the Triton
+# kernels. A safe estimate: ZeroGPU counts only the seconds that were used.
 START_S = 30.0
-# Seconds of one step of one row, without CUDA graphs: an estimate on the safe side.
+# Seconds per step of one row without CUDA graphs, a safe estimate.
 STEP_S = 0.02
-# The most that is asked for, which is a day's quota of a visitor without an account (2026), and the least that
-# can begin a race.
+# The longest reservation (the daily quota of a visitor without an account, 2026), and the shortest that is enough
+# to begin a race.
 MOST_S, LEAST_S = 120, 15
-# How long before the end of its reservation a race is ended.
+# A race ends this many seconds before its reservation.
 SPARE_S = 3.0
 ABORTED = "GPU task aborted"
 TOO_LONG = "ZeroGPU illegal duration"
@@ -43,11 +47,16 @@ log = logging.getLogger(__name__)
 
 
 class ZeroGpu:
-    """Runs the races of `alone`, which takes a request and `stopped`, in workers of the package `spaces`."""
+    """Runs races in workers of the package `spaces`.
 
-    def __init__(self, spaces: Any, alone: Callable[..., Generator[Snapshot, None, None]]) -> None:
-        self._alone = alone
-        # In a worker that has not run anything yet, when it was forked.
+    Args:
+        spaces: the package.
+        source: runs a race. It takes a request and `stopped`, a function that returns whether to stop.
+    """
+
+    def __init__(self, spaces: Any, source: Callable[..., Generator[Snapshot, None, None]]) -> None:
+        self._source = source
+        # Time of the fork, in a new worker that has not run anything yet.
         self._forked_at: float | None = None
         os.register_at_fork(after_in_child=self._forked)
 
@@ -57,16 +66,24 @@ class ZeroGpu:
         self._reserved = spaces.GPU(duration=lambda races, seconds: seconds)(answers)
 
     def source(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
-        """One race, with a reservation of its own."""
+        """Run one race with a separate reservation."""
         yield from self.together(partial(_single, request), seconds_of(request))
 
     def together(self, races: Races, seconds: float) -> Generator[Any, None, None]:
-        """What `races`, which can be pickled, yields for the worker's source, within one reservation."""
-        asked: int | None = min(MOST_S, math.ceil(START_S + seconds))
+        """Run `races` in a worker within one reservation, and yield its values.
+
+        Args:
+            races: must be picklable.
+            seconds: an upper bound of the seconds that it needs.
+
+        Raises:
+            BassError: if the worker or the scheduler refuses.
+        """
+        requested: int | None = min(MOST_S, math.ceil(START_S + seconds))
         began = False
-        while asked is not None:
+        while requested is not None:
             try:
-                with closing(self._reserved(races, asked)) as replies:
+                with closing(self._reserved(races, requested)) as replies:
                     for kind, value in replies:
                         began = True
                         if kind == "failed":
@@ -76,23 +93,23 @@ class ZeroGpu:
                         yield value
                 return
             except gr.Error as error:
-                asked = None if began else possible(error, asked)
-                if asked is None:
+                requested = None if began else possible(error, requested)
+                if requested is None:
                     raise BassError(sentence(error)) from error
 
     def _answers(self, races: Races, seconds: int) -> Generator[tuple[str, Any], None, None]:
-        """In the worker. What goes wrong is an answer, too: an exception would cost the worker its life."""
+        """Run in the worker. Errors are yielded as answers, because an exception would end the worker."""
         end = self._reserved_at() + seconds - SPARE_S
 
         def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
             done = False
-            with closing(self._alone(request, lambda: time.time() >= end)) as snapshots:
+            with closing(self._source(request, lambda: time.time() >= end)) as snapshots:
                 for snapshot in snapshots:
                     done = snapshot["done"]
                     yield snapshot
             if not done:
                 raise BassError(
-                    f"The GPU was reserved for {seconds} s, and they are over; what was written is kept: {LESS}"
+                    f"The GPU was reserved for {seconds} s, which are over. The text so far is kept: {LESS}"
                 )
 
         try:
@@ -105,7 +122,7 @@ class ZeroGpu:
             yield "failed", type(error).__name__
 
     def _reserved_at(self) -> float:
-        """When the reservation began: when a new worker was forked, or just now for one that is used again."""
+        """Return when the reservation began: at the fork of a new worker, or now for a worker that is reused."""
         began, self._forked_at = self._forked_at or time.time(), None
         return began
 
@@ -114,34 +131,39 @@ class ZeroGpu:
 
 
 def _single(request: RaceRequest, source: Source) -> Generator[Snapshot, None, None]:
-    """One race as Races, which can be pickled once the request is given."""
+    """One race as Races. A partial of it with the request can be pickled."""
     yield from source(request)
 
 
 def seconds_of(request: RaceRequest) -> float:
-    """Upper bound of the seconds that a race's lanes take, one after another."""
+    """Return an upper bound of the seconds that all lanes of a race take together."""
     return STEP_S * steps(request)
 
 
-def possible(error: gr.Error, asked: int) -> int | None:
-    """Fewer seconds that the visitor's quota allows, by the refusal of `asked`; None if it leaves too few."""
+def possible(error: gr.Error, requested: int) -> int | None:
+    """Return the seconds that the visitor's quota still allows after a refusal, or None if they are too few.
+
+    Args:
+        error: the refusal.
+        requested: the seconds that were refused.
+    """
     if error.title == TOO_LONG:
-        fewer = asked // 2
+        fewer = requested // 2
     else:
-        said = str(error.message)
-        wanted, left = re.search(r"(\d+)s requested", said), re.search(r"(\d+)s left", said)
+        message = str(error.message)
+        wanted, left = re.search(r"(\d+)s requested", message), re.search(r"(\d+)s left", message)
         if wanted is None or left is None:
             return None
-        # On a large GPU a second costs more than one of the quota.
-        fewer = asked * int(left[1]) // max(1, int(wanted[1]))
-    return fewer if LEAST_S <= fewer < asked else None
+        # On a large GPU, one second uses more than one second of the quota.
+        fewer = requested * int(left[1]) // max(1, int(wanted[1]))
+    return fewer if LEAST_S <= fewer < requested else None
 
 
 def sentence(error: gr.Error) -> str:
-    """What the visitor reads of an error of `spaces`, whose worker names nothing but an exception's class."""
-    said = str(error.message).strip()
-    if said == ABORTED:
-        return f"ZeroGPU ended the race, as its time was over: {LESS}"
-    if " " not in said:
-        return f"ZeroGPU's worker could not start ({said}): try again in a moment."
-    return said if said.endswith((".", "!")) else f"{said}."
+    """Return an error of `spaces` as a sentence for the visitor. A worker reports only a class name."""
+    message = str(error.message).strip()
+    if message == ABORTED:
+        return f"ZeroGPU ended the race because its time was over: {LESS}"
+    if " " not in message:
+        return f"ZeroGPU's worker could not start ({message}): try again in a moment."
+    return message if message.endswith((".", "!")) else f"{message}."

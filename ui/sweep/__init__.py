@@ -1,1 +1,1 @@
-"""The tab "Sweep": speed-up over the batch, measured here and predicted for other machines."""
+"""The tab "Sweep": speed-up by batch size, measured here and predicted for other machines."""

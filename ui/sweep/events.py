@@ -1,7 +1,7 @@
-"""The sweep's generator events: the page's button and the API's `/sweep`.
+"""The sweep's generator events: the page's button and the API's `/sweep`. See `SweepEvents`.
 
-Contract: as those of a race (ui/page/events.py): each closes its race on every path, gives the memory back, and
-shares the part of the queue that has the device. What was measured before an error or a limit is kept.
+As with a race (ui/page/events.py), each event closes its race on every path, returns freed memory to the system,
+and waits for the device in the same queue. Points that were measured before an error or a limit are kept.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 ABOUT_API = """Speed-up of BASS over regular decoding by batch or prompt: yields {"done", "points", "overall"}.
 
 Parameters:
-    prompt: the text that every row answers; rows are sampled, so they differ.
-    max_new_tokens: most new tokens a row and race; null: 160.
-    temperature: 0 is taken as 0.7, since rows of one prompt would be alike.
+    prompt: the text that every row answers. Rows are sampled, so they differ.
+    max_new_tokens: the most new tokens per row and race; null: 160.
+    temperature: 0 counts as 0.7, because all rows of one prompt would be equal at 0.
     seed: the same seed gives the same rows.
     batches: batch sizes; null: 1, 2, 4 and 8.
-    draft_lengths: as "draft_length" of /race; null: "bass" (Algorithm 1), "auto" and 4.
+    draft_lengths: values as for "draft_length" of /race; null: "bass" (Algorithm 1), "auto" and 4.
     seconds: about how long the sweep may take; null: a minute.
-    own_prompts: 2 to 12 texts to sweep over, at one batch (null: 4) and one draft length (null: "auto"); "overall"
+    own_prompts: 2 to 12 texts to sweep over, at one batch (null: 4) and one draft length (null: "auto"). "overall"
         is their speed-up, with a 95 % interval over the prompts.
 """
 
@@ -50,24 +50,30 @@ class SweepEvents:
         self.events = events
 
     def measure(self, fixed: object, own: object, *values: object) -> Iterator[tuple[Any, Any]]:
-        """Takes the fixed draft length, the visitor's own prompts, and the form's values in the table's order.
+        """Measure a sweep for the page.
 
-        Yields (what the panel shows, the button).
+        Args:
+            fixed: the fixed draft length.
+            own: the visitor's own prompts, or an empty text.
+            values: the form's values in the order of SETTINGS.
+
+        Yields:
+            (state of the panel as JSON, the button).
         """
         state: dict[str, Any] = {"run": uuid4().hex, "phase": "running", "message": "", "sweep": None}
         yield text(state), gr.update(interactive=False)
         try:
             names = [setting.name for setting in shown()]
-            given = dict(zip(names, values, strict=True))
-            given |= {"own_prompts": own, "max_new_tokens": None}
+            settings = dict(zip(names, values, strict=True))
+            settings |= {"own_prompts": own, "max_new_tokens": None}
             if str(own or "").strip():
-                given["batches"] = [given["batch_size"]]
+                settings["batches"] = [settings["batch_size"]]
             else:
-                given["draft_lengths"] = default_lengths(fixed)
-            request = make_sweep(given, self.events.limits)
+                settings["draft_lengths"] = default_lengths(fixed)
+            request = make_sweep(settings, self.events.limits)
             with closing(self._sweep(request)) as sweeps:
                 for sweep in sweeps:
-                    state["sweep"] = {**sweep, "sentences": _said(sweep)}
+                    state["sweep"] = {**sweep, "sentences": _sentences(sweep)}
                     yield text(state), gr.skip()
             state["phase"] = "done"
         except BassError as error:
@@ -79,7 +85,7 @@ class SweepEvents:
 
     @staticmethod
     def predict(fixed: object, machine: object, models: object, acceptance: object, origin: object) -> str:
-        """What the panel shows of the sweep predicted for these values."""
+        """Return the state of the panel, as JSON, for the sweep that is predicted for these values."""
         state: dict[str, Any] = {"run": uuid4().hex, "phase": "done", "message": "", "sweep": None}
         try:
             sweep = predicted(fixed, machine, models, acceptance, origin)
@@ -102,20 +108,20 @@ class SweepEvents:
             seconds: float | None = None,
             own_prompts: list[str] | None = None,
         ) -> Iterator[dict[str, Any]]:
-            given: dict[str, Any] = {
+            settings: dict[str, Any] = {
                 "prompt": prompt,
                 "max_new_tokens": max_new_tokens,
                 "temperature": temperature,
                 "seed": seed,
             }
-            given |= {"batches": batches, "draft_lengths": draft_lengths, "seconds": seconds}
-            yield from self._answer(given | {"own_prompts": own_prompts})
+            settings |= {"batches": batches, "draft_lengths": draft_lengths, "seconds": seconds}
+            yield from self._answer(settings | {"own_prompts": own_prompts})
 
         answer.__doc__ = ABOUT_API
         return answer
 
-    def _answer(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        with in_a_sentence(), closing(self._sweep(make_sweep(given, self.events.limits))) as sweeps:
+    def _answer(self, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with in_a_sentence(), closing(self._sweep(make_sweep(settings, self.events.limits))) as sweeps:
             for sweep in sweeps:
                 yield {**sweep}
 
@@ -127,6 +133,5 @@ class SweepEvents:
             give_memory_back()
 
 
-def _said(sweep: Sweep) -> list[str]:
-    """A sweep's sentences."""
+def _sentences(sweep: Sweep) -> list[str]:
     return answer(sweep) if sweep["settings"]["own_prompts"] else sentences(sweep)

@@ -1,9 +1,7 @@
-"""The figures of a sweep's races, what a sweep yields, and the sentences that it says.
+"""The figures of a sweep as plain data (`Sweep`), how they are summed (`Sums`), and their `sentences`.
 
-Contract: plain data, and sentences made of it. A point's speed-up is the page's (bass_core/lanes/pace.py), over
-the races of one arm, in which regular decoding and BASS took turns. `error` is its relative standard error, from
-the scatter of both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the speed-up is
-above, below or, within two standard errors, level with 1. A figure that is not known is None.
+A point's speed-up is computed as on the page (bass_core/lanes/pace.py), over the races of one arm, in which
+regular decoding and BASS took turns. A figure that is not known is None.
 """
 
 from __future__ import annotations
@@ -16,14 +14,28 @@ from typing import Any, Literal, TypedDict
 
 from bass_core import DEFAULT_METHOD, LEAST_ROUNDS, LaneSnapshot, Pace
 from ui.race.looks import reference
-from ui.race.verdict import TWICE
+from ui.race.verdict import LEVEL_ERRORS
 
 from .request import Arm
 
 
 class Point(TypedDict):
-    """One arm. Times in ms a token; tokens: written a row-round; acceptance: accepted / tested drafts; prompt: the
-    place of a prompt of the visitor's own.
+    """The figures of one arm.
+
+    Attributes:
+        prompt: the number of the visitor's own prompt, from 1 on, or None.
+        batch: rows.
+        draft_length: the draft length, fixed or a policy's name.
+        speedup: over regular decoding.
+        error: the relative standard error of the speed-up, from the scatter of both lanes' rounds as in the
+            verdict (ui/race/verdict.py).
+        against: whether the speed-up is above 1 ("ahead"), below ("behind"), or within two standard errors
+            ("level").
+        ms_per_token: ms per token of one sequence with BASS.
+        regular_ms_per_token: the same for regular decoding.
+        tokens: tokens written per row-round.
+        acceptance: accepted / tested drafts.
+        rounds: BASS's rounds.
     """
 
     prompt: int | None
@@ -40,13 +52,13 @@ class Point(TypedDict):
 
 
 class Ridge(TypedDict):
-    """tokens: of one step, from which on multiplying takes longer than reading; None where it is not known."""
+    """`tokens` is the size of a step from which multiplying takes longer than reading, or None if not known."""
 
     tokens: float | None
 
 
 class Overall(TypedDict):
-    """The speed-up over all prompts, with the ends of its 95 % interval over them (ui/sweep/answer.py)."""
+    """The speed-up over all prompts, with the ends of its 95 % interval (ui/sweep/answer.py)."""
 
     prompts: int
     speedup: float
@@ -55,14 +67,21 @@ class Overall(TypedDict):
 
 
 class Line(TypedDict):
-    """A line of the chart: the points with this draft length."""
+    """A line of the chart, with all points of one draft length."""
 
     draft_length: str | int
     label: str
 
 
 class Progress(TypedDict):
-    """done of `races` are done, and the rest is expected to take left_s seconds; now: what runs."""
+    """How far a sweep is.
+
+    Attributes:
+        done: finished races.
+        races: all races.
+        left_s: expected seconds for the rest.
+        now: the current race in words.
+    """
 
     done: int
     races: int
@@ -71,7 +90,7 @@ class Progress(TypedDict):
 
 
 class Sweep(TypedDict):
-    """What a sweep yields: all of its points so far. done: whether these are all."""
+    """The state of a sweep, with all points so far. They are complete if `done`."""
 
     kind: Literal["measured", "predicted"]
     done: bool
@@ -87,20 +106,31 @@ class Sweep(TypedDict):
 LABELS = {"bass": "Algorithm 1", "auto": "automatic", "cost-aware": "cost-aware"}
 
 
-def said(draft_length: str | int) -> str:
-    """A draft length in words."""
+def length_label(draft_length: str | int) -> str:
+    """Return a draft length in words."""
     return LABELS.get(str(draft_length), f"fixed length {draft_length}")
 
 
 def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[Line]:
-    """The chart's lines for these draft lengths; costs: what a policy that goes by cost asks."""
-    by = {"auto": f", by {costs} cost"}
-    return [Line(draft_length=one, label=f"{said(one)}{by.get(str(one), '')}") for one in draft_lengths]
+    """Return the chart's lines for these draft lengths. `costs` ("measured" or "predicted") goes into a label."""
+    suffix = {"auto": f", by {costs} cost"}
+    return [
+        Line(draft_length=length, label=f"{length_label(length)}{suffix.get(str(length), '')}")
+        for length in draft_lengths
+    ]
 
 
 @dataclass
 class Sums:
-    """Sums over the races of one arm. accepted: the accepted share of the tested drafts, times `drafted`."""
+    """Sums over the races of one arm.
+
+    Attributes:
+        plain: pace of regular decoding.
+        racing: pace of BASS.
+        drafted: draft tokens.
+        accepted: token acceptance of each race, weighted by its draft tokens.
+        races: number of races.
+    """
 
     plain: Pace = field(default_factory=lambda: Pace.together(()))
     racing: Pace = field(default_factory=lambda: Pace.together(()))
@@ -109,7 +139,7 @@ class Sums:
     races: int = 0
 
     def add(self, lanes: Mapping[str, LaneSnapshot]) -> None:
-        """Count a race, which may have been left before its end."""
+        """Add a race, which may have been stopped early."""
         self.races += 1
         self.plain = Pace.together([self.plain, Pace.of(lanes[reference()])])
         self.racing = Pace.together([self.racing, Pace.of(lanes[DEFAULT_METHOD])])
@@ -118,18 +148,18 @@ class Sums:
         self.accepted += metrics["drafted"] * (metrics["token_acceptance"] or 0.0)
 
     def joined(self, lanes: Mapping[str, LaneSnapshot]) -> Sums:
-        """These sums with those of a race that still runs."""
+        """Return these sums plus those of a race that is still running."""
         sums = replace(self)
         sums.add(lanes)
         return sums
 
     def enough(self, least_ms: float) -> bool:
-        """Whether both lanes have decoded for this long together, each in as many rounds as a speed needs."""
+        """Return whether both lanes together have decoded for `least_ms`, each with enough rounds for a speed."""
         rounds = min(len(self.plain.ms), len(self.racing.ms))
         return rounds >= LEAST_ROUNDS and float(self.plain.ms.sum() + self.racing.ms.sum()) >= least_ms
 
     def point(self, arm: Arm) -> Point:
-        """The figures of the races so far."""
+        """Return the figures of the races so far."""
         regular, bass = self.plain, self.racing
         speedup, row_rounds = bass.speedup(regular), int(bass.rows.sum())
         error = math.hypot(bass.scatter(regular), regular.scatter(regular))
@@ -150,17 +180,18 @@ class Sums:
 
 
 def against(speedup: float, error: float) -> Literal["ahead", "level", "behind"]:
-    """How a speed-up with this relative standard error compares with 1; one that reads 1.00 is level."""
-    if abs(speedup - 1) <= max(TWICE * error * speedup, 0.005):
+    """Compare a speed-up that has this relative standard error with 1. One that is shown as 1.00 is level."""
+    if abs(speedup - 1) <= max(LEVEL_ERRORS * error * speedup, 0.005):
         return "level"
     return "ahead" if speedup > 1 else "behind"
 
 
 def ridge_of(lane: LaneSnapshot) -> Ridge:
-    """The ridge, from a lane of regular decoding: its tokens a step x (share of the peak bandwidth that its
-    steps reached / share of the peak FLOP/s). The steps' time is in both shares, so what is left is the time
-    that reading takes at the peak over the time that multiplying one token takes: Williams et al., "Roofline",
-    CACM 2009.
+    """Return the ridge of the machine that ran this lane of regular decoding.
+
+    It is tokens per step x (bandwidth utilisation / FLOPs utilisation). Both shares contain the time of the steps,
+    which cancels out. What remains is the time to read at peak bandwidth / the time to multiply one token at peak
+    FLOP/s (Williams et al., "Roofline", CACM 2009).
     """
     metrics, rows = lane["metrics"], Pace.of(lane).rows
     reading, multiplying = metrics["bandwidth_utilization"], metrics["flops_utilization"]
@@ -169,51 +200,58 @@ def ridge_of(lane: LaneSnapshot) -> Ridge:
     return Ridge(tokens=float(rows.mean()) * reading / multiplying)
 
 
-AGAINST = {"ahead": "ahead of regular decoding", "level": "level with it", "behind": "behind it"}
+AGAINST = {"ahead": "ahead of regular decoding", "level": "level with it", "behind": "slower than it"}
 
 
 def sentences(sweep: Sweep) -> list[str]:
-    """One for each line that has a point, and one on the ridge."""
+    """Return a sentence for each line that has a point, one about the ridge, and one about missing points."""
     lines = (_line(line, sweep["points"]) for line in sweep["lines"])
-    return [*(one for one in lines if one), *_ridge(sweep), *_missing(sweep)]
+    return [*(sentence for sentence in lines if sentence), *_ridge(sweep), *_missing(sweep)]
 
 
 def _line(line: Line, points: Iterable[Point]) -> str:
-    """Where a line is ahead, level and behind: "Algorithm 1: ahead of regular decoding at batch 1 and 2"."""
-    own = [one for one in points if one["draft_length"] == line["draft_length"] and one["against"] is not None]
-    runs = [(name, [one["batch"] for one in same]) for name, same in groupby(own, lambda one: one["against"])]
+    """Return the batches at which a line is ahead, level or behind.
+
+    For example: "Algorithm 1: ahead of regular decoding at batch 1 and 2, slower than it at batch 4 and 8."
+    """
+    own = [
+        point for point in points if point["draft_length"] == line["draft_length"] and point["against"] is not None
+    ]
+    runs = [
+        (name, [point["batch"] for point in same]) for name, same in groupby(own, lambda point: point["against"])
+    ]
     batches = {name: _joined([_run(run) for other, run in runs if other == name]) for name in AGAINST}
     parts = [f"{words} at batch {batches[name]}" for name, words in AGAINST.items() if batches[name]]
     if not parts:
         return ""
-    # The first part names what "it" is.
-    first = parts[0].replace("with it", "with regular decoding").replace("behind it", "behind regular decoding")
+    # The first part spells "it" out.
+    first = parts[0].replace("with it", "with regular decoding").replace("than it", "than regular decoding")
     return f"{line['label'][0].upper()}{line['label'][1:]}: {', '.join([first, *parts[1:]])}."
 
 
 def _ridge(sweep: Sweep) -> list[str]:
     tokens = sweep["ridge"]["tokens"]
     if tokens is None:
-        return ["Ridge: n/a, since what this machine reads and multiplies at most is not known."]
-    said = f"Ridge: from {tokens:.0f} tokens a step on, multiplying takes longer than reading."
+        return ["Ridge: n/a, because this machine's peak bandwidth or FLOP/s is not known."]
+    sentence = f"Ridge: from {tokens:.0f} tokens per step on, multiplying takes longer than reading."
     fixed = [line["draft_length"] for line in sweep["lines"] if isinstance(line["draft_length"], int)]
     rounds = "".join(
-        f"; with {count} draft{'s' * (count > 1)} a row at batch {tokens / (count + 1):.1f}" for count in fixed
+        f"; with {count} draft{'s' * (count > 1)} per row at batch {tokens / (count + 1):.1f}" for count in fixed
     )
-    return [f"{said} Plain steps get there at batch {tokens:.0f}{rounds}."]
+    return [f"{sentence} Plain steps reach it at batch {tokens:.0f}{rounds}."]
 
 
 def _missing(sweep: Sweep) -> list[str]:
-    """The batches of a prediction that the memory does not hold."""
-    missing = dict.fromkeys(str(one["batch"]) for one in sweep["points"] if one["speedup"] is None)
+    """Return a sentence about the batches of a prediction that do not fit into memory, if there are any."""
+    missing = dict.fromkeys(str(point["batch"]) for point in sweep["points"] if point["speedup"] is None)
     if sweep["kind"] != "predicted" or not missing:
         return []
-    return [f"Batch {_joined([*missing])}: n/a, since the models and the rows' keys and values do not fit."]
+    return [f"Batch {_joined([*missing])}: n/a, because the models and the rows' keys and values do not fit."]
 
 
 def _run(batches: list[int]) -> str:
-    """Neighbouring batches: "1", "1 and 2", or "1 to 8"."""
-    return f"{batches[0]} to {batches[-1]}" if len(batches) > 2 else _joined([str(one) for one in batches])
+    """Return neighbouring batches in words: "1", "1 and 2", or "1 to 8"."""
+    return f"{batches[0]} to {batches[-1]}" if len(batches) > 2 else _joined([str(batch) for batch in batches])
 
 
 def _joined(words: list[str]) -> str:

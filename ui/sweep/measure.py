@@ -1,11 +1,9 @@
-"""Measures a sweep: one race after another, each regular decoding beside BASS, from the page's source of races.
+"""Measures a sweep: one race after the other, each with regular decoding and BASS. Call `measured`.
 
-Contract: yields the sweep so far when a race begins, about once a second while it runs, and when it is done;
-the last one has done=True. An arm has an equal share of the sweep's time: its race is left once both lanes
-together have decoded for as long, and one that ends sooner is followed by another with the next seed. Prompts of
-the visitor's own take turns: each has its share in several visits. At most one race is open at a time, and it is
-closed on every path. Raises BassError for what a race refuses, and at the operator's time limit, which holds for
-the sweep as a whole; what was yielded before stays true.
+- Every arm gets an equal share of the sweep's time. Its race stops once both lanes together have decoded for that
+  long. If it ends earlier, another race with the next seed follows.
+- The visitor's own prompts take turns: each gets its share in several visits.
+- At most one race is open at a time, and it is closed on every path.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from ui.race.looks import reference
 from ui.sources.source import Source, waits, words
 
 from .answer import overall
-from .figures import Progress, Ridge, Sums, Sweep, lines, ridge_of, said
+from .figures import Progress, Ridge, Sums, Sweep, length_label, lines, ridge_of
 from .request import Arm, SweepRequest
 
-# The part of a sweep's time that its lanes decode in; the rest goes to prompts and to making the lanes.
+# Share of the sweep's time in which its lanes decode. The rest goes to reading prompts and setting up lanes.
 DECODING = 0.8
-# Tokens of a row in a race that does not count.
+# New tokens per row in the warm-up race.
 WARM_UP = 8
-# Races of an arm and visit at most; short answers end long before their share of the time.
+# The most races per arm and visit. Short answers end long before their share of the time.
 MOST_REPEATS = 12
 SHOW_SECONDS = 1.0
 Clock = Callable[[], float]
@@ -36,7 +34,17 @@ Clock = Callable[[], float]
 def measured(
     request: SweepRequest, source: Source, limits: Limits, clock: Clock = time.monotonic
 ) -> Generator[Sweep, None, None]:
-    """The sweep's states. clock: seconds."""
+    """Run the sweep and yield its state when a race begins, about once per second during it, and at the end.
+
+    Args:
+        request: the sweep.
+        source: runs a race.
+        limits: `max_seconds` limits the whole sweep.
+        clock: returns seconds.
+
+    Raises:
+        BassError: if a race fails, or at the time limit. The states so far remain valid.
+    """
     run = _Run(request, source, limits, clock)
     yield from run.warm_up()
     for visit in range(request.visits):
@@ -66,7 +74,7 @@ class _Run:
         )
 
     def warm_up(self) -> Generator[Sweep, None, None]:
-        """Run a few tokens of the first race that don't count: a pair's first rounds load what later ones find."""
+        """Run a few tokens of the first race without counting them, because a pair's first rounds are slower."""
         arm = self.request.arms()[0]
         yield self.state(arm, "warming up")
         small = self.request.race_of(arm)
@@ -82,7 +90,7 @@ class _Run:
         self.start = self.last = self.clock()
 
     def race(self, arm: Arm, visit: int) -> Generator[Sweep, None, None]:
-        """Race for one arm, with further seeds until its share of the time is used, and keep its figures."""
+        """Race for one arm, with further seeds until its share of the time is used up, and update its figures."""
         sums, least_ms = self.sums[arm], self.least_ms * (visit + 1)
         for _ in range(MOST_REPEATS):
             lanes = yield from self._once(arm, sums, least_ms)
@@ -95,12 +103,12 @@ class _Run:
             if sums.enough(least_ms):
                 break
         self.done += 1
-        self.sweep["points"] = [one.point(arm) for arm, one in self.sums.items() if one.races]
+        self.sweep["points"] = [arm_sums.point(arm) for arm, arm_sums in self.sums.items() if arm_sums.races]
         self.sweep["overall"] = overall(self.sweep["points"])
         self.last = self.clock()
 
     def _once(self, arm: Arm, sums: Sums, least_ms: float) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
-        """One race, up to its end or until the arm has had its time; returns its lanes."""
+        """Run one race until it ends or the arm's time is used up. Return its lanes."""
         lanes: dict[str, LaneSnapshot] = {}
         since = self.clock()
         with closing(self.source(self.request.race_of(arm, sums.races))) as snapshots:
@@ -119,24 +127,31 @@ class _Run:
         return lanes
 
     def state(self, arm: Arm | None, now: str = "") -> Sweep:
-        """The sweep so far, with the arm that runs now or words on what does; None: it is done."""
+        """Return the sweep so far.
+
+        Args:
+            arm: the current arm, or None if the sweep is done.
+            now: words that describe the current work instead of the arm.
+        """
         if arm is None:
             return {**self.sweep, "done": True, "progress": None}
         self.shown = self.clock()
-        of_batch = f"batch {arm.batch}, {said(arm.draft_length)}"
+        of_batch = f"batch {arm.batch}, {length_label(arm.draft_length)}"
         now = now or (of_batch if arm.prompt is None else f"prompt {arm.prompt}, {of_batch}")
         progress = Progress(done=self.done, races=self.races, left_s=self._left(), now=now)
         return {**self.sweep, "progress": progress}
 
     def _left(self) -> float:
-        """Seconds that the rest should take: as long a race as those before, or what was asked for."""
+        """Return the expected seconds of the remaining races, from those before or from the requested time."""
         each = (self.last - self.start) / self.done if self.done else self.request.seconds / self.races
         return max(each * self.races - (self.clock() - self.start), 0.0)
 
     def _skip(self, since: float) -> float:
-        """Leave the time since then, in which no worker had the race, out of the limit and of the estimate."""
+        """Exclude the time since `since`, when the race waited for a worker, from the limit and the estimate."""
         now = self.clock()
-        self.began, self.start, self.last = (one + now - since for one in (self.began, self.start, self.last))
+        self.began, self.start, self.last = (
+            moment + now - since for moment in (self.began, self.start, self.last)
+        )
         return now
 
     def _in_time(self) -> None:
@@ -149,6 +164,6 @@ class _Run:
 
 
 def _clause(snapshot: Snapshot) -> str:
-    """What a race without lanes does, within a sentence; "" for one with lanes."""
+    """Return what a race without lanes is doing, as a clause, or "" for one that has lanes."""
     text = words(snapshot)
     return text[:1].lower() + text[1:]

@@ -1,7 +1,6 @@
-"""The tab "Sweep": its controls, and one figure for what was measured and one for what is predicted.
+"""The tab "Sweep": its controls, a figure for measurements, and a separate one for predictions. Call `panel`.
 
-Contract: static HTML, in which sweep.js draws the states that SweepEvents yields. What is predicted has a
-figure of its own, which wears the badge "predicted". Non-goals: how a sweep is measured or predicted.
+The HTML is static. sweep.js draws the states that SweepEvents yields.
 """
 
 from __future__ import annotations
@@ -20,33 +19,35 @@ from .request import FIXED, MOST_PROMPTS
 
 HEADING = "Where does speculation pay?"
 HEAD = """<p>"Measure" races BASS against regular decoding for about a minute, with the settings of the tab "Race":
-at batch 1, 2, 4 and 8 on its prompt, or at its batch on prompts of your own.</p>"""
-RECORDED = "<p>No model is loaded here, so nothing can be measured; predictions need none.</p>"
-OWN = "One a line, 2 to {most}; with blank lines between them, each may have several lines."
+at batch 1, 2, 4 and 8 on its prompt, or at its batch size on your own prompts.</p>"""
+RECORDED = "<p>No model is loaded here, so nothing can be measured. Predictions need no model.</p>"
+OWN_PROMPTS = "2 to {most} prompts, one per line. Separate prompts of several lines by blank lines."
 ABOUT = {
     "measured": (
         "This machine",
         "measured here",
-        "A point: ms per token of regular decoding / that of BASS, in races of the two. Bars: two standard "
-        "errors, from the scatter of the rounds.",
+        "A point: ms per token of regular decoding / ms per token of BASS, in races of the two. Bars: two "
+        "standard errors, estimated from the scatter of the rounds.",
     ),
     "predicted": (
         "Another machine",
         "predicted",
-        "No model runs. Step times come from a datasheet's bandwidth and FLOP/s, and rounds are simulated with "
+        "No model runs. Step times come from a datasheet's bandwidth and FLOP/s. Rounds are simulated with "
         "the real policies.",
     ),
 }
 TITLE = "Speed-up over regular decoding"
-# Fills in an acceptance that was left empty with what was measured last, and says where it is from.
+# Fills an empty acceptance with the last measured one, and adds its origin.
 WITH_ACCEPTANCE = "(...values) => Bass.withAcceptance(values)"
 
 
 def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> None:
     """Build and bind the tab's content in the current layout.
 
-    events: None for a recording, which has nothing to measure. form: the race's settings.
-    device: the part of the queue that has the device.
+    Args:
+        events: None for a page without a model, which cannot measure.
+        form: the settings of a race.
+        device: the concurrency settings of events that use the device.
     """
     head = RECORDED if events is None else HEAD
     title = f'<header class="sweep-head"><h2>{HEADING}</h2>{head}</header>'
@@ -59,7 +60,7 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             if events is not None:
                 own = gr.Textbox(
                     label="Will it help on my prompts?",
-                    info=OWN.format(most=MOST_PROMPTS),
+                    info=OWN_PROMPTS.format(most=MOST_PROMPTS),
                     placeholder='Empty: the prompt of the tab "Race".',
                     elem_id="sweep-prompts",
                     lines=3,
@@ -87,13 +88,13 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             with gr.Row(elem_classes="sweep-fields"):
                 machine, models = _list("Machine", MACHINES, 2), _list("Models", MODELS, 3)
                 acceptance = gr.Textbox(
-                    label="Acceptance", elem_id="sweep-acceptance", placeholder="last measured, or 0.8",
+                    label="Acceptance", elem_id="sweep-acceptance", placeholder="measured, or 0.8",
                     min_width=120, scale=2, max_lines=1,
                 )  # fmt: skip
             origin = gr.Textbox(visible=False)
             with gr.Row(elem_classes="sweep-buttons"):
                 predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
-            # In the device's part too: on a CPU, half a second of work would disturb the times of a race.
+            # In the device's queue as well: on a CPU, half a second of work would disturb the times of a race.
             gr.on(
                 [predict.click, machine.input, models.input],
                 SweepEvents.predict,
@@ -118,21 +119,21 @@ def _figure(kind: str) -> gr.HTML:
 
 
 def template(kind: str) -> str:
-    """One figure with its sentences, its table and its exports."""
+    """Return the HTML of one figure with its sentences, its table and its exports."""
     title, badge, about = ABOUT[kind]
     mark = f'<span class="badge-{kind}">{badge}</span>'
     return f"""<section class="bass-sweep part" data-kind="{kind}" aria-labelledby="sweep-{kind}-title">
 <div class="part-head"><h2 id="sweep-{kind}-title">{title}</h2>{mark}</div>
 <p class="part-about">{about}</p>
 <p class="sweep-line message" role="status" aria-live="polite"></p>
-<progress class="sweep-bar" max="1" value="0" aria-label="Part of the sweep that is done" hidden></progress>
-<figure class="chart"><figcaption><h3>{TITLE} {mark}</h3><span class="sweep-of">over the batch size</span>
-</figcaption><div class="plot" role="group" aria-label="{TITLE} over the batch size, {badge}"></div></figure>
+<progress class="sweep-bar" max="1" value="0" aria-label="Progress of the sweep" hidden></progress>
+<figure class="chart"><figcaption><h3>{TITLE} {mark}</h3><span class="sweep-of">by batch size</span>
+</figcaption><div class="plot" role="group" aria-label="{TITLE} by batch size, {badge}"></div></figure>
 <ul class="sweep-said" aria-live="polite"></ul>
 <details class="sweep-assumed" hidden><summary>What this assumes</summary><ul></ul></details>
 <div class="sweep-results" hidden>
 <div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the sweep, {badge}">
-<table class="figures-table"><caption class="spoken">Figures of the sweep, {badge}, a row a point</caption>
+<table class="figures-table"><caption class="spoken">Figures of the sweep, {badge}, one row per point</caption>
 <thead></thead><tbody></tbody></table></div>
 <div class="take"><button type="button" class="action" data-take="json">Download JSON</button>
 <button type="button" class="action" data-take="csv">Download CSV</button></div></div></section>"""

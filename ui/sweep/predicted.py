@@ -1,7 +1,6 @@
-"""A sweep of a machine that is not here: bass_core's prediction, as a sweep that the panel draws.
+"""The predicted sweep of another machine. No model runs.
 
-Contract: no model runs. `predicted` checks what was sent, and says in words what the figures assume. Raises
-RequestError, one sentence that says what to change.
+`predicted` checks the panel's values and returns the sweep. `assumptions` lists its assumptions.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from ui.page.limits import Limits
 from .figures import Point, Ridge, Sweep, against, lines
 from .request import default_lengths
 
-# (words, value), as in ui/page/choices.py.
+# (label, value), as in ui/page/choices.py.
 MACHINES = tuple((f"{name}'s GPU" if name.islower() else name, name) for name in HARDWARE)
 MODELS = tuple((f"{target} with {draft}", target) for target, draft in PAIRS.items())
 ACCEPTANCE = 0.8
-# Where an acceptance comes from; the page's script says which.
+# Origin of the acceptance, chosen by the page's script -> words.
 ORIGINS = {
     "given": "as given",
     "sweep": "measured in the last sweep",
@@ -32,30 +31,34 @@ ORIGINS = {
 
 
 def predicted(fixed: object, machine: object, models: object, acceptance: object, origin: object) -> Sweep:
-    """The predicted sweep for the panel's values. An empty acceptance is ACCEPTANCE, assumed."""
+    """Return the predicted sweep for the panel's values. An empty acceptance is assumed to be ACCEPTANCE.
+
+    Raises:
+        RequestError: for a value that is not allowed.
+    """
     length = limits.draft_length("", fixed, Limits())
     rate = _rate(acceptance)
-    found = _speedups(str(machine), str(models), ACCEPTANCE if rate is None else rate, length)
+    speedups = _speedups(str(machine), str(models), ACCEPTANCE if rate is None else rate, length)
     origin = "assumed" if rate is None else str(origin)
     settings: dict[str, Any] = {
-        key: value for key, value in found.items() if key not in ("points", "ridge_tokens")
+        key: value for key, value in speedups.items() if key not in ("points", "ridge_tokens")
     }
-    settings |= {"batches": list(dict.fromkeys(one["batch"] for one in found["points"])), "origin": origin}
+    settings |= {"batches": list(dict.fromkeys(point["batch"] for point in speedups["points"])), "origin": origin}
     return Sweep(
         kind="predicted",
         done=True,
         settings=settings,
-        device=machine_of(found["clock"]),
+        device=machine_of(speedups["clock"]),
         lines=lines(default_lengths(length), "predicted"),
-        points=[_point(one) for one in found["points"]],
+        points=[_point(point) for point in speedups["points"]],
         overall=None,
-        ridge=Ridge(tokens=found["ridge_tokens"]),
+        ridge=Ridge(tokens=speedups["ridge_tokens"]),
         progress=None,
     )
 
 
 def _rate(acceptance: object) -> float | None:
-    """The field's text as a number; None if it is empty."""
+    """Return the field's text as a number, or None if it is empty."""
     text = str(acceptance or "").strip()
     try:
         rate = float(text) if text else None
@@ -68,7 +71,7 @@ def _rate(acceptance: object) -> float | None:
 
 @lru_cache(64)
 def _speedups(machine: str, models: str, acceptance: float, fixed: int | str) -> SpeedUps:
-    """Kept, since it takes half a second of a core that may be racing."""
+    """Cached, because it takes half a second on a core that may be racing."""
     draft = PAIRS.get(models)
     if draft is None:
         raise RequestError(f"The models must be one of {', '.join(PAIRS)}; got {models!r}.")
@@ -77,33 +80,33 @@ def _speedups(machine: str, models: str, acceptance: float, fixed: int | str) ->
 
 
 def assumptions(sweep: Sweep) -> list[str]:
-    """What the figures assume, a sentence each."""
+    """Return the assumptions behind the figures, as sentences."""
     used = sweep["settings"]
     assumed, source = used["clock"]["assumptions"], used["clock"]["source"]
     bandwidth, compute = 100 * assumed["bandwidth"], 100 * assumed["compute"]
     acceptance = f"{used['acceptance']:.2f}, {ORIGINS.get(used['origin'], ORIGINS['given'])}"
     return [
-        f"Every draft is accepted with chance {acceptance}, given that those before it are.",
+        f"Every draft is accepted with chance {acceptance}, if those before it are.",
         f"A step reaches {bandwidth:.0f} % of the bandwidth and {compute:.0f} % of the FLOP/s in the {source}; "
         f"each layer takes {assumed['layer_us']:g} µs more.",
         f"Weights, keys and values have 16 bits. A row has {used['context']} cached tokens on average and writes "
-        f"{used['max_new_tokens']} tokens; reading the prompt is left out.",
-        "The automatic length is chosen by the predicted costs. A point is the mean of "
+        f"{used['max_new_tokens']} tokens. Reading the prompt is left out.",
+        "The automatic draft length uses the predicted costs. A point is the mean of "
         f"{used['trials']} simulated runs.",
     ]
 
 
-def _point(one: SpeedUp) -> Point:
+def _point(point: SpeedUp) -> Point:
     return Point(
         prompt=None,
-        batch=one["batch"],
-        draft_length=one["draft_length"],
-        speedup=one["speedup"],
-        error=one["error"],
-        against=None if one["speedup"] is None else against(one["speedup"], one["error"] or 0.0),
-        ms_per_token=one["ms_per_token"],
-        regular_ms_per_token=one["regular_ms_per_token"],
-        tokens=one["tokens"],
+        batch=point["batch"],
+        draft_length=point["draft_length"],
+        speedup=point["speedup"],
+        error=point["error"],
+        against=None if point["speedup"] is None else against(point["speedup"], point["error"] or 0.0),
+        ms_per_token=point["ms_per_token"],
+        regular_ms_per_token=point["regular_ms_per_token"],
+        tokens=point["tokens"],
         acceptance=None,
-        rounds=None if one["rounds"] is None else round(one["rounds"]),
+        rounds=None if point["rounds"] is None else round(point["rounds"]),
     )

@@ -1,10 +1,9 @@
-"""A sweep as the page or a script may ask for it: one small race after another, over batches and draft lengths.
+"""A sweep as the page or a script may request it: small races, one after the other. Call `make_sweep`.
 
-Contract: `make_sweep` checks what was sent. A request is plain data, and so is each race that it asks for, so
-that any source of races takes it. The rows of a batch are sampled: at temperature 0 the rows of one prompt
-would all be alike, and would hide that each accepts its own number of drafts, so there a sweep takes
-TEMPERATURE instead and says so. With prompts of the visitor's own, the sweep goes over these in place of batches
-and draft lengths. Raises RequestError, one sentence that says what to change.
+A sweep covers batches and draft lengths, or the visitor's own prompts at one batch and draft length. A request is
+plain data, and so is each of its races, so any source can run them. At temperature 0, all rows of one prompt would
+be equal, which would hide that each row accepts a different number of drafts. A sweep then uses TEMPERATURE, and
+its caption mentions that.
 """
 
 from __future__ import annotations
@@ -23,23 +22,26 @@ from ui.race.looks import reference
 BATCHES = (1, 2, 4, 8)
 FIXED = 4
 SECONDS = 60.0
-# A sweep takes about its seconds; what it takes at most is this much of them.
+# A sweep aims at its requested seconds and takes at most SPARE times as long.
 SPARE = 1.25
-# Most new tokens of a row: on a CPU a race's share of the time ends before, so that the batch stays full.
+# The most new tokens per row. On a CPU, a race's time runs out earlier, so the batch stays full.
 TOKENS = 160
 TEMPERATURE = 0.7
 MOST_RACES = 32
-# A sweep over prompts: the most of them, how often it goes through all, and its batch and draft length.
+# For a sweep over prompts: the most prompts, how often it visits each, its batch and its draft length.
 MOST_PROMPTS, VISITS = 12, 2
 PROMPTS_BATCH, PROMPTS_LENGTH = 4, "auto"
-# Settings of a race that a sweep decides itself. A form may offer a predicted clock: a sweep measures.
-OWN = ("batch_size", "draft_length", "lanes", "scheduling", "time_budget_ms", "clock")
+# Settings of a race that a sweep decides itself. It ignores a predicted clock in the form, because it measures.
+SWEEP_SETTINGS = ("batch_size", "draft_length", "lanes", "scheduling", "time_budget_ms", "clock")
 
 
 class Arm(NamedTuple):
-    """One race of a sweep: regular decoding beside BASS with these draft lengths.
+    """One combination that a sweep measures: races of regular decoding and BASS with these settings.
 
-    prompt: the place of the visitor's own prompt, from 1 on; None: the race's.
+    Attributes:
+        batch: rows.
+        draft_length: fixed, or the name of a policy.
+        prompt: the number of the visitor's own prompt, from 1 on, or None for the race's prompt.
     """
 
     batch: int
@@ -48,7 +50,7 @@ class Arm(NamedTuple):
 
 
 class ArmRequest(RaceRequest):
-    """A race of a sweep. Nobody inspects its rounds, so their details are not worked out."""
+    """A race of a sweep, without details of its rounds, because nobody inspects them."""
 
     def arguments(self) -> dict[str, Any]:
         return super().arguments() | {"inspect": False}
@@ -56,9 +58,15 @@ class ArmRequest(RaceRequest):
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """seconds: about how long the whole sweep may take, in wall time. resampled: TEMPERATURE in place of 0.
+    """A checked sweep.
 
-    own: the visitor's prompts; then there is one batch, and one draft length.
+    Attributes:
+        race: the settings that all its races share.
+        batches: batch sizes, ascending.
+        draft_lengths: fixed lengths and names of policies.
+        seconds: about how long the whole sweep may take, in wall time.
+        resampled: whether the temperature is TEMPERATURE instead of 0.
+        own: the visitor's own prompts. If there are any, there is only one batch and one draft length.
     """
 
     race: RaceRequest
@@ -70,16 +78,16 @@ class SweepRequest:
 
     @property
     def visits(self) -> int:
-        """How often the sweep goes through its arms: prompts take turns, so that none has a moment of its own."""
+        """How often the sweep visits each arm. Prompts take turns, so that a busy moment does not hit just one."""
         return VISITS if self.own else 1
 
     @property
     def most_seconds(self) -> float:
-        """Seconds that it takes at most on a machine that keeps pace."""
+        """Upper bound of its seconds on a machine that keeps up."""
         return SPARE * self.seconds
 
     def arms(self) -> list[Arm]:
-        """The races, batch by batch, so that the lines grow from the left side by side."""
+        """Return the arms, batch by batch, so that all lines of the chart grow from the left together."""
         prompts = range(1, len(self.own) + 1) if self.own else (None,)
         return [
             Arm(batch, length, prompt)
@@ -89,11 +97,13 @@ class SweepRequest:
         ]
 
     def race_of(self, arm: Arm, repeat: int = 0) -> ArmRequest:
-        """The race of an arm; repeat: how many races of it came before, each with a seed of its own.
+        """Return a race of an arm. With one prompt per line, the rows take the lines in turn.
 
-        With one prompt a line, the rows take the lines in turn.
+        Args:
+            arm: the arm.
+            repeat: the number of earlier races of this arm, which is added to the seed.
         """
-        own: dict[str, Any] = {
+        changed: dict[str, Any] = {
             "batch_size": arm.batch,
             "draft_length": arm.draft_length,
             "lanes": (reference(), DEFAULT_METHOD),
@@ -102,15 +112,15 @@ class SweepRequest:
             "seed": (self.race.seed + repeat) % (limits.MAX_SEED + 1),
         }
         if arm.prompt is not None:
-            own["prompt"] = self.own[arm.prompt - 1]
+            changed["prompt"] = self.own[arm.prompt - 1]
         elif self.race.prompts == "lines":
-            known = limits.lines(self.race.prompt, Limits(max_batch=self.race.batch_size))
-            own["prompt"] = "\n".join(known[i % len(known)] for i in range(arm.batch))
-        return ArmRequest(**vars(self.race) | own)
+            prompts = limits.lines(self.race.prompt, Limits(max_batch=self.race.batch_size))
+            changed["prompt"] = "\n".join(prompts[i % len(prompts)] for i in range(arm.batch))
+        return ArmRequest(**vars(self.race) | changed)
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for, JSON-ready: the settings that all its races share, and the sweep's own."""
-        shared = {name: value for name, value in self.race.settings().items() if name not in OWN}
+        """Return the settings that all races share plus those of the sweep, ready for JSON."""
+        shared = {name: value for name, value in self.race.settings().items() if name not in SWEEP_SETTINGS}
         return shared | {
             "batches": list(self.batches),
             "draft_lengths": list(self.draft_lengths),
@@ -121,25 +131,31 @@ class SweepRequest:
 
 
 def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
-    """The request for these settings of a race, and "batches", "draft_lengths", "seconds" and "own_prompts", one
-    text with all of them or a list; what is missing has its default. Batches that the operator does not allow are
-    left out of the default, and refused where they are named.
+    """Check the settings of a sweep and return the request.
+
+    Args:
+        given: the settings of a race, plus "batches", "draft_lengths", "seconds" and "own_prompts" (a list, or one
+            text with all prompts). Missing ones get their defaults. The default batches stay within `bounds`.
+        bounds: the operator's upper bounds.
+
+    Raises:
+        RequestError: for a value that is not allowed.
     """
     own = own_prompts(given.get("own_prompts"), bounds)
-    settings = {name: value for name, value in given.items() if name not in OWN} | {"batch_size": 1}
+    settings = {name: value for name, value in given.items() if name not in SWEEP_SETTINGS} | {"batch_size": 1}
     if own:
-        # What these prompts' own drafts are worth is asked, so no coin accepts them.
+        # The question is how well these prompts' drafts are accepted, so no coin decides.
         settings |= {"prompt": own[0], "prompts": "one", "acceptance": None}
     if settings.get("max_new_tokens") is None:
         settings["max_new_tokens"] = min(TOKENS, bounds.max_new_tokens)
     race = make_request(settings, bounds)
-    alike = race.temperature == 0 and race.prompts == "one"
-    if alike:
+    equal_rows = race.temperature == 0 and race.prompts == "one"
+    if equal_rows:
         race.temperature = TEMPERATURE
-    of_prompts = ([min(PROMPTS_BATCH, bounds.max_batch)], [PROMPTS_LENGTH]) if own else (None, None)
-    named = (given.get("batches"), given.get("draft_lengths"))
-    asked = [default if value is None else value for value, default in zip(named, of_prompts, strict=True)]
-    batches, lengths = _batches(asked[0], bounds), _lengths(asked[1], bounds)
+    defaults = ([min(PROMPTS_BATCH, bounds.max_batch)], [PROMPTS_LENGTH]) if own else (None, None)
+    requested = (given.get("batches"), given.get("draft_lengths"))
+    chosen = [default if value is None else value for value, default in zip(requested, defaults, strict=True)]
+    batches, lengths = _batches(chosen[0], bounds), _lengths(chosen[1], bounds)
     if own and len(batches) * len(lengths) > 1:
         raise RequestError("A sweep over prompts has one batch and one draft length: name one of each.")
     if len(batches) * len(lengths) > MOST_RACES:
@@ -147,12 +163,13 @@ def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
             f"{len(batches)} batches with {len(lengths)} draft lengths are {len(batches) * len(lengths)} races, "
             f"and a sweep runs at most {MOST_RACES}: name fewer."
         )
-    return SweepRequest(race, batches, lengths, _seconds(given.get("seconds"), bounds), alike, own)
+    return SweepRequest(race, batches, lengths, _seconds(given.get("seconds"), bounds), equal_rows, own)
 
 
 def own_prompts(value: object, bounds: Limits) -> tuple[str, ...]:
-    """The visitor's own prompts, none of a blank text. A text has one a line or, where it has blank lines, one
-    between each two of them.
+    """Return the visitor's own prompts, none for a blank value.
+
+    A text has one prompt per line or, if it contains blank lines, prompts of several lines separated by them.
     """
     if value is None or value == "":
         return ()
@@ -162,7 +179,7 @@ def own_prompts(value: object, bounds: Limits) -> tuple[str, ...]:
         if not value:
             return ()
     if not isinstance(value, list | tuple):
-        raise RequestError("own_prompts must be a list of texts, or null for the one prompt.")
+        raise RequestError("own_prompts must be a list of texts, or null to use the prompt.")
     if len(value) == 1:
         raise RequestError(
             "One prompt gives no interval: write at least two, or leave the field empty to measure the prompt of "
@@ -172,37 +189,37 @@ def own_prompts(value: object, bounds: Limits) -> tuple[str, ...]:
         raise RequestError(
             f"There are {len(value)} prompts, and a sweep takes at most {MOST_PROMPTS}: remove some."
         )
-    return tuple(limits.prompt("", one, bounds) for one in value)
+    return tuple(limits.prompt("", text, bounds) for text in value)
 
 
 def _batches(value: object, bounds: Limits) -> tuple[int, ...]:
-    """Different batch sizes, in ascending order."""
+    """Return the distinct batch sizes in ascending order."""
     if value is None:
         return tuple(batch for batch in BATCHES if batch <= bounds.max_batch)
     if not isinstance(value, list | tuple) or not value:
         raise RequestError("batches must be a list of batch sizes, such as [1, 2, 4, 8].")
     check = limits.whole(1, lambda most: most.max_batch)
-    return tuple(sorted({check("Each batch", one, bounds) for one in value}))
+    return tuple(sorted({check("Each batch", batch, bounds) for batch in value}))
 
 
 def _lengths(value: object, bounds: Limits) -> tuple[str | int, ...]:
-    """Different draft lengths, as a race takes them, in the order in which they came."""
+    """Return the distinct draft lengths, as a race takes them, in their original order."""
     if value is None:
         value = default_lengths(FIXED)
     if not isinstance(value, list | tuple) or not value:
         raise RequestError('draft_lengths must be a list of draft lengths, such as ["bass", "auto", 4].')
-    return tuple(dict.fromkeys(limits.draft_length("", one, bounds) for one in value))
+    return tuple(dict.fromkeys(limits.draft_length("", length, bounds) for length in value))
 
 
 def default_lengths(fixed: object) -> list[Any]:
-    """The draft lengths of the page's sweep: Algorithm 1, the default policy, and a fixed one."""
+    """Return the draft lengths of the page's sweep: Algorithm 1, the default policy, and a fixed one."""
     return ["bass", "auto", fixed]
 
 
 def _seconds(value: object, bounds: Limits) -> float:
-    """About how long the sweep may take: 5 s or more, up to the operator's limit, and by default half of that."""
+    """Return about how long the sweep may take: from 5 s to the operator's limit."""
     if value is None:
-        # A busy machine takes longer than it was given: that shall not reach the limit.
+        # At most half of the limit: a busy machine takes longer than planned.
         return min(SECONDS, bounds.max_seconds / 2)
     number = limits.finite(value)
     if number is None or not 5 <= number <= bounds.max_seconds:

@@ -1,1 +1,1 @@
-"""Races on Ray: workers that hold a pair each, on this machine or on a cluster."""
+"""Races on Ray: each worker loads a pair, on this machine or on a cluster."""

@@ -1,9 +1,8 @@
-"""The workers on Ray: made, loaded, watched, and made ready again after one died.
+"""Starts the workers on Ray, watches them, and makes them ready again after one died. Call `Pool.start`.
 
-Contract: each worker has a thread here that loads it, hands it to the queue, waits for its death, takes it out of
-the queue and begins again, also where a race has lost a worker that lives. Ray restarts a worker that died, on
-another node where its own is gone; the others go on. `start` returns once a worker is ready, and raises BassError,
-a worker's refusal, if none can load the model. Non-goals: the way of a race (races.py).
+Each worker has a thread here. It loads the worker, adds it to the queue, waits for the end of its process, removes
+it from the queue and starts over. It does the same if a race has lost contact with a live worker. Ray restarts a
+worker that died, on another node if its node is gone. The other workers continue.
 """
 
 from __future__ import annotations
@@ -22,45 +21,64 @@ from ui.page.limits import Limits
 from ui.sources.cluster.start import SLICE_S, Calls, Closed
 from ui.sources.cluster.worker import Worker
 from ui.sources.queue import Queue
-from ui.sources.source import Ask, Facts
+from ui.sources.source import Ask, PairInfo
 
 log = logging.getLogger(__name__)
 
-# Seconds until a worker is asked again that could not load, and one that is not there.
+# Seconds until the next try with a worker that could not load its model, and with one that is not reachable.
 RELOAD_S, RETURN_S = 30.0, 0.5
-# Seconds in which a worker whose process ended must be back, or on its way: ends after that are called a problem.
+# Seconds within which a worker whose process ended should be back. After that, it counts as a problem.
 BACK_S = 60.0
 DIES = (
-    "A worker's process ends while it loads the models, for want of memory or of a package on its node: the "
-    "server's log has the details."
+    "A worker's process ends while it loads the models. Its node may lack memory or a package: see the server's "
+    "log for details."
 )
-# Threads of a worker beside its race: one waits for ever, the others answer.
+# A worker's threads besides its race: one waits for the process to end (`Worker.stay`), the others answer calls.
 ANSWERS = 4
-# Variables of this program that a worker on another machine needs too; a password is none of its business.
+# Prefixes of the environment variables that are passed to a worker, and variables that are never passed.
 PASSED = ("BASS_", "HF_")
-KEPT = ("BASS_PASSWORD",)
+WITHHELD = ("BASS_PASSWORD",)
 
 
 @dataclass(eq=False)
 class Member:
-    """One worker. `life` counts its processes; `since` is when the last one was lost, or this was made, on the
-    monotonic clock; `problem` is why it can't load."""
+    """One worker.
+
+    Attributes:
+        number: its number on the page, from 1 on.
+        actor: its Ray actor.
+        life: the number of its earlier processes.
+        since: time.monotonic() when its last process was lost, or when this object was made.
+        problem: why it can't load its model, or "".
+        facts: its pair, or None while it is not ready.
+        runs: numbers for its races.
+    """
 
     number: int
     actor: Any
     life: int = 0
     since: float = field(default_factory=time.monotonic)
     problem: str = ""
-    facts: Facts | None = None
+    facts: PairInfo | None = None
     runs: itertools.count[int] = field(default_factory=itertools.count)
 
     def ask(self, method: str, *values: object) -> Any:
-        """Call a method beside the race; returns Ray's reference. To be called through Calls."""
+        """Call a method while a race may be running. Return Ray's reference. Call this through Calls."""
         return getattr(self.actor, method).options(concurrency_group="answers").remote(*values)
 
 
 class Pool:
-    """`workers` workers for `ask`, each an actor with these options of Ray and so many threads."""
+    """The workers, each a Ray actor.
+
+    Args:
+        calls: calls Ray.
+        ask: the pair to load.
+        limits: the operator's upper bounds.
+        workers: the number of workers.
+        threads: the models' CPU threads per worker.
+        options: Ray's options of each actor.
+        queue: gets the workers that are ready.
+    """
 
     def __init__(
         self,
@@ -75,7 +93,7 @@ class Pool:
     ) -> None:
         self.calls, self.queue = calls, queue
         self._arguments = ask, limits, threads
-        environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED) and k not in KEPT}
+        environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED) and k not in WITHHELD}
         environment |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}
         self._actors = calls.ray.remote(
             max_restarts=-1,
@@ -86,8 +104,12 @@ class Pool:
         self._changed = threading.Condition()
         self.members = [Member(number, self._actor(number)) for number in range(1, workers + 1)]
 
-    def start(self) -> Facts:
-        """Load all workers; returns what the first one that is ready says of itself."""
+    def start(self) -> PairInfo:
+        """Start to load all workers, and return the pair of the first one that is ready.
+
+        Raises:
+            BassError: if no worker can load its model.
+        """
         for member in self.members:
             threading.Thread(target=self._tend, args=(member,), name="bass-worker", daemon=True).start()
         with self._changed:
@@ -99,15 +121,15 @@ class Pool:
         return ready[0].facts
 
     def ready(self) -> list[Member]:
-        """The workers that have loaded their pair and live, as far as is known."""
+        """Return the workers that have loaded their pair and are alive, as far as is known."""
         return [member for member in self.members if member.facts is not None]
 
     def problem(self) -> str:
-        """Why no worker can load its model; "" while one can, or may."""
+        """Return why no worker can load its model, or "" if one can or may still do so."""
         return self.members[0].problem if all(member.problem for member in self.members) else ""
 
     def lost(self, member: Member, life: int) -> None:
-        """The worker died in that life: no race goes to it until it is loaded again."""
+        """Note that the worker's process number `life` died. It gets no race until it is loaded again."""
         with self._changed:
             if member.life == life:
                 if member.facts is not None:
@@ -116,11 +138,11 @@ class Pool:
                 self.queue.remove(member)
 
     def restart(self, member: Member) -> None:
-        """End a worker that does not answer; Ray starts it again."""
+        """Kill a worker that does not answer. Ray starts it again."""
         try:
             self.calls.do(self.calls.ray.kill, member.actor, no_restart=False)
         except self.calls.errors.RayError:
-            log.warning("Worker %d was gone before it could be ended.", member.number)
+            log.warning("Worker %d was already gone when it was to be restarted.", member.number)
 
     def _actor(self, number: int) -> Any:
         return self._actors.remote(*self._arguments, number)
@@ -138,7 +160,7 @@ class Pool:
             log.exception("Worker %d is out of service.", member.number)
 
     def _live(self, member: Member) -> float:
-        """Load the worker and wait for its end; returns the seconds until it is to be asked again."""
+        """Load the worker and wait for its end. Return the seconds until the next try."""
         calls, errors = self.calls, self.calls.errors
         ready, life = False, member.life
         try:
@@ -146,19 +168,19 @@ class Pool:
             ready = True
             self._stays(member, life)
         except errors.RayTaskError as error:
-            self._tell(member, str(error.cause) if isinstance(error.cause, BassError) else "")
+            self._report(member, str(error.cause) if isinstance(error.cause, BassError) else "")
             return RELOAD_S
         except errors.ActorDiedError:
-            # Ray has given it up, as when its process can't start.
+            # Ray has given up on it, e.g. because its process can't start.
             member.actor = calls.do(self._actor, member.number)
             return RETURN_S if ready else self._died(member)
         except errors.RayError:
-            # It is on its way back.
+            # Ray is restarting it.
             return RETURN_S if ready else self._died(member)
         return RETURN_S
 
     def _stays(self, member: Member, life: int) -> None:
-        """Wait for the end of the worker's process, which raises, or of its life, where a race has lost it."""
+        """Wait until the worker's process ends, which raises, or until a race has reported it as lost."""
         stay = self.calls.do(member.ask, "stay")
         while member.life == life:
             if self.calls.ready(stay, SLICE_S):
@@ -166,19 +188,19 @@ class Pool:
                 return
 
     def _died(self, member: Member) -> float:
-        """Its process ended before it was ready, or is not back yet; returns the seconds to the next try."""
+        """Handle a process that ended too early or is not back yet. Return the seconds until the next try."""
         if time.monotonic() - member.since < BACK_S:
             return RETURN_S
-        self._tell(member, DIES)
+        self._report(member, DIES)
         return RELOAD_S
 
-    def _ready(self, member: Member, facts: Facts) -> None:
+    def _ready(self, member: Member, facts: PairInfo) -> None:
         with self._changed:
             member.facts, member.problem = facts, ""
             self.queue.add(member)
             self._changed.notify_all()
 
-    def _tell(self, member: Member, problem: str) -> None:
+    def _report(self, member: Member, problem: str) -> None:
         with self._changed:
             member.problem = problem or "The workers could not load the model; the server's log has the details."
             log.error("Worker %d can't load its model: %s", member.number, member.problem)

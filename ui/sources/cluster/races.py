@@ -1,10 +1,11 @@
-"""A Source on Ray's workers.
+"""A Source that runs races on Ray workers. See `Races.source`.
 
-Contract: a race waits in the queue, then its deltas come from one worker, at most two ahead of their reader.
-Closing it, on whatever path, reaches the worker within one round, and the worker is free once its race has ended;
-one that has not ended after ENDING_S is started anew. While nothing comes, what came last is yielded again now and
-then, so that Stop, a closed tab and the time limit are noticed. A worker that dies raises WorkerLost; a race that
-it has not begun goes to another one.
+- A race waits in the queue. Then one worker sends its deltas, at most AHEAD of them ahead of the reader.
+- Closing a race stops it on the worker within one round. If the worker has not ended it after ENDING_S seconds,
+  the worker is restarted.
+- While nothing arrives, the last snapshot is yielded again at intervals, so that Stop, a closed tab and the time
+  limit are noticed.
+- A worker that dies during a race raises WorkerLost. If the race had not begun, another worker gets it.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from ui.sources.delta import Decoder
 from ui.sources.queue import Ticket
 from ui.sources.source import NOTHING, WorkerLost, waiting
 
-# Snapshots that a worker may be ahead of their reader.
+# The most snapshots that a worker may be ahead of the reader.
 AHEAD = 2
-# Seconds: how often a waiting race hears its place in the queue, and how long a running one may be silent.
-TELL_S, SILENCE_S = 1.0, 5.0
-# Seconds that a worker has to end a stopped race: many rounds of the slowest model.
+# Seconds between two updates of a waiting race, and the longest silence of a running one.
+UPDATE_S, SILENCE_S = 1.0, 5.0
+# Seconds for a worker to end a stopped race: many rounds of the slowest model.
 ENDING_S = 120.0
-# What torch raises once a device's context is lost; a lane's message names it.
+# torch raises this once the context of a device is lost. The message of a lane contains it.
 BROKEN = "AcceleratorError"
-# Seconds in which a free worker must answer.
+# Seconds within which a free worker must answer.
 ANSWER_S = 30.0
-# Seconds until a prompt's length counts as not to be had.
+# Seconds to wait for the length of a prompt.
 COUNT_S = 10.0
 LOST = (
-    "The worker that ran this race has stopped, and what it had written is kept above: press Run to race again. "
-    "The other workers go on, and this one is being started anew."
+    "The worker that ran this race has stopped. Its text so far is kept above: press Run to race again. "
+    "The other workers continue, and this one is being restarted."
 )
 
 
 class Races:
-    """The pool's workers as one Source."""
+    """Combines the pool's workers into one Source."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._calls = pool, pool.calls
 
     def source(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
-        """The race's snapshots."""
+        """Yield the snapshots of a race."""
         since: float | None = None
         while True:
             ticket = self._pool.queue.enter(request, since)
@@ -60,17 +61,17 @@ class Races:
         yield from self._run(ticket)
 
     def count(self, prompt: str, by_line: bool = False) -> str:
-        """See Count; nothing while no worker is ready."""
+        """Count a prompt's tokens (see Count). Return NOTHING while no worker is ready."""
         for member in self._pool.ready():
             with suppress(self._calls.errors.RayError, TimeoutError, Closed):
                 return str(self._calls.get(self._calls.do(member.ask, "count", prompt, by_line), COUNT_S))
         return NOTHING
 
     def _wait(self, ticket: Ticket) -> Generator[Snapshot, None, None]:
-        """Until the ticket has a worker."""
+        """Yield waiting snapshots until the ticket has a worker."""
         queue = self._pool.queue
         try:
-            while not queue.wait(ticket, TELL_S):
+            while not queue.wait(ticket, UPDATE_S):
                 if problem := self._pool.problem():
                     raise BassError(problem)
                 yield waiting(*queue.outlook(ticket))
@@ -79,13 +80,13 @@ class Races:
             raise
 
     def _answers(self, ticket: Ticket) -> Generator[Snapshot, None, bool]:
-        """Whether the ticket's worker is there: one that died a moment ago may still count as free."""
+        """Return whether the ticket's worker answers. One that just died may still count as free in the queue."""
         queue, member = self._pool.queue, ticket.worker
         assert isinstance(member, Member)
         life, end = member.life, time.monotonic() + ANSWER_S
         try:
             reference = self._calls.do(member.ask, "load")
-            while not self._calls.ready(reference, TELL_S):
+            while not self._calls.ready(reference, UPDATE_S):
                 if time.monotonic() >= end:
                     self._pool.restart(member)
                     self._pool.lost(member, life)
@@ -94,7 +95,7 @@ class Races:
             self._calls.get(reference)
             return queue.holds(ticket)
         except self._calls.errors.RayError:
-            # Its thread in the pool makes it ready again.
+            # The worker's thread in the pool makes it ready again.
             self._pool.lost(member, life)
             return False
         except BaseException:
@@ -119,7 +120,7 @@ class Races:
             ended = finished = True
             self._mend(member, life, [lane["error"] for lane in last["lanes"].values()] if last else [])
         except errors.RayTaskError as error:
-            ended = True  # by an error of its own, not of the worker
+            ended = True  # the race failed, not the worker
             if isinstance(error.cause, BassError):
                 raise error.cause from None
             self._mend(member, life, [type(error.cause).__name__])
@@ -129,18 +130,18 @@ class Races:
             self._pool.lost(member, life)
             raise WorkerLost(LOST) from error
         except errors.RayError as error:
-            # The worker lives, and what it sent is lost.
+            # The worker is alive, but its deltas are lost.
             raise WorkerLost(LOST) from error
         finally:
             if ended or stream is None:
                 self._pool.queue.leave(ticket, finished)
             else:
-                # Not on this thread: it may be an event loop's, and a round can be long.
+                # In another thread: this one may belong to an event loop, and a round can take long.
                 threading.Thread(target=self._settle, args=(ticket, run, life, stream), daemon=True).start()
 
-    def _mend(self, member: Member, life: int, said: list[str | None]) -> None:
-        """Start a worker anew whose device is broken: it would answer, and fail each race at once."""
-        if said and all(BROKEN in (one or "") for one in said):
+    def _mend(self, member: Member, life: int, errors: list[str | None]) -> None:
+        """Restart a worker whose device is broken. It would still answer calls, but fail every race."""
+        if errors and all(BROKEN in (error or "") for error in errors):
             self._pool.lost(member, life)
             self._pool.restart(member)
 
@@ -148,7 +149,7 @@ class Races:
         decoder = Decoder()
         last: Snapshot | None = None
         while True:
-            if self._calls.ready(stream, TELL_S if last is None else SILENCE_S):
+            if self._calls.ready(stream, UPDATE_S if last is None else SILENCE_S):
                 try:
                     reference = self._calls.do(next, stream)
                 except StopIteration:
@@ -157,7 +158,7 @@ class Races:
             yield waiting(0, 0.0) if last is None else last
 
     def _settle(self, ticket: Ticket, run: int, life: int, stream: Any) -> None:
-        """Stop the race on its worker, and free the worker once it has ended."""
+        """Stop the race on its worker, and free the worker once the race has ended."""
         member = ticket.worker
         assert isinstance(member, Member)
         try:
@@ -166,15 +167,15 @@ class Races:
                 self._pool.lost(member, life)
                 self._pool.restart(member)
         except (self._calls.errors.RayTaskError, Closed):
-            pass  # its last word was an error, or nobody is left to race
+            pass  # the race ended with an error, or the program is ending
         except Exception:
-            # Whatever is wrong with it, its thread in the pool finds out.
+            # The worker's thread in the pool finds out what is wrong.
             self._pool.lost(member, life)
         finally:
             self._pool.queue.leave(ticket)
 
     def _ends(self, stream: Any) -> bool:
-        """Whether the stream's end comes within ENDING_S of silence; what is still in it is thrown away."""
+        """Discard the rest of the stream. Return False if nothing arrives for ENDING_S seconds before its end."""
         while True:
             if not self._calls.ready(stream, ENDING_S):
                 return False

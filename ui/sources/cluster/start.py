@@ -1,10 +1,9 @@
-"""Ray itself: started here for this program alone or joined, called, and left.
+"""Starts Ray for this program (`LocalRay`) or joins a running cluster (`JoinedRay`), and calls it (`Calls`).
 
-Contract: `LocalRay` starts Ray on this machine, with a token that nobody else knows, and `leave` ends it and
-removes its files; `JoinedRay` enters a running cluster as a driver. Ray sends no usage reports. Both raise
-BassError with one sentence if Ray is missing, can't start or can't be reached. All calls must have returned before
-Ray is shut down: threads call it through `Calls` alone. No call lasts much longer than SLICE_S, and once `close`
-has begun, each raises Closed: a thread that asked Ray for something after its end would start it again.
+- Both raise BassError if Ray is missing, can't start or can't be reached. Ray sends no usage reports.
+- `LocalRay` uses a secret token. Its `leave` ends Ray and removes Ray's files.
+- All calls must have returned before Ray is shut down, so threads call it only through `Calls`. No call takes much
+  longer than SLICE_S. After `close`, every call raises Closed, because a late call would start Ray again.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ import psutil
 from bass_core import BassError, RequestError
 
 MISSING = "--workers and --ray need Ray: pip install -r requirements-ray.txt first."
-# Bytes of Ray's store for objects between processes. Deltas are a few kB, and few are in flight.
+# Bytes of Ray's object store. Deltas have a few kB, and few are in flight.
 STORE = 80 * 2**20
-# What a node of a cluster must have of this repository; Ray sends it there.
-SENT_AWAY = [".git", ".venv*", "tests", "docs", "bench", "distill", "**/__pycache__"]
+# Parts of this repository that the nodes of a cluster don't need.
+EXCLUDED = [".git", ".venv*", "tests", "docs", "bench", "distill", "**/__pycache__"]
 # Seconds for a cluster's head to answer.
 KNOCK_S = 10.0
-# Folders of Ray's logs and sockets, with the number of the process that they belong to.
+# Prefix of the folders with Ray's logs and sockets. The id of the process that owns them follows.
 FILES = "bass-ray-"
 ROOT = str(Path(__file__).resolve().parents[3])
-# What Ray sends to a cluster's nodes: the tree, or the package that this program was installed as (setup.py).
+# Ray sends this to the nodes of a cluster: the tree, or the package that this program was installed as (setup.py).
 CODE: dict[str, Any] = (
-    {"py_modules": [ROOT]} if __name__.startswith("bass_core.") else {"working_dir": ROOT, "excludes": SENT_AWAY}
+    {"py_modules": [ROOT]} if __name__.startswith("bass_core.") else {"working_dir": ROOT, "excludes": EXCLUDED}
 )
 
 
 def imported() -> ModuleType:
-    """The package ray, which stays quiet. Raises BassError if it is not installed."""
-    # Read by ray at import.
+    """Return the package ray, configured to stay quiet. Raises BassError if it is not installed."""
+    # Ray reads this at import.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # A worker's lines are printed as they are: ray would leave out those that are alike.
+    # Print every line of a worker. By default, Ray drops repeated ones.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     try:
         import ray
@@ -58,16 +57,16 @@ def imported() -> ModuleType:
 
 
 def _end_on_sigterm() -> None:
-    """Let SIGTERM end this program in order: Ray's own handler would abort it."""
+    """Let SIGTERM end this program cleanly. Ray's own handler would abort it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 class LocalRay:
-    """Ray on this machine, with `cpus` to give away (a number for its books: no thread is pinned)."""
+    """Ray on this machine. `cpus` is only the number that Ray hands out to actors. No thread is pinned."""
 
     def __init__(self, cpus: int) -> None:
-        # Ray's servers listen on all addresses: without a token, others on the network could run code here.
+        # Ray's servers listen on all addresses. Without a token, others on the network could run code here.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         self.ray = imported()
@@ -94,7 +93,7 @@ class LocalRay:
 
 
 class JoinedRay:
-    """A running cluster, in which this program is a driver: its workers end with it."""
+    """A running cluster that this program joins as a driver. Its workers end with it."""
 
     def __init__(self, address: str) -> None:
         if address.startswith("ray://"):
@@ -104,7 +103,8 @@ class JoinedRay:
             )
         if address in ("", "local"):
             raise RequestError(
-                "--ray joins a cluster, auto the one on this machine: for workers here without one say --workers."
+                "--ray needs the address of a cluster, or auto for the one on this machine: for workers here "
+                "without a cluster use --workers."
             )
         self.ray = imported()
         try:
@@ -122,50 +122,54 @@ class JoinedRay:
         _end_on_sigterm()
 
     def leave(self) -> None:
-        """Leave the cluster; Ray ends this program's workers."""
+        """Leave the cluster. Ray ends this program's workers."""
         self.ray.shutdown()
 
 
 def actor_options(text: str) -> dict[str, Any]:
-    """The options of a Ray actor for "GPU=1,CPU=4,NAME=2". Raises RequestError for anything else."""
+    """Parse resources such as "GPU=1,CPU=4,NAME=2" to the options of a Ray actor.
+
+    Raises:
+        RequestError: if the text has another form, or an amount that Ray does not allow.
+    """
     options: dict[str, Any] = {}
-    own: dict[str, float] = {}
+    custom: dict[str, float] = {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([A-Za-z_][\w:.-]*)\s*=\s*(\d+(?:\.\d+)?)\s*", part)
-        amount = 0.0 if found is None else float(found[2])
-        # As Ray has it: four decimals, and no part of a GPU beside a whole one.
-        parts = found is not None and found[1] == "GPU" and amount > 1 and amount != int(amount)
-        if found is None or amount <= 0 or amount != round(amount, 4) or parts:
+        match = re.fullmatch(r"\s*([A-Za-z_][\w:.-]*)\s*=\s*(\d+(?:\.\d+)?)\s*", part)
+        amount = 0.0 if match is None else float(match[2])
+        # Ray allows four decimals, but no fraction of a GPU above 1.
+        fraction = match is not None and match[1] == "GPU" and amount > 1 and amount != int(amount)
+        if match is None or amount <= 0 or amount != round(amount, 4) or fraction:
             raise RequestError(
                 "--worker-resources must be names with amounts above 0, with at most four decimals and none for "
                 f"more than one GPU, such as GPU=1,CPU=4; got {text!r}."
             )
-        name = found[1]
+        name = match[1]
         if name in ("CPU", "GPU", "memory"):
             options[name if name == "memory" else f"num_{name.lower()}s"] = amount
         else:
-            own[name] = amount
-    return options | ({"resources": own} if own else {})
+            custom[name] = amount
+    return options | ({"resources": custom} if custom else {})
 
 
-def fits(nodes: list[Mapping[str, Any]], asked: Mapping[str, Any]) -> int:
-    """How many workers that ask for this fit on the cluster's living nodes, by what the nodes have in all."""
-    wanted = {name: asked[key] for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus")) if asked.get(key)}
-    wanted |= {"memory": asked["memory"]} if "memory" in asked else {}
-    wanted |= asked.get("resources", {})
-    living = [node["Resources"] for node in nodes if node["Alive"]]
-    return sum(min(int(has.get(name, 0) // amount) for name, amount in wanted.items()) for has in living)
+def fits(nodes: list[Mapping[str, Any]], options: Mapping[str, Any]) -> int:
+    """Return how many actors with these options fit on the live nodes, by the total resources of each node."""
+    wanted = {name: options[key] for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus")) if options.get(key)}
+    wanted |= {"memory": options["memory"]} if "memory" in options else {}
+    wanted |= options.get("resources", {})
+    live = [node["Resources"] for node in nodes if node["Alive"]]
+    return sum(min(int(has.get(name, 0) // amount) for name, amount in wanted.items()) for has in live)
 
 
 def _knock(address: str) -> None:
-    """Raise OSError at once where nothing listens: Ray itself would try for minutes."""
+    """Raise OSError at once if nothing listens there. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def _sweep() -> None:
-    """Remove the files of programs that were killed."""
+    """Remove the files that killed programs have left."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FILES}*"):
         owner = folder.name.removeprefix(FILES).split("-")[0]
         if owner.isdecimal() and not psutil.pid_exists(int(owner)):
@@ -176,7 +180,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")[:200] or type(error).__name__
 
 
-# Seconds of one call, and seconds for which `close` waits for calls.
+# The longest time of one call in seconds, and how long `close` waits for running calls.
 SLICE_S, CLOSING_S = 0.5, 10.0
 T = TypeVar("T")
 
@@ -186,7 +190,7 @@ class Closed(BassError):
 
 
 class Calls:
-    """`ray`, called by several threads until `close`."""
+    """Calls Ray from several threads, until `close`."""
 
     def __init__(self, ray: ModuleType) -> None:
         self.ray, self.errors = ray, ray.exceptions
@@ -194,7 +198,7 @@ class Calls:
         self._running, self._changed = 0, threading.Condition()
 
     def do(self, call: Callable[..., T], *values: Any, **named: Any) -> T:
-        """Call something of Ray that returns soon."""
+        """Call a function of Ray that returns soon. Raises Closed after `close`."""
         with self._changed:
             if self.closed.is_set():
                 raise Closed("The server is ending: try again once it is back.")
@@ -206,23 +210,23 @@ class Calls:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def ready(self, what: Any, seconds: float) -> bool:
-        """Whether a reference, or a stream's next one, is there within these seconds."""
+    def ready(self, reference: Any, seconds: float) -> bool:
+        """Return whether a reference, or the next one of a stream, is ready within these seconds."""
         end = time.monotonic() + seconds
         while True:
             left = end - time.monotonic()
-            there, _ = self.do(self.ray.wait, [what], timeout=max(0.0, min(SLICE_S, left)))
-            if there or left <= SLICE_S:
-                return bool(there)
+            done, _ = self.do(self.ray.wait, [reference], timeout=max(0.0, min(SLICE_S, left)))
+            if done or left <= SLICE_S:
+                return bool(done)
 
     def get(self, reference: Any, seconds: float = float("inf")) -> Any:
-        """The value of the reference. Raises TimeoutError, or what the call raised."""
+        """Return the value of a reference. Raises TimeoutError, or the exception of the call."""
         if not self.ready(reference, seconds):
             raise TimeoutError
         return self.do(self.ray.get, reference)
 
     def close(self) -> None:
-        """Refuse further calls, and wait for those that run."""
+        """Refuse further calls, and wait for running ones."""
         with self._changed:
             self.closed.set()
             self._changed.wait_for(lambda: self._running == 0, CLOSING_S)

@@ -1,8 +1,7 @@
-"""A worker: the process that holds a loaded pair and runs races, one at a time.
+"""A worker: a process that has loaded a pair and runs races, one at a time.
 
-Contract: a plain class, which pool.py makes an actor of Ray; nothing here knows Ray. `race` yields deltas
-(ui/sources/delta.py), and each run of a race has a number, by which `stop` ends it within one round, also before
-it began. `race` runs on one thread; all other methods may be called beside it, on others.
+`Worker` is a plain class that does not use Ray. pool.py makes it a Ray actor. `race` runs in one thread. All other
+methods may be called meanwhile from other threads.
 """
 
 from __future__ import annotations
@@ -17,11 +16,18 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.sources.delta import Delta, Encoder
 from ui.sources.local import Local
-from ui.sources.source import NOTHING, Ask, Count, Facts, give_memory_back
+from ui.sources.source import NOTHING, Ask, Count, PairInfo, give_memory_back
 
 
 class Worker:
-    """`number` is its name on the page, from 1; `threads` is what its environment gives the models on a CPU."""
+    """One worker.
+
+    Args:
+        ask: the pair to load.
+        limits: the operator's upper bounds.
+        threads: the models' CPU threads, which its environment sets.
+        number: its number on the page, from 1 on.
+    """
 
     def __init__(self, ask: Ask, limits: Limits, threads: int, number: int) -> None:
         self._ask, self._limits, self._threads, self._number = ask, limits, threads, number
@@ -31,8 +37,8 @@ class Worker:
         self._stopped: set[int] = set()
         self._forever = threading.Event()
 
-    def load(self) -> Facts:
-        """Load the pair, unless it is there. Raises BassError."""
+    def load(self) -> PairInfo:
+        """Load the pair, unless it is loaded already. Raises BassError."""
         with self._loading:
             if self._local is None:
                 local = Local(self._ask)
@@ -41,14 +47,14 @@ class Worker:
             return self._local.facts(self._threads)
 
     def stay(self) -> None:
-        """Returns only when it is called again: its caller learns that this process has ended."""
-        mine = threading.Event()
-        before, self._forever = self._forever, mine
+        """Block until the next call of `stay`. If the process ends, the caller gets an error from Ray."""
+        current = threading.Event()
+        before, self._forever = self._forever, current
         before.set()
-        mine.wait()
+        current.wait()
 
     def count(self, prompt: str, by_line: bool) -> str:
-        """See Count."""
+        """Count a prompt's tokens (see Count in ui/sources/source.py)."""
         return NOTHING if self._count is None else self._count(prompt, by_line)
 
     def stop(self, run: int) -> None:
@@ -56,12 +62,20 @@ class Worker:
         self._stopped.add(run)
 
     def race(self, run: int, request: RaceRequest) -> Generator[Delta, None, None]:
-        """The race's deltas, until it is done or stopped. Raises BassError."""
+        """Yield the deltas of a race (ui/sources/delta.py) until it is done or stopped.
+
+        Args:
+            run: the number of this race, for `stop`.
+            request: the race.
+
+        Raises:
+            BassError: if the race is refused.
+        """
         self.load()
         assert self._local is not None
-        # A stop that came after its race's end is of no use to anybody.
-        for one in [one for one in list(self._stopped) if one < run]:
-            self._stopped.discard(one)
+        # Forget stops that came after the end of their race.
+        for old in [number for number in list(self._stopped) if number < run]:
+            self._stopped.discard(old)
         encoder = Encoder()
         try:
             with closing(self._local.source(request, lambda: run in self._stopped)) as snapshots:
@@ -74,7 +88,7 @@ class Worker:
             give_memory_back()
 
     def _named(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot, whose device says on which worker it is."""
+        """Return the snapshot with the worker added to the device's name."""
         device: DeviceReading = {**snapshot["device"]}
         if "name" in device:
             device["name"] = f"{device['name']}, worker {self._number} on {socket.gethostname()}"

@@ -1,5 +1,5 @@
-/* The formulas of "How it works". Contract: pure functions of their arguments; whatever is random comes from a seeded
-   generator, so that a picture repeats. Each function names its source. */
+/* The formulas of "How it works", each with its source. They are pure functions. Random numbers come from a seeded
+   generator, so that a picture can be repeated. */
 (() => {
   "use strict";
 
@@ -14,16 +14,16 @@
     };
   }
 
-  const sum = (values) => values.reduce((all, one) => all + one, 0);
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
   const scaled = (values) => values.map((value) => value / (sum(values) || 1));
 
-  /** Expected tokens of a round of l drafts, each accepted with chance a: Leviathan et al. 2211.17192, equation 1. */
+  /** Expected tokens of a round with l drafts, each accepted with chance a: Leviathan et al. 2211.17192, equation 1. */
   const tokens = (a, l) => (a >= 1 ? l + 1 : (1 - a ** (l + 1)) / (1 - a));
 
-  /** Speed-up where a draft costs c steps of the target: 2211.17192, theorem 3.8. */
+  /** Speed-up if a draft costs c target steps: 2211.17192, theorem 3.8. */
   const speedup = (a, l, c) => tokens(a, l) / (l * c + 1);
 
-  /** The token at which the chances, added up, pass u. */
+  /** The first token at which the cumulative chances exceed u. */
   function pick(chances, u) {
     let left = u * sum(chances), last = 0;
     for (let i = 0; i < chances.length; i++) {
@@ -34,7 +34,7 @@
     return last;
   }
 
-  /** One token by the rejection rule: drafted from q, else drawn from max(0, p - q). 2211.17192, 2302.01318. */
+  /** One token by the rejection rule: drafted from q or, if rejected, drawn from max(0, p - q). 2211.17192, 2302.01318. */
   function drawn(p, q, next) {
     const token = pick(q, next());
     if (next() * q[token] < p[token]) return { token, accepted: true };
@@ -42,24 +42,24 @@
     return { token: pick(sum(residual) > 0 ? residual : p, next()), accepted: false };
   }
 
-  /** For each token, how often it came as an accepted draft and how often it was recovered. */
+  /** For each token, how often it was an accepted draft and how often it was recovered. */
   function histogram(p, q, count, seed) {
     const next = random(seed), accepted = p.map(() => 0), recovered = p.map(() => 0);
     for (let i = 0; i < count; i++) {
-      const one = drawn(p, q, next);
-      (one.accepted ? accepted : recovered)[one.token] += 1;
+      const draw = drawn(p, q, next);
+      (draw.accepted ? accepted : recovered)[draw.token] += 1;
     }
     return { accepted, recovered };
   }
 
-  /** How many of l drafts are accepted, up to the first that is not. */
+  /** The number of accepted drafts, out of l, before the first rejected one. */
   function run(a, l, next) {
     let count = 0;
     while (count < l && next() < a) count += 1;
     return count;
   }
 
-  /** Algorithm 1 of BASS, 2404.15778, as bass_core/length/policies.py has it; rule: {start, increment, modulus, limit}. */
+  /** Algorithm 1 of BASS, 2404.15778, as in bass_core/length/policies.py. rule: {start, increment, modulus, limit}. */
   function algorithm1(rule, { length, shrinking }, accepted) {
     const best = Math.max(...accepted);
     if (best === length) return { length: Math.min(length + rule.increment, rule.limit), shrinking: 0 };
@@ -79,17 +79,18 @@
     return { rounds: all, state };
   }
 
-  /** ms of a forward of n tokens: the larger of reading the weights and multiplying (Williams et al. 2009, the
-      roofline). billions: parameters; bytes: of one; bandwidth: GB/s; peak: TFLOP/s. Two FLOPs a parameter and token. */
+  /** Time of a forward with n tokens in ms: the larger of reading the weights and multiplying (roofline, Williams et al.
+      2009), at two FLOPs per parameter and token. billions: of parameters. bytes: per parameter. bandwidth: in GB/s. peak:
+      in TFLOP/s. */
   function forward({ billions, bytes, bandwidth, peak }, n) {
     const reading = (billions * bytes / bandwidth) * 1000, multiplying = (2 * billions * n) / peak;
     return { reading, multiplying, ms: Math.max(reading, multiplying) };
   }
 
-  /** Tokens of a forward at which multiplying takes as long as reading. */
+  /** The number of tokens in a forward at which multiplying takes as long as reading. */
   const ridge = ({ bytes, bandwidth, peak }) => (peak * 1000 * bytes) / (2 * bandwidth);
 
-  /** A round of l drafts for b rows, in plain steps of the batch: a step's first `free` tokens cost what one costs. */
+  /** The cost of a round with l drafts for b rows, in plain steps of the batch. Up to `free` tokens cost a step as much as one. */
   function roundCost(l, c, b, free) {
     const step = (n) => Math.max(1, n / free);
     return l * c + step(b * (l + 1)) / step(b);

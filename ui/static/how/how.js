@@ -1,8 +1,7 @@
-/* "How it works". Contract: a step's function draws at every change of its sliders and lists, at every new width and once
-   at first: it gets the step, draws with its `picture`, and says what there is to say. The what-if plot: expected
-   speed-up over token acceptance by Leviathan et al. 2211.17192, and the last run's measured points on it. Expected
-   tokens of a round at length l: (1 - a^(l+1)) / (1 - a); speed-up: that over l c + 1. A common stop for a batch of b has
-   a^b in place of a. */
+/* "How it works". Each step has a function that draws its `picture` and sets its sentences. It runs once at the start and
+   at every change of the sliders, the lists or the width. The what-if plot shows the expected speed-up by token acceptance
+   (Leviathan et al. 2211.17192) and the measured points of the last run. A round of length l writes (1 - a^(l+1)) / (1 - a)
+   tokens, and the speed-up is that divided by l c + 1. With a common stop for a batch of b, a^b replaces a. */
 (() => {
   "use strict";
   const { on, run, number, percent, setText, svg, laneName, plots, clock, formulas: f } = window.Bass;
@@ -19,7 +18,7 @@
       return Math.max(260, Math.min(this.box.clientWidth || 480, 640));
     }
 
-    /** Begin anew; title: what a screen reader says. */
+    /** Start a new picture. Screen readers read the title. */
     clear(height, title) {
       this.svg.replaceChildren();
       this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
@@ -69,7 +68,7 @@
       return this.pictures[0];
     }
 
-    /** The value of each slider, and of each list its chosen option's data, as numbers. */
+    /** The value of each slider, and the data of each list's selected option, as numbers. */
     get values() {
       return Object.assign({}, ...this.inputs.map((input) => {
         if (input.tagName !== "SELECT") return { [input.dataset.slider]: Number(input.value) };
@@ -95,10 +94,10 @@
 
   const WORDS = ["the", "a", "my", "one", "his"];
   const DRAWS = 1000;
-  // The value that chi-squared with four degrees of freedom stays below in 95 of 100 honest draws.
+  // The 95 % quantile of chi-squared with four degrees of freedom.
   const CHI_95 = 9.49;
 
-  /** Two bars: reading the weights beside multiplying with them. */
+  /** Two bars: the time to read the weights, and the time to multiply with them. */
   function memory(step) {
     const { b, ...machine } = step.values, { picture } = step;
     const { reading, multiplying, ms } = f.forward(machine, b), ridge = f.ridge(machine);
@@ -109,14 +108,14 @@
     });
     const idle = 1 - multiplying / ms;
     step.say(`A step takes ${number(ms, 2)} ms and writes ${b} ${b === 1 ? "token" : "tokens"}. ` + (idle > 0
-      ? `The arithmetic units wait for ${percent(idle, idle > 0.99 ? 1 : 0)} of it: the step is bound by memory.`
+      ? `The arithmetic units wait for ${percent(idle, idle > 0.99 ? 1 : 0)} of that time: the step is bound by memory.`
       : "Multiplying takes longer than reading: the step is bound by arithmetic."));
     step.answer(`${number(Math.ceil(ridge), 0)} tokens. Reading takes parameters × bytes / bandwidth, multiplying 2 × ` +
-      "parameters × tokens / peak; the parameters cancel out, and what is left is peak × bytes / (2 × bandwidth), " +
+      "parameters × tokens / peak. The parameters cancel out, which leaves peak × bytes / (2 × bandwidth), " +
       `here ${number(ridge, 1)}.`);
   }
 
-  /** A bar for each token of a round: the chance that the round writes it. */
+  /** A bar for each token of a round, as high as the chance that the round writes it. */
   function drafting(step) {
     const { a, c, l } = step.values, { picture } = step, base = 140, wide = picture.width / (l + 1);
     const expected = f.tokens(a, l);
@@ -128,20 +127,20 @@
       if (wide > 14 || i % 2 === 0) picture.text(x + wide / 2, base + 16, `${i + 1}`, "small", "middle");
     }
     picture.text(0, 178, "chance that a round writes its i-th token", "soft");
-    step.say(`The bars add up to ${number(expected, 2)} tokens a round. A round costs ${number(l * c + 1, 2)} steps of the ` +
+    step.say(`The bars add up to ${number(expected, 2)} tokens per round. A round costs ${number(l * c + 1, 2)} steps of the ` +
       `target, so the speed-up is ${number(f.speedup(a, l, c), 2)}×.`);
     const best = Array.from({ length: 17 }, (_, i) => i).reduce((x, y) => (f.speedup(a, y, c) > f.speedup(a, x, c) + 1e-12 ? y : x));
     step.answer(best === 0
-      ? `None: a = ${a} is not above c = ${c}. A first draft adds a tokens to a round and c steps to its cost.`
-      : `${best} drafts, with ${number(f.speedup(a, best, c), 2)}×. Any drafting pays only where a is above c, here ${a} above ${c}.`);
+      ? `Zero: a = ${a} is not above c = ${c}. The first draft adds a tokens to a round and c steps to its cost.`
+      : `${best} drafts, with ${number(f.speedup(a, best, c), 2)}×. Drafting pays off only if a is above c, here ${a} > ${c}.`);
   }
 
-  /** p, and the 1,000 tokens that the rule wrote. */
+  /** p, and the histogram of 1,000 tokens that the rule wrote. */
   function rule(step) {
     const { values, picture } = step;
     const p = f.scaled(WORDS.map((_, i) => values[`p${i}`])), q = f.scaled(WORDS.map((_, i) => values[`q${i}`]));
     const { accepted, recovered } = f.histogram(p, q, DRAWS, step.seed ??= 1);
-    const total = accepted.map((count, i) => count + recovered[i]), kept = f.sum(p.map((value, i) => Math.min(value, q[i])));
+    const total = accepted.map((count, i) => count + recovered[i]), overlap = f.sum(p.map((value, i) => Math.min(value, q[i])));
     Object.assign(step.root.dataset, { p: JSON.stringify(p), q: JSON.stringify(q), counts: JSON.stringify(total) });
     const base = 186, wide = picture.width / WORDS.length, bar = wide * 0.62, scale = 160 / Math.max(...p, ...q, ...total.map((n) => n / DRAWS));
     picture.clear(232, `Of 1,000 draws: ${WORDS.map((word, i) => `${word} ${total[i]}, expected ${number(p[i] * DRAWS, 0)}`).join("; ")}`);
@@ -156,14 +155,14 @@
     });
     const chi = f.sum(p.map((value, i) => (value > 0 ? (total[i] - DRAWS * value) ** 2 / (DRAWS * value) : 0)));
     step.say(`1,000 draws, series ${step.seed}: ${f.sum(accepted)} accepted drafts, ${f.sum(recovered)} recovered tokens. ` +
-      `χ² = ${number(chi, 1)} with 4 degrees of freedom; honest draws from p stay below ${CHI_95} in 95 of 100 series.`);
-    step.answer(`The sum of min(p, q) over the tokens: ${percent(kept, 1)}. It is all of them where q equals p, ` +
-      "and none where no token has both.");
+      `χ² = ${number(chi, 1)} with 4 degrees of freedom. Draws from p itself stay below ${CHI_95} in 95 of 100 series.`);
+    step.answer(`The sum of min(p, q) over the tokens: ${percent(overlap, 1)}. It is 100 % if q equals p, ` +
+      "and 0 % if no token has both a p and a q.");
   }
 
   const DRAFTS = 7, ROUNDS = 24, MOST_ROUNDS = 400, SEED = 5, LONGEST = 16, MOST_TOKENS = 1024;
 
-  /** One round's cells, a line for each row, and the common stop that would end them all. */
+  /** The cells of one round, one line per row, and the common stop that would end all rows. */
   function ragged(step) {
     const { a, b } = step.values, { picture } = step, next = f.random(step.seed ??= SEED);
     const rows = Array.from({ length: b }, () => f.run(a, DRAFTS, next)), stop = Math.min(...rows);
@@ -184,13 +183,13 @@
     picture.line([[x, 16], [x, 24 + b * tall]], "line-common");
     picture.text(Math.min(x, picture.width - 100), 11, "one common stop", "small");
     const own = f.sum(rows) + b;
-    step.say(`This round writes ${own} tokens; with one common stop, ${b * (stop + 1)}. On average: ` +
-      `${number(f.tokens(a, DRAFTS), 2)} tokens a row with ends of their own, ${number(f.tokens(a ** b, DRAFTS), 2)} with a common stop.`);
-    step.answer(`With chance a^b = ${a}^${b} = ${number(a ** b, 3)}: every row has to accept it. So the round writes ` +
-      `${number(f.tokens(a ** b, DRAFTS), 2)} tokens a row in place of ${number(f.tokens(a, DRAFTS), 2)}.`);
+    step.say(`This round writes ${own} tokens, or ${b * (stop + 1)} with one common stop. On average, a row writes ` +
+      `${number(f.tokens(a, DRAFTS), 2)} tokens with its own end and ${number(f.tokens(a ** b, DRAFTS), 2)} with a common stop.`);
+    step.answer(`With chance a^b = ${a}^${b} = ${number(a ** b, 3)}, because every row has to accept it. So the round writes ` +
+      `${number(f.tokens(a ** b, DRAFTS), 2)} tokens per row instead of ${number(f.tokens(a, DRAFTS), 2)}.`);
   }
 
-  /** What Algorithm 1 drafts, round by round, and below it the speed-up of each fixed length. */
+  /** The draft lengths of Algorithm 1, round by round, and below them the speed-up of each fixed length. */
   function policies(step) {
     const { a, b, c, free } = step.values, [start, increment, modulus, limit] = step.root.dataset.rule.split(" ").map(Number);
     const rule = { start, increment, modulus, limit };
@@ -203,12 +202,12 @@
     const own = written / f.sum(rounds.map((r) => f.roundCost(r.length, c, b, free)));
     speedups(step.pictures[1], gains, best, own);
     step.say(`Algorithm 1 drafts ${number(f.sum(rounds.map((r) => r.length)) / rounds.length, 1)} tokens on average and reaches ` +
-      `${number(own, 2)}×. ` + (best ? `By cost, ${best} drafts are best: ${number(gains[best], 2)}×.` : "By cost, plain steps are best: 1.00×."));
+      `${number(own, 2)}×. ` + (best ? `The best fixed length at these costs is ${best}: ${number(gains[best], 2)}×.` : "At these costs, plain steps are best: 1.00×."));
     const then = [state];
     for (let i = 0; i < 3; i++) then.push(f.algorithm1(rule, then[i], [0]));
-    step.answer(`After the ${MOST_ROUNDS} rounds played here the length is ${state.length}; then ${then.slice(1).map((s) => s.length).join(", ")}. ` +
-      (state.shrinking ? "The round before was a fall already, so each of these is a tenth, rounded up, and one more. No length is below 1."
-        : "The first fall is a tenth, rounded up; each later one is one faster. No length is below 1."));
+    step.answer(`After the ${MOST_ROUNDS} rounds played here the length is ${state.length}, then ${then.slice(1).map((s) => s.length).join(", ")}. ` +
+      (state.shrinking ? "The round before already shrank the length, so each of these falls is a tenth, rounded up, plus one. No length is below 1."
+        : "The first fall is a tenth, rounded up. Each later one is larger by one. No length is below 1."));
   }
 
   function lengths(picture, rounds) {
@@ -222,7 +221,7 @@
       picture.text(wide * (i + 0.5), base - scale * length - 5, `${length}`, "small strong", "middle");
       picture.text(wide * (i + 0.5), base + 15, `${most}`, "small", "middle");
     });
-    picture.text(0, 172, "drafted; below, accepted by the best row", "soft");
+    picture.text(0, 172, "above: drafted; below: accepted by the best row", "soft");
   }
 
   function speedups(picture, gains, best, own) {
@@ -237,10 +236,10 @@
     picture.text(0, y(1) + 4, "1×", "small");
     picture.line([[34, y(own)], [picture.width, y(own)]], "line-own");
     picture.text(picture.width, y(own) - 5, "Algorithm 1", "small strong", "end");
-    picture.text(0, 168, "speed-up by draft length, best one marked", "soft");
+    picture.text(0, 168, "speed-up by draft length, the best one marked", "soft");
   }
 
-  /** Time of a forward over its tokens, both on logarithmic axes. */
+  /** The time of a forward by its tokens, on logarithmic axes. */
   function roofline(step) {
     const { b, l, ...machine } = step.values, { picture } = step, n = b * (l + 1), ridge = f.ridge(machine);
     const plain = f.forward(machine, b), check = f.forward(machine, n), most = Math.max(MOST_TOKENS, n);
@@ -260,10 +259,10 @@
     picture.dot(x(n), y(check.ms), "is-target");
     picture.text(x(b), y(plain.ms) - 12, "plain", "small strong", x(b) > picture.width - 40 ? "end" : "start");
     picture.text(x(n), y(check.ms) + 22, "verification", "small strong", x(n) > picture.width - 80 ? "end" : "start");
-    step.say(`A plain step of ${b} ${b === 1 ? "row" : "rows"} takes ${number(plain.ms, 2)} ms. Checking ${l} drafts a row, ${n} tokens, takes ` +
+    step.say(`A plain step of ${b} ${b === 1 ? "row" : "rows"} takes ${number(plain.ms, 2)} ms. Checking ${l} drafts per row, ${n} tokens, takes ` +
       `${number(check.ms, 2)} ms: ${number(check.ms / plain.ms, 2)} plain steps.`);
-    step.answer(`From batch ${number(Math.floor(ridge / (l + 1)) + 1, 0)} on: a verification has b × (l + 1) tokens, and multiplying takes ` +
-      `longer than reading above the ridge, ${number(ridge, 1)} tokens.`);
+    step.answer(`From batch ${number(Math.floor(ridge / (l + 1)) + 1, 0)} on: a verification has b × (l + 1) tokens, and above the ridge of ` +
+      `${number(ridge, 1)} tokens, multiplying takes longer than reading.`);
   }
 
   const POINTS = 101;
@@ -290,7 +289,7 @@
       return Object.fromEntries(this.sliders.map((slider) => [slider.dataset.slider, Number(slider.value)]));
     }
 
-    /** The measured points: one for each lane that drafted. */
+    /** The measured points, one for each lane that drafted. */
     measured(colour) {
       return Object.entries(run()?.view?.lanes ?? {})
         .filter(([, { metrics: m }]) => Number.isFinite(m.token_acceptance) && Number.isFinite(m.speedup))
@@ -307,8 +306,8 @@
         setText(this.element.querySelector(`.what-if [data-output=${slider.dataset.slider}]`), `${Number(slider.value)}`);
       }
       setText(this.element.querySelector(".what-if-line"),
-        `Expected at a = ${a}: ${number(f.tokens(a, l), 2)} tokens a round, ${number(f.speedup(a, l, c), 2)}× where each row ` +
-        `has its own end; ${number(f.speedup(a ** b, l, c), 2)}× with one common stop for the batch of ${b}.`);
+        `Expected at a = ${a}: ${number(f.tokens(a, l), 2)} tokens per round, ${number(f.speedup(a, l, c), 2)}× if each row ` +
+        `has its own end, and ${number(f.speedup(a ** b, l, c), 2)}× with one common stop for the batch of ${b}.`);
       if (!this.visible || !window.Plotly) return;
       const colour = plots.palette(this.plot), axis = plots.axis(colour);
       const x = Array.from({ length: POINTS }, (_, i) => i / (POINTS - 1));
@@ -339,7 +338,7 @@
         step.draw();
       });
     }
-    // By the address as it is: Gradio's <base> leaves out what stands behind a "?", and would open another page.
+    // Set the hash here: with Gradio's <base>, which drops the query after "?", the link would open another page.
     root.querySelector(".walk-way").addEventListener("click", (event) => {
       const link = event.target.closest("a");
       if (!link) return;

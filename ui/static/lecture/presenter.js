@@ -1,18 +1,19 @@
-/* Presenter mode: larger type, and the settings folded into a line. Contract: ?present=1 in the address enters it; the
-   switch in the page's head enters and leaves it, changes the address and nothing of the run. The mode is a class on
-   the body, for which plots are redrawn. The line says what Run would send, and during a race what is running.
-   A key acts in presenter mode alone, while its keys are on (keys=off in the address turns them off: WCAG 2.1.4), while
-   the race is in sight, without Ctrl, Alt or Meta, and never in a field. Space and the arrows are left to what has the
-   focus. Before a print the page takes the print's width, light colours and type of the usual size, and every chart is
-   drawn at that width, in view or not; afterwards all is as it was. That holds for the Print buttons, the browser's own
-   command, and a PDF. The run's settings, which the form shows only in part, are printed on top in full. */
+/* Presenter mode: larger type, and the settings folded into one line.
+   - ?present=1 in the address turns it on. The switch in the page's head turns it on and off and changes the address, but
+     nothing of the run. The mode is a class on the body, which makes plots redraw.
+   - The line shows the settings that Run would send, or those of the running race.
+   - A key works only in presenter mode, while keys are on (keys=off in the address turns them off, WCAG 2.1.4) and the race
+     is in sight, without Ctrl, Alt or Meta, and never in an input field. Space and the arrows go to the focused element.
+   - Before printing, the page gets the paper's width, light colours and the normal font size, and every chart is drawn at
+     that width, even out of view. Afterwards everything is restored. This covers the Print buttons, the browser's own
+     command and PDFs. All settings of the run are printed on top, because the form shows only some of them. */
 (() => {
   "use strict";
   const { on, run, number, setText, make, busy, plots } = window.Bass;
   const CLASS = "presenting";
   let words = {};
 
-  /** Change one value of the address's query; null removes it. */
+  /** Change one value of the address's query. null removes it. */
   function setQuery(name, value) {
     const address = new URL(location.href);
     if (value === null) address.searchParams.delete(name);
@@ -23,7 +24,7 @@
   const query = (name) => new URLSearchParams(location.search).get(name);
   const presenting = () => document.body.classList.contains(CLASS);
 
-  /** The line as [prompt, the rest]. A recording may lack its settings: then it says what the page is about. */
+  /** The line as [prompt, the rest]. For a recording without settings, it is the page's description. */
   function inWords({ prompt = "", prompts, batch_size: batch, temperature, max_new_tokens: tokens, draft_length: length }) {
     const rows = prompts === "lines" ? prompt.split("\n").filter((line) => line.trim()).length : batch;
     if (!prompt) return [document.querySelector(".about-pair")?.textContent ?? "", ""];
@@ -43,7 +44,7 @@
       this.button.addEventListener("click", () => this.set(!presenting()));
       this.line.addEventListener("click", (event) => {
         this.open(!this.opened);
-        // After a click of the pointer Space shall hold the race, and not press this line again.
+        // After a pointer click, Space should pause the page, not press this line again.
         if (event.detail > 0) this.line.blur();
       });
       document.addEventListener("bass:fold", () => this.open(false));
@@ -59,7 +60,7 @@
       return document.body.dataset.settings === "open";
     }
 
-    /** Enter or leave; the run goes on as it was. */
+    /** Turn the mode on or off. The run is not affected. */
     set(presented) {
       document.body.classList.toggle(CLASS, presented);
       setQuery("present", presented ? "1" : null);
@@ -73,8 +74,8 @@
       this.line.setAttribute("aria-expanded", String(opened));
     }
 
-    show(news) {
-      Object.assign(this, news);
+    show(changes) {
+      Object.assign(this, changes);
       const shown = run()?.head.settings, next = this.form && inWords(this.form), now = shown && inWords(shown);
       const other = next && now && String(next) !== String(now);
       const [prompt, rest] = (this.racing && now) || next || now || inWords({});
@@ -137,7 +138,7 @@
       return preset ? () => preset.click() : KEYS[key.length === 1 ? key.toLowerCase() : key];
     }
 
-    /** Close what is open: the rounds, else the settings. */
+    /** Close the step-by-step view if it is open, else the settings. */
     close() {
       if (document.querySelector(".step-part:not([hidden])")) announce("pause");
       else announce("fold");
@@ -147,10 +148,10 @@
   const THEMES = ["dark", "presenting"];
   let before = null;
 
-  /** The settings of the run on the page, as terms and values; empty ones are left out. */
+  /** The settings of the run on the page, as elements with name and value. Empty ones are left out. */
   function listed() {
-    const given = Object.entries(run()?.head.settings ?? {}).filter(([, value]) => value !== null && value !== "");
-    return [...given, ["printed", new Date().toLocaleString("en")]].map(([name, value]) => {
+    const settings = Object.entries(run()?.head.settings ?? {}).filter(([, value]) => value !== null && value !== "");
+    return [...settings, ["printed", new Date().toLocaleString("en")]].map(([name, value]) => {
       const line = make("div", name === "prompt" ? "print-prompt" : "");
       const text = Array.isArray(value) ? value.join(", ") : String(value);
       line.append(make("dt", "", name.replaceAll("_", " ")), make("dd", "", text));
@@ -184,7 +185,7 @@
     const list = element.querySelector(".print-settings");
     window.addEventListener("beforeprint", () => prepare(list));
     window.addEventListener("afterprint", () => restore(list));
-    // The browser does not wait for what beforeprint starts, so Plotly is loaded first.
+    // Load Plotly first, because the browser does not wait for anything that beforeprint starts.
     const print = () => plots.load().catch(() => {}).then(() => window.print());
     document.addEventListener("click", (event) => event.target.closest("[data-print]") && print());
     document.addEventListener("keydown", (event) => {

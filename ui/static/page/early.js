@@ -1,11 +1,11 @@
-/* The page while the model is prepared (ui/page/early.py): says how far that is, and loads the page again once it is
-   another one. */
+/* The page while the model is prepared (ui/page/early.py): shows the progress, and reloads once the server has another
+   page. */
 (() => {
   "use strict";
   const { setText } = window.Bass;
   const EVERY_MS = 1000;
 
-  /** The server's page, as Gradio names it; null while there is none. */
+  /** Gradio's id of the server's current page, or null while there is none. */
   async function served() {
     try {
       const answer = await fetch("gradio_api/app_id", { cache: "no-store" });

@@ -1,13 +1,13 @@
-/* What the form and the lanes have to do with each other. Contract: the form is what Run would send; where the lanes show a
-   recording, or a race, with other settings, a line below Run says which, so that the form does not seem to be theirs.
-   After a refusal, which leaves the last race in the lanes, it says so too. Until a race that was asked for is shown it
-   is empty. */
+/* A line below Run that compares the form with the lanes. The form contains the settings for the next race. If the lanes
+   show a recording or a race with other settings, the line lists them, so that nobody takes the form's settings for
+   theirs. After a refusal, which leaves the last race in the lanes, it points that out as well. Between a click on Run and the
+   start of the race, the line is empty. */
 (() => {
   "use strict";
   const { on, run, setText, busy, tape } = window.Bass;
-  // Differences that are named; more are only counted.
+  // The line lists NAMED differences and counts the rest. A prompt is cut to LONGEST characters.
   const NAMED = 3, LONGEST = 40;
-  // begun: whether the lanes show what was asked for last.
+  // begun: whether the lanes show the race that was requested last.
   let form = null, phase = "ready", begun = true, line = null;
 
   const plain = (value) => (value === null || value === undefined ? "" : String(value));
@@ -17,34 +17,34 @@
     return `${name.replaceAll("_", " ")} ${name === "prompt" ? `“${short}”` : short || "none"}`;
   }
 
-  /** The settings of the race in the lanes that are others than the form's. */
+  /** Names of the settings in which the race in the lanes differs from the form. */
   function different(settings) {
     return Object.keys(form).filter((name) => {
-      // With a prompt a line, the lines are the batch.
+      // With one prompt per line, the number of lines is the batch size.
       if (name === "batch_size" && form.prompts === "lines" && settings.prompts === "lines") return false;
       return name in settings && plain(settings[name]).trim() !== plain(form[name]).trim();
     });
   }
 
   /** Whether the lanes show a race from before a refusal. */
-  const outlived = () => Boolean(run()) && !begun && phase === "error";
+  const outdated = () => Boolean(run()) && !begun && phase === "error";
 
-  function said() {
+  function sentence() {
     const settings = run()?.head.settings;
     if (!form || !settings || busy(phase) && !begun) return "";
-    const refused = outlived(), names = different(settings);
-    const what = tape.state.recorded ? "a recording" : busy(phase) ? "a race" : "your last race";
-    if (!names.length) return refused ? `The lanes still show ${what}.` : "";
-    // The prompt is the longest and comes last.
+    const refused = outdated(), names = different(settings);
+    const shown = tape.state.recorded ? "a recording" : busy(phase) ? "a race" : "your last race";
+    if (!names.length) return refused ? `The lanes still show ${shown}.` : "";
+    // The prompt is the longest, so it comes last.
     const sorted = names.sort((a, b) => (a === "prompt") - (b === "prompt")).map((name) => inWords(name, settings[name]));
     const more = sorted.length > NAMED ? ` and ${sorted.length - NAMED} more` : "";
-    return `The lanes ${refused ? "still " : ""}show ${what} with ${sorted.slice(0, NAMED).join(", ")}${more}; these settings are for the next one.`;
+    return `The lanes ${refused ? "still " : ""}show ${shown} with ${sorted.slice(0, NAMED).join(", ")}${more}. These settings are for the next race.`;
   }
 
   function draw() {
-    setText(line, said());
-    // For page.css, which says it at the lanes.
-    document.body.dataset.lanes = outlived() ? "last" : "";
+    setText(line, sentence());
+    // page.css marks the lanes.
+    document.body.dataset.lanes = outdated() ? "last" : "";
   }
 
   window.Bass.mountForm = (element) => {

@@ -1,9 +1,10 @@
-/* Passes values from the server to the scripts that draw them, and says when to draw. Contract: values are passed on in
-   order; at half speed, at half the pace at which they came; while they are held, not at all. Events: start (a run's
-   head), text and line (what one snapshot adds to the log, as it came and read), view, charts, phase, measuring, form
-   (the settings that Run would send); instant, see race/tape.js. Model text reaches the document through textContent
-   alone. Bass.soon(draw) calls `draw` once in a coming frame, however often it was asked for; in a hidden page, at once.
-   Bass.whole(draw) calls `draw` at the end of a race: during it only what is in view is drawn. */
+/* Passes values from the server to the scripts that draw them, and schedules the drawing.
+   - Values are passed on in order: at half speed at half their pace, and not at all while they are held.
+   - Events: start (the head of a run), text and line (one snapshot's part of the log, as JSON and parsed), view, charts,
+     phase, measuring, form (the settings that Run would send), instant (race/tape.js).
+   - Model text reaches the document only through textContent.
+   - Bass.soon(draw) calls `draw` once in a coming frame, even if requested several times, or at once in a hidden page.
+   - Bass.whole(draw) calls `draw` at the end of a race, because only parts in view are drawn during it. */
 (() => {
   "use strict";
   const listeners = {}, last = {};
@@ -14,13 +15,13 @@
     for (const listener of listeners[kind] ?? []) listener(value);
   }
 
-  /** Call `listener` with every later value of this kind, and with the newest so far unless it is of the log. */
+  /** Call `listener` with every later value of this kind, and with the newest so far unless the kind is text or line. */
   function on(kind, listener) {
     (listeners[kind] ??= []).push(listener);
     if (last[kind] !== undefined) listener(last[kind]);
   }
 
-  /** "12.3"; "n/a" for a missing value, which is never shown as 0. */
+  /** A number such as "12.3", or "n/a" for a missing value, which must never look like 0. */
   function number(value, digits = 1, unit = "") {
     if (value === null || value === undefined || !Number.isFinite(value)) return "n/a";
     return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + unit;
@@ -28,7 +29,7 @@
 
   const percent = (value, digits = 0) => number(Number.isFinite(value) ? 100 * value : null, digits, " %");
 
-  /** How many of `count` leading items `holds` is true of, which is false of all others. */
+  /** The number of leading items, out of `count`, for which `holds(i)` is true. It must be false for all others. */
   function bisect(count, holds) {
     let low = 0, high = count;
     while (low < high) {
@@ -51,7 +52,7 @@
     return element;
   }
 
-  /** A new element of SVG. */
+  /** A new SVG element. */
   function svg(tag, attributes, text = "") {
     const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -59,7 +60,7 @@
     return element;
   }
 
-  /** The button of a figure that opens its formula, as ui/race/formulas.py makes it; the style sheet places that. */
+  /** The button that opens the formula of a figure, as `formula_button` in ui/race/formulas.py makes it. */
   function what(key) {
     const button = make("button", "what");
     const name = document.querySelector(`#what-${key} strong`)?.textContent ?? "";
@@ -68,7 +69,7 @@
     return button;
   }
 
-  /** A word that explains itself, as `term` of ui/race/formulas.py makes it. */
+  /** A word that opens its explanation, as `term` in ui/race/formulas.py makes it. */
   function term(key, label) {
     const button = make("button", "term", label), id = `what-${key.replace(" ", "-")}`;
     button.type = "button";
@@ -77,7 +78,7 @@
     return button;
   }
 
-  /** A table's row, or its `head`; the first cell of a row names it. */
+  /** A row of a table, or its `head`. The first cell is a heading. */
   function tableRow(cells, head = false) {
     const row = make("tr");
     row.append(...cells.map((text, i) => {
@@ -88,8 +89,8 @@
     return row;
   }
 
-  // The pause after a frame: BUSY times its duration, at most LONGEST_MS, so that text is seen to grow. On the machine
-  // that also runs the models, drawing takes time from them.
+  // After a frame, pause for BUSY times its duration, because drawing may take time from models on the same machine. The
+  // pause is at most LONGEST_MS, so that text visibly grows.
   const BUSY = 4, LONGEST_MS = 120;
   const wanted = new Set();
   let waiting = false;
@@ -126,22 +127,22 @@
   const over = (phase) => ["done", "error", "stopped"].includes(phase);
   const busy = (phase) => phase === "waiting" || phase === "running";
   const draws = [];
-  // What waits for a frame is drawn first.
+  // With a timeout, so that draws that wait for a frame come first.
   on("phase", (phase) => over(phase) && setTimeout(() => draws.forEach((draw) => draw())));
   const whole = (draw) => draws.push(draw);
 
-  /** Tell a value that has waited; a line of the log is read now. */
+  /** Pass on a value that has waited. A line of the log is parsed only now. */
   function pass(kind, value) {
     tell(kind, value);
     if (kind === "text") tell("line", JSON.parse(value));
   }
 
-  /** Values that wait to be shown. `lag`: how many ms the page is behind the server at half speed. */
+  /** Values that wait to be shown. `lag` is the delay behind the server in ms, at half speed. */
   const player = {
     queue: [], lag: 0, slow: false, held: false, timer: null, ticked: 0,
 
     push(kind, value) {
-      // After Stop, values that the server sent before may still arrive, even after a recording has been played.
+      // After Stop, values that the server sent earlier may still arrive, even after a recording has been played.
       if (log.stopped || last.phase === "stopped" || last.phase === "playing") return;
       const now = performance.now();
       this.queue.push({ at: now, kind, value });
@@ -176,12 +177,12 @@
       this.held = false;
     },
 
-    /** Half speed; without it all waiting values are shown at once. */
+    /** Turn half speed on or off. Turning it off shows all waiting values at once. */
     halfSpeed(on) {
       this.slow = on;
     },
 
-    /** Hold all further values back, or show at once those that were held. */
+    /** Hold back all further values, or show all held ones at once. */
     hold(on) {
       this.held = on;
       if (on || !this.queue.length) return;
@@ -189,7 +190,7 @@
       this.play(performance.now());
     },
 
-    /** Show what one more snapshot brought; false if nothing waits. */
+    /** Show the values of one more snapshot. Returns false if none are waiting. */
     next() {
       while (this.queue.length) {
         const { kind, value } = this.queue.shift();
@@ -200,19 +201,23 @@
     },
   };
 
-  /** The log, see ui/race/feed.py. head: of the run, as text; first: the number of the text's first line; next: of the
-      next line to read; number: of the first unread line; offset: where that line begins in the text; asked: whether
-      missed lines are on their way; newest: the text; views: those that wait for their run or for these lines; stopped:
-      whether Stop ended the run. */
+  /** State of the log (ui/race/feed.py).
+      - head: the head of the run, as text.
+      - first, next, number: indices of the text's first line, of the next line to pass on, and of the first unread line.
+      - offset: where the first unread line begins in the text.
+      - fetching: whether missed lines have been requested.
+      - newest: the text.
+      - views: views and charts that wait for their run or for missed lines.
+      - stopped: whether Stop ended the run. */
   const log = {
-    head: null, run: null, first: -1, number: 0, next: 0, offset: 0, asked: false, newest: "", views: {}, stopped: false,
+    head: null, run: null, first: -1, number: 0, next: 0, offset: 0, fetching: false, newest: "", views: {}, stopped: false,
   };
   on("phase", (phase) => phase === "stopped" && (log.stopped = true));
 
-  /** A copy. A part of a text, which slice and split give, would keep the whole text in memory. */
+  /** A copy of a text. The results of slice and split would keep the whole original in memory. */
   const copied = (text) => JSON.parse(JSON.stringify(text));
 
-  /** Pass on the lines, which are numbered from `number` on, without those that were read; the number after them. */
+  /** Pass on the lines of a text, the first of which has index `number`, except those already read. Returns the index after the last. */
   function readLines(text, number) {
     for (const line of text.split("\n")) {
       if (!line) continue;
@@ -229,41 +234,41 @@
     const end = text.indexOf("\n"), start = text.indexOf("\n", end + 1), first = Number(text.slice(end + 1, start));
     if (log.head === null || !text.startsWith(`${log.head}\n`)) {
       const head = JSON.parse(text.slice(0, end));
-      Object.assign(log, { head: copied(text.slice(0, end)), run: head.run, first: -1, next: 0, asked: false });
+      Object.assign(log, { head: copied(text.slice(0, end)), run: head.run, first: -1, next: 0, fetching: false });
       log.stopped = last.phase === "stopped";
       player.push("start", head);
     }
     log.newest = text;
-    if (log.asked) return;
+    if (log.fetching) return;
     if (first > log.next) return fetchMissed(server);
-    // The log has started again.
+    // The server has restarted the log.
     if (first !== log.first) Object.assign(log, { first, number: first, offset: start });
     log.number = readLines(text.slice(log.offset), log.number);
     log.offset = text.length;
     for (const [kind, value] of Object.entries(log.views)) showView(kind, value);
   }
 
-  /** Ask for the lines between those that were read and the log's first one, as after a while in a hidden tab. */
+  /** Fetch the lines between the last one read and the first one in the log, e.g. after a while in a hidden tab. */
   async function fetchMissed(server) {
     const { run } = log;
-    log.asked = true;
+    log.fetching = true;
     const lines = await server.missed([run, log.next]).catch(() => "");
     if (log.run !== run || log.stopped) return;
-    log.asked = false;
+    log.fetching = false;
     readLines(lines, log.next);
-    // Without an answer, go on with what is there.
+    // Without an answer, continue with the lines in the log.
     if (!lines) log.next = Number(log.newest.split("\n", 2)[1]);
     log.first = -1;
     readLog(log.newest, server);
-    // These lines come after the end of the race was announced: announce it again after them.
+    // The end of the race may have been announced before these lines: announce it again after them.
     const phase = player.queue.findLast(({ kind }) => kind === "phase")?.value ?? last.phase;
     if (over(phase)) player.push("phase", phase);
   }
 
-  /** A view or charts may arrive before the log of their run; they are kept until then. */
+  /** Show a view or charts. If they arrive before the log of their run, keep them until it comes. */
   function showView(kind, value) {
     delete log.views[kind];
-    if (log.run !== value.run || log.asked) log.views[kind] = value;
+    if (log.run !== value.run || log.fetching) log.views[kind] = value;
     else player.push(kind, value);
   }
 
@@ -275,7 +280,7 @@
     });
   }
 
-  /** Called by the form with its settings' names and values, at the start and on every change. */
+  /** The form calls this with the names and values of its settings, at the start and on every change. */
   const form = (names, values) => tell("form", Object.fromEntries(names.map((name, i) => [name, values[i]])));
 
   last.phase = "ready";

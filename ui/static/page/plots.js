@@ -1,18 +1,19 @@
-/* What every plot of the page shares. Contract: colours and the size of type from the stylesheet, axes, and `react`,
-   which keeps zoom, hidden lines and the hover box over a redraw, and says "n/a" where there is nothing to draw; all
-   plots, in view or not, are drawn by `drawAll`. Plotly is loaded once, from the page's own host, when a
-   chart comes into view, and never while the opening plays. Until a failed load succeeds, the plots say so. */
+/* Common code of all plots: colours and font size from the stylesheet, axes, and loading of Plotly.
+   - `react` draws a plot. It preserves zoom, hidden lines and the hover box, and shows "n/a" if there is nothing to draw.
+   - `drawAll` draws all plots, even those out of view.
+   - Plotly is loaded once, from the page's own host, when the first chart comes into view, but not while the opening
+     recording plays. If loading fails, the plots say so until it succeeds. */
 (() => {
   "use strict";
   const CONFIG = {
     responsive: true, displaylogo: false, plotlyServerURL: "", locale: "en-US",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage", "sendChartToCloud"],
   };
-  const FAILED = "The chart could not be loaded: it is tried again every few seconds.", RETRY_MS = 3000;
+  const FAILED = "The chart could not be loaded. The page tries again every few seconds.", RETRY_MS = 3000;
   const drawings = [], waiting = new Set();
   let loading = null, ready = null;
 
-  /** Resolves when Plotly is there; a failure is tried again at the next call. */
+  /** Resolves when Plotly is loaded. After a failure, the next call tries again. */
   function load() {
     loading ??= new Promise((resolve, reject) => {
       const script = document.createElement("script");
@@ -36,17 +37,17 @@
     }
   }
 
-  /** Resolves once Plotly is there, however often it cannot be loaded before; these plots say so meanwhile. */
+  /** Resolves once Plotly is loaded, however many tries that takes. Meanwhile, these plots report the failure. */
   function loadFor(...plots) {
     for (const plot of plots) waiting.add(plot);
     ready ??= loadPatiently();
     return ready;
   }
 
-  /** Resolves once no opening plays. */
+  /** Resolves once the opening recording has ended. */
   const quiet = () => new Promise((resolve) => window.Bass.on("opening", (plays) => plays || resolve()));
 
-  /** Call `draw` with Plotly there, once one of the elements has come into view. */
+  /** Call `draw` once one of the elements has come into view and Plotly is loaded. */
   function whenSeen(elements, draw) {
     const watch = new IntersectionObserver(async (entries) => {
       if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
@@ -58,20 +59,20 @@
     for (const element of elements) watch.observe(element);
   }
 
-  /** Colours come from the stylesheet, which alone knows light and dark. */
+  /** A function that returns colours of the stylesheet, which depend on light or dark mode. */
   function palette(element) {
     const style = getComputedStyle(element);
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     return Object.assign(colour, { font: style.fontFamily });
   }
 
-  /** How many times as large as usual the page's type is. */
+  /** The scale of the page's font size, 1 by default. */
   const type = () => Number(getComputedStyle(document.body).getPropertyValue("--type")) || 1;
 
-  /** The same traces or layout with every font and margin `by` times as large. */
+  /** The same traces or layout with every font and margin scaled by `by`. */
   function enlarged(value, by) {
     if (by === 1 || value === null || typeof value !== "object") return value;
-    if (Array.isArray(value)) return typeof value[0] === "object" ? value.map((one) => enlarged(one, by)) : value;
+    if (Array.isArray(value)) return typeof value[0] === "object" ? value.map((entry) => enlarged(entry, by)) : value;
     const times = (part) => Object.fromEntries(Object.entries(part).map(([name, size]) =>
       [name, Number.isFinite(size) ? size * by : size]));
     return Object.fromEntries(Object.entries(value).map(([name, part]) =>
@@ -109,17 +110,17 @@
     }];
   }
 
-  /** Draw or redraw; the hover box stays at the pointer. A plot that stays empty is not redrawn. */
+  /** Draw or redraw a plot. The hover box stays at the pointer. A plot that stays empty is not redrawn. */
   function react(plot, traces, shape, empty = "n/a") {
     const by = type(), state = traces.length ? null : [empty, shape.font.color, by, plot.clientWidth].join();
     if (state !== null && plot.emptyAs === state) return;
     plot.emptyAs = state;
     if (!traces.length) nothing(palette(plot), shape, empty);
     const hovered = plot.matches(":hover") && plot.hoveredAt;
-    // Plotly draws below what a plot already has, such as the words of a failed load.
+    // Plotly draws below existing content, such as the message of a failed load: remove it.
     if (!plot._fullLayout) plot.replaceChildren();
     window.Plotly.react(plot, enlarged(traces, by), enlarged(shape, by), CONFIG);
-    // Plotly itself looks at the width only when the window's changes.
+    // Plotly checks the width only when the window is resized.
     if (Math.abs(plot._fullLayout.width - plot.clientWidth) > 1) window.Plotly.relayout(plot, { autosize: true });
     if (!plot.hoverKept) {
       plot.hoverKept = true;
@@ -129,7 +130,7 @@
     if (hovered !== false && hovered !== undefined && traces.length) window.Plotly.Fx.hover(plot, { xval: hovered });
   }
 
-  /** Call `draw` when the theme or the size of type, a class on the body, changes; `now` draws at once, for print. */
+  /** Call `draw` when the body's class changes, i.e. the theme or the font size. `now` draws at once, for print. */
   function onTheme(draw, now = draw) {
     drawings.push(now);
     new MutationObserver(draw).observe(document.body, { attributes: true, attributeFilter: ["class"] });

@@ -1,16 +1,16 @@
-/* The prompt: its length in tokens, and Ctrl+Enter (on a Mac ⌘+Enter), which starts the race. Contract: asks the server once typing has paused, one question at a time, and shows
-   nothing that is not the answer for the text in the field, save while the next answer is on its way. Without the
-   server the line is empty. */
+/* The prompt: its length in tokens, and Ctrl+Enter (⌘+Enter on a Mac), which starts the race. The script asks the server
+   after a pause in typing, one question at a time. Until the next answer arrives, the line shows the previous one. If the
+   server does not answer, the line is empty. */
 (() => {
   "use strict";
   const PAUSE_MS = 300;
   const field = () => document.querySelector("#prompt textarea");
-  const byLine = () => document.querySelector("#prompts input")?.value === "one prompt a line";
-  /** What a question is about: the text, and whether each of its lines is a prompt. */
+  const byLine = () => document.querySelector("#prompts input")?.value === "one prompt per line";
+  /** The question for the server: the text, and whether each of its lines is a prompt. */
   const question = () => JSON.stringify([field()?.value ?? "", byLine()]);
   let timer = null, ask = null;
 
-  /** Ask once the text has not changed for a while. */
+  /** Ask for the length once the text has not changed for PAUSE_MS. */
   function promptChanged() {
     clearTimeout(timer);
     timer = setTimeout(() => ask?.(), PAUSE_MS);
@@ -18,23 +18,23 @@
 
   function mountPromptLength(element, server) {
     const line = element.querySelector(".prompt-length");
-    let asking = false, asked = null;
+    let asking = false, lastQuestion = null;
     const show = ({ text, refused }) => {
       line.classList.toggle("refused", refused);
       window.Bass.setText(line, text);
     };
     ask = async () => {
       const text = question();
-      if (asking || text === asked) return;
-      [asking, asked] = [true, text];
+      if (asking || text === lastQuestion) return;
+      [asking, lastQuestion] = [true, text];
       try {
         show(JSON.parse(await server.prompt_tokens(JSON.parse(text))));
       } catch {
-        asked = null;
+        lastQuestion = null;
         show({ text: "", refused: false });
       }
       asking = false;
-      if (asked !== null && question() !== asked) promptChanged();
+      if (lastQuestion !== null && question() !== lastQuestion) promptChanged();
     };
     promptChanged();
   }

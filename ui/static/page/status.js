@@ -1,33 +1,35 @@
-/* The status line. Contract: says how a race waits, runs and ended; while costs are measured a bar shows how far that
-   is. Place and time of a wait are Gradio's own (its line "queue: place/length | s/s" is read, and hidden once it was
-   understood). While a run sends nothing, asks whether the server still answers, and says when it does not; Gradio
-   reloads the page when the server is back. After a reload that ended a race, says that it did, and fills in what that
-   race was asked for: this tab's session storage holds that from the click on Run to the race's end. */
+/* The status line.
+   - It shows how a race waits, runs and ended, and a progress bar while costs are measured.
+   - The place in the queue comes from Gradio's line "queue: place/length | s/s", which is hidden once it was parsed.
+   - While a run sends nothing, the script checks whether the server still answers, and reports a lost connection. Gradio
+     reloads the page when the server is back.
+   - If a reload ended a race, the line says so, and the form gets that race's settings again. They are in the tab's
+     session storage from the click on Run until the end of the race. */
 (() => {
   "use strict";
   const { on, tell, setText, percent, busy, player } = window.Bass;
   const PHASES = { waiting: "Waiting for the device…", stopped: "Stopped." };
-  // The phase, and the line, which is mounted once.
+  // The current phase, and the element of the line.
   let now = "ready", line = null;
 
   function show(phase, message) {
-    // Only a race that was asked for and has not ended has news: what a stopped one still sends is none.
+    // Ignore further messages of a stopped race.
     if (phase !== "waiting" && !busy(now)) return;
     setText(line, message || PHASES[phase] || "");
     if (phase === "stopped" || phase === "waiting") player.clear();
-    // The end of a run is announced after the values that still wait to be shown.
+    // Announce the end of a run after the values that still wait to be shown.
     if (phase === "done" || phase === "error") player.push("phase", phase);
     else tell("phase", phase === "lost" ? "error" : phase);
   }
 
   const KEY = "bass-race";
-  const WORDS = {
+  const SENTENCES = {
     reload: "Reloading ended your race: press Run to start it again.",
     lost: "The connection to the server was lost, which ended your race: press Run to start it again.",
   };
   let why = "reload";
 
-  /** What the storage holds: {values, why}, or null; a browser may forbid it. */
+  /** The stored {values, why}, or null. A browser may forbid storage. */
   function stored() {
     try {
       return JSON.parse(sessionStorage.getItem(KEY));
@@ -41,31 +43,31 @@
       if (value) sessionStorage.setItem(KEY, JSON.stringify(value));
       else sessionStorage.removeItem(KEY);
     } catch {
-      // Without storage the page forgets.
+      // Without storage, a reload loses the settings.
     }
   }
 
-  // A copied tab copies the storage too: only a page that was loaded again ended a race.
-  const again = performance.getEntriesByType("navigation")[0]?.type !== "navigate";
-  const ended = again ? stored() : null, told = WORDS[ended?.why] ?? WORDS.reload;
+  // Duplicating a tab copies its storage too, but only a reload ends a race.
+  const reloaded = performance.getEntriesByType("navigation")[0]?.type !== "navigate";
+  const ended = reloaded ? stored() : null, endSentence = SENTENCES[ended?.why] ?? SENTENCES.reload;
   store(null);
-  let asked = [];
-  // Until a stopped race's event has ended, Gradio drops clicks on Run: open says so, wanted that there was one.
+  let runValues = [];
+  // Gradio drops clicks on Run until the event of a stopped race has ended. open: it has not; wanted: Run was clicked.
   let open = false, wanted = false;
 
-  /** Passes on the form's values, which Run sends. */
+  /** Returns the form's values, which Run sends, and remembers them. */
   function asking(...values) {
-    asked = values;
+    runValues = values;
     [open, wanted] = [true, false];
     if (!busy(now)) show("waiting");
     store({ values, why: "reload" });
     return values;
   }
 
-  /** The form's values: those of the race that a reload ended, if there was one and the form is still the same. */
+  /** The form's values: those of the race that a reload ended, if there was one and the form has the same fields. */
   const askedBefore = (now) => (ended && ended.values.length === now.length ? ended.values : now);
 
-  // While the page goes away, its race fails; that is no end of it.
+  // When the page is left, its race fails. That does not count as its end.
   let leaving = false;
   window.addEventListener("pagehide", () => (leaving = true));
   window.addEventListener("pageshow", () => (leaving = false));
@@ -74,12 +76,12 @@
     setTimeout(() => (leaving = false), 5000);
   });
 
-  // Ask after QUIET_MS without news; give up after PATIENCE_MS: a busy server answers between two steps.
+  // Check the server after QUIET_MS without a line. It has PATIENCE_MS to answer, because a busy one answers between steps.
   const QUIET_MS = 2000, PATIENCE_MS = 20_000;
-  const SENTENCE = "The connection to the server was lost. What was shown before stays here until the page is reloaded.";
+  const LOST = "The connection to the server was lost. The results so far stay here until you reload the page.";
   let timer = null;
 
-  /** Whether the server answers; a proxy in front of a lost server answers with 502 to 504. */
+  /** Whether the server answers. A proxy in front of a lost server answers with 502 to 504. */
   async function answers() {
     try {
       const options = { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) };
@@ -93,11 +95,11 @@
     if (await answers()) wait();
     else if (busy(now)) {
       why = "lost";
-      show("lost", SENTENCE);
+      show("lost", LOST);
     }
   }
 
-  /** Ask once nothing has come for QUIET_MS; each new line restarts the wait. */
+  /** Check the server once nothing has come for QUIET_MS. Each new line restarts the wait. */
   function wait() {
     clearTimeout(timer);
     timer = busy(now) ? setTimeout(ask, QUIET_MS) : null;
@@ -107,18 +109,18 @@
 
   const LINE = /queue:\s*(\d+)\s*\/\s*(\d+)(?:\s*\|\s*([\d.]+)\s*\/\s*([\d.]+)\s*s)?/;
 
-  /** "about 40 s"; of less than 10 s every second counts. */
+  /** A rounded time such as "about 40 s". Below 10 s it is exact to the second. */
   function about(seconds) {
     const rounded = seconds < 10 ? Math.ceil(seconds) : Math.ceil(seconds / 5) * 5;
     return rounded < 120 ? `about ${rounded} s` : `about ${Math.round(rounded / 60)} min`;
   }
 
-  /** What Gradio's line means; "" if it says nothing of a queue. Its time runs to the end of one's own race. */
+  /** Gradio's line in words, or "" if it is not about a queue. Its time is that until the end of this race. */
   function inQueue(text) {
-    const [found, place, length, spent, all] = LINE.exec(text) ?? [];
-    if (!found) return "";
+    const [match, place, length, spent, all] = LINE.exec(text) ?? [];
+    if (!match) return "";
     const left = Number(all) - Number(spent);
-    const when = Number.isFinite(left) && left >= 1 ? ` Going by earlier races, yours ends in ${about(left)}.` : "";
+    const when = Number.isFinite(left) && left >= 1 ? ` Judging by earlier races, yours ends in ${about(left)}.` : "";
     return `Place ${place} of ${length} in the queue.${when}`;
   }
 
@@ -140,7 +142,7 @@
     });
   }
 
-  /** Shows how far the measurements are. */
+  /** Shows the progress of the measurements. */
   function mountMeasuring(part) {
     const bar = part.querySelector("progress"), words = part.querySelector("span");
     on("measuring", (measuring) => {
@@ -157,19 +159,19 @@
     now = phase;
     wait();
     if (!leaving && phase !== "waiting" && phase !== "ready") {
-      if (phase !== "running") store(why === "lost" ? { values: asked, why } : null);
+      if (phase !== "running") store(why === "lost" ? { values: runValues, why } : null);
       why = "reload";
     }
     if (!line) return;
     line.dataset.phase = phase;
-    // That a reload ended a race is said until the next one, whatever plays meanwhile.
-    if (phase === "playing" && !(ended && line.textContent === told)) setText(line, "");
+    // Keep the sentence about a reload until the next race, even while a recording plays.
+    if (phase === "playing" && !(ended && line.textContent === endSentence)) setText(line, "");
   });
 
   window.Bass.mountStatus = (element, props, watch) => {
     line = element.querySelector(".message");
     line.dataset.phase = now;
-    if (ended) line.textContent = told;
+    if (ended) line.textContent = endSentence;
     watch("value", () => {
       if (!props.value) return;
       const { phase, message, measuring } = JSON.parse(props.value);
@@ -182,7 +184,7 @@
     document.addEventListener("click", (event) => {
       if (event.target.closest("#stop")) show("stopped");
       const run = event.target.closest("#run");
-      // Without models, Run plays a recording.
+      // On a page without models, Run plays a recording.
       if (!run || run.disabled || busy(now) || document.querySelector("[data-replay]")) return;
       wanted = open;
       if (!open) show("waiting");

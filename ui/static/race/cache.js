@@ -1,16 +1,18 @@
-/* Draws the lengths of a lane's rows as they grow, each at its own pace, and beside each row the length that it would
-   have if the whole batch stopped at its first rejection. Contract: everything comes from the rounds. A row's cells of a
-   round are the tokens that it wrote and the drafts that it threw away. The ghost counts the same rounds: in each, a row
-   gains 1 + the least number of drafts that any row accepted, but never more than it wrote; a row that ended in the
-   middle of its accepted drafts holds up no other. Draws once a view, while in view. */
+/* The ragged cache: the growing lengths of a lane's rows, compared with their lengths if the whole batch stopped at its
+   first rejection (the "ghost"). Everything is computed from the rounds.
+   - A row's cells of a round are the tokens that it wrote and the drafts that were thrown away.
+   - The ghost counts the same rounds. In each, a row gains 1 + the fewest drafts that any row accepted, but no more than
+     it wrote. For example, rows that accept 3, 1 and 2 drafts all gain 2 tokens. A row that ended in the middle of its
+     accepted drafts does not limit the others.
+   - It draws once per view, and only while in view. */
 (() => {
   "use strict";
   const { on, soon, number, setText, make, run, sum, offerLanes, verdicts, lookOf } = window.Bass;
-  // Pixels: a cell's width is the track's / the tokens asked for, within these bounds.
+  // Bounds of a cell's width in pixels. Between them, it is the width of the track / max_new_tokens.
   const CELL = { least: 4, most: 14 };
   const known = new WeakMap();
 
-  /** What a step wrote and threw away, as [kind, count] of cells from the row's old length on. */
+  /** The tokens that a step wrote and threw away, as [kind, count] of cells after the row's old length. */
   function cellsOf(step, tokens) {
     const cells = [], add = (kind, count) => {
       if (cells.at(-1)?.[0] === kind) cells.at(-1)[1] += count;
@@ -19,21 +21,21 @@
     const written = tokens.slice(step.start, step.start + step.written);
     for (const { origin } of written) add(origin, 1);
     const thrown = step.drafts.length - written.filter(({ origin }) => origin === "accepted").length;
-    const unseen = run().head.together && !step.parents ? 0 : verdicts(step).filter((verdict) => verdict === "untested").length;
-    const untested = Math.min(thrown, unseen);
+    const notTested = run().head.together && !step.parents ? 0 : verdicts(step).filter((verdict) => verdict === "untested").length;
+    const untested = Math.min(thrown, notTested);
     add("rejected", thrown - untested);
     add("untested", untested);
     return cells;
   }
 
-  /** How far each row gets in a round with one common stop. */
+  /** A function that returns how many tokens a row gains in a round with one common stop. */
   function commonGain(steps) {
     const going = steps.filter(({ accepted, written }) => written > accepted);
     const least = Math.min(...(going.length ? going : steps).map(({ accepted }) => accepted));
     return ({ written }) => Math.min(written, 1 + least);
   }
 
-  /** A lane's frames, one a round: {round, lengths, ghosts, cells}, of all rows; cells of a row that took part. */
+  /** A lane's frames, one per round: {round, lengths, ghosts, cells}, by row. Rows that took no part have no cells. */
   function framesOf(lane) {
     if (!known.has(lane)) known.set(lane, { frames: [], next: lane.sequences.map(() => 0) });
     const { frames, next } = known.get(lane);
@@ -56,17 +58,17 @@
 
   const tokens = (count) => `${number(count, 0)} ${count === 1 ? "token" : "tokens"}`;
 
-  /** The newest frame in words. */
+  /** A frame in words. */
   function sentence({ round, lengths, ghosts, cells }, rounds) {
     const took = cells.filter(Boolean), all = took.flat();
     const count = (...kinds) => sum(all.filter(([kind]) => kinds.includes(kind)).map(([, cell]) => cell));
-    const kept = count("accepted"), thrown = count("rejected", "untested");
-    const head = round.kind === "prefill" ? "The prompt is read: each row has its first token." :
+    const accepted = count("accepted"), thrown = count("rejected", "untested");
+    const head = round.kind === "prefill" ? "The prompt has been read: each row has its first token." :
       `Round ${round.round} of ${rounds}, ${took.length} ${took.length === 1 ? "row" : "rows"}: ` +
-      (kept + thrown ? `${kept} drafts kept, ${thrown} thrown away.` : "nothing was drafted.");
+      (accepted + thrown ? `${accepted} drafts accepted, ${thrown} thrown away.` : "nothing was drafted.");
     const own = sum(lengths), ghost = sum(ghosts);
-    const ratio = own > ghost ? `, so own lengths bring ${number(own / ghost, 2)} times as many` : "";
-    return `${head} So far ${tokens(own)}; with one common stop the same rounds would have written ${number(ghost, 0)}${ratio}.`;
+    const ratio = own > ghost ? `: separate lengths give ${number(own / ghost, 2)} times as many` : "";
+    return `${head} So far ${tokens(own)}. With one common stop, the same rounds would have written ${number(ghost, 0)}${ratio}.`;
   }
 
   /** One row: its bar, the cells of the round, the ghost below, and both lengths. */
@@ -83,7 +85,7 @@
       list.append(this.item);
     }
 
-    /** Draw from cell `from` on, `cell` pixels each. */
+    /** Draw the cells from index `from` on, `cell` pixels each. */
     draw({ lengths, ghosts, cells }, row, from, cell) {
       const own = cells[row] ?? [], written = sum(own.filter(([kind]) => kind !== "rejected" && kind !== "untested").map(([, n]) => n));
       const stretch = (element, begin, end) => {
@@ -133,7 +135,7 @@
       new ResizeObserver(() => this.seen && this.draw()).observe(this.list);
     }
 
-    /** Rows of a run, if there are several; a single row is never held up. */
+    /** Prepare for a run. The part is hidden for a single row, which no other row can limit. */
     start(head) {
       const { lanes, batch_size: count } = head, chosen = this.pick.value, again = this.head === head;
       this.head = head;
@@ -165,8 +167,8 @@
       if (!frame) return;
       const width = this.rows[0].track.clientWidth, ends = frame.lengths.map((length, row) =>
         length + sum((frame.cells[row] ?? []).filter(([kind]) => kind === "rejected" || kind === "untested").map(([, n]) => n)));
-      const end = Math.max(...ends), asked = Math.max(run().head.settings.max_new_tokens ?? 0, end);
-      const cell = Math.min(CELL.most, Math.max(CELL.least, Math.floor(width / asked)));
+      const end = Math.max(...ends), fullLength = Math.max(run().head.settings.max_new_tokens ?? 0, end);
+      const cell = Math.min(CELL.most, Math.max(CELL.least, Math.floor(width / fullLength)));
       this.list.style.setProperty("--cell", `${cell}px`);
       const from = Math.max(0, end - Math.floor(width / cell));
       this.rows.forEach((row, i) => row.draw(frame, i, from, cell));

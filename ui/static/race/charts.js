@@ -1,13 +1,13 @@
-/* Draws the live charts and the device's readings. Contract: draws a few times a second, and during a race only charts in
-   view, afterwards all. A missing value is a gap or "n/a", never 0. Pause holds what the charts show, not the run: a chart that comes into
-   view, or a new theme, is drawn from what was held. A new run ends the pause. */
+/* The live charts and the device's readings. They are drawn a few times per second: only charts in view during a race, all
+   of them afterwards. A missing value is a gap or "n/a", never 0. "Pause charts" freezes the data of the charts, not the
+   run: a chart that comes into view, or a new theme, is drawn with the frozen data. A new run ends the pause. */
 (() => {
   "use strict";
   const { on, soon, number, percent, setText, make, lookOf, laneName, laneTime, plots } = window.Bass;
   const REDRAW_MS = 300;
-  // The pause after a drawing: BUSY times its duration, at most LONGEST_MS. Drawing gets at most a twentieth of the
-  // page's thread, since on the machine that also runs the models it takes time from them. The bound is for busy
-  // machines, where a drawing lasts long without much work.
+  // After a drawing, pause for BUSY times its duration, at most LONGEST_MS. So drawing gets at most a twentieth of the
+  // page's thread, because it may take time from models on the same machine. On a busy machine a drawing can take long
+  // without much work, so LONGEST_MS limits the pause.
   const BUSY = 19, LONGEST_MS = 5000;
   const READINGS = {
     name: (d) => d.name ?? "n/a",
@@ -24,7 +24,7 @@
     rss_mb: (d) => number(d.rss_mb, 0, " MB"),
   };
 
-  /** FLOPs utilisation of the lanes that have one. */
+  /** FLOPs utilisation of all lanes that have one, in words. */
   function flops(lanes) {
     const known = Object.entries(lanes).filter(([, lane]) => Number.isFinite(lane.metrics.flops_utilization));
     return known.map(([name, lane]) =>
@@ -70,29 +70,29 @@
     ];
   }
 
-  const HELD = [["shared", "Shared", "chart-memory"], ["own", "Rows' own", "chart-share"], ["draft", "Draft", "soft"]];
+  const CACHE_PARTS = [["shared", "Shared", "chart-memory"], ["own", "Rows' own", "chart-share"], ["draft", "Draft", "soft"]];
 
-  /** Bars of what each lane's caches hold, and a mark where they would end if every row kept a copy of its prefix. */
+  /** Bars for the size of each lane's caches, and a mark for their size if every row had its own copy of the prefix. */
   function cacheTraces(charts, colour) {
-    const lanes = Object.entries(charts?.cache ?? {}).filter(([, held]) => held);
+    const lanes = Object.entries(charts?.cache ?? {}).filter(([, sizes]) => sizes);
     const x = lanes.map(([name]) => laneName(name)), megabytes = (bytes) => bytes / 2 ** 20;
-    const bars = HELD.map(([part, name, shade]) => ({
-      type: "bar", name, x, y: lanes.map(([, held]) => megabytes(held[part] ?? 0)), marker: { color: colour(shade) },
+    const bars = CACHE_PARTS.map(([part, name, shade]) => ({
+      type: "bar", name, x, y: lanes.map(([, sizes]) => megabytes(sizes[part] ?? 0)), marker: { color: colour(shade) },
       hovertemplate: "%{y:,.1f} MB",
     })).filter(({ y }) => y.some((value) => value > 0));
     const totals = x.map((_, i) => bars.reduce((sum, { y }) => sum + y[i], 0));
     // A lane that shares nothing has no mark.
-    const copies = lanes.map(([, held], i) => {
-      const value = megabytes(held.copies);
+    const copies = lanes.map(([, sizes], i) => {
+      const value = megabytes(sizes.copies);
       return value > totals[i] * 1.001 ? value : null;
     });
-    const said = (values) => values.map((value) => (value === null ? "" : number(value, value < 10 ? 1 : 0, " MB")));
+    const labels = (values) => values.map((value) => (value === null ? "" : number(value, value < 10 ? 1 : 0, " MB")));
     const over = { type: "scatter", x, textposition: "top center", cliponaxis: false, textfont: { size: 11 } };
     return [
       ...bars,
-      ...(bars.length ? [{ ...over, mode: "text", y: totals, text: said(totals), showlegend: false, hoverinfo: "skip" }] : []),
+      ...(bars.length ? [{ ...over, mode: "text", y: totals, text: labels(totals), showlegend: false, hoverinfo: "skip" }] : []),
       ...(some(copies) ? [{
-        ...over, mode: "markers+text", name: "As copies", y: copies, text: said(copies),
+        ...over, mode: "markers+text", name: "As copies", y: copies, text: labels(copies),
         marker: { symbol: "line-ew-open", size: 34, line: { width: 2.5 }, color: colour("ink") },
         hovertemplate: "%{y:,.1f} MB",
       }] : []),
@@ -131,7 +131,7 @@
     }), charts ? "n/a" : "no run yet");
   }
 
-  /** Redraws the charts in turn, one a task: each at most once in REDRAW_MS, less often on a busy machine. */
+  /** Redraws the charts in turn, one per task. Each is drawn at most once per REDRAW_MS, less often on a busy machine. */
   class Painter {
     constructor(figures) {
       this.figures = figures;
@@ -143,9 +143,9 @@
       this.drawing = false;
       this.paused = false;
       this.racing = false;
-      // The newest run with known FLOPs.
+      // The newest run that has a FLOPs utilisation.
       this.measured = null;
-      // During a race: when a chart with lines, and when an empty one, may be drawn again.
+      // During a race: the earliest times of the next drawing of a chart with lines, and of an empty one.
       this.due = { lines: 0, empty: 0 };
       const watch = new IntersectionObserver((entries) => {
         for (const { target, isIntersecting } of entries) {
@@ -167,7 +167,7 @@
       this.soon();
     }
 
-    /** Hide the chart of FLOPs after a race on a device whose peak nobody knows, until a race has them. */
+    /** Hide the FLOPs chart after a race on a device with unknown peak, until a race has a FLOPs utilisation. */
     fold() {
       if (!this.charts) return;
       const { run, lanes } = this.charts, figure = this.figures.flops.closest("[data-chart]");
@@ -181,7 +181,7 @@
     }
 
     race(racing) {
-      // A new race is drawn at once, without the pause of the drawing before it.
+      // Draw a new race at once, without the pause after the last drawing.
       if (racing && !this.racing) this.due = { lines: 0, empty: 0 };
       this.racing = racing;
       this.fold();
@@ -207,11 +207,11 @@
       const start = performance.now(), before = this.kind(name);
       this.drawing = true;
       this.stale.delete(name);
-      // Part of Plotly's work waits for promises; by the next task it has finished.
+      // Part of Plotly's work runs in promises. It has finished by the next task.
       setTimeout(() => {
         const end = performance.now(), after = this.kind(name), pause = REDRAW_MS / Object.keys(this.figures).length;
         this.drawing = false;
-        // A chart's first lines take several times as long as later ones; no pause for these.
+        // The first lines of a chart take several times as long as later ones. They cause no pause.
         if (before === "lines") this.due.lines = end + Math.max(pause, Math.min(BUSY * (end - start), LONGEST_MS));
         else if (after === "empty") this.due.empty = end + REDRAW_MS;
         this.plan();
@@ -228,7 +228,7 @@
     pause(paused) {
       this.paused = paused;
       if (!paused) return this.show();
-      // Charts in view stay as they are from now on.
+      // From now on, charts in view stay as they are.
       for (const name of this.seen) this.stale.delete(name);
       this.plan();
     }
@@ -269,7 +269,7 @@
       for (const shown of readings) {
         const words = READINGS[shown.dataset.reading](view.device, view.lanes);
         setText(shown, words);
-        // Only some GPUs have these counters.
+        // Hide counters that only some GPUs have.
         if (/energy|_percent$/.test(shown.dataset.reading) && shown.dataset.reading.startsWith("gpu_")) shown.parentElement.hidden = words === "n/a";
       }
     };

@@ -1,5 +1,4 @@
-/* Exports the run as JSON, CSV, a Python snippet and a link, and restores the settings of a link. Contract: everything
-   is made from what the page has, without the server. */
+/* Exports the run as JSON, CSV, a Python snippet and a link, and restores the settings from a link, without the server. */
 (() => {
   "use strict";
   const { run, stepOf, pathOf, lookOf } = window.Bass;
@@ -29,7 +28,7 @@
     "chance",
   ];
 
-  /** One line a token. Texts are JSON strings, so that none spans lines or is read as a formula. */
+  /** CSV with one line per token. Texts are JSON strings, so that none spans several lines or is read as a formula. */
   function asCsv({ head, lanes }) {
     const cell = (value) => (value === null || value === undefined ? "" : `"${String(value).replaceAll('"', '""')}"`);
     const named = (column) => (head.clock && column === "time_ms" ? "predicted_time_ms" : column);
@@ -48,7 +47,7 @@
     return `${lines.join("\n")}\n`;
   }
 
-  /** A string as a Python literal: JSON's escapes, with everything beyond ASCII escaped as well. */
+  /** A string as a Python literal in ASCII: JSON's escapes, with all other characters escaped as well. */
   function py(text) {
     return JSON.stringify(text).replace(/[\u007f-\uffff]/g,
       (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`)
@@ -58,7 +57,7 @@
       });
   }
 
-  /** What RecordedLengths takes for a round: its draft length, or a list of one for each row where they differ. */
+  /** A round's entry for RecordedLengths: its draft length, or a list with one per row if they differ. */
   const entry = ({ draft_length: length, lengths }) => (lengths.every((own) => own === length) ? `${length}` : `[${lengths.join(", ")}]`);
 
   /** Python expressions as a list, equal neighbours joined: "[7] * 3 + [[2, 0]]". */
@@ -71,14 +70,14 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** The run's draft lengths: `all`, one list for the batch, or `rows`, one list for each sequence. */
+  /** The run's draft lengths: `all`, one list for the batch, or `rows`, one list per sequence. */
   function lengthsOf(lane) {
-    const played = lane.rounds.filter((round) => round.kind !== "prefill");
+    const rounds = lane.rounds.filter((round) => round.kind !== "prefill");
     const { lengths } = lookOf(lane.name);
-    if (lengths !== "row") return { all: lengths === "batch" ? played.map(entry) : [] };
+    if (lengths !== "row") return { all: lengths === "batch" ? rounds.map(entry) : [] };
     const rows = lane.sequences.map(({ steps }) => {
-      const rounds = new Set(steps.map((step) => step.round));
-      return played.filter((round) => rounds.has(round.round)).map(entry);
+      const numbers = new Set(steps.map((step) => step.round));
+      return rounds.filter((round) => numbers.has(round.round)).map(entry);
     });
     return { rows };
   }
@@ -90,18 +89,18 @@
     return typeof value === "boolean" ? (value ? "True" : "False") : `${value}`;
   }
 
-  // Keywords of `race` that the snippet handles itself, or that `generate` does not have.
+  // Keywords of `race` that the snippet handles separately, or that `generate` lacks.
   const APART = new Set(["prompt", "n", "draft_length", "scheduling", "lanes", "time_budget_ms"]);
   const SAMPLING = "sampling.";
 
-  /** Keyword arguments of `generate`, one a line, without those `apart`; those of SamplingParams are put together. */
+  /** Keyword arguments of `generate`, one per line, without those in `apart`. Those of SamplingParams share a line. */
   function argumentLines({ settings, keywords }, apart = APART) {
-    const given = Object.entries(keywords).filter(([name, keyword]) =>
+    const present = Object.entries(keywords).filter(([name, keyword]) =>
       keyword && !apart.has(keyword) && settings[name] !== null && settings[name] !== undefined);
     const words = (pairs) => pairs.map(([name, keyword]) =>
       `${keyword.replace(SAMPLING, "")}=${literal(settings[name])}`);
-    const sampling = words(given.filter(([, keyword]) => keyword.startsWith(SAMPLING)));
-    const others = words(given.filter(([, keyword]) => !keyword.startsWith(SAMPLING)));
+    const sampling = words(present.filter(([, keyword]) => keyword.startsWith(SAMPLING)));
+    const others = words(present.filter(([, keyword]) => !keyword.startsWith(SAMPLING)));
     return [...others, `sampling=SamplingParams(${sampling.join(", ")})`].map((line) => `    ${line},`);
   }
 
@@ -113,10 +112,10 @@
 
   function promptLine({ prompt, prompts }) {
     const rows = prompt.split("\n").map((line) => line.trim()).filter(Boolean).map(py);
-    return `prompt = ${prompts === "lines" ? `[\n${rows.map((one) => `    ${one},\n`).join("")}]` : py(prompt)}`;
+    return `prompt = ${prompts === "lines" ? `[\n${rows.map((text) => `    ${text},\n`).join("")}]` : py(prompt)}`;
   }
 
-  /** A predicted clock is the same at every run, and so are the draft lengths that go by it: nothing is recorded. */
+  /** The snippet for a predicted clock, on which every run chooses the same draft lengths, so it needs no recorded ones. */
   function predictedSnippet(head) {
     return `${[
       `from bass_core import ${["Hardware", "ModelSize"].filter((own) => head.code.includes(`${own}(`))
@@ -151,7 +150,7 @@
     if (all && !all.length) return [`out = ${call(`n=${n}, `)}`, keep];
     if (all) return [`lengths = ${pyList(all)}`, `out = ${call(`n=${n}, draft_length=RecordedLengths(lengths), `)}`, keep];
     return [
-      "# Sequence by sequence, each with its own lengths.", "lengths = [",
+      "# One sequence at a time, each with its own draft lengths.", "lengths = [",
       ...rows.map((row) => `    ${row.length ? pyList(row) : "[1]"},`), "]", `texts[${name}] = []`,
       "for i, own in enumerate(lengths):",
       `    out = ${call("sequence_ids=[i], draft_length=RecordedLengths(own), ", own)}`,
@@ -167,7 +166,7 @@
     return `${location.origin}${location.pathname}#${HASH}?${values}`;
   }
 
-  /** The settings from the address; those that are missing or not on offer keep their values. */
+  /** The settings from the address. Those that are missing or not on offer keep their values. */
   function restore(allowed, now) {
     const values = location.hash.startsWith(`#${HASH}?`) ? new URLSearchParams(location.hash.slice(HASH.length + 2)) : null;
     return Object.entries(allowed).map(([name, { control, choices }], i) => {
@@ -183,7 +182,7 @@
     });
   }
 
-  // Following a link in this tab, back and forward change only the hash: reload to read it.
+  // A link followed in this tab, back and forward change only the hash: reload to read it.
   window.addEventListener("hashchange", () => location.hash.startsWith(`#${HASH}?`) && location.reload());
 
   function download(name, type, text) {
@@ -193,7 +192,7 @@
     setTimeout(() => URL.revokeObjectURL(address), 10_000);
   }
 
-  /** Copy text; true on success. Where the page may not write the clipboard, copies a selection. */
+  /** Copy text and return true on success. If the page may not write to the clipboard, copy a selection instead. */
   async function copy(text) {
     try {
       await navigator.clipboard.writeText(text);

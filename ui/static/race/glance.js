@@ -1,5 +1,5 @@
-/* On a phone, where one lane fills the screen: shows the lanes when a race starts, and at the bottom all lanes' figures
-   while some of them are out of sight. Contract: the figures are the lanes' own, copied; a tap on one shows its lane. */
+/* For phones, where one lane fills the screen: scrolls to the lanes when a race starts, and shows the figures of all lanes
+   at the bottom while some lanes are out of sight. The figures are copied from the lanes. A tap on one shows its lane. */
 (() => {
   "use strict";
   const { on, soon, run, setText, make, laneName, lookOf, wear } = window.Bass;
@@ -19,7 +19,7 @@
         for (const { target, isIntersecting } of entries) this.seen.set(target, isIntersecting);
         this.draw();
       });
-      // The bar never covers Run.
+      // The bar must not cover Run.
       const start = document.querySelector("#run");
       if (start) {
         new IntersectionObserver((entries) => {

@@ -1,8 +1,8 @@
-/* Shows one round of one sequence: each draft with q(x), p(x), its chance of acceptance, the random number and the
-   outcome, and the token that the target added. Contract: works during a run, where it draws while in view, and after.
-   A row's drafts that branch are drawn as a tree: depth from left to right, siblings under one another as they were
-   drafted, the accepted path first with the target's own token at its end, so that the top line is the text. Pointer,
-   focus and touch choose a node, whose numbers are shown below; arrow keys walk as in any ARIA tree. */
+/* The step inspector: one round of one sequence, with q(x), p(x), the chance of acceptance, the random number and the
+   outcome of each draft, and the token that the target added. It works during a run, when it draws only while in view,
+   and after it. Drafts that branch are drawn as a tree: depth from left to right, siblings below each other in the
+   order of drafting, but the accepted path and the target's own token first, so that the top line is the text. Pointer,
+   focus and touch select a node, whose numbers appear below. Arrow keys work as in any ARIA tree. */
 (() => {
   "use strict";
   const {
@@ -12,22 +12,22 @@
   // A node's width and the bend of the lines to its children, in columns (page.css: .tree).
   const WIDTH = 0.84, BEND = 0.92;
 
-  /** The numbers of a draft that exist; at temperature 0 they say nothing. */
+  /** The known numbers of a draft, in words. At temperature 0 they mean nothing and are left out. */
   function numbers({ p, q, u }) {
     if (greedy()) return "";
     const known = [["p(x)", p], ["q(x)", q], ["u", u]].filter(([, value]) => value !== null);
     return `; ${known.map(([name, value]) => `${name} ${chance(value)}`).join(", ") || "p(x) n/a"}`;
   }
 
-  /** The nodes, parents first, each {text, kind, parent, share, about}: the newest token, the drafts, the added token. */
+  /** The nodes, parents first: the newest token, the drafts, the added token. Each is {text, kind, parent, share, about}. */
   function nodesOf(step, newest, own) {
-    const said = verdicts(step), { drafts, parents } = step;
+    const outcomes = verdicts(step), { drafts, parents } = step;
     const root = { text: newest?.text ?? "…", kind: "newest", parent: null, about: "newest token, which the drafts follow" };
     const nodes = [root, ...drafts.map((draft, i) => {
       const siblings = parents.flatMap((parent, j) => (parent === parents[i] ? [j] : []));
       const candidate = siblings.length > 1 ? `, candidate ${siblings.indexOf(i) + 1} of ${siblings.length}` : "";
-      const verdict = said[i] === "untested" ? "not reached" : said[i];
-      return { text: draft.text, kind: said[i], parent: parents[i] + 1, share: draft.p, about: `${verdict}${candidate}${numbers(draft)}` };
+      const verdict = outcomes[i] === "untested" ? "not tested" : outcomes[i];
+      return { text: draft.text, kind: outcomes[i], parent: parents[i] + 1, share: draft.p, about: `${verdict}${candidate}${numbers(draft)}` };
     })];
     if (own) {
       const parent = (pathOf(step).at(-1) ?? -1) + 1;
@@ -36,7 +36,7 @@
     return nodes;
   }
 
-  /** Give each node its children, column and row; the first child is in its parent's row. */
+  /** Set each node's children, column and row. The first child shares its parent's row. */
   function layOut(nodes) {
     const rank = { accepted: 0, recovered: 0, bonus: 0, sampled: 0 };
     for (const node of nodes) node.children = [];
@@ -56,7 +56,7 @@
 
   function edges(nodes, { rows, columns }) {
     const drawing = svg("svg", { viewBox: `0 0 ${columns} ${rows}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-    // The accepted path last, on top of the others.
+    // Draw the accepted path last, on top of the others.
     const drawn = nodes.slice(1).sort((a, b) => (a.kind === "accepted") - (b.kind === "accepted"));
     for (const { kind, parent, column, row } of drawn) {
       const from = nodes[parent];
@@ -71,8 +71,8 @@
       this.element = element;
       this.tree = element.querySelector(".tree");
       this.line = element.querySelector(".tree-line");
-      this.tree.addEventListener("pointerover", (event) => this.tell(this.nodeAt(event) ?? this.active));
-      this.tree.addEventListener("pointerleave", () => this.tell(this.active));
+      this.tree.addEventListener("pointerover", (event) => this.describe(this.nodeAt(event) ?? this.active));
+      this.tree.addEventListener("pointerleave", () => this.describe(this.active));
       this.tree.addEventListener("focusin", (event) => this.choose(this.nodeAt(event)));
       this.tree.addEventListener("click", (event) => this.choose(this.nodeAt(event)));
       this.tree.addEventListener("keydown", (event) => this.key(event));
@@ -82,7 +82,7 @@
       return this.nodes?.find(({ item }) => item === event.target.closest("[role=treeitem]"));
     }
 
-    /** Draw a step's tree; null hides it. `newest` and `own`: the tokens before the drafts and after the path. */
+    /** Draw the tree of a step, or hide it for null. `newest` is the token before the drafts, `own` the one after the path. */
     draw(step, newest, own) {
       this.element.hidden = !step;
       if (!step || (step === this.step && own === this.own)) return;
@@ -93,7 +93,7 @@
       for (const node of this.nodes) node.item = this.item(node);
       this.tree.style.setProperty("--columns", size.columns);
       this.tree.style.setProperty("--rows", size.rows);
-      // In the order in which the arrow keys walk: down the first branch, then the next.
+      // The order of the arrow keys: down the first branch, then the next one.
       this.order = [];
       const walk = (node) => {
         this.order.push(node);
@@ -126,10 +126,10 @@
       this.active = node;
       node.item.tabIndex = 0;
       node.item.setAttribute("aria-selected", "true");
-      this.tell(node);
+      this.describe(node);
     }
 
-    tell(node) {
+    describe(node) {
       if (node) setText(this.line, `${quoted(node.text)}: ${node.about}`);
     }
 
@@ -145,38 +145,38 @@
     }
   }
 
-  const TREE_NOTE = "A draft with u is accepted if u < p/q, one without if it is the token that the target draws there. " +
-    "Behind a rejected draft nothing is tested. The bars are p.";
+  const TREE_NOTE = "A draft with u is accepted if u < p/q. A draft without u is accepted if the target samples the same token there. " +
+    "Drafts after a rejected draft are not tested. The bars show p.";
 
-  const GREEDY_NOTE = "Temperature 0: a draft is accepted if it is the target's likeliest token, and the drafts before it are. " +
+  const GREEDY_NOTE = "Temperature 0: a draft is accepted if it is the target's most likely token and all drafts before it are accepted. " +
     "Nothing is drawn at random.";
 
-  /** Whether the target's own choice decides: no draft has a u. */
+  /** Whether the target's own choice decides, so that no draft has a u. */
   const coupled = ({ drafts }) => drafts.every(({ u }) => u === null);
 
-  /** The rows of numbers that mean nothing in a step. */
+  /** The rows of the table that mean nothing for this step. */
   function without(step) {
     if (greedy()) return ["q", "p", "ratio", "u"];
     if (coin() !== null) return ["q", "p"];
     return coupled(step) ? ["ratio", "u"] : [];
   }
 
-  /** Whether some draft does not follow the one before it: such a tree can't be shown as a chain. */
+  /** Whether the drafts are not a simple chain, so that they need a tree. */
   const branches = (step) => parentsOf(step).some((parent, i) => parent !== i - 1);
 
-  /** How many drafts the longest branch has. */
+  /** The number of drafts in the longest branch. */
   function depthOf(step) {
     const depths = [];
     for (const parent of parentsOf(step)) depths.push(1 + (parent < 0 ? 0 : depths[parent]));
     return Math.max(...depths);
   }
 
-  /** [text, class, share of a bar or undefined] of every cell of a column. */
-  function draftColumn(draft, position, { accepted, one_by_one: alone }, together) {
-    const kept = position < accepted, tested = together || position <= accepted, saved = together && position >= alone;
-    const verdict = kept ? (saved ? "saved" : "accepted") : tested ? "rejected" : "not tested";
+  /** The cells of a draft's column as [text, length of the bar, if it has one], and `kind`, their class. */
+  function draftColumn(draft, position, { accepted, one_by_one: oneByOne }, together) {
+    const isAccepted = position < accepted, tested = together || position <= accepted, saved = together && position >= oneByOne;
+    const verdict = isAccepted ? (saved ? "saved" : "accepted") : tested ? "rejected" : "not tested";
     return {
-      kind: kept ? (saved ? "accepted step-saved" : "accepted") : tested ? "rejected" : "untested",
+      kind: isAccepted ? (saved ? "accepted step-saved" : "accepted") : tested ? "rejected" : "untested",
       chance: [chance(draft.chance)],
       token: [bare(draft.text)], q: [chance(draft.q), draft.q], p: [chance(draft.p), draft.p],
       ratio: [chance(draft.q > 0 ? Math.min(1, draft.p / draft.q) : null)],
@@ -201,7 +201,7 @@
       this.note = element.querySelector(".round-note");
       this.seen = false;
       this.newest = this.newest.bind(this);
-      this.anew = () => (this.pick.follow.checked ? this.newest() : this.draw());
+      this.redraw = () => (this.pick.follow.checked ? this.newest() : this.draw());
       for (const name of ["lane", "sequence"]) {
         this.pick[name].addEventListener("change", () => this.go(this.steps().length - 1, true));
       }
@@ -213,7 +213,7 @@
       on("start", (head) => this.start(head));
       on("line", () => this.seen && soon(this.newest));
       on("phase", this.newest);
-      on("instant", ({ jumped }) => jumped && soon(this.anew));
+      on("instant", ({ jumped }) => jumped && soon(this.redraw));
       new IntersectionObserver((entries) => {
         this.seen = entries.at(-1).isIntersecting;
         this.newest();
@@ -223,7 +223,7 @@
     start(head) {
       const { lanes, batch_size: count } = head, again = this.head === head;
       this.head = head;
-      // A jump back in the run: what the reader chose stays, and is drawn when all of it was sent.
+      // After a jump back in the run, keep the reader's choice. It is drawn once all of the run was sent again.
       if (again) return;
       const before = this.pick.lane.value;
       offerLanes(this.pick.lane, lanes);
@@ -247,7 +247,7 @@
       this.draw();
     }
 
-    /** Show the round at this index; choosing one ends following the newest. */
+    /** Show the round at this index, and stop following the newest one. */
     go(at, follow = false) {
       this.pick.follow.checked = follow;
       this.at = Math.max(0, Math.min(Number.isFinite(at) ? Math.round(at) : 0, this.steps().length - 1));
@@ -284,23 +284,23 @@
     /** Why there is no round to show. */
     static missing(rounds) {
       if (!run()) return "No round yet: press Run.";
-      return rounds ? "At this instant the round has not come yet." : "This sequence has had no round yet.";
+      return rounds ? "This round has not begun at this point of the race." : "This sequence has no rounds yet.";
     }
 
     /** The rule that decided, in a sentence. */
     static rule(step, together) {
-      const { accepted, one_by_one: alone } = step;
-      if (coin() !== null) return `A coin accepts each draft with a chance of ${chance(coin())}, whatever it is: the text means nothing.`;
-      if (coupled(step)) return "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u.";
+      const { accepted, one_by_one: oneByOne } = step;
+      if (coin() !== null) return `A coin accepts each draft with a chance of ${chance(coin())}, whatever the draft: the text means nothing.`;
+      if (coupled(step)) return "Coupled verification: a draft is accepted if the target samples the same token. There is no u.";
       if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
-      const other = alone === accepted ? "as many" : `${alone} of them`;
-      return "Block verification: the last draft with u < h is accepted, and all before it. " +
-        `One by one (u < p/q, up to the first that is not), ${other} would have been accepted with these u.`;
+      const other = oneByOne === accepted ? "as many" : `${oneByOne} of them`;
+      return "Block verification: the last draft with u < h is accepted, and so are all drafts before it. " +
+        `One by one (u < p/q, up to the first rejected draft), ${other} would have been accepted with the same u.`;
     }
 
     sentence(step, own, ended) {
       const at = `Lane round ${step.round}, ended at ${number(step.time_ms, 0)} ms of ${laneTime()}: `;
-      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}${greedy() ? ", its likeliest token" : `, p(x) ${chance(step.next_p)}`}.`;
+      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}${greedy() ? ", its most likely token" : `, p(x) ${chance(step.next_p)}`}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
       const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;
       if (branches(step)) return `${at}a tree of ${count} drafts, ${depthOf(step)} deep; ${accepted}`;

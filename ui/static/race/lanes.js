@@ -1,7 +1,9 @@
-/* Draws the verdict and the lanes. Contract: a snapshot's tokens appear one by one until the next snapshot is due, in the
-   order and at the pace of their lane times, never before they were written; its numbers appear with the first token. From
-   the click on Run until a race starts, or is found not to start, a lane waits. The verdict's sentences
-   (ui/race/verdict.py) appear at most once a second while the race runs, and at its end; only then are they announced. */
+/* The verdict and the lanes.
+   - A snapshot's tokens appear one by one until the next snapshot is due, in the order and at the pace of their lane times,
+     never before they were written. Its numbers appear with the first token.
+   - From the click on Run until the race starts or fails to start, the lanes show "Waiting".
+   - The verdict (ui/race/verdict.py) is updated at most once per second during the race, and at its end. Screen readers
+     announce only the last one. */
 (() => {
   "use strict";
   const { on, soon, number, percent, over, setText, make, term, run, ORIGINS, firstAndLast, lookOf, laneName, sum, tape, wear, writtenIn } = window.Bass;
@@ -12,14 +14,14 @@
     speedup: (v) => number(v, 2, "×"),
     acceptance_rate: (v) => percent(v),
   };
-  // Words of a verdict that explain themselves where they first stand.
+  // Words of a verdict that open an explanation at their first occurrence.
   const WORDS = /\b(rows?|rounds?|drafts?|plain steps?)\b/;
 
-  // A text's tokens in view: once it has LIVE of them while the race runs, all but the newest are folded away, which
-  // spares the browser their layout in each frame. UNFOLDED: how many texts are unfolded in a frame at the end.
+  // Once a text has LIVE tokens in view during a race, all but the NEWEST are folded away, so that the browser need not lay
+  // them out in each frame. After the race, UNFOLDED texts are unfolded per frame.
   const LIVE = 400, NEWEST = 200, UNFOLDED = 4;
 
-  /** One sequence's card; `append` takes tokens' spans into the text. */
+  /** The card of one sequence. `append` adds the spans of tokens to its text. */
   class Card {
     constructor(list, lane, index) {
       const item = make("li", "card");
@@ -58,10 +60,10 @@
       this.item.classList.add("folded");
     }
 
-    /** The log's tokens of this sequence as {card, span, ms}. */
+    /** Turn the log's tokens of this sequence into {card, span, ms}. */
     spans(tokens) {
       return tokens.map(([origin, text, ms]) => {
-        // "+": text that belongs to the token before it.
+        // "+": text that belongs to the previous token.
         if (origin !== "+") [this.origin, this.count] = [ORIGINS[origin], this.count + 1];
         const span = make("span", `token ${this.origin}`, text);
         span.token = this.count - 1;
@@ -95,7 +97,7 @@
       this.showReading(null);
     }
 
-    /** Say that the lane waits; once no race came of it, what it said before. */
+    /** Show "Waiting", or the previous state if no race started. */
     wait(waits) {
       if (waits && !this.section.hidden) {
         this.before = this.state.textContent;
@@ -106,7 +108,7 @@
       }
     }
 
-    /** End a lane that the end of the run left unfinished. */
+    /** End a lane that was unfinished at the end of the run. */
     end(state, badge) {
       if (!this.running) return;
       this.running = false;
@@ -115,7 +117,7 @@
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
 
-    /** Say below each row whether it equals the reference lane's; that lane gets empty lines, to stay aligned. */
+    /** Show below each row whether it equals the reference lane's. That lane gets empty lines to stay aligned. */
     compare(rows) {
       this.cards.forEach(({ compared }, i) => {
         compared.hidden = false;
@@ -125,15 +127,15 @@
       });
     }
 
-    /** How far the prompt is read; null hides it. */
+    /** Show how much of the prompt has been read. null hides it. */
     showReading(reading) {
       this.section.classList.toggle("reading", Boolean(reading));
       setText(this.read, reading ? `${number(reading.fed, 0)} of ${number(reading.total, 0)} tokens` : "");
       this.bar.value = reading ? reading.fed / reading.total : 0;
       if (!reading) return;
       const { length } = this.cards, [first] = reading.sequences;
-      const one = reading.sequences.length === 1 && length > 1;
-      setText(this.state, one ? `Reading prompt ${first + 1} of ${length}` : "Reading the prompt");
+      const single = reading.sequences.length === 1 && length > 1;
+      setText(this.state, single ? `Reading prompt ${first + 1} of ${length}` : "Reading the prompt");
     }
 
     showNumbers(lane) {
@@ -148,15 +150,15 @@
       if (lane.finished || lane.error) this.running = false;
       this.showReading(this.running ? lane.reading : null);
       const { first, last } = firstAndLast(run().lanes.get(this.name), lane.finish_reasons);
-      // What is true of all rows is no news.
-      const plain = lane.finished && lane.finish_reasons.every((reason) => reason === "eos");
+      // No badges if all rows ended by themselves.
+      const allEnded = lane.finished && lane.finish_reasons.every((reason) => reason === "eos");
       lane.finish_reasons.forEach((reason, i) => {
-        setText(this.cards[i].badge, plain ? "" : REASONS[reason] ?? "");
+        setText(this.cards[i].badge, allEnded ? "" : REASONS[reason] ?? "");
         setText(this.cards[i].medal, i === first ? "First" : i === last ? "Last" : "");
       });
     }
 
-    /** The lane's time, with the prompt, which no speed counts. */
+    /** The lane's time in words. The time for the prompt is separate, because no speed includes it. */
     summary(lane) {
       const seconds = (ms) => number(ms / 1000, 2, " s"), reasons = lane.finish_reasons;
       const { rounds } = run().lanes.get(this.name);
@@ -167,7 +169,7 @@
       return wear(`Finished ${done} of ${reasons.length} within the budget: ${spent}`);
     }
 
-    /** New tokens, each with the moment to reveal it within `span` ms from now. */
+    /** New tokens, each with `due`, the time to reveal it, within `span` ms from now. */
     tokens(lane, now, span) {
       const from = this.clock, width = Math.max(lane.clock_ms - from, 1e-6);
       this.clock = lane.clock_ms;
@@ -196,7 +198,7 @@
       on("instant", ({ jumped }) => jumped && this.now());
     }
 
-    /** The section of a lane; made from the first one for a lane that has none. */
+    /** The section of a lane, created from the first lane's if it has none. */
     lane(name) {
       const known = this.lanes.find((lane) => lane.name === name);
       if (known) return known;
@@ -215,7 +217,7 @@
       return this.lanes.at(-1);
     }
 
-    /** Prepare for a new run: show its lanes alone, in its order. */
+    /** Prepare for a new run: show only its lanes, in its order. */
     start(head) {
       const { lanes, batch_size: count, settings } = head;
       Object.assign(this, { pending: [], view: null, span: SNAPSHOT_MS, arrived: 0, stopped: false });
@@ -237,7 +239,7 @@
     recorded({ made, about }, { batch_size: rows, settings: { temperature } }) {
       const date = made?.date ?? about.match(/\d{4}-\d\d-\d\d/)?.[0];
       const of = `Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
-      // Beside a form, that says how it differs (page/form.js).
+      // If there is a form, page/form.js lists its differences.
       const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race on this machine.";
       return `Recorded${date ? ` on ${date}` : ""}${then}`;
     }
@@ -258,29 +260,29 @@
       const now = performance.now();
       if (this.arrived) this.span = Math.min(400, Math.max(30, 0.7 * this.span + 0.3 * (now - this.arrived)));
       this.arrived = now;
-      // Tokens that are due by now come before all tokens of this snapshot.
+      // Earlier tokens are due by now at the latest, so that they come before this snapshot's.
       for (const token of this.pending) token.due = Math.min(token.due, now);
-      for (const [name, news] of Object.entries(line)) {
-        this.pending.push(...this.lane(name).tokens(news, now, this.span));
+      for (const [name, update] of Object.entries(line)) {
+        this.pending.push(...this.lane(name).tokens(update, now, this.span));
       }
       this.pending.sort((a, b) => a.due - b.due);
       soon(this.draw);
     }
 
-    /** Show the newest numbers and the due tokens; all tokens in a hidden page or with reduced motion. */
+    /** Show the newest numbers and the due tokens, or all tokens in a hidden page or with reduced motion. */
     draw() {
       this.show();
       this.reveal(document.hidden || this.still.matches ? Infinity : performance.now());
       if (this.pending.length) soon(this.draw);
     }
 
-    /** Show all that has come, at once. */
+    /** Show everything that has arrived, at once. */
     now() {
       this.show();
       this.reveal(Infinity);
     }
 
-    /** Append every pending token that is due by `now`, in order, one insertion a card. */
+    /** Append every pending token that is due by `now`, in order, with one insertion per card. */
     reveal(now) {
       let due = 0;
       while (due < this.pending.length && this.pending[due].due <= now) due += 1;
@@ -292,7 +294,7 @@
       for (const [card, spans] of byCard) card.append(spans);
     }
 
-    /** Show the folded tokens of all texts, a few texts in each frame. */
+    /** Show the folded tokens of all texts, a few texts per frame. */
     unfold() {
       const folded = [...this.grid.querySelectorAll(".folded")];
       for (const card of folded.slice(0, UNFOLDED)) card.classList.remove("folded");
@@ -301,7 +303,7 @@
 
     phase(phase) {
       if (over(phase)) soon(() => this.unfold());
-      // After Stop, values that the server sent before may still arrive.
+      // After Stop, values that the server sent earlier may still arrive.
       this.stopped = phase === "stopped";
       if (phase === "stopped" || phase === "error") {
         this.now();
@@ -344,14 +346,14 @@
       if (!view.verdict.head) return void (view.done || this.clear());
       this.more.hidden = false;
       setText(this.head, view.verdict.head);
-      const lines = Object.values(view.verdict.lanes), said = new Set();
+      const lines = Object.values(view.verdict.lanes), explained = new Set();
       if (lines.join() === [...this.list.children].map((line) => line.textContent).join()) return;
       this.list.replaceChildren(...lines.map((line) => {
         const item = make("li");
         item.append(...line.split(WORDS).map((part, i) => {
           const word = part.replace(/s$/, "");
-          if (i % 2 === 0 || said.has(word)) return part;
-          said.add(word);
+          if (i % 2 === 0 || explained.has(word)) return part;
+          explained.add(word);
           return term(word, part);
         }));
         return item;
@@ -359,7 +361,7 @@
     }
   }
 
-  /** After a race show a text's beginning, and mark each window whose text goes on below; during it the newest lines. */
+  /** Show the newest lines of a text during a race and its beginning afterwards. Mark windows whose text continues below. */
   function bindBeginnings(root) {
     const mark = () => {
       const ended = root.classList.contains("ended");
@@ -376,7 +378,7 @@
     new ResizeObserver(() => soon(mark)).observe(root);
   }
 
-  /** Buttons that change how the texts look; their state is a class on the board. */
+  /** Bind the buttons that change the look of the texts. Their state is a class on the board. */
   function bindSwitches(root) {
     for (const button of root.querySelectorAll(".switch")) {
       const apply = (pressed) => {

@@ -1,15 +1,16 @@
-/* The recordings that the page offers, "Save recording", and the slider over a run's time. Contract: a recording is
-   fetched once, beside any race and its queue, and played here in the browser; while one is shown, a mark says so. On a
-   page without models (data-replay) Run plays the first of them. Texts from files reach the document through textContent
-   alone. The slider is shown once there is something to go back to; dragging it, or its arrow keys, shows an instant of
-   the run on the whole page (tape.js), one drawing a frame. While the race is followed, it moves along. It rests while
-   the stepper holds the page. */
+/* The recordings that the page offers, "Save recording", and the slider over a run's time.
+   - A recording is fetched once, outside the queue of races, and played in the browser. A mark shows that it is one. On a
+     page without models (data-replay), Run plays the first one.
+   - Texts from files reach the document only through textContent.
+   - The slider appears once there is an earlier instant. Dragging it, or its arrow keys, shows an instant of the run on the
+     whole page (tape.js), with one drawing per frame. It moves along with a live race, and is disabled while the
+     step-by-step view freezes the page. */
 (() => {
   "use strict";
   const { on, tell, soon, setText, make, run, tape, number, bisect, busy } = window.Bass;
   const PAGE_MS = 1000;
   const seconds = (ms) => number(ms / 1000, 1, " s");
-  const FAILED = "The recording could not be fetched: try again in a moment.";
+  const FAILED = "The recording could not be loaded: try again in a moment.";
 
   class Recordings {
     constructor(root, offers, server) {
@@ -18,8 +19,8 @@
       this.note = root.querySelector(".recording-note");
       this.about = root.querySelector(".recording-about");
       this.back = root.querySelector("[data-back]");
-      this.alone = Boolean(document.querySelector("[data-replay]"));
-      this.part.hidden = this.alone && offers.length < 2;
+      this.noModels = Boolean(document.querySelector("[data-replay]"));
+      this.part.hidden = this.noModels && offers.length < 2;
       this.buttons = offers.map((offer) => {
         const button = make("button", "action", offer.title);
         Object.assign(button, { type: "button", title: offer.look_for });
@@ -31,13 +32,13 @@
       this.back.addEventListener("click", () => tape.back());
       for (const kind of ["start", "phase", "instant"]) on(kind, () => this.draw());
       // Gradio's own handler, if there is one, does nothing on such a page.
-      if (this.alone) document.addEventListener("click", (event) => event.target.closest("#run") && this.watch(this.chosen));
+      if (this.noModels) document.addEventListener("click", (event) => event.target.closest("#run") && this.watch(this.chosen));
       if (offers.length && new URLSearchParams(location.search).get("play") !== "off") this.greet();
       else tell("opening", false);
     }
 
-    /** Until a race is asked for, the page plays the first recording; where motion is not wanted, it shows its end.
-        play=off in the address leaves it out. */
+    /** Play the first recording until a race is started, or show only its end if the visitor prefers reduced motion.
+        play=off in the address turns this off. */
     async greet() {
       tell("opening", true);
       await this.watch(this.offers[0], () => !run());
@@ -61,12 +62,12 @@
 
     /** Play a recording from its start. */
     async watch(offer, wanted = () => true) {
-      this.asked = offer;
+      this.requested = offer;
       setText(this.about, "");
       try {
         const document = await this.fetch(offer);
-        // Another one, or a race, may have been asked for meanwhile.
-        if (this.asked !== offer || this.busy || !wanted()) return;
+        // Another one, or a race, may have been requested meanwhile.
+        if (this.requested !== offer || this.busy || !wanted()) return;
         tape.load(document, offer);
         tape.play();
       } catch {
@@ -77,14 +78,14 @@
     }
 
     draw() {
-      // The opening is over once it does not play.
+      // The opening has ended once the recording stops playing.
       if (this.greeted && !tape.state.playing) {
         this.greeted = false;
         tell("opening", false);
       }
       this.phase = document.querySelector("#status-line .message")?.dataset.phase;
       const { recorded, own } = tape.state;
-      if (this.busy) this.asked = null;
+      if (this.busy) this.requested = null;
       for (const button of this.buttons) {
         button.disabled = this.busy;
         button.setAttribute("aria-pressed", String(button.dataset.recording === recorded?.name));
@@ -160,12 +161,12 @@
       setText(this.time, words);
       this.at.setAttribute("aria-valuetext", words);
       this.element.classList.toggle("away", away || Boolean(recorded));
-      // The slider stays in sight while another instant than the newest is shown.
+      // Keep the slider in sight unless the newest instant is shown.
       this.element.closest("#scrubber").classList.toggle("away", (away || Boolean(recorded)) && !(last && !playing));
     }
   }
 
-  /** The text as a file, packed where the browser can. */
+  /** The text as [blob, file ending], compressed if the browser can do it. */
   async function saved(text) {
     const blob = new Blob([text], { type: "application/json" });
     if (!window.CompressionStream) return [blob, "json"];
@@ -173,14 +174,14 @@
     return [new Blob([await packed.arrayBuffer()], { type: "application/gzip" }), "json.gz"];
   }
 
-  /** Save the run that is shown; resolves to what was saved, in words. */
+  /** Save the run that is shown. Resolves to a sentence about the file. */
   async function saveRecording() {
     const date = new Date().toISOString().slice(0, 10), device = run().view?.device.name;
     const about = [document.querySelector(".about-pair")?.textContent, device, date].filter(Boolean).join("; ");
     const [blob, ending] = await saved(tape.asRecording({ about, made: { date, by: "Save recording" } }));
     const name = `bass-race.${ending}`;
     window.Bass.download(name, blob.type, blob);
-    return `Saved ${name}, ${number(blob.size / 1000, 0)} KB: python app.py --replay ${name} plays it.`;
+    return `Saved ${name}, ${number(blob.size / 1000, 0)} KB. To play it: python app.py --replay ${name}`;
   }
 
   window.Bass.saveRecording = saveRecording;

@@ -1,30 +1,31 @@
-/* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or {head, view, done,
-   lanes: Map name -> {name, clock, sequences, rounds, trees}}; a sequence is {tokens, steps}, a token {origin,
-   text, ms, id}. A round is Round.record() of bass_core/sequence.py. A step is a sequence's part of one: a row of its rows
-   with the round's {round, kind, time_ms}, the length that the row was given, and drafts: [{text, p, q, u, chance}].
-   trees: whether any row drafted one. head.together: whether the drafts of a round are judged together.
-   Bass.comparison() compares each row's text with the reference lane's, where both must be equal (greedy or coupled): the
-   last snapshot's {lane: [row, ...]}; a row is null if both texts are equal as far as both go, else {at, ours, theirs,
-   p_ours, p_theirs, tie}. For a run that ended before its last snapshot it is computed here, without the probabilities.
-   It is null where the texts need not be equal. Bass.compared() is the same in words, {} for null. Draws nothing. */
+/* The run so far as plain objects, for other scripts and the console. Draws nothing.
+   Bass.run() is null or {head, view, done, lanes: Map name -> {name, clock, sequences, rounds, trees}}.
+   - A sequence is {tokens, steps}, a token {origin, text, ms, id}.
+   - A round is Round.record() of bass_core/sequence.py. A step is one sequence's part of a round: its row, the round's
+     {round, kind, time_ms}, the row's draft length, and drafts: [{text, p, q, u, chance}].
+   - trees: whether any row drafted a tree. head.together: whether the drafts of a round are judged together.
+   Bass.comparison() compares each row's text with the reference lane's, in runs in which they must be equal (greedy or
+   coupled): {lane: [row, ...]}. A row is null if the texts agree so far, else {at, ours, theirs, p_ours, p_theirs, tie}.
+   The last snapshot contains it. For a run that was cut short it is computed here, without the probabilities. In other
+   runs it is null. Bass.compared() is the same in words, or {} for null. */
 (() => {
   "use strict";
   const { on, number, bisect } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
-  // The looks of all runs so far: charts of an earlier run may be redrawn after a new one has started.
+  // The looks of all runs so far, because charts of an earlier run may be redrawn after a new one has started.
   const looks = {};
   let current = null;
 
   function addTokens(sequence, tokens) {
     for (const [origin, text, ms, id] of tokens) {
-      // "+": text that belongs to the token before it.
+      // "+": text that belongs to the previous token.
       if (origin === "+") sequence.tokens.at(-1).text += text;
       else sequence.tokens.push({ origin: ORIGINS[origin], text, ms, id });
     }
   }
 
-  /** A sequence's part of a round: what it adds to the row is read from the round, so that nothing is kept twice. */
+  /** A sequence's part of a round. Getters read the row and the round, so that nothing is stored twice. */
   class Step {
     constructor(row, record, length) {
       Object.assign(this, { row, record, length });
@@ -64,11 +65,11 @@
     current = { head, view: null, done: false, lanes: new Map(lanes) };
   });
   on("line", (line) => {
-    for (const [name, news] of Object.entries(line)) {
+    for (const [name, update] of Object.entries(line)) {
       const lane = current.lanes.get(name);
-      lane.clock = news.clock_ms;
-      for (const [index, tokens] of Object.entries(news.new)) addTokens(lane.sequences[index], tokens);
-      for (const round of news.rounds) addRound(lane, round);
+      lane.clock = update.clock_ms;
+      for (const [index, tokens] of Object.entries(update.new)) addTokens(lane.sequences[index], tokens);
+      for (const round of update.rounds) addRound(lane, round);
     }
   });
   on("view", (view) => {
@@ -83,27 +84,27 @@
     return step && index < step.start + step.written ? step : null;
   }
 
-  /** Which drafts were accepted, in order. */
+  /** Indices of the accepted drafts, in order. */
   const pathOf = (step) => step.path ?? step.drafts.slice(0, step.accepted).map((_, i) => i);
 
-  /** The draft that each draft follows, or -1: the newest token. */
+  /** Index of the draft that each draft follows, or -1 for the newest token. */
   const parentsOf = (step) => step.parents ?? step.drafts.map((_, i) => i - 1);
 
-  /** Each draft's verdict: "accepted", "rejected", or "untested" where the draft before it was not accepted. */
+  /** Each draft's verdict: "accepted", "rejected", or "untested" if the draft before it was not accepted. */
   function verdicts(step) {
     const path = new Set(pathOf(step));
     return parentsOf(step).map((parent, i) =>
       path.has(i) ? "accepted" : parent < 0 || path.has(parent) ? "rejected" : "untested");
   }
 
-  /** The rejected drafts for the token that follows the accepted ones. */
+  /** The rejected drafts for the position after the accepted ones. */
   function replaced(step) {
     const last = pathOf(step).at(-1) ?? -1;
     return step.drafts.filter((_, i) => parentsOf(step)[i] === last);
   }
 
-  /** Indices of the sequences that finished first and last (at their end or full length); last once all have ended.
-      Sequences that all ended at the same time have neither. */
+  /** Indices of the sequences that finished first and last. `last` is known once all have ended. If all ended at the same
+      time, there is neither. */
   function firstAndLast(lane, reasons) {
     const ended = lane.sequences
       .map(({ tokens }, index) => ({ index, ms: tokens.at(-1)?.ms, reason: reasons[index] }))
@@ -115,39 +116,39 @@
     return { first: ended[0].index, last: all ? ended.at(-1).index : undefined };
   }
 
-  /** Whether the run is greedy: then nothing is drawn, and no draft is tested against a random number. */
+  /** Whether the run is greedy, so that no draft is tested against a random number. */
   const greedy = () => current?.head.settings.temperature === 0 && coin() === null;
 
-  /** The chance with which a coin accepts each draft; null if drafts are tested. */
+  /** The chance with which a coin accepts each draft, or null if drafts are tested. */
   const coin = () => current?.head.settings.acceptance ?? null;
 
-  /** A text in quotes; "(no text)" for a token that writes nothing, such as the end token. */
+  /** A text in quotes, or "(no text)" for a token without text, e.g. the end token. */
   const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
   /** The same without its quotes. */
   const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
-  /** A probability: three digits, or of a small one six. */
+  /** A probability with three decimals, or six if it is small. */
   const chance = (value) => number(value, value > 0 && value < 0.001 ? 6 : 3);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   /** The rounds of a sequence, without its prefill. */
   const roundsIn = (sequence) => (sequence?.steps ?? []).filter((step) => step.kind !== "prefill");
 
-  /** Offer lanes, or so many sequences, in a select. */
+  /** Fill a select with lanes, or with `count` sequences. */
   const offerLanes = (select, names) => select.replaceChildren(...names.map((name) => new Option(laneName(name), name)));
   const offerRows = (select, count) =>
     select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1}`, i)));
 
-  /** How a lane looks: {label, about, colour, dash, lengths}, see ui/race/looks.py. */
+  /** The look of a lane: {label, about, colour, dash, lengths}, see ui/race/looks.py. */
   const lookOf = (name) => looks[name] ?? { ...OTHER, label: name };
   const laneName = (name) => lookOf(name).label;
 
-  // A near tie: the lesser of two scores is at least this share of the larger. bfloat16 has steps of 1/8 between
-  // logits of 16 and 32, and exp(-1/8) is 0.88.
+  // Two tokens are a near tie if the smaller score is at least this share of the larger one. For comparison: bfloat16
+  // logits between 16 and 32 have steps of 1/8, and exp(-1/8) is 0.88.
   const NEAR = 0.7;
   let cut = false;
 
   on("phase", (phase) => (cut = phase === "stopped" || phase === "error"));
 
-  /** Whether the lanes of a run must write the same. */
+  /** Whether all lanes of a run must write the same text. */
   const owed = ({ lanes, reference, settings }) => lanes.length > 1 && lanes.includes(reference)
     && !Number.isFinite(settings.acceptance) && (settings.temperature === 0 || settings.verification === "coupled");
 
@@ -171,7 +172,7 @@
     ]));
   }
 
-  /** Both numbers with two digits, or as many as are needed to tell them apart. */
+  /** Both numbers with two decimals, or as many as it takes to make them differ. */
   function chances(a, b) {
     const digits = [2, 3, 4, 5, 6].find((some) => a.toFixed(some) !== b.toFixed(some));
     return digits ? `${a.toFixed(digits)} against ${b.toFixed(digits)}` : `${a.toFixed(2)} each`;
@@ -184,23 +185,23 @@
     return `${where} (${tie >= NEAR ? `a near tie${dice}: ` : ""}${chances(ours, theirs)})`;
   }
 
-  function words(lane, found, i) {
+  function words(lane, mismatch, i) {
     const { head: { reference }, view, lanes } = current;
     const [ours, theirs] = [lane, reference].map((name) => lanes.get(name).sequences[i].tokens);
-    if (found) {
-      const [own, other] = [ours, theirs].map((tokens) => quoted(tokens[found.at]?.text ?? ""));
-      return { text: differs(found), title: `${own} here, ${other} in ${laneName(reference)}`, differs: true };
+    if (mismatch) {
+      const [own, other] = [ours, theirs].map((tokens) => quoted(tokens[mismatch.at]?.text ?? ""));
+      return { text: differs(mismatch), title: `${own} here, ${other} in ${laneName(reference)}`, differs: true };
     }
     if (!ours.length || !theirs.length) return { text: "" };
     const ended = (name) => ["eos", "length", "stop"].includes(view?.lanes[name]?.finish_reasons[i]);
     return { text: `same as ${laneName(reference)}${ended(lane) && ended(reference) ? "" : " so far"}` };
   }
 
-  /** {lane: [{text, title, differs}]}; an empty list for the reference lane. */
+  /** {lane: [{text, title, differs}]}, with an empty list for the reference lane. */
   function compared() {
-    const found = comparison(), reference = current?.head.reference;
-    if (!found || !current.lanes.has(reference)) return {};
-    const lanes = Object.entries(found).filter(([name]) => current.lanes.has(name));
+    const byLane = comparison(), reference = current?.head.reference;
+    if (!byLane || !current.lanes.has(reference)) return {};
+    const lanes = Object.entries(byLane).filter(([name]) => current.lanes.has(name));
     return Object.fromEntries([
       [reference, []], ...lanes.map(([name, rows]) => [name, rows.map((row, i) => words(name, row, i))]),
     ]);

@@ -1,8 +1,8 @@
-/* Walks through a lane's rounds step by step: the drafts and who proposed them, each draft's test, and the end of the
-   round with p, q and the residual. Contract: while the panel is open, the page holds what it shows, and the race goes
-   on; closing it shows at once what came. All of a round's numbers are in the document at once; css alone lets them
-   appear one after another, so that nothing waits for an animation that is switched off. Next first completes an
-   animation, then goes on. The events bass:pause, bass:step and bass:back on the document do what the buttons do. */
+/* Step by step: walks through the rounds of a lane. Shows the drafts and who proposed them, the test of each draft, and
+   the end of the round with p, q and the residual. While the panel is open, the page is frozen but the race continues.
+   Closing the panel shows everything that came meanwhile. All numbers of a round are in the document at once; only CSS
+   makes them appear one after the other, so nothing waits for an animation that is switched off. "Next round" first
+   completes a running animation. The events bass:pause, bass:step and bass:back on the document act like the buttons. */
 (() => {
   "use strict";
   const {
@@ -10,11 +10,11 @@
     verdicts,
   } = window.Bass;
   const CONTEXT = 160;
-  // Milliseconds: between two drafts, from one test to the next, and the most that all tests together take.
+  // In ms: between two drafts, between two tests, at most for all tests together, and for the final draw.
   const APPEAR = 120, TEST = 700, TESTS = 4200, DRAW = 900;
   const MARKS = { accepted: "✓", rejected: "✗", untested: "–" };
 
-  /** The rule that decided a round; a recording without details tells enough to know it. */
+  /** The rule that decided a round. For a recording without details, it follows from the rest. */
   function ruleOf(step) {
     if (step.detail) return step.detail.rule;
     if (greedy()) return "greedy";
@@ -23,38 +23,38 @@
   }
 
   const RULES = {
-    rejection: "Rejection sampling: a draft stands while u is below min(1, p/q). The first that does not stand ends the round.",
-    block: "Block verification: the last draft with u below its chance h stands, and all before it. h judges a row's drafts together.",
-    tree: "Of the drafts behind a token at most one was drawn; it stands while u is below min(1, p/q). The others stand if the target's own draw meets them.",
-    coupled: "Coupled verification: a draft stands where it is the token that the target itself draws. There is no u, and q plays no part.",
-    greedy: "Temperature 0: a draft stands where it is the target's likeliest token. Nothing is drawn; p and q are the models' own, at temperature 1.",
+    rejection: "Rejection sampling: a draft is accepted if u < min(1, p/q). The first rejected draft ends the round.",
+    block: "Block verification: the last draft with u < h is accepted, and so are all drafts before it. h judges a row's drafts together.",
+    tree: "Of the drafts that follow the same token, at most one was drawn. It is accepted if u < min(1, p/q). The others are accepted only if the target samples them.",
+    coupled: "Coupled verification: a draft is accepted if the target samples the same token. There is no u, and q plays no part.",
+    greedy: "Temperature 0: a draft is accepted if it is the target's most likely token. Nothing is drawn. p and q are shown at temperature 1.",
     coin: "Synthetic acceptance: a coin decides, whatever the draft.",
   };
 
-  /** Each draft's verdict; drafts that are judged together are all tested. */
+  /** The verdict on each draft. In block verification all drafts are tested. */
   function judged(step, rule) {
-    const found = verdicts(step);
-    return rule === "block" ? found.map((verdict) => (verdict === "untested" ? "rejected" : verdict)) : found;
+    const outcomes = verdicts(step);
+    return rule === "block" ? outcomes.map((verdict) => (verdict === "untested" ? "rejected" : verdict)) : outcomes;
   }
 
-  /** What the test of a draft compared: {share of the bar, u, words}. */
+  /** The test of a draft as {share: length of the bar, u, words}. */
   function testOf(step, i, rule, verdict) {
-    const draft = step.drafts[i], { detail } = step, kept = verdict === "accepted";
+    const draft = step.drafts[i], { detail } = step, isAccepted = verdict === "accepted";
     if (verdict === "untested") return { share: null, u: null, words: "not tested" };
     if (rule === "greedy") {
-      return { share: detail?.own_p?.[i] ?? null, u: null, words: kept ? "the likeliest" : "not the likeliest" };
+      return { share: detail?.own_p?.[i] ?? null, u: null, words: isAccepted ? "most likely token" : "not the most likely token" };
     }
     if (rule === "coupled" || draft.u === null) {
-      return { share: draft.p, u: null, words: kept ? "the target draws it" : "the target draws another" };
+      return { share: draft.p, u: null, words: isAccepted ? "the target samples it" : "the target samples another token" };
     }
-    const below = draft.chance ?? (draft.q > 0 ? Math.min(1, draft.p / draft.q) : null);
-    const sign = draft.u < below ? "<" : "≥";
-    const late = kept && sign === "≥" ? ", but one behind it stands" : "";
+    const limit = draft.chance ?? (draft.q > 0 ? Math.min(1, draft.p / draft.q) : null);
+    const sign = draft.u < limit ? "<" : "≥";
+    const late = isAccepted && sign === "≥" ? ", but a later draft has u < h" : "";
     const name = rule === "block" ? "h " : "";
-    return { share: below, u: draft.u, words: `u ${chance(draft.u)} ${sign} ${name}${chance(below)}${late}` };
+    return { share: limit, u: draft.u, words: `u ${chance(draft.u)} ${sign} ${name}${chance(limit)}${late}` };
   }
 
-  /** A draft's p and q, as the rule knows them. */
+  /** The probabilities of a draft that its rule uses. */
   function numbersOf(step, i, rule) {
     const draft = step.drafts[i], { detail } = step;
     if (rule === "greedy") return `p ${chance(detail?.own_p?.[i] ?? null)} · q ${chance(detail?.own_q?.[i] ?? null)}`;
@@ -70,7 +70,7 @@
     const { share, u, words } = testOf(step, i, rule, verdict), parent = parentsOf(step)[i];
     const token = make("p", "step-token", bare(step.drafts[i].text));
     const source = step.detail?.sources[i];
-    const after = step.parents ? `behind ${parent < 0 ? "the text" : quoted(step.drafts[parent].text)}` : "";
+    const after = step.parents ? `after ${parent < 0 ? "the text" : quoted(step.drafts[parent].text)}` : "";
     const from = make("p", "step-source", [source, after].filter(Boolean).join(", "));
     const bar = make("div", "step-bar");
     bar.setAttribute("aria-hidden", "true");
@@ -89,19 +89,20 @@
     return card;
   }
 
-  /** What the table at the end of a round shows, in a sentence. */
+  /** The end of a round in a sentence. */
   function endingLine(step, rule, own, ending) {
     const word = own ? quoted(own.text) : "";
     if (step.written === pathOf(step).length || own?.origin === "accepted") return "The round ended with an accepted draft.";
     if (!ending) return `Then the target wrote ${word} (${own.origin}).`;
     if (ending.mass !== null) {
       const p = ending.reach < 1 ? `${chance(ending.reach)} p` : "p";
-      if (!ending.mass) return `p and q agree here, so ${word} was drawn from p.`;
-      return `In its place ${word}, drawn from the residual, what q leaves of ${p}: max(0, ${p} − q) / ${chance(ending.mass)}.`;
+      if (!ending.mass) return `p and q are equal here, so ${word} was drawn from p.`;
+      return `Then ${word} (${own.origin}) replaces the rejected draft, drawn from the residual max(0, ${p} − q) / ${chance(ending.mass)}.`;
     }
-    if (rule === "greedy") return `Then ${word}, the target's likeliest token.`;
-    if (rule === "coupled") return `Then ${word}, the target's own draw from p.`;
-    return `Then ${word}, drawn from p${ending.draft === null ? ": no draft is left to test" : ""}.`;
+    const written = `Then ${word} (${own.origin})`;
+    if (rule === "greedy") return `${written}, the target's most likely token.`;
+    if (rule === "coupled") return `${written}, which the target sampled from p.`;
+    return `${written}, drawn from p${ending.draft === null ? ": no draft is left to test" : ""}.`;
   }
 
   function cellOf(value, kind) {
@@ -110,16 +111,16 @@
     return cell;
   }
 
-  /** The likeliest tokens where the round ended; the draft that was rejected there, and the token that was written. */
+  /** A table of the most likely tokens where the round ended. It marks the written token and the rejected draft. */
   function topOf(step, own, ending) {
     const table = make("table", "step-top"), head = make("tr"), residual = ending.mass > 0;
     const names = ["token", "p", ...(residual ? ["q", "residual"] : [])];
     head.append(...names.map((name) => Object.assign(make("th", "", name), { scope: "col" })));
-    const refused = ending.draft === null ? null : step.drafts[ending.draft].text;
+    const rejected = ending.draft === null ? null : step.drafts[ending.draft].text;
     const rows = ending.top.map(({ token: id, text, p, q, residual: left }) => {
-      const written = id === own.id, row = make("tr", written ? `is-written from-${own.origin}` : text === refused ? "is-refused" : "");
+      const written = id === own.id, row = make("tr", written ? `is-written from-${own.origin}` : text === rejected ? "is-refused" : "");
       const name = Object.assign(make("th", "step-name"), { scope: "row" });
-      name.append(make("span", "", bare(text)), make("span", "step-mark", written ? " ← written" : text === refused ? " ✗ draft" : ""));
+      name.append(make("span", "", bare(text)), make("span", "step-mark", written ? " ← written" : text === rejected ? " ✗ draft" : ""));
       row.append(name, cellOf(p, "p"), ...(residual ? [cellOf(q, "q"), cellOf(left, "left")] : []));
       return row;
     });
@@ -127,15 +128,15 @@
     return table;
   }
 
-  /** The drafts to strike through: of a chain all after the accepted ones, of a tree the next ones. */
-  function refusedOf(step, found) {
-    const indices = step.drafts.map((_, i) => i).filter((i) => found[i] !== "accepted");
+  /** The drafts to strike through: in a chain all after the accepted ones, in a tree only the next ones. */
+  function struckOf(step, outcomes) {
+    const indices = step.drafts.map((_, i) => i).filter((i) => outcomes[i] !== "accepted");
     return step.parents ? indices.filter((i) => parentsOf(step)[i] === (pathOf(step).at(-1) ?? -1)) : indices;
   }
 
-  /** Draw a step of a sequence into the panel; returns how long the animation takes, in ms. */
+  /** Draw a step of a sequence into the panel. Returns the duration of the animation in ms. */
   function drawStep(panel, step, sequence) {
-    const rule = ruleOf(step), found = judged(step, rule), count = step.drafted.length;
+    const rule = ruleOf(step), outcomes = judged(step, rule), count = step.drafted.length;
     const per = Math.min(TEST, TESTS / Math.max(1, count)), tests = count * (APPEAR + per);
     const own = sequence.tokens[step.start + step.written - 1], { detail } = step;
     const before = sequence.tokens.slice(0, step.start).map((token) => token.text).join("");
@@ -144,15 +145,15 @@
       span.style.setProperty("--test", `${token.origin === "accepted" ? count * APPEAR + i * per : tests + DRAW}ms`);
       return span;
     });
-    const struck = refusedOf(step, found).map((i) => {
-      const del = make("del", `is-${found[i]}`, step.drafts[i].text);
+    const struck = struckOf(step, outcomes).map((i) => {
+      const del = make("del", `is-${outcomes[i]}`, step.drafts[i].text);
       del.style.setProperty("--test", `${i * APPEAR}ms`);
       return del;
     });
     written.splice(pathOf(step).length, 0, ...struck);
     panel.querySelector(".step-context").replaceChildren((before.length > CONTEXT ? "… " : "") + before.slice(-CONTEXT), ...written);
     setText(panel.querySelector(".step-rule"), count ? RULES[rule] : "Nothing was drafted in this round: the target wrote one token.");
-    panel.querySelector(".step-drafts").replaceChildren(...step.drafts.map((_, i) => cardOf(step, i, rule, found[i], per)));
+    panel.querySelector(".step-drafts").replaceChildren(...step.drafts.map((_, i) => cardOf(step, i, rule, outcomes[i], per)));
     const end = panel.querySelector(".step-end");
     end.style.setProperty("--test", `${tests}ms`);
     end.style.setProperty("--drawn", `${tests + DRAW}ms`);
@@ -181,7 +182,7 @@
       document.addEventListener("bass:pause", () => this.toggle());
       document.addEventListener("bass:step", () => this.walk(1));
       document.addEventListener("bass:back", () => this.walk(-1));
-      // A run that was held back from its start begins while the panel is open.
+      // A run that was held back from its start may begin while the panel is open.
       on("start", () => this.open && this.fill());
       on("phase", (phase) => this.open && phase === "waiting" && this.toggle());
     }
@@ -228,7 +229,7 @@
       return Math.max(0, this.steps().findIndex((step) => step.drafted.length));
     }
 
-    /** The nearest round before or after this one that is to be shown; -1 if there is none. */
+    /** Index of the nearest earlier or later round to show, or -1 if there is none. */
     near(by) {
       const steps = this.steps(), any = !this.drafted.checked || !steps.some((step) => step.drafted.length);
       let at = this.at + by;
@@ -236,11 +237,11 @@
       return steps[at] ? at : -1;
     }
 
-    /** One round on or back; on completes an animation first. */
+    /** Go to the next (1) or previous (-1) round. Going on first completes a running animation. */
     walk(by) {
       if (!this.open) return this.toggle();
       if (by > 0 && performance.now() < this.until) return this.finish();
-      // What is held back may bring the next round.
+      // Snapshots that are held back may contain the next round.
       while (by > 0 && this.near(by) < 0 && next());
       const at = this.near(by);
       if (at >= 0) this.go(at);
@@ -272,7 +273,7 @@
       setText(this.panel.querySelector(".step-line"), `${this.progress()}: ${count ? drafts : "nothing drafted"}.`);
     }
 
-    /** Outline the round's tokens in the lane's text and dim what came later; null undoes it. */
+    /** Outline the round's tokens in the lane's text and dim the later ones. null undoes it. */
     mark(step) {
       for (const span of this.root.querySelectorAll(".token.stepped, .token.later")) span.classList.remove("stepped", "later");
       if (!step) return;
@@ -285,7 +286,7 @@
         span.classList.toggle("later", span.token >= end);
       }
       const here = spans.find((span) => span.classList.contains("stepped")), box = text?.closest(".window");
-      // Scrolls the text alone, never the page.
+      // Scroll only the text, never the page.
       if (here) box.scrollTop += here.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 2;
     }
 

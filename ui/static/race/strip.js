@@ -1,28 +1,29 @@
-/* Draws where each lane's time went: a track for the target, one for the draft, one for the host, and the tokens that
-   each round wrote above them. Contract: a round's block ends at its `time_ms` and begins where the round before it ended;
-   inside it are draft_ms, then verify_ms, and the host's rest. Where draft and target work at the same time, the blocks
-   are the lane's own spans (bass_core/decode/overlapped/timeline.py). All strips have one scale: the newest SPANS of their lanes'
-   clocks, or the whole race. Draws what is in view, once a view; at the end, all. figure.blocks: what was drawn, {row, kind, x, width,
-   begin, end, round}, in CSS pixels from the canvas's left edge and in ms. With larger type everything is drawn as
-   many times as large, and figure.blocks are in pixels of that size. */
+/* Timelines of the lanes' time: one track each for target, draft and host, and above them the tokens that each round wrote.
+   - A round's block begins at the end of the previous round and ends at its `time_ms`. It contains draft_ms, then verify_ms,
+     then the remaining host time. If draft and target work at the same time, the blocks are the lane's own spans
+     (bass_core/decode/overlapped/timeline.py).
+   - All timelines share one scale: the newest part of the lanes' clocks (one of SPANS), or the whole race.
+   - They are drawn once per view while in view, and all of them at the end.
+   - figure.blocks lists the drawn blocks: {row, kind, x, width, begin, end, round}, with x and width in CSS pixels from the
+     canvas's left edge, begin and end in ms. With a larger font size, everything is scaled, and so are these pixels. */
 (() => {
   "use strict";
   const { on, soon, over, number, bisect, setText, run, plots, laneName, clock, sum, wear, writtenIn } = window.Bass;
-  // ms; of the lane with the shortest rounds, at most ROUNDS are shown, so that their numbers can be read.
+  // Possible spans in ms. At most about ROUNDS rounds of the lane with the shortest rounds fit, so that their numbers are legible.
   const SPANS = [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000], ROUNDS = 26;
   const GUTTER = 42, HEIGHT = 60;
   const TRACKS = { target: { y: 15, height: 18 }, draft: { y: 35, height: 12 }, host: { y: 51, height: 6 } };
-  // Blocks that are pale below their hatching.
+  // Opacity of the fill of blocks, below their hatching.
   const PALE = { plain: 0.35, draft: 0.35, unsplit: 0.5 };
   const PARTS = { draft: "drafts", verify: "\u25a0 verification", plain: "\u25a8 plain steps", host: "host" };
 
   const seconds = (ms) => `${number(ms / 1000, ms < 100 ? 2 : 1).replace(/\.0$/, "")} s`;
 
   // A round narrower than this many pixels is drawn together with its neighbours.
-  const LEAST = 2;
+  const LEAST_WIDTH = 2;
   const laid = new WeakMap();
 
-  /** A lane's rounds as {round, kind, begin, end, draft, target}; the parts are null where they are not known. */
+  /** A lane's rounds as {round, kind, begin, end, draft, target}, where unknown parts are null, and the sums of the parts. */
   function roundsOf(lane) {
     if (!laid.has(lane)) laid.set(lane, { rounds: [], sums: { draft: 0, verify: 0, plain: 0, host: 0 } });
     const { rounds, sums } = laid.get(lane);
@@ -37,18 +38,18 @@
     return laid.get(lane);
   }
 
-  /** Rounds too narrow to be seen, joined: their parts are side by side, as in one round. */
+  /** Join rounds that are too narrow to be seen. Their parts add up as if they were one round. */
   function joined(rounds, pixels) {
-    const made = [];
-    for (const one of rounds) {
-      const last = made.at(-1), same = last && last.kind !== "prefill" && one.kind !== "prefill";
-      if (same && (last.end - last.begin) * pixels < LEAST) {
+    const blocks = [];
+    for (const round of rounds) {
+      const last = blocks.at(-1), joinable = last && last.kind !== "prefill" && round.kind !== "prefill";
+      if (joinable && (last.end - last.begin) * pixels < LEAST_WIDTH) {
         const both = (a, b) => (a === null || b === null ? null : a + b);
-        made[made.length - 1] = { ...last, kind: one.kind === "plain" ? last.kind : one.kind, end: one.end,
-          draft: both(last.draft, one.draft), target: both(last.target, one.target), many: true };
-      } else made.push(one);
+        blocks[blocks.length - 1] = { ...last, kind: round.kind === "plain" ? last.kind : round.kind, end: round.end,
+          draft: both(last.draft, round.draft), target: both(last.target, round.target), many: true };
+      } else blocks.push(round);
     }
-    return made;
+    return blocks;
   }
 
   /** The parts of a round as [track, kind, begin, end], in ms. */
@@ -75,7 +76,7 @@
     return `${head} = ${draft ? `drafts ${ms(draft)}${by} + ` : ""}${own} + ${host}; ${wrote}`;
   }
 
-  /** Diagonal lines, so that a block is known without its colour. */
+  /** A pattern of diagonal lines, so that a block can be recognised without its colour. */
   function hatch(context, colour, step) {
     const tile = Object.assign(document.createElement("canvas"), { width: step, height: step });
     const pen = tile.getContext("2d");
@@ -96,7 +97,7 @@
       this.figure = section.querySelector(".strip");
       this.canvas = this.figure.querySelector("canvas");
       this.caption = this.figure.querySelector("figcaption");
-      const about = "arrow keys choose a round, Enter opens it";
+      const about = "arrow keys select a round, Enter opens it";
       this.canvas.setAttribute("aria-label", `Timeline of ${laneName(this.name)}: ${about}`);
       this.canvas.addEventListener("pointermove", (event) => this.point(this.roundAt(event)));
       this.canvas.addEventListener("pointerleave", () => this.point(null));
@@ -107,7 +108,7 @@
         this.seen = entries.at(-1).isIntersecting;
         this.draw();
       }).observe(this.figure);
-      // Asking the canvas for its width would lay out all texts before each drawing.
+      // Observe the width, because reading it from the canvas would lay out all texts before each drawing.
       new ResizeObserver(([{ contentRect }]) => {
         this.wide = Math.round(contentRect.width);
         this.draw(true);
@@ -125,7 +126,7 @@
       return [from, from + span];
     }
 
-    /** Draw the newest state, if it is in view; `anyway`, even if it is not. */
+    /** Draw the newest state if it is in view, or with `anyway` even if it is not. */
     draw(anyway = false) {
       const size = plots.type(), width = (anyway ? this.canvas.clientWidth : this.wide ?? 0) / size;
       if (!this.lane || !(this.seen || anyway) || !width || this.figure.hidden) return;
@@ -145,7 +146,7 @@
       if (!this.at) setText(this.caption, this.words(from, to));
     }
 
-    /** How each kind of block looks. */
+    /** The look of each kind of block. */
     looks(context) {
       const colour = plots.palette(this.section), lane = colour("lane") || colour("soft");
       const own = getComputedStyle(this.section).getPropertyValue("--lane").trim() || lane;
@@ -155,7 +156,7 @@
       };
     }
 
-    /** Tracks and their names. */
+    /** Draw the tracks and their names. */
     ground(context, width) {
       const { colour } = this.look;
       context.font = `11px ${colour.font}`;
@@ -170,7 +171,7 @@
       }
     }
 
-    /** What is to be drawn of [from, to], as figure.blocks. */
+    /** The blocks of [from, to], in the format of figure.blocks. */
     blocks(from, to, scale) {
       const block = (row, kind, begin, end, round) => ({
         row, kind, x: GUTTER + (Math.max(begin, from) - from) * scale,
@@ -181,8 +182,8 @@
           .map(([begin, end]) => block(row, row, begin, end, null)));
       }
       const { rounds } = roundsOf(this.lane), seen = rounds.slice(firstAfter(rounds, from));
-      return joined(seen, scale).flatMap((one) => partsOf(one).filter(([, , , end]) => end > from)
-        .map(([row, kind, begin, end]) => block(row, kind, begin, end, one.many ? null : one.round)));
+      return joined(seen, scale).flatMap((round) => partsOf(round).filter(([, , , end]) => end > from)
+        .map(([row, kind, begin, end]) => block(row, kind, begin, end, round.many ? null : round.round)));
     }
 
     paint(context, scale) {
@@ -210,7 +211,7 @@
       }
     }
 
-    /** Above each round the tokens that it wrote, where they have room; and a frame around the chosen round. */
+    /** Draw each round's tokens above it, if there is room, and a frame around the selected round. */
     marks(context, from, scale) {
       const { rounds } = roundsOf(this.lane), { colour } = this.look;
       context.textAlign = "center";
@@ -227,7 +228,7 @@
       context.strokeRect(left, 14, Math.max(2, GUTTER + (this.at.end - from) * scale - left), HEIGHT - 15);
     }
 
-    /** The caption: what is shown, and where the time went so far. */
+    /** The caption: the part that is shown, and the shares of the time so far. */
     words(from, to) {
       const shown = (clock() ? "Predicted. " : "") + (this.board.whole ? `The whole race, ${seconds(to)}` : `Newest ${seconds(to - from)}`);
       const { spans, lane } = this, busy = (ms) => number(lane.clock > 0 ? 100 * ms / lane.clock : null, 0, " %");
@@ -246,25 +247,25 @@
       if (!this.lane) return null;
       const [from, to] = this.range, box = this.canvas.getBoundingClientRect(), gutter = GUTTER * plots.type();
       const at = from + (event.clientX - box.left - gutter) * (to - from) / (box.width - gutter);
-      const { rounds } = roundsOf(this.lane), found = rounds[firstAfter(rounds, at)];
-      return found && at >= found.begin && at >= from ? found : null;
+      const { rounds } = roundsOf(this.lane), entry = rounds[firstAfter(rounds, at)];
+      return entry && at >= entry.begin && at >= from ? entry : null;
     }
 
-    /** Choose a round, whose numbers are then in the caption. */
-    point(found) {
-      if (found === this.at) return;
-      this.at = found;
-      this.canvas.classList.toggle("chosen", Boolean(found && found.kind !== "prefill"));
-      if (found) setText(this.caption, describe(found));
+    /** Select a round. The caption then shows its numbers. */
+    point(entry) {
+      if (entry === this.at) return;
+      this.at = entry;
+      this.canvas.classList.toggle("chosen", Boolean(entry && entry.kind !== "prefill"));
+      if (entry) setText(this.caption, describe(entry));
       soon(this.board.newest);
     }
 
     /** Open a round in the inspector. */
-    open(found) {
-      if (!found || found.kind === "prefill") return;
+    open(entry) {
+      if (!entry || entry.kind === "prefill") return;
       const { sequences } = this.lane;
       for (const [i, { steps }] of sequences.entries()) {
-        const step = steps.find(({ round, kind }) => round === found.round.round && kind !== "prefill");
+        const step = steps.find(({ round, kind }) => round === entry.round.round && kind !== "prefill");
         if (step) return void window.Bass.inspect?.(this.name, i, step);
       }
     }
@@ -305,7 +306,7 @@
       return this.root.classList.contains("whole-race");
     }
 
-    /** After a race show all of it, until another one starts. */
+    /** After a race, show all of it until another one starts. */
     wholeAtLast() {
       this.opened ||= !this.whole;
       this.setWhole(true);
@@ -323,7 +324,7 @@
         this.setWhole(false);
       }
       setText(this.spoken, "");
-      // The scale stays in a jump back.
+      // Keep the scale after a jump back.
       if (head !== this.head) Object.assign(this, { head, span: 2000, longest: 0 });
       for (const section of this.root.querySelectorAll(".lane")) {
         const name = section.dataset.lane;
@@ -342,7 +343,7 @@
       soon(this.newest);
     }
 
-    /** The lanes' common scale: it changes only when the rounds no longer fit it well. */
+    /** Update the common scale. It changes only when the rounds no longer fit it well. */
     measure() {
       const lanes = [...(run()?.lanes.values() ?? [])];
       this.longest = Math.max(0, ...lanes.map(({ clock }) => clock));

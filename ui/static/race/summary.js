@@ -1,4 +1,4 @@
-/* The summary after a run. Contract: one figure, one table, and the buttons that export the run. */
+/* The summary after a run: a figure, a table, and the buttons that export the run. */
 (() => {
   "use strict";
   const { on, run, number, percent, over, setText, tableRow, sum, laneName, plots, what, laneTime, wear } = window.Bass;
@@ -6,16 +6,16 @@
 
   const trees = () => [...run().lanes.values()].some((lane) => lane.trees);
 
-  /** Of a coupled run: the mean of min(1, p/q) over its tested drafts, the share that rejection sampling would accept. */
+  /** For a coupled run: the mean of min(1, p/q) over the tested drafts, which is the share that rejection sampling would accept. */
   function rejectionSampling(name) {
     const steps = run().lanes.get(name).sequences.flatMap((sequence) => sequence.steps);
-    // Trees are left out: with several candidates at a place, min(1, p/q) of one says little.
+    // Leave out trees: with several candidates at one position, min(1, p/q) of a single one is not meaningful.
     const tested = steps.filter(({ parents }) => !parents).flatMap(({ drafts, accepted }) => drafts.slice(0, accepted + 1));
     const chances = tested.filter(({ p, q }) => p !== null && q > 0).map(({ p, q }) => Math.min(1, p / q));
     return chances.length ? sum(chances) / chances.length : null;
   }
 
-  /** Whether a lane's sequences all ended at the same time: then none was first or last. */
+  /** Whether a lane's sequences all ended at the same time, so that none was first or last. */
   const together = (name) => {
     const ends = run().lanes.get(name).sequences.map(({ tokens }) => tokens.at(-1)?.ms);
     return ends.every((ms) => ms === ends[0]);
@@ -23,7 +23,7 @@
   const apart = () => [...run().lanes.keys()].some((name) => !together(name));
   const unlessTogether = (value, name) => (together(name) ? "ended together" : number(value, 2));
 
-  // A row: its formula, its label, its cell for a lane, and whether the run has it.
+  // A row of the table: [key of its formula, label, its cell for a lane, whether the run has this row].
   const ROWS = [
     ["ms_per_token", () => wear("ms per token of one sequence"), (m) => number(m.ms_per_token, 2)],
     ["speedup", () => wear(`speed-up over ${laneName(run().head.reference).toLowerCase()}`), (m) => number(m.speedup, 2, "×")],
@@ -33,7 +33,7 @@
     ["ptl", () => wear("per-token latency, Last, ms"), (m, lane, name) => unlessTogether(m.ptl_last_ms, name), apart],
     ["ptl", () => wear("per-token latency, All, ms"), (m) => number(m.ptl_all_ms, 2)],
     ["ttft_ms", () => wear("time to first token, ms"), (m) => number(m.ttft_ms, 1)],
-    ["acceptance_rate", () => (trees() ? "drafts accepted (of trees: path / nodes)" : "draft acceptance rate"),
+    ["acceptance_rate", () => (trees() ? "drafts accepted (for trees: path / nodes)" : "draft acceptance rate"),
       (m) => percent(m.acceptance_rate, 1)],
     ["drafts", "drafts accepted, of all", (m) => (m.drafted ? `${m.accepted} of ${m.drafted}` : number(null))],
     ["token_acceptance", "token acceptance", (m) => percent(m.token_acceptance, 1)],
@@ -101,22 +101,22 @@
         budget ? `Sequences finished within ${number(budget, 0)} ms of ${laneTime()}: ${parts.join(", ")}.` : "");
     }
 
-    /** The rows that this run has. */
-    kept() {
+    /** The rows of the table that this run has. */
+    usedRows() {
       return ROWS.filter(([, , , has]) => !has || has());
     }
 
     rows(lanes) {
       const names = Object.keys(lanes);
-      return [["", ...names.map(laneName)], ...this.kept().map(([, label, cell]) =>
+      return [["", ...names.map(laneName)], ...this.usedRows().map(([, label, cell]) =>
         [typeof label === "string" ? label : label(), ...names.map((name) => cell(lanes[name].metrics, lanes[name], name))])];
     }
 
     table(lanes) {
-      const [[, ...head], ...rows] = this.rows(lanes), made = rows.map((row) => tableRow(row));
+      const [[, ...head], ...rows] = this.rows(lanes), elements = rows.map((row) => tableRow(row));
       this.element.querySelector("thead").replaceChildren(tableRow(["Figure", ...head], true));
-      this.kept().forEach(([key], i) => made[i].firstElementChild.append(what(key)));
-      this.element.querySelector("tbody").replaceChildren(...made);
+      this.usedRows().forEach(([key], i) => elements[i].firstElementChild.append(what(key)));
+      this.element.querySelector("tbody").replaceChildren(...elements);
     }
 
     draw() {
@@ -128,7 +128,7 @@
       const domains = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
       const height = (narrow ? 420 : 240) * type;
       plot.style.height = `${height}px`;
-      // Plotly would leave the legend at its place in the figure of another height.
+      // After a change of height, Plotly would leave the legend at its old position.
       if (plot._fullLayout && plot._fullLayout.height !== height) window.Plotly.purge(plot);
       const drawn = traces(view.lanes, colour), drafted = drawn.some((trace) => trace.xaxis === "x2");
       plots.react(plot, drawn, plots.layout(colour, run().head.run, {
@@ -144,20 +144,20 @@
       }));
     }
 
-    async take(what) {
+    async take(kind) {
       const { copy, download, asJson, asCsv, snippet, link, saveRecording } = window.Bass;
-      const said = (done, words) => setText(this.took, done ? words : "The browser refused the clipboard.");
-      if (what === "recording") setText(this.took, await saveRecording());
-      else if (what === "json") download("bass-run.json", "application/json", asJson());
-      else if (what === "csv") download("bass-run.csv", "text/csv", asCsv());
-      else if (what === "table") {
+      const report = (done, words) => setText(this.took, done ? words : "The browser refused access to the clipboard.");
+      if (kind === "recording") setText(this.took, await saveRecording());
+      else if (kind === "json") download("bass-run.json", "application/json", asJson());
+      else if (kind === "csv") download("bass-run.csv", "text/csv", asCsv());
+      else if (kind === "table") {
         const rows = this.rows(run().view.lanes).map((cells) => cells.join("\t"));
-        said(await copy(`${rows.join("\n")}\n`), "Table copied.");
-      } else if (what === "snippet") said(await copy(snippet()), "Code copied.");
-      else if (what === "link") {
+        report(await copy(`${rows.join("\n")}\n`), "Table copied.");
+      } else if (kind === "snippet") report(await copy(snippet()), "Code copied.");
+      else if (kind === "link") {
         const address = link(run().head.settings);
         history.replaceState(null, "", address);
-        said(await copy(address), "Link copied; it is in the address bar too.");
+        report(await copy(address), "Link copied. It is in the address bar too.");
       }
     }
   }

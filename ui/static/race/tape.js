@@ -1,67 +1,69 @@
-/* Keeps what the page has shown of a run, shows any instant of it again, and plays recorded runs. Contract: an instant is
-   a view with the log's lines that came with it. While the page shows an earlier instant it is "away": what the
-   server sends is held back, and nothing is lost. To show an instant, the run's events are sent again: a start with the
-   head of the run that is shown is a jump back in it; instant says that all of a jump was sent. At the end of a run
-   that is over, its last phase is sent again. The file's format: ui/recordings/recording.py. Draws nothing. */
+/* Records everything that the page has shown of a run, returns to any instant of it, and plays recorded runs. Draws
+   nothing. The file format is that of ui/recordings/recording.py.
+   - An instant is a view together with the log's lines that came with it.
+   - While the page shows an earlier instant, it is "away": values from the server are held back, and nothing is lost.
+   - To show an instant, the events of the run are sent again. A start with the head of the current run means a jump back
+     in it. The event instant follows once all of a jump was sent. At the last instant of a finished run, its last phase is
+     sent again too. */
 (() => {
   "use strict";
   const { on, tell, over, player: server } = window.Bass;
   const FORMAT = 6, TICK_MS = 33;
-  // More instants than this are thinned: every second one goes.
-  const MOST = 600;
-  // A longer pause of the recorded machine is cut to this, in ms.
+  // If there are more instants than this, every second one is dropped.
+  const MAX_INSTANTS = 600;
+  // Longer pauses of the recorded machine are cut to this, in ms.
   const LONGEST_MS = 1000;
-  // telling: whether events are sent again. own: the visitor's run, while a recording is shown.
-  let tape = null, own = null, telling = false, slow = false, held = false;
+  // replaying: whether events are being sent again. own: the visitor's run, while a recording is shown.
+  let tape = null, own = null, replaying = false, slow = false, held = false;
   const playing = { timer: null, ticked: 0, since: 0, resume: false };
 
-  // waiting: lines whose view has not come yet.
+  // waiting: lines whose view has not arrived yet.
   const empty = (head, more) => ({
     head, waiting: [], shown: [], charts: null, ended: null, recorded: null, now: -1, away: false, ...more,
   });
 
   on("start", (head) => {
-    if (telling) return;
+    if (replaying) return;
     pause();
     [tape, own] = [empty(head), null];
   });
   on("text", (line) => tape.waiting.push(line));
   on("view", (view) => {
-    if (telling || tape?.head.run !== view.run) return;
+    if (replaying || tape?.head.run !== view.run) return;
     tape.shown.push({ lines: tape.waiting, view, cache: tape.charts?.cache });
     tape.waiting = [];
-    if (tape.shown.length > MOST) tape.shown = thinned(tape.shown);
+    if (tape.shown.length > MAX_INSTANTS) tape.shown = thinned(tape.shown);
     tape.now = tape.shown.length - 1;
   });
   on("charts", (charts) => {
-    if (telling || tape?.head.run !== charts.run) return;
+    if (replaying || tape?.head.run !== charts.run) return;
     tape.charts = charts;
     if (tape.shown.length) tape.shown.at(-1).cache = charts.cache;
   });
   on("phase", (phase) => {
-    if (telling) return;
+    if (replaying) return;
     if (phase === "waiting") pause();
     else if (over(phase) && tape && !tape.recorded) tape.ended ??= phase;
   });
 
   const parsed = (line) => (typeof line === "string" ? JSON.parse(line) : line);
 
-  /** Every second instant and the last, each with the lines of the one before it that went. */
+  /** Every second instant and the last. Each also gets the lines of the dropped one before it. */
   function thinned(shown) {
-    const kept = (i) => i % 2 === 0 || i === shown.length - 1;
-    const lines = (i) => (!i || kept(i - 1) ? [] : shown[i - 1].lines);
-    return shown.flatMap((one, i) => (kept(i) ? [{ ...one, lines: [...lines(i), ...one.lines] }] : []));
+    const stays = (i) => i % 2 === 0 || i === shown.length - 1;
+    const lines = (i) => (!i || stays(i - 1) ? [] : shown[i - 1].lines);
+    return shown.flatMap((instant, i) => (stays(i) ? [{ ...instant, lines: [...lines(i), ...instant.lines] }] : []));
   }
 
   /** Several lines as one. */
   function merged(lines) {
     const all = {};
     for (const line of lines) {
-      for (const [name, news] of Object.entries(parsed(line))) {
+      for (const [name, update] of Object.entries(parsed(line))) {
         const lane = (all[name] ??= { clock_ms: 0, new: {}, rounds: [] });
-        lane.clock_ms = news.clock_ms;
-        lane.rounds.push(...news.rounds);
-        for (const [index, tokens] of Object.entries(news.new)) (lane.new[index] ??= []).push(...tokens);
+        lane.clock_ms = update.clock_ms;
+        lane.rounds.push(...update.rounds);
+        for (const [index, tokens] of Object.entries(update.new)) (lane.new[index] ??= []).push(...tokens);
       }
     }
     return all;
@@ -73,12 +75,12 @@
     return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values.slice(0, count)]));
   }
 
-  /** The charts as they were at an instant, made from the newest ones. */
+  /** The charts at an instant, cut from the newest ones. */
   function chartsAt(i) {
     const { charts, head: { run } } = tape, { view, cache } = tape.shown[i];
     if (i === tape.shown.length - 1) return { ...charts, run, cache };
     const lanes = (group, x) => Object.fromEntries(Object.entries(group)
-      // Charts are rounded.
+      // 1e-3, because the charts' times are rounded.
       .map(([name, columns]) => [name, upTo(columns, x, (view.lanes[name]?.clock_ms ?? 0) + 1e-3)]));
     return {
       ...charts, run, cache, lanes: lanes(charts.lanes, "clock_ms"), rounds: lanes(charts.rounds, "time_ms"),
@@ -86,12 +88,12 @@
     };
   }
 
-  /** Show instant `i`; `jumped`, not as the next one in time. */
+  /** Show instant `i`. jumped: whether it is another than the next one in time. */
   function show(i, jumped = true) {
     const last = tape.shown.length - 1, { now, head, shown, waiting } = tape;
     const back = now < 0 || i < now;
-    const lines = [...shown.slice(back ? 0 : now + 1, i + 1).flatMap((one) => one.lines), ...(i === last ? waiting : [])];
-    telling = true;
+    const lines = [...shown.slice(back ? 0 : now + 1, i + 1).flatMap((instant) => instant.lines), ...(i === last ? waiting : [])];
+    replaying = true;
     try {
       if (back) tell("start", head);
       tell("line", merged(lines));
@@ -101,18 +103,18 @@
       if (i === last && tape.ended) tell("phase", tape.ended);
       tell("instant", { jumped });
     } finally {
-      telling = false;
+      replaying = false;
     }
   }
 
-  /** Hold the server's values back, so that earlier ones can be shown. */
+  /** Hold the server's values back, so that an earlier instant can be shown. */
   function leave() {
     if (tape.recorded || tape.away) return;
     server.hold(true);
     tape.away = true;
   }
 
-  /** Show instant `i` of the run; the last one of the visitor's own run is the page as it is. */
+  /** Show instant `i` of the run. The last one of the visitor's own run is the live page. */
   function jump(i) {
     if (!tape?.shown.length) return;
     const last = tape.shown.length - 1, to = Math.max(0, Math.min(i, last));
@@ -123,7 +125,7 @@
     show(to);
   }
 
-  /** Show the newest: of the visitor's own run what the server sends from now on, of a recording its end. */
+  /** Show the newest instant: the live page for the visitor's own run, the end for a recording. */
   function live() {
     pause();
     if (!tape?.shown.length || !(tape.away || tape.recorded)) return;
@@ -155,13 +157,13 @@
     } else if (to !== tape.now) show(to, false);
   }
 
-  /** Go on from the instant that is shown, or from the first one if it is the last. */
+  /** Play from the current instant, or from the first one if it is the last. */
   function play() {
     if (!tape?.shown.length || playing.timer !== null || held) return;
     if (tape.recorded) tell("phase", "playing");
     if (tape.now === tape.shown.length - 1) {
       leave();
-      // The first instant is shown at once, and never the end.
+      // Show the first instant at once, unless it is also the last.
       if (tape.shown.length > 1) show(0);
       else tape.now = -1;
     }
@@ -176,7 +178,7 @@
     tell("instant", { jumped: false });
   }
 
-  /** The recording as a tape; what the file leaves out is filled in. */
+  /** Make a recording the current tape. Caches that the file leaves out are those of the instant before. */
   function load(document, offer) {
     if (tape && !tape.recorded) {
       live();
@@ -185,8 +187,8 @@
     pause();
     const { head, charts, ended, about, made } = document;
     let cache = null;
-    const shown = document.snapshots.map((one) => ({ ...one, cache: (cache = one.cache ?? cache) }));
-    // A run of its own each time: plots keep their zoom, and a pause lasts, as long as the run is the same.
+    const shown = document.snapshots.map((instant) => ({ ...instant, cache: (cache = instant.cache ?? cache) }));
+    // A new run name each time, because plots keep their zoom and their pause as long as the run is the same.
     tape = empty({ ...head, run: `${offer.name} ${performance.now()}` }, { charts, ended, shown, recorded: { ...offer, about, made, run: head.run } });
   }
 
@@ -199,7 +201,7 @@
     show(tape.shown.length - 1);
   }
 
-  /** The run as a file's text: see ui/recordings/recording.py. `more`: about and made. */
+  /** The run as the text of a file (ui/recordings/recording.py). `more` contains about and made. */
   function asRecording(more) {
     const { waiting, shown, ended, recorded } = tape, { looks, keywords, reference, ...head } = tape.head;
     const { run, cache: newest, ...charts } = tape.charts ?? { series: { elapsed_ms: [] }, lanes: {}, rounds: {}, device: {} };
@@ -237,7 +239,7 @@
     },
     tape: {
       jump, live, play, pause, load, back, asRecording, elapsed,
-      /** What can be shown: {count, now, away, playing, recorded, own, ended, held}. */
+      /** The state of the tape: {count, now, away, playing, recorded, own, ended, held}. */
       get state() {
         return {
           count: tape?.shown.length ?? 0, now: tape?.now ?? -1, away: Boolean(tape?.away), playing: playing.timer !== null,
@@ -247,7 +249,7 @@
     },
   });
 
-  // Before anything else hears of the click: a race starts, or ends, on a page that shows the newest.
+  // In the capture phase, before other listeners: when a race starts or ends, the page must show the newest instant.
   document.addEventListener("click", (event) => {
     if (!event.target.closest("#run, #stop") || !tape) return;
     if (tape.recorded) pause();

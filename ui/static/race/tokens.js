@@ -1,55 +1,55 @@
-/* Explains a token. Contract: a tip at the pointer says where the token came from; the keyboard gets the same (arrow
-   keys in a sequence's window, Enter opens the step inspector). */
+/* The tip that explains a token: where it came from and why. It opens on hover, or with the arrow keys in a sequence's
+   window. A click or Enter opens the step inspector. */
 (() => {
   "use strict";
   const { run, stepOf, pathOf, replaced, chance, number, setText, make, quoted, greedy, coin, wear } = window.Bass;
 
-  /** Whether a step's drafts were judged together. */
+  /** Whether a step's drafts were judged together, by block verification. */
   const together = (step) => run().head.together && !step.parents;
 
-  /** What u has to be below, in words. */
+  /** The limit for u, in words. */
   const limit = ({ p, q, chance: h }, step) => (together(step) ? `h ${chance(h)}` : `p/q ${chance(p / q)}`);
 
   /** Why a draft was accepted. */
   function accepted(draft, step) {
-    if (greedy()) return "accepted: it is the target's likeliest token";
-    if (coin() !== null) return `accepted by the coin: u ${chance(draft.u)} is below ${chance(coin())}`;
-    if (draft.u === null) return "accepted: it is the token that the target draws";
-    if (together(step) && draft.u >= draft.chance) return "accepted: a draft behind it has u below its h";
-    return `accepted: u ${chance(draft.u)} is below ${limit(draft, step)}`;
+    if (greedy()) return "accepted: it is the target's most likely token";
+    if (coin() !== null) return `accepted by the coin: u ${chance(draft.u)} < ${chance(coin())}`;
+    if (draft.u === null) return "accepted: the target samples the same token";
+    if (together(step) && draft.u >= draft.chance) return "accepted: a later draft has u < h";
+    return `accepted: u ${chance(draft.u)} < ${limit(draft, step)}`;
   }
 
-  /** The same at temperature 0. */
-  function likeliest(token, step) {
-    if (token.origin === "recovered") return `the target's likeliest token, in place of ${replaced(step).map(({ text }) => quoted(text)).join(", ")}`;
-    return `the target's likeliest token, ${token.origin === "bonus" ? "behind drafts that all were" : "nothing was drafted"}`;
+  /** Why the target wrote its own token at temperature 0. */
+  function mostLikely(token, step) {
+    if (token.origin === "recovered") return `the target's most likely token, replaces ${replaced(step).map(({ text }) => quoted(text)).join(", ")}`;
+    return `the target's most likely token, ${token.origin === "bonus" ? "after drafts that were all accepted" : "nothing was drafted"}`;
   }
 
-  /** Why the target wrote a token of its own. */
+  /** Why the target wrote its own token. */
   function drawn(token, step) {
-    if (greedy()) return likeliest(token, step);
-    if (token.origin === "bonus") return `drawn from the target, after all ${step.accepted} drafts${step.parents ? " of a branch" : ""} were accepted`;
-    if (token.origin !== "recovered") return "drawn from the target: nothing was drafted";
+    if (greedy()) return mostLikely(token, step);
+    if (token.origin === "bonus") return `sampled from the target, after all ${step.accepted} drafts${step.parents ? " of a branch" : ""} were accepted`;
+    if (token.origin !== "recovered") return "sampled from the target: nothing was drafted";
     const drafts = replaced(step), [draft] = drafts;
-    if (coin() !== null) return `replaces ${quoted(draft.text)}, rejected by the coin: u ${chance(draft.u)} is not below ${chance(coin())}`;
+    if (coin() !== null) return `replaces ${quoted(draft.text)}, rejected by the coin: u ${chance(draft.u)} ≥ ${chance(coin())}`;
     if (drafts.length > 1) return `replaces ${drafts.map(({ text }) => quoted(text)).join(", ")}, all rejected`;
     return `replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
-      (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below ${limit(draft, step)}`);
+      (draft.u === null ? ", the target samples another token" : `, u ${chance(draft.u)} ≥ ${limit(draft, step)}`);
   }
 
-  /** Lines that explain a token: [what, where, numbers, verdict]. */
+  /** Lines that explain a token: its origin and time, its place, its numbers, the reason. */
   function explain(sequence, index) {
     const token = sequence.tokens[index], step = stepOf(sequence, index);
-    const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, ${wear(`at ${number(token.ms, 0)} ms`)}`];
+    const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, ${wear(`at ${number(token.ms, 0)} ms of lane time`)}`];
     if (!step) return lines;
-    if (step.kind === "prefill") return [...lines, "The first token comes with the prefill, which reads the prompt."];
+    if (step.kind === "prefill") return [...lines, "The first token comes from the prefill, which reads the prompt."];
     const at = index - step.start, count = step.drafts.length;
     lines.push(`round ${step.round}, position ${at + 1}` + (count ? ` (${count} drafted${step.parents ? " as a tree" : ""})` : ""));
     if (token.origin === "accepted") {
       const draft = step.drafts[pathOf(step)[at] ?? at];
       if (!greedy() && coin() === null) lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
       lines.push(accepted(draft, step));
-      if (together(step) && at >= step.one_by_one) lines.push("saved: draft by draft, the round would have ended before it");
+      if (together(step) && at >= step.one_by_one) lines.push("saved: one by one, the round would have ended before it");
     } else {
       if (!greedy() && coin() === null) lines.push(`p(x) ${chance(step.next_p)}, q(x) n/a: it was not drafted`);
       lines.push(drawn(token, step));
@@ -84,9 +84,9 @@
 
     show(span) {
       const { lane, sequence, index } = Tips.of(span);
-      const found = run()?.lanes.get(lane)?.sequences[sequence];
-      if (!found || !found.tokens[index]) return null;
-      const lines = explain(found, index);
+      const row = run()?.lanes.get(lane)?.sequences[sequence];
+      if (!row || !row.tokens[index]) return null;
+      const lines = explain(row, index);
       this.tip.replaceChildren(...lines.map((line) => make("p", "", line)));
       this.tip.hidden = false;
       const box = span.getClientRects()[0] ?? span.getBoundingClientRect(), own = this.tip.getBoundingClientRect();
@@ -109,7 +109,7 @@
       if (step) window.Bass.inspect?.(lane, sequence, step);
     }
 
-    /** Arrow keys walk through the tokens of the window that has the focus. */
+    /** Arrow keys move through the tokens of the window that has the focus. */
     key(event) {
       const text = event.target.closest?.(".window")?.querySelector(".sequence");
       if (!text) return;

@@ -1,11 +1,11 @@
-/* Why a race ended as it did: the paper's argument in its own rounds. Contract: means over a lane's rounds so far, without
-   the prompt. "Why?" at the verdict shows the part, and the inspector on the round where the fastest lane left the
-   reference: the first of its rounds that accepted a draft. */
+/* "Why": the paper's argument, with the numbers of this race. All are means over a lane's rounds so far, without the
+   prefill. The button "Why?" next to the verdict opens this part, and opens the inspector at the round in which the
+   fastest lane first gained on the reference: the first one that accepted a draft. */
 (() => {
   "use strict";
   const { on, run, number, make, over, roundsIn, laneName, lookOf, sum, writtenIn, wear } = window.Bass;
 
-  /** Of a lane's rounds: {ms, tokens, drafted, accepted}, the means. */
+  /** The means over a lane's rounds: {ms, tokens, drafted, accepted}, or null without rounds. */
   function means({ rounds }) {
     const spent = rounds.map(({ time_ms: ms }, i) => ms - (rounds[i - 1]?.time_ms ?? 0));
     const counted = rounds.map((round, i) => ({ round, ms: spent[i] })).filter(({ round }) => round.kind !== "prefill");
@@ -20,15 +20,15 @@
   const some = (value) => number(value, value < 10 ? 1 : 0);
 
   function sentence(name) {
-    const { lanes, view, head: { reference, batch_size: rows } } = run(), found = means(lanes.get(name));
-    if (!found) return "";
-    const { ms, tokens, drafted, accepted } = found, all = rows > 1 ? ` for all ${rows} rows` : "";
+    const { lanes, view, head: { reference, batch_size: rows } } = run(), averages = means(lanes.get(name));
+    if (!averages) return "";
+    const { ms, tokens, drafted, accepted } = averages, all = rows > 1 ? ` for all ${rows} rows` : "";
     if (name === reference) return `${laneName(name)}: a step reads the whole model to write ${some(tokens)} tokens${all}, and takes ${some(ms)} ms.`;
-    const checks = `checks ${some(drafted)} drafts, of which ${some(accepted)} are accepted, and writes ${some(tokens)} tokens`;
-    // The verdict's number.
+    const checks = `checks ${some(drafted)} drafts, accepts ${some(accepted)} of them, and writes ${some(tokens)} tokens`;
+    // The same number as in the verdict.
     const cost = view?.lanes[name]?.metrics.round_cost ?? null, steps = cost === null ? "" : `, ${number(cost, 2)} plain steps`;
-    if (lookOf(name).lengths !== "row" || rows < 2) return `${laneName(name)}: a round reads it once too, ${checks}${all}: ${some(ms)} ms${steps}.`;
-    return `${laneName(name)}: a round reads it for one row alone, ${checks}: ${some(ms)} ms${steps}. ${rows} rows need ${rows} such rounds.`;
+    if (lookOf(name).lengths !== "row" || rows < 2) return `${laneName(name)}: a round also reads it once, ${checks}${all}: ${some(ms)} ms${steps}.`;
+    return `${laneName(name)}: a round reads it for one row only, ${checks}: ${some(ms)} ms${steps}. ${rows} rows need ${rows} such rounds.`;
   }
 
   window.Bass.mountWhy = (element) => {
@@ -44,9 +44,9 @@
       if (!event.target.closest("[data-why]") || !run()) return;
       draw();
       const { view, lanes } = run(), [name] = Object.keys(view?.verdict.lanes ?? {});
-      const found = [...(lanes.get(name)?.sequences ?? [])].map(roundsIn).map((steps) => steps.find(({ accepted }) => accepted > 0));
-      const row = found.findIndex(Boolean);
-      if (row >= 0) window.Bass.inspect(name, row, found[row]);
+      const accepting = [...(lanes.get(name)?.sequences ?? [])].map(roundsIn).map((steps) => steps.find(({ accepted }) => accepted > 0));
+      const row = accepting.findIndex(Boolean);
+      if (row >= 0) window.Bass.inspect(name, row, accepting[row]);
       part.querySelector("h2").focus({ preventScroll: true });
       part.scrollIntoView({ block: "start" });
     });

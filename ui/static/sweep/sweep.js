@@ -1,15 +1,15 @@
-/* The figures of the tab "Sweep": speed-up over the batch, or of each prompt of the visitor's own. Contract: a value is a
-   state {run, phase, message, sweep} of ui/sweep/events.py; points that were drawn stay until another sweep brings some.
-   Lines differ by colour, dash and marker; a point's bar is two standard errors; 1 is labelled as regular decoding, the
-   ridge where it is known; a band is the 95 % interval over prompts. A missing figure is a gap. Texts reach the document
-   through textContent alone. */
+/* The figures of the tab "Sweep": speed-up by batch size, or for each of the visitor's own prompts.
+   - A value is a state {run, phase, message, sweep} of ui/sweep/events.py. Points stay until another sweep has some.
+   - Lines differ by colour, dash and marker. The error bar of a point is two standard errors. A line at 1 marks regular
+     decoding, another one the ridge, if it is known. A band is the 95 % interval over prompts. A missing figure is a gap.
+   - Texts reach the document only through textContent. */
 (() => {
   "use strict";
   const { number, percent, setText, make, tableRow, sum, busy, plots } = window.Bass;
   const ERRORS = 2;
   const bar = (p) => (p.error === null ? "" : ` ± ${number(ERRORS * p.error * p.speedup, 2)}`);
   const promptsOf = (sweep) => sweep.settings.own_prompts ?? [];
-  // A column: its head, its cell for a point, and the figure without which no point has one.
+  // A column: [head, its cell for a point, a figure that at least one point must have if the column is to be shown].
   const COLUMNS = [
     ["prompt", (p, labels, prompts) => `${p.prompt}: ${prompts[p.prompt - 1].slice(0, 40)}`, "prompt"],
     ["batch", (p) => String(p.batch)],
@@ -18,7 +18,7 @@
     ["against regular", (p) => p.against ?? "n/a"],
     ["ms per token", (p) => number(p.ms_per_token, 2)],
     ["of regular", (p) => number(p.regular_ms_per_token, 2)],
-    ["tokens a row-round", (p) => number(p.tokens, 2)],
+    ["tokens per row-round", (p) => number(p.tokens, 2)],
     ["token acceptance", (p) => percent(p.acceptance), "acceptance"],
     ["rounds", (p) => number(p.rounds, 0)],
   ];
@@ -40,31 +40,31 @@
     return `${[["kind", ...FIELDS], ...rows].map((row) => row.join(",")).join("\n")}\n`;
   }
 
-  /** What the points are of, in the chart's caption. */
+  /** The chart's caption: the machine and the settings of the points. */
   function about({ kind, settings, device }) {
     if (kind === "predicted") return `${device}; acceptance ${number(settings.acceptance, 2)}`;
-    const one = settings.own_prompts.length ? `batch ${settings.batches[0]}, sampled rows of each prompt` : "sampled rows of one prompt";
-    const rows = settings.prompts === "lines" ? "rows of different prompts" : one;
-    const heat = `temperature ${settings.temperature}${settings.resampled ? ", since at 0 all rows would be alike" : ""}`;
+    const sampled = settings.own_prompts.length ? `batch ${settings.batches[0]}, sampled rows of each prompt` : "sampled rows of one prompt";
+    const rows = settings.prompts === "lines" ? "rows of different prompts" : sampled;
+    const heat = `temperature ${settings.temperature}${settings.resampled ? ", because at 0 all rows would be equal" : ""}`;
     return `${device ?? "unknown device"}; ${rows}, ${heat}; seed ${settings.seed}`;
   }
 
-  // By a line's place.
+  // By the index of a line.
   const LOOKS = [
     { colour: "sweep-1", dash: "solid", symbol: "circle" }, { colour: "sweep-2", dash: "dash", symbol: "square" },
     { colour: "sweep-3", dash: "dot", symbol: "diamond" },
   ];
-  // Points of one batch are side by side, so that their bars can be told apart; in doublings of the batch.
+  // Points of one batch are this far apart, in doublings of the batch, so that their error bars don't overlap.
   const APART = 0.05;
   const lookOf = (i) => LOOKS[i % LOOKS.length];
   const log2 = Math.log2;
 
-  /** What hovering over a point says. */
+  /** The text of a point's hover box. */
   const hover = (p) => `${p.prompt === null ? "" : `prompt ${p.prompt}, `}batch ${p.batch}: ${number(p.speedup, 2)}×${bar(p)}<br>${number(p.ms_per_token, 2)} against ` +
-    `${number(p.regular_ms_per_token, 2)} ms a token`;
+    `${number(p.regular_ms_per_token, 2)} ms per token`;
 
   function trace(colour, line, i, count, points) {
-    const look = lookOf(i), own = points.filter((one) => one.draft_length === line.draft_length && one.speedup !== null);
+    const look = lookOf(i), own = points.filter((point) => point.draft_length === line.draft_length && point.speedup !== null);
     const shade = colour(look.colour);
     return {
       type: "scatter", mode: own[0]?.prompt ? "markers" : "lines+markers", name: line.label, cliponaxis: false,
@@ -78,19 +78,19 @@
     };
   }
 
-  /** Where steps reach the ridge: plain ones, and those of rounds with a fixed draft length. */
+  /** The batches at which plain steps, and rounds with a fixed draft length, reach the ridge. */
   function ridges(sweep) {
     const { ridge, lines } = sweep;
     if (ridge.tokens === null || promptsOf(sweep).length) return [];
     const fixed = lines.filter(({ draft_length: length }) => Number.isInteger(length));
     return [
-      ...fixed.map(({ draft_length: length }) => ({ batch: ridge.tokens / (length + 1), text: `ridge, ${length} drafts a row` })),
+      ...fixed.map(({ draft_length: length }) => ({ batch: ridge.tokens / (length + 1), text: `ridge, ${length} drafts per row` })),
       { batch: ridge.tokens, text: "ridge, plain steps" },
     ];
   }
 
-  /** The axis: {title, from, to, at, words}. Over batches, all that were asked for, and the next one if plain steps reach
-      the ridge there. */
+  /** The x axis: {title, from, to, at, words}. It has all batches of the sweep, and the next one if plain steps reach the
+      ridge before it. */
   function axisOf(sweep) {
     const { settings, ridge } = sweep, prompts = promptsOf(sweep);
     if (prompts.length) {
@@ -127,7 +127,7 @@
         })),
       ],
       annotations: [
-        // Over prompts it would stand on a point.
+        // For prompts, this label would cover a point.
         ...(promptsOf(sweep).length ? [] : [{ ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "as fast as regular" }]),
         ...(sweep.overall ? [{
           ...note, x: to, y: Math.min(sweep.overall.high, most), xanchor: "right", yanchor: "bottom", text: "95 % interval over the prompts",
@@ -141,11 +141,11 @@
 
   const figures = {};
 
-  /** [acceptance, where it is from]: the last sweep's, best with a fixed length, else the last race's, else null, assumed. */
+  /** [acceptance, origin]: from the last sweep, preferably with a fixed length, else from the last race, else null. */
   function measuredAcceptance() {
     const mean = (values) => sum(values) / values.length;
     const known = (figures.measured?.sweep?.points ?? []).filter((p) => p.acceptance !== null);
-    // A fixed length drafts at every place, so its acceptance is not that of the places which a policy chose.
+    // Prefer a fixed length, which drafts everywhere. A policy's acceptance holds only where the policy chose to draft.
     const fixed = known.filter((p) => Number.isInteger(p.draft_length)), swept = fixed.length ? fixed : known;
     if (swept.length) return [mean(swept.map((p) => p.acceptance)), "sweep"];
     const lanes = Object.values(window.Bass.run()?.view?.lanes ?? {}).map(({ metrics }) => metrics.token_acceptance);
@@ -153,7 +153,7 @@
     return raced.length ? [raced.at(-1), "race"] : [null, "assumed"];
   }
 
-  /** The values of the button "Predict", with an acceptance where the field is empty. */
+  /** The values for the button "Predict". An empty acceptance is replaced by the last measured one. */
   function withAcceptance([fixed, machine, models, acceptance]) {
     const [value, origin] = (acceptance ?? "").trim() === "" ? measuredAcceptance() : [acceptance, "given"];
     return [fixed, machine, models, origin === "given" ? value : value?.toFixed(3) ?? "", origin];
@@ -178,7 +178,7 @@
       new ResizeObserver(() => this.plot.clientWidth !== this.width && this.draw()).observe(this.plot);
     }
 
-    /** Say what happens now; `waiting` and `stopped` come from the page's own buttons. */
+    /** Show the phase. `waiting` and `stopped` come from the page's own buttons. */
     show(phase, message = "") {
       this.phase = phase;
       this.line.dataset.phase = phase === "lost" ? "error" : phase;
@@ -187,7 +187,7 @@
     }
 
     receive(state) {
-      // After Stop, values that the server sent before may still arrive.
+      // After Stop, values that the server sent earlier may still arrive.
       if (this.phase === "stopped" && state.run === this.run) return;
       if (state.phase === "lost" && !busy(this.phase)) return;
       this.run = state.run;
@@ -208,9 +208,9 @@
       this.root.querySelector("thead").replaceChildren(tableRow(columns.map(([name]) => name), true));
       this.root.querySelector("tbody").replaceChildren(...points.map((p) => tableRow(columns.map(([, cell]) => cell(p, labels, promptsOf(this.sweep))))));
       this.root.querySelector(".sweep-results").hidden = !points.length;
-      const said = this.root.querySelector(".sweep-said");
-      if (points.length && [...said.children].map((one) => one.textContent).join() !== sentences.join()) {
-        said.replaceChildren(...sentences.map((text) => make("li", "", text)));
+      const list = this.root.querySelector(".sweep-said");
+      if (points.length && [...list.children].map((item) => item.textContent).join() !== sentences.join()) {
+        list.replaceChildren(...sentences.map((text) => make("li", "", text)));
       }
       setText(this.root.querySelector(".sweep-of"), about(this.sweep));
       const assumed = this.root.querySelector(".sweep-assumed");
@@ -221,7 +221,7 @@
     draw() {
       if (!this.visible) return;
       plots.loadFor(this.plot).then(() => {
-        // Plotly would leave the legend at its place in the figure of another width.
+        // After a change of width, Plotly would leave the legend at its old position.
         if (this.width && this.width !== this.plot.clientWidth) {
           window.Plotly.purge(this.plot);
           this.plot.emptyAs = null;
@@ -232,10 +232,10 @@
       });
     }
 
-    take(what) {
+    take(kind) {
       const { download } = window.Bass, name = `bass-sweep-${this.root.dataset.kind}`;
-      if (what === "json") download(`${name}.json`, "application/json", JSON.stringify({ sweep: 1, ...this.sweep }, null, 1));
-      else if (what === "csv") download(`${name}.csv`, "text/csv", asCsv(this.sweep));
+      if (kind === "json") download(`${name}.json`, "application/json", JSON.stringify({ sweep: 1, ...this.sweep }, null, 1));
+      else if (kind === "csv") download(`${name}.csv`, "text/csv", asCsv(this.sweep));
     }
   }
 
