@@ -1,8 +1,8 @@
 """`python -m tests.kernels.compilation.compile_variants --capability 75 80`: compile every launch without a GPU.
 
-The launches are those that kernels/triton/needed.py lists for the shapes of people.py, about 1100 of a second
-each. As at a start (bass_core/machine/gpu_kernels.py), they compile in processes that may die. TRITON_INTERPRET
-must be unset.
+The launches are those that kernels/triton/needed.py lists for the shapes of people.py: about 1100, each a second
+of one core. They compile in processes that may die, as at a start (bass_core/machine/gpu_kernels.py).
+TRITON_INTERPRET must be unset.
 
 Each launch and capability prints a JSON line, {"kernel", "variant", "capability", "registers", "local", "spills",
 "set_aside", "shared", "shared_limit"} or {"kernel", "variant", "capability", "error"}. "spills" counts accesses to
