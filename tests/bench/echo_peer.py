@@ -6,7 +6,7 @@ from typing import Any
 
 
 def serve(fault: str = "") -> tuple[str, Any]:
-    """Return "dev mode, $ECHO" of this process and `complete`, or fail with `fault`: "no file" or "a crash"."""
+    """Return this process's dev mode and $ECHO, and `complete`; or fail by `fault`, "no file" or "a crash"."""
     print("text on the child's standard output")
     if fault == "no file":
         raise FileNotFoundError("no model there")

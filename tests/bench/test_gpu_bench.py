@@ -145,7 +145,7 @@ FIGURES = [
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_claims_are_checks_and_plain_ratios(timed: bool) -> None:
-    """Claims without figures are open, as are times of a dry or quick run; a lost check fails."""
+    """Claims without figures are open, as are times of a dry or quick run; a check that was lost fails."""
     ended = ["texts", "kernels", "steps", "lanes"]
     claims = gpu.claims(FIGURES, [*ended, "faults"], ended, timed)
     assert {claim["name"]: (claim["value"], claim["holds"]) for claim in claims} == {

@@ -50,12 +50,12 @@ def test_without_finished_samples_their_share_is_null():
     assert (line["finished"], line["Pass@Finished"], line["Pass@First"]) == (0, None, 0.0)
 
 
-def test_smaller_lanes_of_speculative_are_the_start_of_its_largest():
+def test_smaller_lanes_of_speculative_are_the_first_samples_of_its_largest():
     records = [{"task_id": "A", "lanes": {"speculative 4": [sample(10), sample(20), sample(30), sample(40)]}}]
     assert [row(records, "speculative", n, 25, judged=False)["finished"] for n in (1, 2, 4)] == [1, 2, 2]
 
 
-def test_wilson_against_the_formula():
+def test_wilson_intervals_equal_the_formula():
     passed, count, z = 3, 20, 1.959964
     share = passed / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)

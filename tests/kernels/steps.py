@@ -107,17 +107,7 @@ def make_step(
     dtype: torch.dtype = torch.float32,
     spare: int = 5,
 ) -> Step:
-    """Build a step for rows (length, prefix length, prefix index).
-
-    Args:
-        rows: The rows.
-        queries: New tokens per row.
-        heads: Numbers of query heads and key-value heads.
-        dim: Head dimension.
-        gap: See `AttentionPlan`.
-        dtype: Of queries, keys and values.
-        spare: Unused columns of the prefixes.
-    """
+    """Build a step for rows (length, prefix length, prefix index); `spare`: unused columns of the prefixes."""
     torch.manual_seed(len(rows) + queries)
     lengths, starts, groups = (list(column) for column in zip(*rows, strict=True))
     batch, longest, shared = len(rows), max(lengths) + queries, max(starts) + spare
@@ -147,13 +137,7 @@ def make_tree_step(
 ) -> Step:
     """Build a step with random trees after rows (length before the tree, prefix length, prefix index).
 
-    Args:
-        rows: The rows.
-        before: Tree columns fed earlier, per row.
-        queries: New tokens per row.
-        seed: Seed of the trees.
-        real: Real tokens per row; padding sees only itself.
-        rest: Other arguments of `make_step`.
+    `before` and `real` are the tree columns fed earlier and the real tokens, per row; padding sees only itself.
     """
     dice, trees = random.Random(seed), []
     for row, first in enumerate(before):

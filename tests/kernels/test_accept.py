@@ -280,13 +280,13 @@ def test_the_threshold_equals_that_of_a_sort(spread: float, vocab: int) -> None:
     torch.manual_seed(0)
     probs = probabilities(torch.randn(2, 3, vocab) * spread, SamplingParams(1.0))
     for top_p in (1e-3, 0.3, 0.9, 0.999):
-        found = nucleus.threshold(probs, top_p)
+        threshold = nucleus.threshold(probs, top_p)
         expected = sampling._threshold(probs, top_p)
         # If the likelier tokens sum to top_p within rounding, both neighbours are right thresholds.
         likelier = torch.where(probs > expected, probs, 0).double().sum(-1, keepdim=True)
         clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + expected - top_p).abs() > 2e-6)
-        assert torch.equal(found[clear], expected[clear]) and clear.any()
-        mass = torch.where(probs >= found, probs, 0).double().sum(-1)
+        assert torch.equal(threshold[clear], expected[clear]) and clear.any()
+        mass = torch.where(probs >= threshold, probs, 0).double().sum(-1)
         assert (mass > top_p - 1e-5).all()
 
 
@@ -308,9 +308,9 @@ def test_top_p_on_an_accelerator_equals_a_cpu(monkeypatch: pytest.MonkeyPatch) -
     params = SamplingParams(1.0, top_p=0.95)
     expected = probabilities(logits, params)
     monkeypatch.setattr(sampling, "is_accelerator", lambda device: True)
-    found = probabilities(logits, params)
-    kept = expected > 0
-    assert kept.sum(-1).min() < 200 and kept.sum(-1).max() > 2000
+    filtered = probabilities(logits, params)
+    selected = expected > 0
+    assert selected.sum(-1).min() < 200 and selected.sum(-1).max() > 2000
     # Rounding of the sum may keep one token more or less.
-    assert ((found > 0) != kept).sum(-1).max() <= 1
-    torch.testing.assert_close(found, expected, atol=4e-4, rtol=1e-3)
+    assert ((filtered > 0) != selected).sum(-1).max() <= 1
+    torch.testing.assert_close(filtered, expected, atol=4e-4, rtol=1e-3)

@@ -34,7 +34,7 @@ def walked(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingPar
 
 
 def compare(ours: list[RowOutcome], theirs: list[RowOutcome]) -> None:
-    """Check that two verifications are equal, where NaN equals NaN."""
+    """Check that two verifications are equal."""
     for mine, reference in zip(ours, theirs, strict=True):
         assert (mine.path, mine.next_token) == (reference.path, reference.next_token)
         assert math.isnan(reference.next_p) or mine.next_p == reference.next_p

@@ -32,11 +32,11 @@ collect_ignore_glob = [] if HAS_RAY and "PYTEST_XDIST_WORKER" not in os.environ 
 PATIENCE_S = 120.0
 
 
-def until(condition: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], event: str) -> None:
     """Wait for a condition."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
+        assert time.monotonic() < end, f"waited in vain for {event}"
         time.sleep(0.05)
 
 
@@ -52,13 +52,13 @@ def ask(pair_folders: tuple[Path, Path]) -> Ask:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def place(ask: Ask) -> Iterator[Service]:
+def service(ask: Ask) -> Iterator[Service]:
     """Return a service with two workers on this machine."""
     from ui.sources.service import on_this_machine
 
-    service = on_this_machine(ask, Limits(), workers=2, threads=1)
-    yield service
-    service.close()
+    running = on_this_machine(ask, Limits(), workers=2, threads=1)
+    yield running
+    running.close()
 
 
 def workers(of: int | None = None) -> list[psutil.Process]:
@@ -73,6 +73,6 @@ def _is_worker(process: psutil.Process) -> bool:
     return False
 
 
-def finishes(place: Service) -> bool:
-    *_, last = place.source(race_request())
+def finishes(service: Service) -> bool:
+    *_, last = service.source(race_request())
     return bool(last["done"])

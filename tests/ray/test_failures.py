@@ -28,21 +28,24 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def test_a_worker_that_dies_gives_a_one_sentence_error_and_is_replaced(place: Service) -> None:
-    with closing(place.source(race_request(1000))) as running:
+def test_a_worker_that_dies_gives_a_one_sentence_error_and_is_replaced(service: Service) -> None:
+    with closing(service.source(race_request(1000))) as running:
         kill_busy_worker(running)
         with pytest.raises(WorkerLost) as lost:
             list(running)
     assert str(lost.value) == LOST and "\n" not in LOST
-    assert finishes(place)  # on the other worker
+    assert finishes(service)  # on the other worker
     until(lambda: len(workers()) == 2, "a second worker")
-    with closing(place.source(race_request(1000))) as first, closing(place.source(race_request(1000))) as second:
+    with (
+        closing(service.source(race_request(1000))) as first,
+        closing(service.source(race_request(1000))) as second,
+    ):
         names = {next(s for s in running_race if s["lanes"])["device"]["name"] for running_race in (first, second)}
     assert len(names) == 2
 
 
-def test_workers_that_die_without_a_race_are_replaced(place: Service) -> None:
+def test_workers_that_die_without_a_race_are_replaced(service: Service) -> None:
     for worker in workers():
         worker.kill()
-    assert finishes(place)
+    assert finishes(service)
     until(lambda: len(workers()) == 2, "both workers")

@@ -80,16 +80,16 @@ def test_a_cluster_that_loses_a_node_keeps_working(ask: Ask) -> None:
             on_cluster(ask, Limits(), address=cluster.address, resources="CPU=9", workers=None, threads=1)
         with pytest.raises(RequestError, match="has no GPU"):
             on_cluster(ask, Limits(), address=cluster.address, resources=None, workers=None, threads=1)
-        place = on_cluster(ask, Limits(), address=cluster.address, resources="CPU=1", workers=None, threads=1)
+        service = on_cluster(ask, Limits(), address=cluster.address, resources="CPU=1", workers=None, threads=1)
         try:
-            assert place.facts.about.endswith("2 workers on Ray")
-            assert finishes(place)
+            assert service.facts.about.endswith("2 workers on Ray")
+            assert finishes(service)
             cluster.remove_node(nodes.pop())
-            assert finishes(place)
+            assert finishes(service)
             nodes.append(cluster.add_node(num_cpus=1))
-            assert finishes(place)
+            assert finishes(service)
         finally:
-            place.close()
+            service.close()
     finally:
         cluster.shutdown()
 

@@ -27,14 +27,14 @@ def library_texts(ask: Ask, request: RaceRequest) -> dict[str, list[str]]:
     return lane_texts(last)
 
 
-def test_two_races_at_once_write_the_library_s_texts_and_name_their_workers(place: Service, ask: Ask) -> None:
+def test_two_races_at_once_write_the_library_s_texts_and_name_their_workers(service: Service, ask: Ask) -> None:
     requests, last = [race_request(seed=1), race_request(seed=2)], {}
 
     def run(number: int) -> None:
-        *_, last[number] = place.source(requests[number])
+        *_, last[number] = service.source(requests[number])
 
     # Each keeps its worker from its first snapshot until both have begun.
-    began = [place.source(race_request(1000, seed=seed)) for seed in (8, 9)]
+    began = [service.source(race_request(1000, seed=seed)) for seed in (8, 9)]
     devices = {next(s["device"]["name"] for s in running if s["lanes"]) for running in began}
     assert {name.split(", worker ")[1].split()[0] for name in devices} == {"1", "2"}
     for running in began:
@@ -44,11 +44,14 @@ def test_two_races_at_once_write_the_library_s_texts_and_name_their_workers(plac
         assert last[number]["done"] and lane_texts(last[number]) == library_texts(ask, request)
 
 
-def test_a_third_race_waits_and_gets_its_place_in_the_queue(place: Service) -> None:
-    with closing(place.source(race_request(1000))) as first, closing(place.source(race_request(1000))) as second:
+def test_a_third_race_waits_and_gets_its_place_in_the_queue(service: Service) -> None:
+    with (
+        closing(service.source(race_request(1000))) as first,
+        closing(service.source(race_request(1000))) as second,
+    ):
         for running in (first, second):
             next(s for s in running if s["lanes"])
-        third = place.source(race_request())
+        third = service.source(race_request())
         snapshot: Any = next(third)
         assert (snapshot["phase"], snapshot["place"], snapshot["lanes"]) == ("waiting", 1, {})
         first.close()
@@ -56,8 +59,8 @@ def test_a_third_race_waits_and_gets_its_place_in_the_queue(place: Service) -> N
         assert last["done"]
 
 
-def test_a_worker_waits_for_a_slow_reader(place: Service) -> None:
-    with closing(place.source(race_request(1000))) as running:
+def test_a_worker_waits_for_a_slow_reader(service: Service) -> None:
+    with closing(service.source(race_request(1000))) as running:
         first = next(s for s in running if s["lanes"])
         time.sleep(3.0)  # the time of about thirty snapshots
         later = list(islice(running, AHEAD + 2))
@@ -66,39 +69,42 @@ def test_a_worker_waits_for_a_slow_reader(place: Service) -> None:
     assert elapsed[AHEAD - 1] - first["elapsed_ms"] < 2000 and not later[-1]["done"]
 
 
-def test_a_stopped_race_frees_its_worker(place: Service) -> None:
+def test_a_stopped_race_frees_its_worker(service: Service) -> None:
     for _ in range(3):
-        for running in (place.source(race_request(1000)), place.source(race_request(1000))):
+        for running in (service.source(race_request(1000)), service.source(race_request(1000))):
             next(s for s in running if s["lanes"])
             running.close()
-    *_, last = place.source(race_request(seed=3))
+    *_, last = service.source(race_request(seed=3))
     assert last["done"]
 
 
-def test_a_race_that_is_closed_while_waiting_leaves_the_queue(place: Service) -> None:
-    with closing(place.source(race_request(1000))) as first, closing(place.source(race_request(1000))) as second:
+def test_a_race_that_is_closed_while_waiting_leaves_the_queue(service: Service) -> None:
+    with (
+        closing(service.source(race_request(1000))) as first,
+        closing(service.source(race_request(1000))) as second,
+    ):
         for running in (first, second):
             next(s for s in running if s["lanes"])
-        closed = place.source(race_request())
+        closed = service.source(race_request())
         next(closed)
         closed.close()
-        waiting: Any = place.source(race_request())
+        waiting: Any = service.source(race_request())
         assert next(waiting)["place"] == 1
         waiting.close()
 
 
-def test_a_refusal_of_the_library_keeps_its_sentence(place: Service) -> None:
+def test_a_refusal_of_the_library_keeps_its_sentence(service: Service) -> None:
     with pytest.raises(RequestError, match="method must be one of") as refusal:
-        list(place.source(race_request(lanes=["guess"])))
+        list(service.source(race_request(lanes=["guess"])))
     assert "\n" not in str(refusal.value)
-    *_, last = place.source(race_request())
+    *_, last = service.source(race_request())
     assert last["done"]
 
 
-def test_the_prompt_s_length_is_counted_while_races_run(place: Service) -> None:
-    assert place.count is not None
-    with closing(place.source(race_request(1000))) as running:
+def test_the_prompt_s_length_is_counted_while_races_run(service: Service) -> None:
+    assert service.count is not None
+    with closing(service.source(race_request(1000))) as running:
         next(s for s in running if s["lanes"])
-        until(lambda: place.count is not None and "5 of" in place.count("Hello", False), "the prompt's length")
+        until(lambda: service.count is not None and "5 of" in service.count("Hello", False), "the prompt's length")
     computed_by = "transformers' own model (our kernels take 16 bits and fewer)"
-    assert place.facts.about.endswith(f"on cpu, float32, 1 thread, {computed_by}, 2 workers on Ray")
+    assert service.facts.about.endswith(f"on cpu, float32, 1 thread, {computed_by}, 2 workers on Ray")

@@ -86,7 +86,7 @@ def hanging(shape: Shape, card: Card) -> list[Launch]:
 
 
 def passing(shape: Shape, card: Card) -> list[Launch]:
-    """Return two launches with passing failures: a full disk, and a killed process."""
+    """Return two launches with temporary failures: a full disk and a killed process."""
     return _of((fills, 16), (is_killed, 16))
 
 

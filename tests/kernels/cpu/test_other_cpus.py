@@ -1,4 +1,4 @@
-"""The CPU tests on other kinds of CPU: AVX2 only, registers as short as NEON's, VNNI or not, bfloat16.
+"""The CPU tests on other kinds of CPU: AVX2 only, registers as short as NEON's, with or without VNNI.
 
 Each runs in a process with its own cache, since numba compiles for one kind of CPU per process.
 """

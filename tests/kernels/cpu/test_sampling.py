@@ -71,10 +71,10 @@ def test_filters_equal_the_reference(size: int, threads: int, monkeypatch: pytes
     logits = rows_of_all_kinds(size)
     for params in (SamplingParams(warmth, **some) for some in FILTERS for warmth in (0.7, 1e300)):
         filtered = probabilities(logits, params)
-        kept = logits
+        selected = logits
         if 0 < params.top_k < size:
-            kept = logits.masked_fill(logits < logits.topk(params.top_k).values[:, -1:], -torch.inf)
-        expected = probabilities(kept, SamplingParams(params.temperature))
+            selected = logits.masked_fill(logits < logits.topk(params.top_k).values[:, -1:], -torch.inf)
+        expected = probabilities(selected, SamplingParams(params.temperature))
         with monkeypatch.context() as patch:
             patch.setattr(cpu_kernels, "available", lambda: False)
             if params.temperature > 1:  # torch's own softmax has the same bits here

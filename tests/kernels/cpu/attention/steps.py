@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bass_core.model.tiled import TiledCache
+from kernels.cpu.attention.layout import padded
 from kernels.cpu.attention.step import Attention, attend_alone
 from kernels.cpu.attention.tree import Tree
 from kernels.cpu.kinds import HAS_DOT
@@ -96,6 +97,16 @@ class Layer:
         assert result.shape == expected.shape
         error = (result - expected).abs().max() / expected.abs().max()
         assert error < (0.004 if self.attention.dot else 3e-6), error
+
+
+def fill_with_nan(cache: TiledCache, layer: Layer) -> TiledCache:
+    """Fill the places of keys and values with NaN; the padding after a head's numbers stays zero."""
+    size, width = layer.attention.dim, padded(layer.attention.dim)
+    tiles = cache.buffer[0].view(2, -1, 16 * width)
+    tiles[0].fill_(torch.nan)
+    values = tiles[1].view(-1, *((8, width, 2) if layer.attention.dot else (16, width)))
+    (values[:, :, :size] if layer.attention.dot else values[..., :size]).fill_(torch.nan)
+    return cache
 
 
 def flat_tree(trees: Sequence[Parents], lengths: Sequence[int], fed: Sequence[int] | None = None) -> Tree:

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.attention.layout import padded
 from kernels.cpu.attention.plan import APART, DIRECT, SHARED, planned
 from kernels.cpu.attention.tree import NO_TREE
 from tests.support.models import slow_but
 
 from ..shapes import DOTS
-from .steps import LAYERS, LENGTH, Layer
+from .steps import LAYERS, LENGTH, Layer, fill_with_nan
 
 # Heads, key-value heads, dim; groups of 1 to 6 query heads.
 SHAPES = [(4, 2, 8), (3, 1, 12), (2, 2, 64), (8, 2, 20), (6, 1, 16), (5, 1, 2), (2, 1, 80), (6, 2, 64)]
@@ -119,14 +118,7 @@ def test_a_prompt_has_the_same_bits_in_chunks_of_any_width(layer: Layer, threads
 @pytest.mark.parametrize("length", slow_but([255], [33, 34, 255, 256, 300]))
 def test_earlier_cache_contents_never_matter(layer: Layer, length: int) -> None:
     """Even if rejected drafts and earlier texts are NaN."""
-    new, old = layer.cache(2), layer.cache(2)
-    size = layer.attention.dim
-    # The padding after a head's numbers is never written and stays zero.
-    width = padded(size)
-    tiles = old.buffer[0].view(2, 2, 2, -1, 16 * width)
-    tiles[0].fill_(torch.nan)
-    values = tiles[1].view(2, 2, -1, *((8, width, 2) if layer.attention.dot else (16, width)))
-    (values[..., :size, :] if layer.attention.dot else values[..., :size]).fill_(torch.nan)
+    new, old = layer.cache(2), fill_with_nan(layer.cache(2), layer)
     layer.feed(new, [0, 1], [0, 0], [length, 5])
     layer.feed(old, [0, 1], [0, 0], [length, 5])
     original = layer.texts.clone()

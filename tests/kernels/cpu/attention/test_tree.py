@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bass_core.model.cache import RaggedCache
 from bass_core.model.tiled import TiledCache
-from kernels.cpu.attention.layout import padded
-from tests.kernels.cpu.attention.steps import LAYERS, LENGTH, Layer, flat_tree
+from tests.kernels.cpu.attention.steps import LAYERS, LENGTH, Layer, fill_with_nan, flat_tree
 from tests.kernels.cpu.shapes import DOTS
 from tests.support.models import slow_but
 from tests.support.trees import Parents, path, random_tree
@@ -24,16 +23,6 @@ BASES = [*range(1, 18), *range(248, 260), 500, 511, 512, 1021]
 @pytest.fixture(params=LAYERS)
 def layer(request: Any) -> Layer:
     return Layer(6, 2, *LAYERS[request.param])
-
-
-def fill_with_nan(cache: TiledCache, layer: Layer) -> TiledCache:
-    """Fill the places of keys and values with NaN, since they must never be read before they are written."""
-    size, width = layer.attention.dim, padded(layer.attention.dim)
-    tiles = cache.buffer[0].view(2, -1, 16 * width)
-    tiles[0].fill_(torch.nan)
-    values = tiles[1].view(-1, *((8, width, 2) if layer.attention.dot else (16, width)))
-    (values[:, :, :size] if layer.attention.dot else values[..., :size]).fill_(torch.nan)
-    return cache
 
 
 def nodes(layer: Layer, count: int, seed: int) -> Tensor:
