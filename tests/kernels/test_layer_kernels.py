@@ -1,7 +1,7 @@
 """The cache write, the rotary embedding and products equal their torch references, under Triton's interpreter.
 
-Low precision may have three times the error of torch against float64, or two ULPs: the interpreter rounds
-towards zero.
+Low precision may have three times the error of torch against float64, or two ULPs, since the
+interpreter rounds towards zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shapes of popular models, and their launches (kernels/triton/needed.py), which are compiled without a GPU.
 
-The models have groups of 1 to 8 query heads, heads of 64 to 256, and K that are multiples of the block sizes or not.
-If BASS_VARIANTS is set, only launches whose names match that regular expression are compiled.
+The models have groups of 1 to 8 query heads, heads of 64 to 256, and K that are or are not multiples of the block
+sizes. If BASS_VARIANTS is set, only launches whose names match that regular expression are compiled.
 """
 
 from __future__ import annotations

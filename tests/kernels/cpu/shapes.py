@@ -25,13 +25,13 @@ KINDS = [(torch.float16, False, False), (torch.bfloat16, False, False)]
 KINDS += [(torch.bfloat16, False, True), (torch.bfloat16, True, True)] if HAS_DOT else []
 # class, hidden size, heads, key-value heads, head dimension, biases; some are not multiples of 16.
 SHAPES = {
-    "llama of 32, heads of 8": ("Llama", 32, 4, 2, 8, False),
-    "llama of 36, heads of 12, biases": ("Llama", 36, 3, 1, 12, True),
-    "llama of 64, heads of 64": ("Llama", 64, 2, 2, 64, False),
-    "llama of 36, groups of 3 heads of 32": ("Llama", 36, 6, 2, 32, False),
-    "qwen3 of 64, heads of 20": ("Qwen3", 64, 4, 2, 20, False),
-    "qwen3 of 36, heads of 16, biases": ("Qwen3", 36, 6, 3, 16, True),
-    "qwen3 of 32, heads of 2": ("Qwen3", 32, 3, 1, 2, False),
+    "llama, hidden size 32, heads of 8": ("Llama", 32, 4, 2, 8, False),
+    "llama, hidden size 36, heads of 12, biases": ("Llama", 36, 3, 1, 12, True),
+    "llama, hidden size 64, heads of 64": ("Llama", 64, 2, 2, 64, False),
+    "llama, hidden size 36, groups of 3 heads of 32": ("Llama", 36, 6, 2, 32, False),
+    "qwen3, hidden size 64, heads of 20": ("Qwen3", 64, 4, 2, 20, False),
+    "qwen3, hidden size 36, heads of 16, biases": ("Qwen3", 36, 6, 3, 16, True),
+    "qwen3, hidden size 32, heads of 2": ("Qwen3", 32, 3, 1, 2, False),
 }
 
 

@@ -53,7 +53,7 @@ def test_prompts_and_ragged_steps_equal_transformers(
 def test_states_equal_transformers(
     layers: tuple[int, ...], dtype: torch.dtype, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_model("qwen3 of 36, heads of 16, biases", dtype, layers=3)
+    model = make_model("qwen3, hidden size 36, heads of 16, biases", dtype, layers=3)
     ours, theirs = compiled(model, fast, dot, monkeypatch), exact(model)
     ours.readout = theirs.readout = HiddenStateTap(layers)
     ids, counts = tokens(2, 7), [4, 7]
@@ -68,7 +68,7 @@ def test_states_equal_transformers(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_embeddings_can_be_fed_and_are_not_changed(dtype: torch.dtype) -> None:
-    ours = LlamaCompiled(make_model("llama of 32, heads of 8", torch.bfloat16))
+    ours = LlamaCompiled(make_model("llama, hidden size 32, heads of 8", torch.bfloat16))
     ids = tokens(2, 6)
     embedded = torch.nn.functional.embedding(ids, ours.embedding).to(dtype)
     before = embedded.clone()
@@ -81,7 +81,7 @@ def test_embeddings_can_be_fed_and_are_not_changed(dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 def test_columns_past_the_context_do_not_change_results() -> None:
-    model = make_model("llama of 32, heads of 8", torch.float16)
+    model = make_model("llama, hidden size 32, heads of 8", torch.float16)
     ours, theirs = LlamaCompiled(model), exact(model)
     a, b = ours.new_cache(2, 300), theirs.new_cache(2, 300)
     ids = tokens(2, 250)
@@ -94,7 +94,7 @@ def test_columns_past_the_context_do_not_change_results() -> None:
 
 
 def test_a_step_can_have_rows_without_tokens() -> None:
-    ours = LlamaCompiled(make_model("llama of 32, heads of 8", torch.bfloat16))
+    ours = LlamaCompiled(make_model("llama, hidden size 32, heads of 8", torch.bfloat16))
     ids, cache = tokens(3, 2), ours.new_cache(3, 8)
     whole = forward_logits(ours, cache, ids, [0, 0, 0])
     part = forward_logits(ours, ours.new_cache(3, 8), ids, [0, 0, 0], counts=[2, 0, 1])
@@ -111,7 +111,7 @@ def test_a_step_can_have_rows_without_tokens() -> None:
     ],
 )
 def test_a_broken_model_raises_an_error(where: str, dtype: torch.dtype) -> None:
-    model = make_model("qwen3 of 64, heads of 20", dtype)
+    model = make_model("qwen3, hidden size 64, heads of 20", dtype)
     model.get_submodule(where).weight[7, 5] = float("nan")
     with pytest.raises((ModelError, PairError), match="NaN or infinite"):
         generate(ModelPair(model), tokens(1, 5)[0].tolist(), method="regular", max_new_tokens=8)
@@ -122,7 +122,7 @@ def test_a_broken_model_raises_an_error(where: str, dtype: torch.dtype) -> None:
 def test_a_window_equals_transformers(
     dtype: torch.dtype, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_model("qwen3 of 64, heads of 20", dtype)
+    model = make_model("qwen3, hidden size 64, heads of 20", dtype)
     ours, theirs = compiled(model, fast, dot, monkeypatch), exact(model)
     ids, more, lengths = tokens(2, 240), tokens(2, 2, 1), [240, 33]
     logits = []

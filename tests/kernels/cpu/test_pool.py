@@ -45,7 +45,7 @@ assert found and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 @pytest.mark.parametrize("cores", slow_but([2], [1, 2, 3]))
 def test_three_threads_at_once_get_the_results_of_one(cores: int) -> None:
     torch.set_num_threads(cores)
-    model = LlamaCompiled(make_model("llama of 36, heads of 12, biases", torch.bfloat16))
+    model = LlamaCompiled(make_model("llama, hidden size 36, heads of 12, biases", torch.bfloat16))
     steps = [tokens(1 + i, 3 + i, i) for i in range(3)]
 
     def texts(ids: torch.Tensor, repeats: int) -> list[torch.Tensor]:

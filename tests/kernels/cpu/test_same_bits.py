@@ -30,11 +30,11 @@ BASES = [240, 255, 256, 31]
 @pytest.fixture(params=[*KINDS, "int8"], ids=str)
 def model(request: Any, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
     if request.param == "int8":
-        quantised = make_model("llama of 36, heads of 12, biases", torch.bfloat16)
+        quantised = make_model("llama, hidden size 36, heads of 12, biases", torch.bfloat16)
         quantise_model(quantised, "int8")
         return LlamaCompiled(quantised)
     dtype, fast, dot = request.param
-    return compiled(make_model("qwen3 of 64, heads of 20", dtype), fast, dot, monkeypatch)
+    return compiled(make_model("qwen3, hidden size 64, heads of 20", dtype), fast, dot, monkeypatch)
 
 
 @pytest.mark.parametrize("threads", slow_but([1], [1, 2]))
