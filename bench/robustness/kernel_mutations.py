@@ -15,14 +15,12 @@ _CPU_TREES = "tests/kernels/cpu/attention/test_tree.py::test_"
 _PREFIX = "tests/bass_core/model/test_prefix.py::test_"
 _CAPTURED = "tests/bass_core/model/test_captured_trees.py::test_"
 _ATTENTION = "tests/kernels/cpu/attention/test_attention.py::test_"
-_RECOVERED = [_KERNELS + "accept.py::test_recovered_tokens_of_a_block_are_the_references"]
-_SHARED = [_ATTENTION + "the_same_bits_shared_or_alone[float32-1]"]
-_PATH = [_CPU_TREES + "a_node_has_the_bits_of_its_path[float32-15-1]"]
+_RECOVERED = [_KERNELS + "accept.py::test_recovered_tokens_of_a_block_equal_the_reference"]
+_SHARED = [_ATTENTION + "a_row_has_the_same_bits_with_and_without_a_shared_prefix[float32-1]"]
+_PATH = [_CPU_TREES + "a_node_has_the_bits_of_its_path_as_a_text[float32-15-1]"]
 _REPLAYED = [_CAPTURED + "a_replay_of_trees_is_the_eager_step[CausalModel-pad-False]"]
 _HELD = [_PREFIX + "rows_hold_their_prompts_and_the_prefix_is_fed_once"]
-_ROTATED = (
-    _KERNELS + "layer_kernels.py::test_a_token_of_a_tree_is_rotated_by_its_position_and_written_to_its_column"
-)
+_ROTATED = _KERNELS + "layer_kernels.py::test_a_tree_token_is_rotated_by_its_position_and_written_to_its_column"
 
 KERNEL_MUTANTS = [
     Mutant("stale tail attended", "kernels/plan.py", "hidden = columns > last\n", "hidden = columns > last + 1\n",
@@ -42,21 +40,21 @@ KERNEL_MUTANTS = [
            "            reach = accepted_reach\n", "            reach = np.float32(1.0)\n",
            [_BLOCK + "the_recovered_token_comes_from_what_is_left"]),
     Mutant("CPU kernels: the first failure ends a block", _VERIFICATION, "if i < judged and u < chance:",
-           "if i < judged and u < chance and accepted == i:", [_VERIFIED + "decisions_are_the_reference_s"]),
+           "if i < judged and u < chance and accepted == i:", [_VERIFIED + "decisions_equal_the_reference"]),
     Mutant("CPU kernels: a q that is no number judged like others", _VERIFICATION,
            "rule == COUPLED or not has_q or _finite(q_all, row * q_row + i * q_place, size)", "True",
-           [_VERIFIED + "unsound_numbers_cut_a_row_s_drafts"]),
+           [_VERIFIED + "unsound_numbers_discard_the_later_drafts_of_a_row"]),
     Mutant("CPU kernels: the token that reaches top-p left out", "kernels/cpu/sampling/distribution.py",
            "threshold, mass = _nucleus(out, to, size, top_p, buckets, selected)",
            "threshold, mass = _nucleus(out, to, size, top_p * np.float32(0.98), buckets, selected)",
-           [_CPU + "sampling.py::test_filters_are_the_reference_s"]),
+           [_CPU + "sampling.py::test_filters_equal_the_reference"]),
     Mutant("CPU kernels: top-k among equals by their place", "kernels/cpu/sampling/distribution.py",
            "floor = _rank(selected, count, top_k, buckets) if count >= top_k else floor",
            "floor = _rank(selected, count, top_k + 1, buckets) if count > top_k else floor",
-           [_CPU + "sampling.py::test_filters_are_the_reference_s"]),
+           [_CPU + "sampling.py::test_filters_equal_the_reference"]),
     Mutant("CPU kernels: hopeless noise skipped too soon", "kernels/cpu/sampling/draws.py",
            "low = limit * _MIN_UNIFORM", "low = limit * np.float32(2.0**-12)",
-           [_CPU + "sampling.py::test_many_draws_of_every_kind"]),
+           [_CPU + "sampling.py::test_many_draws_equal_the_argmax_over_stored_noise"]),
     Mutant("CPU kernels: a pointer to the oldest match", "kernels/cpu/chain.py", "            if size > best:\n",
            "            if size >= best:\n",
            ["tests/bass_core/draft/test_head.py::test_a_pointer_in_one_call_points_alike"]),
@@ -64,24 +62,25 @@ KERNEL_MUTANTS = [
            "tl.maximum(factor * weight - taken, 0.0)", "tl.maximum(weight - taken, 0.0)", _RECOVERED),
     Mutant("a launch that could not be compiled is launched", "kernels/triton/launch.py",
            "        raise LeftOut(name)\n", "        pass\n",
-           [_KERNELS + "left_out.py::test_attention_takes_the_next_size_before_torch"]),
+           [_KERNELS + "left_out.py::test_attention_tries_its_other_tile_sizes_before_torch"]),
     Mutant("the start ends with the launch that its compiler died of", "bass_core/machine/gpu_kernels.py",
            'launch += order["step"]', "launch = None",
            ["tests/faults/test_compiler.py::test_the_page_runs_after_a_compiler_that_dies"]),
     Mutant("flash-attn where it was not faster", "kernels/backends.py",
            "plain and shape_key(query, key) in FASTER", "plain",
-           [_KERNELS + "attention.py::test_mixed_takes_flash_where_it_was_faster_and_can"]),
+           [_KERNELS + "attention.py::test_mixed_uses_flash_only_where_it_is_faster_and_supported"]),
     Mutant("Triton: the first failure ends a block", "kernels/triton/accept.py",
            "accepted = tl.max(tl.where(is_test & passes & (i < count), i + 1, 0), 1)",
            "accepted = tl.min(tl.where(is_test & ~(passes & (i < count)), i, width), 1)", _RECOVERED),
     Mutant("Triton: the excess of other places", "kernels/triton/block.py", "here = last + 1\n", "here = last\n",
-           [_KERNELS + "accept.py::test_chances_are_the_references"]),
+           [_KERNELS + "accept.py::test_chances_equal_the_reference"]),
     Mutant("CPU kernels: a prefix read a tile too early", "kernels/cpu/attention/gather.py",
            "place = (first + column) // TILE * tile_bytes",
            "place = max(first + column - TILE, 0) // TILE * tile_bytes", _SHARED),
     Mutant("CPU kernels: segments merged without their maximum", "kernels/cpu/attention/phases.py",
            "shrink, factor = exp2(old_max - new_max), exp2(segment_max - new_max)",
-           "shrink, factor = np.float32(1.0), np.float32(1.0)", [_ATTENTION + "prompts_and_ragged_steps"]),
+           "shrink, factor = np.float32(1.0), np.float32(1.0)",
+           [_ATTENTION + "prompts_and_ragged_steps_equal_torch"]),
     Mutant("CPU kernels: a row that writes to its prefix", "kernels/cpu/attention/phases.py",
            "keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)\n            column",
            "own = 1 - min(visible[0][row], 1)\n            of = row if own else visible[1][row]\n"
@@ -94,17 +93,17 @@ KERNEL_MUTANTS = [
            "bases[row] + depths[token] if len(sees)", "lengths[row] + token - first if len(sees)", _PATH),
     Mutant("CPU kernels: an accepted path moved in the first layer alone", "kernels/cpu/attention/paths.py",
            "for layer in range(layers):", "for layer in range(min(layers, 1)):",
-           [_CPU_TREES + "columns_are_kept_as_in_a_cache_of_rows[False]"]),
+           [_CPU_TREES + "accepted_columns_move_as_in_a_plain_cache[False]"]),
     Mutant("CPU kernels: blocks of vectors in reverse order", "kernels/cpu/products.py",
            "np.uintp(4 * (start * stride + at))",
            "np.uintp(4 * (starts[len(starts) - 2 - block] * stride + at))",
-           [_CPU + "products.py::test_a_vector_has_the_same_bits_alone_and_among_others"]),
+           [_CPU + "products.py::test_a_vector_has_the_same_bits_by_itself_and_among_others"]),
     Mutant("CPU kernels: bytes without the correction of their sign", "kernels/cpu/vectors.py",
            "whole(0) if low else self._word(x, c, STEP // 4 + 1, INT)", "whole(0)",
-           [_CPU + "products.py::test_quantised_products_are_those_of_the_numbers_they_stand_for"]),
+           [_CPU + "products.py::test_quantised_products_equal_those_of_the_dequantised_numbers"]),
     Mutant("GPU kernels: what a token sees of its tree shifted by one", "kernels/triton/blocks.py",
            ">> (inside & 31)) & 1 != 0", ">> (inside + 1 & 31)) & 1 != 0",
-           [_KERNELS + "fused_attention.py::test_the_deepest_and_widest_tree[False]"]),
+           [_KERNELS + "fused_attention.py::test_the_deepest_and_the_widest_tree_equal_the_reference[False]"]),
     Mutant("GPU kernels: a token of a tree rotated by its column", "kernels/triton/cache_write.py",
            "position = tl.load(positions + token)", "position += 0",
            [_ROTATED + "[kernels.triton.cache_write]"]),
@@ -113,7 +112,7 @@ KERNEL_MUTANTS = [
            [_CAPTURED + "a_token_of_a_tree_is_the_end_of_its_path[LlamaCuda-pad-llama]"]),
     Mutant("GPU kernels: a rejected draft's q left in p", "kernels/triton/walk.py",
            "tl.maximum(weight - taken, 0.0)", "weight",
-           [_KERNELS + "walk.py::test_takes_the_references_decisions[True-2.0-8-5-9]"]),
+           [_KERNELS + "walk.py::test_decisions_equal_the_reference[True-2.0-8-5-9]"]),
     Mutant("captured steps: a tree's masks as they were captured", "bass_core/model/static_step.py",
            "for static, fresh in zip(_parts(buffers.tree), _parts(self.tree), strict=True):",
            "for static, fresh in zip(_parts(buffers.tree)[2:], _parts(self.tree)[2:], strict=True):", _REPLAYED),

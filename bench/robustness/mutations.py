@@ -49,7 +49,7 @@ _FED = "tests/bass_core/draft/test_tree.py::test_"
 _OVERLAPPED = "tests/bass_core/decode/overlapped/test_"
 _CORE = "tests/bass_core/"
 # Cases in which torch verifies, not the CPU kernels.
-_REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_are_the_reference_s"]
+_REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_equal_the_reference"]
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
@@ -223,7 +223,7 @@ MUTANTS = [
     Mutant("a q that is no number judged like others", "bass_core/verify/rejection.py",
            "judged, outcome = judged_drafts(sound, drawn_from, num_drafted), None",
            "judged, outcome = num_drafted, None",
-           ["tests/kernels/cpu/test_verification.py::test_unsound_numbers_cut_a_row_s_drafts"]),
+           ["tests/kernels/cpu/test_verification.py::test_unsound_numbers_discard_the_later_drafts_of_a_row"]),
     Mutant("trees: a residual of the target's own", "bass_core/verify/tree.py",
            "rest = residual(p[i], q, torch.ones((), device=device))", "rest = p[i].clone()",
            _TREE),
@@ -241,7 +241,7 @@ MUTANTS = [
            [_ENUMERATED + "two_rows_of_which_one_copies[the first-rejection]"]),
     Mutant("chains: a q that is NaN judged as any other", "bass_core/verify/acceptance.py",
            "fit = fit & draft_probs.sum(-1).isfinite()", "pass",
-           ["tests/kernels/cpu/test_verification.py::test_unsound_numbers_cut_a_row_s_drafts"]),
+           ["tests/kernels/cpu/test_verification.py::test_unsound_numbers_discard_the_later_drafts_of_a_row"]),
     Mutant("chains: a block goes on over logits that are NaN", "bass_core/verify/acceptance.py",
            "    fit = sound[:, :-1]\n", "    fit = torch.ones_like(sound[:, :-1])\n",
            [_UNSOUND + "the_law_is_the_targets_whichever_place_is_broken"]),
@@ -257,7 +257,7 @@ MUTANTS = [
     Mutant("sampling: top-k behind the temperature", "bass_core/sample/distribution.py",
            "threshold = scaled.topk(params.top_k, dim=-1)",
            "scaled = scaled / params.divisor\n        threshold = scaled.topk(params.top_k, dim=-1)",
-           ["tests/kernels/cpu/test_sampling.py::test_top_k_selects_among_the_logits_themselves"]),
+           ["tests/kernels/cpu/test_sampling.py::test_top_k_selects_before_the_temperature"]),
     Mutant("block: the residual of the rejection rule", "bass_core/sample/rows.py",
            "return (reach[..., None] * p - q).clamp_(min=0)", "return (p - q).clamp_(min=0)", _WHOLE),
     Mutant("block: the recovered token without the reach", "bass_core/verify/rejection.py",

@@ -1,4 +1,4 @@
-"""A peer that needs no package of its own: each row's tokens, repeated, and what process they come from."""
+"""A peer for tests, which repeats each row's tokens and needs no package."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def serve(fault: str = "") -> tuple[str, Any]:
-    """Say which Python runs and what $ECHO holds, or fail as `fault` says."""
+    """Return this process's dev mode and $ECHO, and `complete`; or fail by `fault`, "no file" or "a crash"."""
     print("text on the child's standard output")
     if fault == "no file":
         raise FileNotFoundError("no model there")

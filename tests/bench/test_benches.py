@@ -1,6 +1,6 @@
-"""Every bench runs in its quick form, and its last line is the document that bench/report/report.py specifies.
+"""Every bench runs with --quick and prints the document that bench/report/report.py specifies as its last line.
 
-`smoke` is left to CI, which runs it under every Python, and `record` to tests/ui.
+CI runs `smoke` under every Python, and tests/ui tests `record`.
 """
 
 import contextlib
@@ -36,27 +36,27 @@ KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "re
 
 
 def run(name, *arguments):
-    """The document of a bench that runs in this process."""
-    threads, said = torch.get_num_threads(), io.StringIO()
+    """Run a bench in this process and return its document."""
+    threads, output = torch.get_num_threads(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(output):
             importlib.import_module(f"bench.{MODULES[name]}").main([*map(str, arguments)])
     finally:
         torch.set_num_threads(threads)
-    return checked(said.getvalue(), name)
+    return check_document(output.getvalue(), name)
 
 
-def run_apart(name, *arguments):
-    """The document of a bench that sets up its own process."""
+def run_in_subprocess(name, *arguments):
+    """Run a bench that changes its process in a subprocess, and return its document."""
     command = [sys.executable, "-m", "bench", name, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return checked(done.stdout, name)
+    return check_document(done.stdout, name)
 
 
-def checked(said, name):
-    """The document; every claim that a quick run decides holds."""
-    document = json.loads(said.splitlines()[-1])
+def check_document(output, name):
+    """Return the document, after checking its form and that no decided claim fails."""
+    document = json.loads(output.splitlines()[-1])
     assert document.keys() >= KEYS and document["bench"] == name and document["results"]
     assert all(claim.keys() == {"name", "value", "bar", "holds"} for claim in document["claims"])
     decided = [claim for claim in document["claims"] if claim["holds"] is not None]
@@ -66,33 +66,33 @@ def checked(said, name):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The options that name a tiny pair in float32."""
+    """Return the options for a tiny pair in float32."""
     target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
     return ("--pair", target, "--draft", draft)
 
 
 @pytest.fixture(scope="module")
 def target(tiny):
-    """The tiny target alone."""
+    """Return the options for the tiny target without a draft."""
     return tiny[:2]
 
 
 @pytest.mark.slow
-def test_overhead(tmp_path):
+def test_overhead_runs(tmp_path):
     document = run("overhead", "--quick", "--json", tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text()) == document
 
 
-def test_default(tiny):
-    """In float32 every arm writes the same greedy text. Only the full run says which is fastest."""
+def test_default_runs(tiny):
+    """In float32 every arm writes the same greedy text. Only a full run decides about speed."""
     document = run("default", "--quick", *tiny, "--dtype", "float32", "--texts", "repeat")
     cases = {(row["text"], row["temperature"], row["threads"], row["batch"]) for row in document["results"]}
     assert cases == set(itertools.product(("repeat",), (0.0, 0.7), (1,), (1, 2)))
     assert all(row[arm] > 0 for row in document["results"] for arm in ARMS if arm != "regular")
 
 
-def test_the_worst_cases_of_default_are_named_and_decide():
-    """A fixed length counts only where it beats regular decoding."""
+def test_claims_of_default_are_decided_by_the_worst_case_and_name_it():
+    """Fixed lengths count only in cases in which one beats regular decoding."""
     cases = [(1, 1.3, 1.25, 1.4, 1.1), (4, 0.98, 1.0, 0.9, 0.8), (8, 0.99, 0.6, 0.7, 1.01)]
     heads = ("batch", "auto", "fixed 1", "fixed 2", "fixed 4")
     rows = [
@@ -103,11 +103,11 @@ def test_the_worst_cases_of_default_are_named_and_decide():
     assert regular["name"] == "auto / regular, least: chat, temperature 0, 2 threads, batch 4"
     assert (fixed["value"], fixed["holds"]) == (pytest.approx(1.3 / 1.4, abs=1e-4), False)
     assert fixed["name"].endswith("batch 1")
-    assert [one["holds"] for one in speed_claims(rows, quick=True)] == [None, None]
+    assert [claim["holds"] for claim in speed_claims(rows, quick=True)] == [None, None]
     assert len(speed_claims([rows[1]], quick=False)) == 1
 
 
-def test_a_text_without_questions_is_refused(tmp_path, capsys):
+def test_a_questions_file_without_the_text_s_categories_is_refused(tmp_path, capsys):
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"category": "coding", "turns": ["Sort a list.", "Faster."]}) + "\n")
     with pytest.raises(SystemExit):
@@ -115,13 +115,13 @@ def test_a_text_without_questions_is_refused(tmp_path, capsys):
     assert "no prompts for chat" in capsys.readouterr().err
 
 
-def test_spec(tiny, tmp_path):
-    """All turns of all questions, by category; the tiny pair gets a chat template, which turns need."""
+def test_spec_runs(tiny, tmp_path):
+    """All turns of all questions are counted by category; they need a chat template."""
     target, file = shutil.copytree(tiny[1], tmp_path / "target"), tmp_path / "questions.jsonl"
     template = "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}"
     (target / "chat_template.jinja").write_text(template)
-    asked = [("talk", ["Hello.", "And more."])] * 2 + [("sums", ["1 + 1?"])] * 3
-    file.write_text("\n".join(json.dumps({"category": kind, "turns": turns}) for kind, turns in asked))
+    questions = [("talk", ["Hello.", "And more."])] * 2 + [("sums", ["1 + 1?"])] * 3
+    file.write_text("\n".join(json.dumps({"category": kind, "turns": turns}) for kind, turns in questions))
     options = ("--quick", "--pair", target, "--draft", tiny[3], "--dtype", "float32", "--questions", file)
     options += ("--draft-length", 3, "--drafter", "model")
     rows = run("spec", *options)["results"]
@@ -135,13 +135,13 @@ def test_spec(tiny, tmp_path):
         run("spec", *options, "--categories", "riddles")
 
 
-def test_a_mean_of_ratios_says_how_sure_it_is():
+def test_a_mean_of_ratios_has_a_margin_of_error():
     assert mean_ratio([2.0, 0.5]) == pytest.approx((1.0, 196 * math.log(2)))
     assert mean_ratio([1.5]) == (pytest.approx(1.5), None)
     assert mean_ratio([]) == (None, None)
 
 
-def test_a_stored_command_names_files_without_their_folders(monkeypatch, tmp_path):
+def test_a_stored_command_has_file_names_without_folders(monkeypatch, tmp_path):
     (read := tmp_path / "questions.jsonl").touch()
     monkeypatch.setattr(sys, "argv", ["bench", "spec", "--questions", str(read), "--json", str(tmp_path / "made")])
     assert command() == "python -m bench spec --questions questions.jsonl"
@@ -150,36 +150,35 @@ def test_a_stored_command_names_files_without_their_folders(monkeypatch, tmp_pat
 def test_unknown_names_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "nothing"])
     assert importlib.import_module("bench.__main__").main() == 2
-    said = capsys.readouterr().err
-    assert all(name in said for name in MODULES)
+    error = capsys.readouterr().err
+    assert all(name in error for name in MODULES)
     with pytest.raises(SystemExit):
         run("mutants", "no such mutant")
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_bench_explains_itself(name, capsys):
+def test_every_bench_has_help(name, capsys):
     with pytest.raises(SystemExit, match="0"):
         run(name, "--help")
 
 
-def test_the_crossover_is_named_where_its_line_stands():
-    """On a log axis Plotly expects the log10 of an annotation's position; the plain number is far out of view."""
+def test_the_crossover_s_label_is_at_its_line():
+    """On a log axis Plotly expects log10 of an annotation's position."""
     stored = json.loads((ROOT / "bench" / "results" / "batch-cpu.json").read_text(encoding="utf-8"))
-    drawn = speedup({**stored, "crossover": {BASS: 4.0}})
-    (line,), (words,) = drawn.layout.shapes, drawn.layout.annotations
-    assert line.x0 == line.x1 == 4.0 and words.x == pytest.approx(math.log10(4.0))
+    figure = speedup({**stored, "crossover": {BASS: 4.0}})
+    (line,), (label,) = figure.layout.shapes, figure.layout.annotations
+    assert line.x0 == line.x1 == 4.0 and label.x == pytest.approx(math.log10(4.0))
 
 
-def test_steps_come_by_turns_with_a_pass_before_each():
+def test_floor_alternates_steps_with_a_pass_before_each():
     order = []
     arms = {(name, 1, 1): lambda name=name: order.append(name) for name in ("a", "b", floor.AGAIN)}
     passes, times = floor.by_turns(arms, lambda: order.append("pass"), repeats=2)
     assert order == ["pass", "a", "pass", "b", floor.AGAIN] * 3
-    assert len(passes) == 6 and {len(taken) for taken in times.values()} == {2}
+    assert len(passes) == 6 and {len(samples) for samples in times.values()} == {2}
 
 
-def test_every_mutant_fits_the_sources(tmp_path):
-    """Each is applied to a copy of the file that it breaks."""
+def test_every_mutant_applies_to_the_sources(tmp_path):
     assert len({mutant.name for mutant in KNOWN}) == len({(m.file, m.old, m.new) for m in KNOWN}) == len(KNOWN)
     for i, mutant in enumerate(KNOWN):
         copy = tmp_path / str(i) / mutant.file
@@ -189,8 +188,8 @@ def test_every_mutant_fits_the_sources(tmp_path):
 
 
 @pytest.mark.slow
-def test_batch(tiny, browser_executable, tmp_path):
-    """In float32 all decoders write the same text. Each figure has a PNG."""
+def test_batch_runs(tiny, browser_executable, tmp_path):
+    """In float32 all decoders write the same text. Each figure is saved as a PNG."""
     document = run("batch", "--quick", *tiny, "--dtype", "float32", "--report", tmp_path)
     arms = {row["arm"] for row in document["results"]}
     assert arms >= {"regular", "speculative", "bass", "generate", "amusd", "assisted"}
@@ -199,65 +198,67 @@ def test_batch(tiny, browser_executable, tmp_path):
 
 
 @pytest.mark.slow
-def test_floor(tiny):
+def test_floor_runs(tiny):
     document = run("floor", "--quick", *tiny)
     assert {row["what"] for row in document["results"]} == {floor.STEP, floor.DRAFT, floor.AGAIN}
     assert all(row["lowest / floor"] > 0 for row in document["results"])
 
 
 @pytest.mark.slow
-def test_precision(target):
+def test_precision_runs(target):
     exact, *others = run("precision", "--quick", *target, "--dtypes", "bfloat16", "int8")["results"]
     assert (exact["same choice"], exact["KL, mnat"]) == (1, 0)
     assert all(0 <= row["same choice"] <= 1 and 0 < row["KL, mnat"] < 100 for row in others)
 
 
 @pytest.mark.slow
-def test_larger():
+def test_larger_runs():
     rows = run("larger", "--quick")["results"]
     assert [row["batch"] for row in rows] == [1, 2]
     assert all(row[f"fixed {length}"] > 0 for row in rows for length in (1, 2, 3, 4))
 
 
 @pytest.mark.slow
-def test_window(target):
+def test_window_runs(target):
     document = run("window", "--quick", *target, "--dtype", "float32")
     assert {row["part"] for row in document["results"]} == {"acceptance", "whole"}
 
 
 @pytest.mark.slow
-def test_peers(smollm2_folder):
-    """In float32 all our arms write one text. Without llama.cpp its rows are left out, and the bench says so."""
-    document = run_apart("peers", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--quantised", "int4")
+def test_peers_runs(smollm2_folder):
+    """In float32 all our arms write the same text. Without llama.cpp its rows are left out, with a note."""
+    document = run_in_subprocess(
+        "peers", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--quantised", "int4"
+    )
     arms = {(row["who"], row["method"], row["batch"]) for row in document["results"]}
     ours = {("ours", method, 1) for method in ("regular", "speculative", "bass")} | {("ours", "bass", 2)}
     theirs = {("generate", 2), ("generate_batch", 2), ("as our lane", 2), ("prompt lookup", 1)}
-    assert arms >= ours | {("transformers", *one) for one in theirs}
+    assert arms >= ours | {("transformers", *arm) for arm in theirs}
     assert ("llama.cpp", "plain", 2) in arms or INSTALL in document["notes"]
     bits = {"float32": 32, "Q4_1": 4, "int4": 4}
     assert all(row["bits"] == bits[row["weights"]] for row in document["results"])
 
 
 @pytest.mark.slow
-def test_start(target):
+def test_start_runs(target):
     run("start", "--quick", *target)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["load", "fuzz"])
-def test_the_real_server_under(name):
-    """The quick forms: load with 20 clients for 6 s, fuzz with 120 cases."""
+def test_benches_of_the_real_server_run(name):
+    """With --quick, load has 20 clients for 6 s, and fuzz 120 cases."""
     run(name, "--quick")
 
 
 @pytest.mark.slow
-def test_page(tiny, browser_executable):
-    run_apart("page", "--quick", *tiny, "--batch", 2)
+def test_page_runs(tiny, browser_executable):
+    run_in_subprocess("page", "--quick", *tiny, "--batch", 2)
 
 
 @pytest.mark.slow
-def test_a_film_has_a_picture_an_instant(browser_executable, monkeypatch, tmp_path, capsys):
-    """Of a recording of three instants, on a page of this process."""
+def test_a_film_has_a_picture_per_snapshot(browser_executable, monkeypatch, tmp_path, capsys):
+    """Film a recording of three snapshots, on a page of this process."""
     whole = SHIPPED[film.RECORDING].recording
     snapshots = whole["snapshots"][:3]
     short = tmp_path / "short.json"
@@ -270,38 +271,38 @@ def test_a_film_has_a_picture_an_instant(browser_executable, monkeypatch, tmp_pa
             yield None, address
 
     monkeypatch.setattr(film, "serve", served)
-    # A thread of its own: another test of this process may hold Playwright.
+    # In a separate thread, since another test of this process may be using Playwright.
     with ThreadPoolExecutor(1) as pool:
         pool.submit(film.main, ["--out", str(tmp_path)]).result()
-    with Image.open(tmp_path / "race.gif") as made:
-        pictures = [(one.info["duration"], one.convert("RGB")) for one in ImageSequence.Iterator(made)]
-    at = [one["view"]["elapsed_ms"] for one in snapshots]
-    # A GIF counts in hundredths of a second.
-    lasts = [at[1] - at[0], at[2] - at[1], film.HOLD_MS]
-    assert [duration for duration, _ in pictures] == pytest.approx(lasts, abs=11)
+    with Image.open(tmp_path / "race.gif") as film_file:
+        pictures = [(frame.info["duration"], frame.convert("RGB")) for frame in ImageSequence.Iterator(film_file)]
+    at = [snapshot["view"]["elapsed_ms"] for snapshot in snapshots]
+    # A GIF stores hundredths of a second.
+    durations = [at[1] - at[0], at[2] - at[1], film.HOLD_MS]
+    assert [duration for duration, _ in pictures] == pytest.approx(durations, abs=11)
     assert len({picture.tobytes() for _, picture in pictures}) == 3 and pictures[0][1].width > 900
     assert "race.gif: 3 pictures" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_pictures(tiny, browser_executable, tmp_path):
-    document = run_apart("pictures", "--quick", *tiny, "--out", tmp_path)
+def test_pictures_runs(tiny, browser_executable, tmp_path):
+    document = run_in_subprocess("pictures", "--quick", *tiny, "--out", tmp_path)
     assert [row["lane"] for row in document["results"]] == ["regular", "speculative", "bass"]
     assert (tmp_path / "lecture-wins.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-def test_gpu(tmp_path):
-    """A dry run in processes of their own; tests/devices runs the other sections."""
-    document = run_apart("gpu", "--quick", "--sections", "kernels", "--json", tmp_path / "gpu.json")
+def test_gpu_runs(tmp_path):
+    """A dry run of one section; tests/devices runs the others."""
+    document = run_in_subprocess("gpu", "--quick", "--sections", "kernels", "--json", tmp_path / "gpu.json")
     assert json.loads((tmp_path / "gpu.json").read_text()) == document
     decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
     assert decided == {"sections that ran to their end", "kernels: cases that passed"}
 
 
 @pytest.mark.slow
-def test_mutants():
-    """A few of the known mutations are caught: all of them take a quarter of an hour."""
+def test_mutants_runs():
+    """Only every twelfth mutant, since all of them take a quarter of an hour."""
     chosen = [mutant.name for mutant in KNOWN[::12]]
-    document = run_apart("mutants", "--quick", *chosen)
+    document = run_in_subprocess("mutants", "--quick", *chosen)
     assert len(document["claims"]) == 1 + len(chosen)

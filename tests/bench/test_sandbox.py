@@ -1,4 +1,4 @@
-"""Contract: a program in the sandbox may only compute; anything else is stopped and counted as a failure."""
+"""A program in the sandbox can only compute; anything else is stopped and counted as a failure."""
 
 import os
 import socket
@@ -46,27 +46,27 @@ def test_a_program_that_computes_passes():
         (FORGED, "ended early"),
     ],
 )
-def test_what_fails_is_counted_as_failed(source, reason):
-    # Filling memory takes CPU seconds as well, more of them on a busy machine.
+def test_a_failing_program_has_a_reason(source, reason):
+    # Filling memory also takes CPU time, more on a busy machine.
     verdict = run(source, SHORT if reason == "ended early" else Limits())
     assert (verdict.passed, verdict.reason) == (False, reason)
 
 
 @pytest.mark.slow
-def test_a_program_that_sleeps_is_killed_by_the_clock_on_the_wall():
+def test_a_program_that_sleeps_is_killed_after_its_wall_time():
     start = time.monotonic()
     verdict = run("import time\ntime.sleep(1000)", Limits(wall_s=2))
     assert (verdict.passed, verdict.reason) == (False, "time limit")
     assert time.monotonic() - start < 60
 
 
-def test_an_endless_answer_is_not_read_to_its_end():
+def test_endless_output_is_not_read_to_its_end():
     assert not run(f"{LOUD}while True: say(b'x' * 65536)", SHORT).passed
 
 
 @pytest.mark.parametrize("layers", [LAYERS, ()])
 def test_no_bytes_reach_a_file(tmp_path, layers):
-    """With Landlock no file is created; without it, setrlimit keeps the file empty."""
+    """Landlock prevents creating files; without it, setrlimit keeps them empty."""
     file = tmp_path / "out"
     source = f"with open({str(file)!r}, 'wb', buffering=0) as file:\n    file.write(b'x' * (1 << 30))"
     assert not run(source, SHORT, layers).passed
@@ -75,7 +75,7 @@ def test_no_bytes_reach_a_file(tmp_path, layers):
 
 
 @linux
-def test_files_that_are_there_stay_as_they_are(tmp_path):
+def test_existing_files_stay_unchanged(tmp_path):
     if "landlock" not in run("pass").closed:
         pytest.skip("this kernel has no Landlock")
     file = tmp_path / "precious"
@@ -110,8 +110,8 @@ def test_no_program_starts_another(layers):
 
 @linux
 @pytest.mark.parametrize("layers", [LAYERS, ("seccomp",), ("namespace",), ()])
-def test_no_layer_lets_a_program_reach_the_network(layers):
-    """A server of this test listens on localhost: nothing connects, even with a single layer or none of them."""
+def test_no_program_reaches_the_network(layers):
+    """Nothing connects to this test's server on localhost, even with a single layer or none."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         source = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), timeout=5)"
@@ -133,12 +133,12 @@ def test_a_program_can_neither_signal_others_nor_raise_its_limits():
         assert run(attempt, SHORT).reason in ("PermissionError", "ProcessLookupError", "ValueError", "error")
 
 
-def test_it_says_what_protects():
-    said = sandbox.protection()
-    assert said.keys() == {"network", "files", "processes"} and all(said.values())
+def test_protection_describes_network_files_and_processes():
+    protection = sandbox.protection()
+    assert protection.keys() == {"network", "files", "processes"} and all(protection.values())
 
 
-def test_it_says_that_sockets_are_only_disabled_where_the_kernel_gives_nothing(monkeypatch):
+def test_protection_is_only_a_disabled_socket_module_if_the_kernel_offers_nothing(monkeypatch):
     monkeypatch.setattr(sandbox, "namespaces", lambda: False)
     monkeypatch.setattr(sandbox, "run", lambda source: sandbox.Verdict(True, "passed", ("no socket module",)))
     assert sandbox.protection()["network"] == "socket disabled in the child's Python"

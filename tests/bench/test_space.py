@@ -1,4 +1,4 @@
-"""What a Space gets, by a Hub that only listens; and what the Dockerfile says of the page."""
+"""The upload to a Space, with a fake Hub, and the Dockerfile of the page."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ui.sources.source import waiting
 
 
 class Hub:
-    """Stands for the Hub: has a file that is gone here, and one of its own."""
+    """A fake Hub, with a file that no longer exists here, and one that belongs to the Hub."""
 
     def __init__(self) -> None:
-        Hub.asked, Hub.committed = [], []
+        Hub.created, Hub.committed = [], []
 
     def create_repo(self, name: str, **options: Any) -> None:
-        Hub.asked.append((name, options))
+        Hub.created.append((name, options))
 
     def list_repo_files(self, name: str, **options: Any) -> list[str]:
         return ["app.py", "gone.py", THEIRS]
@@ -37,7 +37,7 @@ class Hub:
         Hub.committed = list(operations)
         return SimpleNamespace(commit_url="the commit")
 
-    asked: list[Any]
+    created: list[Any]
     committed: list[Any]
 
 
@@ -47,9 +47,9 @@ def test_a_dry_run_lists_every_file_and_sends_nothing(
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("the Hub was asked"))
     main([])
     *listed, last = capsys.readouterr().out.splitlines()
-    made = json.loads(last)
-    assert [claim["holds"] for claim in made["claims"]] == [True] * 3
-    assert sum(row["files"] for row in made["results"]) == len(sent())
+    document = json.loads(last)
+    assert [claim["holds"] for claim in document["claims"]] == [True] * 3
+    assert sum(row["files"] for row in document["results"]) == len(sent())
     assert all(any(line.endswith(f"  {name}") for line in listed) for name in sent())
     assert not [name for name in sent() if name.startswith(("tests/", ".ci/"))]
 
@@ -59,23 +59,31 @@ def test_a_missing_file_and_a_long_description_are_claims_that_fail(monkeypatch:
     assert [claim["holds"] for claim in space.claims(["app.py"])] == [False, False, False]
 
 
-def test_it_is_brought_to_this_trees_files_in_one_commit(
+def test_one_commit_gives_the_space_the_files_of_this_tree(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     main(["--to", "me/bass"])
     assert "the commit" in capsys.readouterr().err
-    assert Hub.asked == [("me/bass", {"repo_type": "space", "space_sdk": "gradio", "exist_ok": True})]
-    added = {one.path_in_repo for one in Hub.committed if isinstance(one, huggingface_hub.CommitOperationAdd)}
-    gone = [one.path_in_repo for one in Hub.committed if isinstance(one, huggingface_hub.CommitOperationDelete)]
-    assert added == set(sent()) and gone == ["gone.py"]
+    assert Hub.created == [("me/bass", {"repo_type": "space", "space_sdk": "gradio", "exist_ok": True})]
+    added = {
+        operation.path_in_repo
+        for operation in Hub.committed
+        if isinstance(operation, huggingface_hub.CommitOperationAdd)
+    }
+    deleted = [
+        operation.path_in_repo
+        for operation in Hub.committed
+        if isinstance(operation, huggingface_hub.CommitOperationDelete)
+    ]
+    assert added == set(sent()) and deleted == ["gone.py"]
     assert THEIRS not in added and f'--exclude "{THEIRS}"' in (ROOT / "docs/usage.md").read_text(encoding="utf-8")
     with pytest.raises(SystemExit):
         main(["--to", "bass"])
     assert "--to takes USER/NAME" in capsys.readouterr().err
 
 
-def test_the_configuration_is_that_of_the_kind_of_space() -> None:
+def test_the_configuration_depends_on_the_kind_of_space() -> None:
     gradio, docker = configuration(), configuration(docker=True)
     assert (gradio["sdk"], gradio["app_file"]) == ("gradio", "app.py")
     assert (docker["sdk"], docker["app_port"]) == ("docker", "7860") and "app_file" not in docker
@@ -87,14 +95,14 @@ def test_the_configuration_is_that_of_the_kind_of_space() -> None:
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
-def test_the_containers_check_of_health_tells_a_page_from_nothing() -> None:
+def test_the_container_is_healthy_only_while_the_page_is_served() -> None:
     _, command = re.findall(r"^(?:HEALTHCHECK .* )?CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[::-1]
     python, *arguments = json.loads(command)
     assert python == "python"
 
     def healthy(port: str) -> bool:
-        here = [sys.executable, *(one.replace("7860", port) for one in arguments)]
-        return subprocess.run(here, capture_output=True).returncode == 0
+        health_check = [sys.executable, *(argument.replace("7860", port) for argument in arguments)]
+        return subprocess.run(health_check, capture_output=True).returncode == 0
 
     def source(request: Any) -> Any:
         yield waiting(1, None)
@@ -105,7 +113,7 @@ def test_the_containers_check_of_health_tells_a_page_from_nothing() -> None:
     assert not healthy(port)
 
 
-def test_the_container_runs_what_is_there() -> None:
+def test_the_container_has_the_files_that_it_runs() -> None:
     *_, last = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     _, program, *options = json.loads(last)
     assert (ROOT / program).is_file() and app.parse(options).port == space.PORT
@@ -113,6 +121,6 @@ def test_the_container_runs_what_is_there() -> None:
     for needed in ("app.py", "requirements.txt", "bass_core", "kernels", "ui", "drafts", "docs"):
         assert (ROOT / needed).exists() and needed not in ignored
     assert "USER 1000" in DOCKERFILE and "VOLUME /cache" in DOCKERFILE
-    assert "\nSTOPSIGNAL SIGINT\n" in DOCKERFILE  # the one that Python handles as the first process
-    # What Triton compiles is kept, and it finds the compiler that builds its launcher.
+    assert "\nSTOPSIGNAL SIGINT\n" in DOCKERFILE  # the signal that Python handles as the first process
+    # Triton stores its kernels in the cache, and finds a compiler for its launcher.
     assert "TRITON_CACHE_DIR=/cache/" in DOCKERFILE and " gcc libc6-dev " in DOCKERFILE

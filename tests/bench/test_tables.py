@@ -5,7 +5,7 @@ import json
 from bench.report import tables
 
 
-def test_the_pages_are_up_to_date():
+def test_the_tables_of_all_documents_are_up_to_date():
     assert tables.main(["--check"]) == 0
 
 
@@ -32,19 +32,29 @@ def test_an_old_table_is_noticed_and_rewritten(tmp_path, monkeypatch, capsys):
     assert tables.main(["--check"]) == 0
 
 
-def test_exactness_files_of_two_kinds_of_cpu_stand_below_each_other(tmp_path, monkeypatch):
+def test_exactness_has_one_table_per_kind_of_cpu(tmp_path, monkeypatch):
     shared = {
         "command": "python -m bench exactness", "device": "a machine", "date": "2026-11-21", "revision": "abc",
         "versions": {"torch": "2", "transformers": "5"}, "claims": [],
     }  # fmt: skip
-    alike = {"batch": 1, "arm": "speculative", "rows": 16, "identical": 1.0}
-    one = {
+    equal_row = {"batch": 1, "arm": "speculative", "rows": 16, "identical": 1.0}
+    difference = {
         "prompt": 3, "at": 26, "ours": 5, "theirs": 7, "ours text": " a", "theirs text": " the",
         "p_ours": 0.3, "p_theirs": 0.31, "tie": 0.968,
     }  # fmt: skip
-    unlike = {"batch": 4, "arm": "bass", "rows": 16, "identical": 15 / 16, "text": "coupled", "differences": [one]}
-    old = shared | {"results": [alike]}
-    new = shared | {"results": [alike | {"text": "greedy"}, unlike], "cpu": {"multiplies bfloat16 natively": True}}
+    differing_row = {
+        "batch": 4,
+        "arm": "bass",
+        "rows": 16,
+        "identical": 15 / 16,
+        "text": "coupled",
+        "differences": [difference],
+    }
+    old = shared | {"results": [equal_row]}
+    new = shared | {
+        "results": [equal_row | {"text": "greedy"}, differing_row],
+        "cpu": {"multiplies bfloat16 natively": True},
+    }
     for name, document in (("exactness-cpu-bf16", old), ("exactness-native-bf16", new)):
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
     monkeypatch.setattr(tables, "RESULTS", tmp_path)

@@ -1,4 +1,4 @@
-"""A tiny random target, with weights scaled up so that its hidden states vary, and a corpus of its texts."""
+"""A tiny random target, scaled so that its hidden states vary, and a corpus of its texts."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from distill.corpus import write_corpus
 from distill.settings import load
 from tests.support.models import byte_tokenizer, tiny
 
-END = 2.5
+END_TOKEN_FACTOR = 2.5
 
 
 @pytest.fixture(scope="session")
@@ -21,20 +21,22 @@ def pair():
     )
     model = tiny("llama", seed=3, scale=6, vocab_size=len(tokenizer))
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
-    # Some of its turns end by themselves.
-    model.lm_head.weight[tokenizer.eos_token_id] *= END
+    # Makes some turns end before the limit.
+    model.lm_head.weight[tokenizer.eos_token_id] *= END_TOKEN_FACTOR
     return ModelPair(model, None, tokenizer)
 
 
 @pytest.fixture(scope="session")
 def settings():
     loaded = load()
-    # What the tests count on does not change with the recipe.
-    small = replace(loaded.corpus, conversations=8, rows=3, max_new_tokens=16, longest_row=400, layers=[0, 1])
+    # The tests do not depend on the recipe in config.json.
+    corpus_settings = replace(
+        loaded.corpus, conversations=8, rows=3, max_new_tokens=16, longest_row=400, layers=[0, 1]
+    )
     return replace(
         loaded,
         seed=40,
-        corpus=replace(small, temperatures=[0.0, 0.7, 1.0]),
+        corpus=replace(corpus_settings, temperatures=[0.0, 0.7, 1.0]),
         train=replace(
             loaded.train,
             vocabulary=128,

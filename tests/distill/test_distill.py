@@ -1,4 +1,4 @@
-"""Distilling a draft end to end on a tiny target: its corpus, training, measuring, the commands."""
+"""Distilling a draft head for a tiny target: corpus, training, evaluation and commands."""
 
 import gzip
 import json
@@ -32,11 +32,11 @@ from tests.support.models import byte_tokenizer, tiny
 
 from ..bass_core.model.test_pointer import by_hand
 
-# Identity scale: two layers' states and the last hidden state, 64 entries each.
+# The identity, for the states of two layers and the last hidden state, 64 entries each.
 AS_IT_IS = Scale(torch.zeros(192), torch.ones(192))
 
 
-def test_frequent_ids_and_batches(corpus):
+def test_frequent_ids_and_batches_follow_from_the_rows(corpus):
     rows = load_rows(shards(corpus))
     seen = Counter(
         token
@@ -55,9 +55,9 @@ def test_frequent_ids_and_batches(corpus):
     assert torch.equal(before[0, 1:cut], rows[0].states(cut - 1).float()) and not before[:, 0].any()
 
 
-def test_batches_go_through_all_rows_and_begin_anywhere(corpus):
+def test_an_epoch_has_every_row_and_batches_can_start_at_any_step(corpus):
     rows = load_rows(shards(corpus))
-    # The row whose first answer comes last is cut before it.
+    # The row with the latest first answer is cut before it, and so left out.
     longest = max(int(row.scored.nonzero()[0]) for row in rows)
     source = Batches(rows, AS_IT_IS, longest, 512, 7)
     assert all(row.scored[:longest].any() for row in source.rows) and 1 < len(source.rows) < len(rows)
@@ -72,25 +72,25 @@ def test_batches_go_through_all_rows_and_begin_anywhere(corpus):
         assert torch.equal(next(running).ids, next(source.from_step(step)).ids), step
 
 
-def test_later_drafts_are_trained_as_they_are_drafted(pair, settings, corpus):
-    """At depth d, slot t sees true states up to slot t - d and the head's own states after it."""
+def test_later_drafts_are_trained_on_the_head_s_own_states(pair, settings, corpus):
+    """At depth d, position t sees true states up to position t - d, and the head's own states after it."""
     batch = collate(load_rows(shards(corpus))[:1], AS_IT_IS, 48)
     head = new_head(pair, settings.train, torch.arange(128), tuple(settings.corpus.layers)).eval()
     torch.nn.init.normal_(head.project.bias)
     with torch.no_grad():
-        found = depths(head, batch, 2)
+        states = depths(head, batch, 2)
         for depth, last in ((0, 20), (1, 25), (2, 40)):
             seen = shifted(head.project(batch.states))[:, : last + 1].clone()
-            for own in range(depth):
-                slot = last - depth + own + 1
-                x = head.inputs(batch.ids[:, :slot], seen[:, :slot])
-                seen[:, slot] = head.body.model(inputs_embeds=x).last_hidden_state[:, -1]
+            for step in range(depth):
+                position = last - depth + step + 1
+                x = head.inputs(batch.ids[:, :position], seen[:, :position])
+                seen[:, position] = head.body.model(inputs_embeds=x).last_hidden_state[:, -1]
             x = head.inputs(batch.ids[:, : last + 1], seen)
             expected = head.body.model(inputs_embeds=x).last_hidden_state[:, -1]
-            torch.testing.assert_close(found[depth][:, last], expected, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(states[depth][:, last], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_training_lowers_the_loss_and_a_killed_run_goes_on(pair, settings, corpus, tmp_path, monkeypatch):
+def test_training_raises_the_overlap_and_a_killed_run_resumes(pair, settings, corpus, tmp_path, monkeypatch):
     log = train(pair, settings, corpus, tmp_path / "whole", 24)
     assert [entry["step"] for entry in log["held_out"]] == [0, 24]
     assert log["overlap"][-1][1] > 1.1 * log["overlap"][0][1]
@@ -123,8 +123,8 @@ def test_training_lowers_the_loss_and_a_killed_run_goes_on(pair, settings, corpu
         torch.testing.assert_close(value, again.own_weights()[name], atol=1e-3, rtol=1e-2)
 
 
-def test_what_does_not_fit_together_is_refused(pair, settings, corpus, tmp_path):
-    """A corpus of other layers; a checkpoint of other settings or layers; a start from a head of another shape."""
+def test_mismatched_corpora_checkpoints_and_starts_are_refused(pair, settings, corpus, tmp_path):
+    """A corpus of other layers, a checkpoint of other settings or layers, a start from a head of another shape."""
     for layers in ([1], [], [0, 2]):
         other = replace(settings, corpus=replace(settings.corpus, layers=layers))
         for call in (
@@ -147,33 +147,33 @@ def test_what_does_not_fit_together_is_refused(pair, settings, corpus, tmp_path)
 
 
 @pytest.mark.parametrize("changes", [{"reads_layers": False}, {"reads_states": False}])
-def test_a_head_may_read_less(pair, settings, corpus, tmp_path, changes):
+def test_a_head_without_layers_or_states_can_be_trained(pair, settings, corpus, tmp_path, changes):
     less = replace(settings, train=replace(settings.train, **changes))
     log = train(pair, less, corpus, tmp_path, 12)
     assert log["overlap"][-1][1] > log["overlap"][0][1] and len(log["overlap"][0]) == 3
     assert load_draft_head(tmp_path, pair.target).config.reads_layers == ()
 
 
-def test_the_scale_is_folded_into_what_is_saved_and_out_of_what_is_started_from(pair, settings, corpus, tmp_path):
+def test_saving_folds_the_scale_into_the_head_and_starting_takes_it_out(pair, settings, corpus, tmp_path):
     log = train(pair, settings, corpus, tmp_path / "first", 12)
     head = load_draft_head(tmp_path / "first", pair.target).float()
     assert head.project.weight[:, :128].abs().max() > 0
     rows = load_rows(shards(corpus)[:1])
-    for found, logged in zip(
+    for measured, logged in zip(
         measure(head, [collate([row], AS_IT_IS, 128) for row in rows], 1),
         log["held_out"][-1]["shards"][0],
         strict=True,
     ):
-        assert found["overlap"] == pytest.approx(logged["overlap"], abs=0.01)
-    still = replace(settings.train, start=str(tmp_path / "first"), learning_rate=0.0)
-    train(pair, replace(settings, train=still), corpus, tmp_path / "second", 1)
+        assert measured["overlap"] == pytest.approx(logged["overlap"], abs=0.01)
+    unchanged = replace(settings.train, start=str(tmp_path / "first"), learning_rate=0.0)
+    train(pair, replace(settings, train=unchanged), corpus, tmp_path / "second", 1)
     again = load_draft_head(tmp_path / "second", pair.target).float()
     for name in ("weight", "bias"):
         torch.testing.assert_close(getattr(again.project, name), getattr(head.project, name), atol=1e-2, rtol=1e-2)
 
 
-def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
-    """Before any step it drafts like the first head, despite another vocabulary and added layers."""
+def test_training_can_start_from_a_trained_head(pair, settings, corpus, tmp_path):
+    """Before the first step it drafts like that head, despite another vocabulary and added layers."""
     first = replace(settings, train=replace(settings.train, reads_layers=False, vocabulary=100))
     train(pair, first, corpus, tmp_path / "first", 6)
     trained = load_draft_head(tmp_path / "first", pair.target)
@@ -181,34 +181,34 @@ def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
     head = new_head(pair, start, torch.arange(128), tuple(settings.corpus.layers)).eval()
     batch = collate(load_rows(shards(corpus))[:2], AS_IT_IS, 64)
     with torch.no_grad():
-        for found, expected in zip(depths(head, batch, 1), depths(trained, batch, 1), strict=True):
-            torch.testing.assert_close(found, expected)
+        for drafted, expected in zip(depths(head, batch, 1), depths(trained, batch, 1), strict=True):
+            torch.testing.assert_close(drafted, expected)
     assert torch.equal(head.pointer.by_size, trained.pointer.by_size)
     weights = tmp_path / "first" / "model.safetensors"
-    save_file({name: one for name, one in load_file(weights).items() if "pointer" not in name}, weights)
+    save_file({name: weight for name, weight in load_file(weights).items() if "pointer" not in name}, weights)
     config = weights.with_name("config.json")
     config.write_text(json.dumps({"draft_head": json.loads(config.read_text())["draft_head"]}))
     older = new_head(pair, start, torch.arange(128), tuple(settings.corpus.layers))
     assert torch.equal(older.pointer.by_size, Pointer(64).by_size), "one without a pointer gets a new one"
 
 
-def test_what_training_points_at(pair, settings):
-    chosen = random.Random(3)
-    rows = [[chosen.choice(b"abc") for _ in range(length)] for length in (40, 25)]
+def test_pointers_in_training_equal_those_found_by_hand(pair, settings):
+    rng = random.Random(3)
+    rows = [[rng.choice(b"abc") for _ in range(length)] for length in (40, 25)]
     ids = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
-    picked = torch.arange(40) < torch.tensor([[40], [25]])
-    picked[:, ::3] = False
+    chosen_positions = torch.arange(40) < torch.tensor([[40], [25]])
+    chosen_positions[:, ::3] = False
     head = new_head(pair, settings.train, torch.tensor([ord("a"), ord("c")]), ())
-    batch = Batch(ids, torch.zeros(2, 40, 64), picked)
-    places = [(row, place) for row, place in picked.nonzero().tolist()]
+    batch = Batch(ids, torch.zeros(2, 40, 64), chosen_positions)
+    places = [(row, place) for row, place in chosen_positions.nonzero().tolist()]
     expected = [by_hand(rows[row][: place + 1], []) for row, place in places]
-    columns, sizes = pointed(head, batch, picked)
+    columns, sizes = pointed(head, batch, chosen_positions)
     assert sizes.tolist() == [size for _, size in expected]
     assert columns.tolist() == [{ord("a"): 0, ord("c"): 1}.get(token, -1) for token, _ in expected]
     assert set(columns.tolist()) == {-1, 0, 1}
 
 
-def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
+def test_evaluation_equals_the_metrics_of_generate(pair, settings, corpus, tmp_path):
     train(pair, settings, corpus, tmp_path, 6)
     drafted = ModelPair(pair.target, load_draft_head(tmp_path, pair.target), pair.tokenizer)
     prompts = [(kind, text[:40]) for kind, text in prompt_set("committed", 4)]
@@ -252,8 +252,8 @@ def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
-    """The README's two commands at a smaller size: a corpus of the real target, and an overlap that rises."""
+def test_the_commands_distill_a_draft_head_of_the_real_model(smollm2_folder, tmp_path):
+    """The README's two commands, at a smaller size."""
     config = json.loads((ROOT / "distill" / "config.json").read_text())
     config["corpus"].update(conversations=8, rows=6, max_new_tokens=32)
     config["train"].update(tokens_per_step=512, warmup_steps=2, held_out_shards=1)
@@ -271,16 +271,17 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
 
 
 @pytest.mark.parametrize("words", [(), ("Tomato", "vaccine", "seasons")])
-def test_conversations_are_of_many_kinds_and_never_from_a_test_set(words):
-    made = conversations(1, 400, words)
-    assert made == conversations(1, 400, words) and made != conversations(2, 400, words) and len(made) == 400
-    prompts = [turns[0].text for turns in made if turns[0].text is not None and not turns[0].quotes]
+def test_conversations_are_varied_and_never_from_a_test_set(words):
+    written = conversations(1, 400, words)
+    assert written == conversations(1, 400, words) and written != conversations(2, 400, words)
+    assert len(written) == 400
+    prompts = [turns[0].text for turns in written if turns[0].text is not None and not turns[0].quotes]
     assert len(set(prompts)) == len(prompts) > 200
-    assert 50 < sum(turns[0].text is None for turns in made) < 120
-    quoting = [turns[0] for turns in made if turns[0].quotes]
-    assert quoting == [turns[0] for turns in made[-len(quoting) :]]
-    assert all("{text}" in one.text for one in quoting)
-    assert {len(turns) for turns in made} >= {1, 2, 3, 4}
+    assert 50 < sum(turns[0].text is None for turns in written) < 120
+    quoting = [turns[0] for turns in written if turns[0].quotes]
+    assert quoting == [turns[0] for turns in written[-len(quoting) :]]
+    assert all("{text}" in turn.text for turn in quoting)
+    assert {len(turns) for turns in written} >= {1, 2, 3, 4}
     held_out = {prompt["text"] for prompt in evaluation_prompts()}
     assert Counter(prompt["kind"] for prompt in evaluation_prompts()) == dict.fromkeys(
         ("code", "prose", "question", "rewriting"), 16
@@ -293,30 +294,32 @@ def test_conversations_are_of_many_kinds_and_never_from_a_test_set(words):
         assert not any(text in prompt for text in docstrings if text)
 
 
-def test_the_targets_own_words_become_topics_and_names():
+def test_words_of_the_target_s_vocabulary_become_topics_and_names():
     tokenizer = byte_tokenizer((" zebra", " xylo", " ate", "heading") * 9, 40)
     words = words_of(ModelPair(tiny("llama"), None, tokenizer))
     assert {"zebra", "xylo"} <= set(words) and not {"ate", "eading"} & set(words)
-    made = [turns[0].text or "" for turns in conversations(1, 400, words)]
-    assert any("zebra" in prompt for prompt in made) and any("Xylo" in prompt for prompt in made)
+    prompts = [turns[0].text or "" for turns in conversations(1, 400, words)]
+    assert any("zebra" in prompt for prompt in prompts) and any("Xylo" in prompt for prompt in prompts)
     assert not any("zebra" in (turns[0].text or "") for turns in conversations(1, 400))
 
 
-def test_a_shard_asks_about_the_targets_own_words(pair, settings, monkeypatch):
-    monkeypatch.setattr(corpus_module, "words_of", lambda asked: ["zebra"] if asked is pair else [])
-    given = []
-    monkeypatch.setattr(corpus_module, "conversations", lambda *some: given.append(some) or [[Turn("Hello")]])
+def test_a_shard_asks_about_words_of_the_target_s_vocabulary(pair, settings, monkeypatch):
+    monkeypatch.setattr(corpus_module, "words_of", lambda asked_pair: ["zebra"] if asked_pair is pair else [])
+    calls = []
+    monkeypatch.setattr(
+        corpus_module, "conversations", lambda *arguments: calls.append(arguments) or [[Turn("Hello")]]
+    )
     write_shard(pair, settings, 2)
-    assert given == [(settings.seed * 1_000_003 + 2, settings.corpus.conversations, ["zebra"])]
+    assert calls == [(settings.seed * 1_000_003 + 2, settings.corpus.conversations, ["zebra"])]
 
 
 def answers(scored):
-    """The runs of True in scored bool [T], as slices."""
+    """Return the runs of True in scored bool [T] as slices."""
     edges = torch.diff(scored.int(), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero().flatten().tolist()
     return [slice(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def test_a_shard_holds_the_targets_answers_and_its_states(pair, settings, corpus):
+def test_a_shard_has_the_target_s_answers_and_states(pair, settings, corpus):
     assert not pair.target_step.readout.layers, "a shard leaves the pair as it was"
     tokenizer, most, turns = pair.tokenizer, settings.corpus.max_new_tokens, 0
     for number, path in enumerate(shards(corpus)):
@@ -341,26 +344,28 @@ def test_a_shard_holds_the_targets_answers_and_its_states(pair, settings, corpus
     assert turns > sum(len(load_rows([path])) for path in shards(corpus)), "some conversations have several turns"
 
 
-def test_a_conversation_quotes_what_the_target_said_and_ends_in_time(pair, settings, monkeypatch):
-    """What is quoted are first answers, and one of their questions; what does not fit is left out whole."""
+def test_a_conversation_quotes_the_target_s_answers_and_stays_in_the_limit(pair, settings, monkeypatch):
+    """It quotes first answers and one of their questions; turns that do not fit are left out entirely."""
     monkeypatch.setattr(corpus_module, "MIN_QUOTED", 1)
     writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
     assert len(writer.write([[Turn("say a"), Turn("more")], [Turn("say b")], [Turn("c" * 201)]])) == 3
-    told = dict(writer.quotable)
-    assert set(told) == {"say a", "say b"}
+    quotable = dict(writer.quotable)
+    assert set(quotable) == {"say a", "say b"}
     (row,) = writer.write([[Turn("About {text}: {question}?", 5)]])
     text = pair.tokenizer.decode(row.tokens)
     either = [
-        f"{told[a]}\n\n{told[b]}: say {x}?" for a, b in (("say a", "say b"), ("say b", "say a")) for x in "ab"
+        f"{quotable[a]}\n\n{quotable[b]}: say {x}?"
+        for a, b in (("say a", "say b"), ("say b", "say a"))
+        for x in "ab"
     ]
-    assert any(text.startswith(f"<s>uAbout {one}</s><s>a") for one in either)
+    assert any(text.startswith(f"<s>uAbout {quote}</s><s>a") for quote in either)
     assert writer.write([[Turn("x" * 400)]]) == []
     (long,) = writer.write([[Turn("x" * 300), Turn("y" * 300)]])
     assert "y" * 300 not in pair.tokenizer.decode(long.tokens) and len(long.tokens) <= 400
 
 
-def test_the_target_makes_up_turns(pair, settings, monkeypatch):
-    """Made-up turns are kept whole and unscored, or cut off with what opened them."""
+def test_the_target_can_write_user_turns(pair, settings, monkeypatch):
+    """They are kept entirely and unscored, or cut together with the tokens that open them."""
     monkeypatch.setattr(corpus_module, "SHORTEST", 1)
     short = replace(settings.corpus, max_new_tokens=4)
     rows = corpus_module.Writer(pair, short, 0.7, 3).write([[Turn("Hello"), Turn(None)] for _ in range(48)])
@@ -375,15 +380,15 @@ def test_the_target_makes_up_turns(pair, settings, monkeypatch):
     assert cut and len(cut) < len(rows), "some turns were cut off"
 
 
-def test_tokens_are_drawn_at_their_rows_temperatures(pair, settings):
+def test_tokens_are_drawn_at_the_temperature_of_their_row(pair, settings):
     writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
     logits = torch.tensor([0.0, 1.0, 2.0, -torch.inf]).repeat(3000, 1)
     for temperature in (0.5, 2.0):
         drawn = torch.tensor(writer._draw(logits, [0.0, temperature, 1.0] * 1000)).view(1000, 3)
         assert (drawn[:, 0] == 2).all()
-        for column, of in ((1, temperature), (2, 1.0)):
+        for column, divisor in ((1, temperature), (2, 1.0)):
             shares = torch.bincount(drawn[:, column], minlength=4) / 1000
-            torch.testing.assert_close(shares, (logits[0] / of).softmax(-1), atol=0.05, rtol=0)
+            torch.testing.assert_close(shares, (logits[0] / divisor).softmax(-1), atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +406,7 @@ def test_a_template_whose_turns_do_not_end_is_refused(pair, monkeypatch, templat
         corpus_module.Template.of(pair)
 
 
-def test_shards_of_an_older_form_are_refused(pair, settings, tmp_path):
+def test_shards_in_an_older_format_are_refused(pair, settings, tmp_path):
     save_file({"tokens": torch.zeros(2), "layers": torch.tensor([0, 1])}, tmp_path / "shard-00000.safetensors")
     with pytest.raises(SystemExit, match="was written by an earlier version"):
         write_corpus(pair, settings, tmp_path, 10)
@@ -416,24 +421,24 @@ def test_a_number_below_one_is_refused_before_a_model_is_loaded(option, monkeypa
     assert f"{option} must be a whole number of at least 1; got 0." in capsys.readouterr().err
 
 
-def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, tmp_path, monkeypatch):
+def test_a_killed_corpus_run_resumes_with_the_missing_shard(pair, settings, corpus, tmp_path, monkeypatch):
     first = shards(corpus)[0]
     (tmp_path / first.name).write_bytes(first.read_bytes())
     written = []
 
-    def watched(pair, settings, number):
+    def recording(pair, settings, number):
         written.append(number)
         return write_shard(pair, settings, number)
 
-    monkeypatch.setattr(corpus_module, "write_shard", watched)
-    held = sum(int(row.scored.sum()) for row in load_rows([first]))
-    write_corpus(pair, settings, tmp_path, held + 1)
+    monkeypatch.setattr(corpus_module, "write_shard", recording)
+    tokens = sum(int(row.scored.sum()) for row in load_rows([first]))
+    write_corpus(pair, settings, tmp_path, tokens + 1)
     assert written == [1]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(shards(tmp_path), shards(corpus), strict=False))
 
 
-def test_processes_share_a_folder(pair, settings, corpus, tmp_path):
-    """A process skips a shard that another is writing, and counts every complete shard."""
+def test_processes_can_share_a_corpus_folder(pair, settings, corpus, tmp_path):
+    """A process skips shards that another one is writing, and counts every complete shard."""
     first, second = (int(sum(row.scored.sum() for row in load_rows([path]))) for path in shards(corpus)[:2])
     with FileLock(tmp_path / "shard-00000.lock"):
         assert write_corpus(pair, settings, tmp_path, second) == second
@@ -443,22 +448,24 @@ def test_processes_share_a_folder(pair, settings, corpus, tmp_path):
     assert write_corpus(pair, settings, tmp_path, first + second) == first + second and len(shards(tmp_path)) == 2
 
 
-def test_gradients_against_their_definition(monkeypatch):
+def test_gradients_equal_autograd_of_the_loss(monkeypatch):
     monkeypatch.setattr(train_module, "POSITIONS_AT_ONCE", 16)
     students = [torch.randn(50, 8, requires_grad=True) for _ in range(2)]
     teacher, rows = torch.randn(50, 8), torch.randn(30, 8)
     raised, columns = [torch.randn(50, requires_grad=True) for _ in range(2)], torch.randint(-1, 30, (50,))
     with torch.no_grad():
-        found, gradients, lifts = pulls(students, teacher, rows, raised, columns)
+        overlaps, gradients, lifts = pulls(students, teacher, rows, raised, columns)
     p = (teacher @ rows.t()).softmax(-1)
     points = F.one_hot(columns.clamp(min=0), 30) * (columns >= 0)[:, None]
     assert (columns < 0).any()
-    for student, lift, a, *pulled in zip(students, raised, found, gradients, lifts, strict=True):
+    for student, lift, mean_overlap, *pair_gradients in zip(
+        students, raised, overlaps, gradients, lifts, strict=True
+    ):
         q = (student @ rows.t() + lift[:, None] * points).softmax(-1)
         overlap = torch.minimum(p, q).sum(-1)
-        assert a == pytest.approx(overlap.mean().item(), abs=1e-5)
+        assert mean_overlap == pytest.approx(overlap.mean().item(), abs=1e-5)
         loss = ((p * (p / q).log()).sum(-1) - overlap.log()).mean()
-        for one, expected in zip(pulled, torch.autograd.grad(loss, (student, lift)), strict=True):
-            torch.testing.assert_close(one, expected, atol=1e-6, rtol=1e-4)
+        for gradient, expected in zip(pair_gradients, torch.autograd.grad(loss, (student, lift)), strict=True):
+            torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
     nowhere = torch.full_like(columns, -1)
     assert pulls([teacher], teacher, rows, raised[:1], nowhere)[0][0] == pytest.approx(1, abs=1e-5)

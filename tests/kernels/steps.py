@@ -1,7 +1,7 @@
-"""Steps of attention over ragged rows, prefixes that rows share, gaps and trees, and their reference in float64.
+"""Attention steps with ragged rows, shared prefixes, gaps and trees, and their float64 reference.
 
-Contract: `make` and `grown` build a step twice, over shared prefixes and over whole rows. Columns past a row's own
-tokens and past a prefix hold huge numbers, which must never reach a result.
+`make_step` and `make_tree_step` build each step twice: over shared prefixes and over whole rows. Columns past
+the end of a row or of a prefix hold huge numbers, which must never reach a result.
 """
 
 from __future__ import annotations
@@ -20,63 +20,66 @@ from kernels.plan import MOST_TREE, SHARE, SINKS, AttentionPlan, SharedPart, Tok
 
 DIM, HUGE = 8, 1e30
 HERE = [name for name in sorted(BACKENDS) if why_backend_unavailable(name, torch.device("cpu")) is None]
-# For each row and token, the columns of the row's tree that the token sees, ascending, its own last.
+# For each row and token, the tree columns that the token sees: ascending, its own column last.
 Paths = list[list[list[int]]]
 
 
 @dataclass
 class Step:
-    """A step over rows that share prefixes, and the same rows with all their columns as their own."""
+    """A step over rows that share prefixes, and the same step over whole rows.
+
+    `suffix`, `prefix` and `whole` are keys and values: after a row's prefix, of the prefixes, of entire rows.
+    """
 
     query: Tensor
-    own: tuple[Tensor, Tensor]
+    suffix: tuple[Tensor, Tensor]
     prefix: tuple[Tensor, Tensor]
     whole: tuple[Tensor, Tensor]
     plan: AttentionPlan
     paths: Paths | None = None
 
     def run(self, backend: Callable[..., Tensor], **options: object) -> Tensor:
-        """What a backend makes of the step, whose columns end where the plan says."""
+        """Return a backend's output, over as many columns as the plan covers."""
         assert self.plan.shared is not None
-        own = (one[:, :, : self.plan.extent] for one in self.own)
-        prefix = tuple(one[:, :, : self.plan.shared.extent] for one in self.prefix)
-        return backend(self.query, *own, self.plan, prefix=prefix, **options)
+        suffix = (cache[:, :, : self.plan.extent] for cache in self.suffix)
+        prefix = tuple(cache[:, :, : self.plan.shared.extent] for cache in self.prefix)
+        return backend(self.query, *suffix, self.plan, prefix=prefix, **options)
 
     def run_whole(self, backend: Callable[..., Tensor], **options: object) -> Tensor:
-        """The same over whole rows, without a prefix."""
+        """Return a backend's output over whole rows, without a prefix."""
         host = self.plan.lengths.tolist()
         plan = replace(self.plan, host=host, shared=None, captured_extent=None, _made={})
         return backend(self.query, *self.whole, plan, **options)
 
     def with_tree(self, paths: Paths, before: list[int]) -> Step:
-        """With trees of which each row has fed `before` columns; views of one tensor, as the runner makes them."""
+        """Return the step with trees, views of one tensor as in the runner; `before`: tree columns fed earlier."""
         packed = [
             [*(sum(1 << column for column in path) for path in row), *(len(path) - 1 for path in row), first]
             for row, first in zip(paths, before, strict=True)
         ]
-        all_, width = torch.tensor(packed), len(paths[0])
-        tree = TokenTree(all_[:, :width], all_[:, width:-1], all_[:, -1])
+        tensor, width = torch.tensor(packed), len(paths[0])
+        tree = TokenTree(tensor[:, :width], tensor[:, width:-1], tensor[:, -1])
         return replace(self, plan=replace(self.plan, tree=tree, _made={}), paths=paths)
 
     def captured(self) -> Step:
-        """As a capture sees it: nothing on the host, and all columns of both caches."""
+        """Return the step as a capture sees it: no lengths on the host, and all columns of both caches."""
         shared = self.plan.shared
         assert shared is not None
         part = replace(shared, host_starts=[], host_groups=[], extent=self.prefix[0].shape[2])
-        plan = replace(self.plan, host=[], captured_extent=self.own[0].shape[2], shared=part, _made={})
+        plan = replace(self.plan, host=[], captured_extent=self.suffix[0].shape[2], shared=part, _made={})
         return replace(self, plan=plan)
 
     def expected(self, scaling: float, window: int | None = None, softcap: float | None = None) -> Tensor:
-        """[B, S, Hq, D] in float64 over whole rows, one query at a time, from the definition."""
+        """Return the attention [B, S, Hq, D] in float64, computed query by query over whole rows."""
         batch, heads, queries, dim = self.query.shape
-        keys, values = (one.double().repeat_interleave(heads // one.shape[1], 1) for one in self.whole)
+        keys, values = (cache.double().repeat_interleave(heads // cache.shape[1], 1) for cache in self.whole)
         out = torch.empty(batch, queries, heads, dim, dtype=torch.float64)
         gap, tree = self.plan.gap, self.plan.tree
         for b, length in enumerate(self.plan.lengths.tolist()):
             for s in range(queries):
                 text = list(range(length + s + 1))
                 if tree is not None and self.paths is not None:
-                    # A token's text: all before the tree, then its ancestors and itself.
+                    # A token's text: the text before the tree, its ancestors and itself.
                     base = length - int(tree.before[b])
                     text = [*range(base), *(base + column for column in self.paths[b][s])]
                 seen = torch.tensor(text if window is None else text[-window:])
@@ -88,14 +91,14 @@ class Step:
                 out[b, s] = (scores.softmax(-1)[:, None] @ values[b, :, seen])[:, 0]
         return out
 
-    def holds(self, out: Tensor, close: float = 1e-5, **options: Any) -> None:
-        """Asserts that the result is the reference's."""
+    def check(self, out: Tensor, close: float = 1e-5, **options: Any) -> None:
+        """Assert that a result equals the reference."""
         expected = self.expected(**options)
         assert out.shape == expected.shape and out.dtype == self.query.dtype
         torch.testing.assert_close(out.double(), expected, atol=close, rtol=close)
 
 
-def make(
+def make_step(
     rows: list[tuple[int, int, int]],
     queries: int,
     heads: tuple[int, int] = (4, 2),
@@ -104,27 +107,27 @@ def make(
     dtype: torch.dtype = torch.float32,
     spare: int = 5,
 ) -> Step:
-    """rows: (length, start, group) of each; heads: of queries, of keys; spare: unused columns of the prefixes."""
+    """Build a step for rows (length, prefix length, prefix index); `spare`: unused columns of the prefixes."""
     torch.manual_seed(len(rows) + queries)
     lengths, starts, groups = (list(column) for column in zip(*rows, strict=True))
     batch, longest, shared = len(rows), max(lengths) + queries, max(starts) + spare
     query = torch.randn(batch, heads[0], queries, dim).to(dtype)
     prefixes = torch.randn(2, max(groups) + 1, heads[1], shared, dim).to(dtype)
     whole = torch.randn(2, batch, heads[1], longest, dim).to(dtype)
-    own = torch.full_like(whole, HUGE if dtype != torch.float16 else 6e4)
+    suffix = torch.full_like(whole, HUGE if dtype != torch.float16 else 6e4)
     for b, (length, start, group) in enumerate(rows):
         whole[:, b, :, :start] = prefixes[:, group, :, :start]
-        own[:, b, :, : length + queries - start] = whole[:, b, :, start : length + queries]
-        whole[:, b, :, length + queries :] = own.max()
+        suffix[:, b, :, : length + queries - start] = whole[:, b, :, start : length + queries]
+        whole[:, b, :, length + queries :] = suffix.max()
     for group in range(prefixes.shape[1]):
         used = max((start for _, start, of in rows if of == group), default=0)
-        prefixes[:, group, :, used:] = own.max()
+        prefixes[:, group, :, used:] = suffix.max()
     part = SharedPart(torch.tensor(starts), torch.tensor(groups), starts, groups, max(starts))
     plan = AttentionPlan(torch.tensor(lengths), lengths, queries, shared=part, gap=gap)
-    return Step(query, tuple(own), tuple(prefixes), tuple(whole), plan)
+    return Step(query, tuple(suffix), tuple(prefixes), tuple(whole), plan)
 
 
-def grown(
+def make_tree_step(
     rows: list[tuple[int, int, int]],
     before: list[int],
     queries: int,
@@ -132,9 +135,9 @@ def grown(
     real: list[int] | None = None,
     **rest: Any,
 ) -> Step:
-    """A step over rows (base, start, group) whose random trees have `before` columns behind the base.
+    """Build a step with random trees after rows (length before the tree, prefix length, prefix index).
 
-    real: how many of each row's tokens are real; padding sees itself alone.
+    `before` and `real` are the tree columns fed earlier and the real tokens, per row; padding sees only itself.
     """
     dice, trees = random.Random(seed), []
     for row, first in enumerate(before):
@@ -142,29 +145,29 @@ def grown(
         paths: list[list[int]] = []
         for column in range(first + queries):
             parent = dice.randrange(-1, column) if dice.random() < 0.5 else column - 1
-            alone = parent < 0 or column >= first + count
-            paths.append([column] if alone else [*paths[parent], column])
+            is_root = parent < 0 or column >= first + count
+            paths.append([column] if is_root else [*paths[parent], column])
         trees.append(paths[first:])
     ends = [(base + first, start, group) for (base, start, group), first in zip(rows, before, strict=True)]
-    return make(ends, queries, **rest).with_tree(trees, before)
+    return make_step(ends, queries, **rest).with_tree(trees, before)
 
 
 @st.composite
 def problems(draw: st.DrawFn, trees: bool = False) -> dict[str, Any]:
-    """Arguments of `make`, or of `grown`."""
+    """Draw arguments for `make_step`, or for `make_tree_step`."""
     starts = st.sampled_from([0, 0, SHARE, 2 * SHARE, 5 * SHARE])
     row = st.tuples(st.integers(0, 90 if trees else 40), starts, st.integers(0, 2))
     rows = draw(st.lists(row.map(lambda r: (r[0] + r[1], r[1], r[2])), min_size=1, max_size=5))
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 3)]))
     queries = draw(st.sampled_from([1, 2, 3, 5, 9]) if trees else st.integers(1, 6))
-    found = {"rows": rows, "queries": queries, "heads": (kv_heads * group, kv_heads)}
+    arguments = {"rows": rows, "queries": queries, "heads": (kv_heads * group, kv_heads)}
     if not trees:
-        return found | {"gap": draw(st.sampled_from([None, None, 0, 3, 200]))}
+        return arguments | {"gap": draw(st.sampled_from([None, None, 0, 3, 200]))}
 
     def each(low: int, high: int) -> list[int]:
         return draw(st.lists(st.integers(low, high), min_size=len(rows), max_size=len(rows)))
 
-    return found | {
+    return arguments | {
         "before": each(0, MOST_TREE - queries),
         "real": each(1, queries),
         "seed": draw(st.integers(0, 999)),

@@ -1,7 +1,7 @@
-"""The accept kernel decides as bass_core/verify/rejection.py does, with equal noise; top-p keeps what a sort does.
+"""The accept kernel decides like bass_core/verify/rejection.py, and its top-p threshold is the one of a sort.
 
-Contract: runs under Triton's interpreter, with the same p, q, noise and counts for both. Rows where some u is
-within rounding of p / q are left out: there, both answers are right.
+Both get the same p, q, noise and counts. Rows with a u within rounding of p / q are left out:
+there, either answer is right.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from kernels.triton import noise as device
 from tests.support.models import slow_but
 
 SEED = 0x1234_5678_9ABC_DEF1
-# Logits on a grid spaced far wider than rounding, so that no test is a near-tie.
 SOFT = SamplingParams(temperature=1.0)
 
 
@@ -66,20 +65,20 @@ def hashes(
     tl.store(noise + row * V + token, device.exponential(u))
 
 
-def test_noise_is_equal_bit_for_bit() -> None:
+def test_noise_has_the_bits_of_the_reference() -> None:
     sequences = torch.tensor([0, 1, 2**31, 2**40 + 5, 2**62])
     positions = torch.tensor([0, 7, 2**20, 4096, 2**33 + 1])
     begins = torch.tensor([0, 5, 2**20 - 3, 2**29 - 1, 2**33])
     streams = stream(Role.RESIDUAL, begins)
-    made = [torch.zeros(5, dtype=torch.int64) for _ in range(4)]
+    hashed = [torch.zeros(5, dtype=torch.int64) for _ in range(4)]
     uniforms, spread, noise = torch.zeros(5), torch.zeros(5, 4096), torch.zeros(5, 4096)
-    hashes[(5,)](sequences, positions, streams, torch.tensor([SEED]), *made, uniforms, spread, noise, V=4096)
-    for ours, theirs in zip(made, words(SEED, sequences, positions, streams), strict=True):
+    hashes[(5,)](sequences, positions, streams, torch.tensor([SEED]), *hashed, uniforms, spread, noise, V=4096)
+    for ours, theirs in zip(hashed, words(SEED, sequences, positions, streams), strict=True):
         assert torch.equal(ours, theirs)
     assert torch.equal(uniforms, uniform(SEED, sequences, positions, streams))
     assert torch.equal(spread, token_uniforms(SEED, sequences, positions, streams, 4096))
-    own = exponentials(SEED, sequences, positions, streams, 4096)
-    torch.testing.assert_close(noise, own, rtol=4e-7, atol=0)
+    expected = exponentials(SEED, sequences, positions, streams, 4096)
+    torch.testing.assert_close(noise, expected, rtol=4e-7, atol=0)
 
 
 @triton.jit
@@ -90,8 +89,8 @@ def convert(words_, uniforms, noise, N: tl.constexpr):
     tl.store(noise + at, device.exponential(u))
 
 
-def test_the_extreme_words_are_the_same_numbers() -> None:
-    """Both ends of the range, words at which float32 starts to round, rounding ties, and random words."""
+def test_extreme_words_become_the_reference_s_numbers() -> None:
+    """Both ends of the range, words at which float32 starts to round, ties of rounding, and random words."""
     ends = [word + i for word in (0, 2**23, 2**24, 2**25, 2**31, 2**32) for i in range(-9, 10)]
     some = torch.randint(0, 2**32, (4096,), generator=torch.Generator().manual_seed(0)).tolist()
     tested = torch.tensor([*(word for word in ends if 0 <= word < 2**32), *some][:4096])
@@ -105,7 +104,7 @@ def test_the_extreme_words_are_the_same_numbers() -> None:
 def both(
     p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: NoiseKeys, rule: str = "rejection"
 ) -> tuple:
-    """(the reference's result, the kernel's result)."""
+    """Return the reference's result and the kernel's."""
     p = probabilities(p_logits, SOFT)
     ours = kernel.accept(
         p,
@@ -134,10 +133,10 @@ def both(
     seed=st.integers(0, 2**62),
 )
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_takes_the_references_decisions(
+def test_decisions_equal_the_reference(
     rule: str, batch: int, width: int, vocab: int, soft: bool, near: float, epochs: bool, seed: int
 ) -> None:
-    """About a hundred rows in all. near = 0 makes q equal to p, so that the residual max(0, p - q) is zero."""
+    """With near = 0, q equals p, so the residual max(0, p - q) is zero."""
     generator = torch.Generator().manual_seed(seed % 2**31)
     p_logits = torch.randn(batch, width + 1, vocab, generator=generator) * 2
     noise = torch.randn(batch, width, vocab, generator=generator)
@@ -154,14 +153,14 @@ def test_takes_the_references_decisions(
         clear = ((theirs.u - theirs.chance).abs() > 1e-5).all(dim=1)
     assert torch.equal(ours[0][clear], theirs.accepted[clear])
     assert torch.equal(ours[1][clear], theirs.next_token[clear])
-    # Behind a row's last draft the numbers mean nothing.
+    # The rest is padding.
     drafted = torch.arange(width) < counts[:, None]
     for mine, reference in zip(ours[2:], (theirs.p, theirs.q, theirs.u), strict=True):
         assert torch.equal(mine[drafted], reference[drafted])
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_no_drafts_at_all(rule: str) -> None:
+def test_a_batch_without_drafts_equals_the_reference(rule: str) -> None:
     keys = NoiseKeys(SEED, torch.arange(4), torch.arange(4))
     logits = torch.randn(4, 1, 30)
     none = torch.zeros(4, 0, dtype=torch.long)
@@ -169,7 +168,7 @@ def test_no_drafts_at_all(rule: str) -> None:
     assert torch.equal(ours[0], theirs.accepted) and torch.equal(ours[1], theirs.next_token)
 
 
-def test_draws_are_the_references() -> None:
+def test_draws_equal_the_reference() -> None:
     torch.manual_seed(5)
     weights = torch.rand(6, 3, 700) ** 4
     ids = torch.randperm(5000)[:700]
@@ -181,8 +180,8 @@ def test_draws_are_the_references() -> None:
 
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled", "synthetic"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_verify_on_a_device_is_verify(verification: str, temperature: float) -> None:
-    """With AMUSD's epochs (`begins`), and one row of NaN logits."""
+def test_verification_on_a_device_equals_the_reference(verification: str, temperature: float) -> None:
+    """With the epochs of AMUSD (`begins`), and one row of NaN logits."""
     torch.manual_seed(7)
     params = SamplingParams(temperature)
     logits = torch.randn(12, 4, 50) * 3
@@ -214,8 +213,8 @@ def test_verify_on_a_device_is_verify(verification: str, temperature: float) -> 
 
 
 @pytest.mark.parametrize("soft", [True, False])
-def test_chances_are_the_references(soft: bool) -> None:
-    """Rows of 0 to 4 drafts, two blocks of tokens, and drafts that p, or q, gives no probability at all."""
+def test_chances_equal_the_reference(soft: bool) -> None:
+    """Rows of 0 to 4 drafts, two blocks of tokens, and drafts with p = 0 or q = 0."""
     torch.manual_seed(9)
     vocab, counts = 2500, torch.arange(20) % 5
     p = (torch.randn(20, 5, vocab) * 3).softmax(-1)
@@ -224,7 +223,7 @@ def test_chances_are_the_references(soft: bool) -> None:
     p[3, 1, drafts[3, 1]] = q[4, 0, drafts[4, 0]] = 0
     p[9, 2, drafts[9, 2]] = q[9, 2, drafts[9, 2]] = 0
     mine, reached = block.chances(p, q if soft else None, drafts, counts)
-    chosen = (one.gather(2, drafts[..., None])[..., 0] for one in (p[:, :4], q))
+    chosen = (probs.gather(2, drafts[..., None])[..., 0] for probs in (p[:, :4], q))
     p_drafts, q_drafts = chosen if soft else (next(chosen), torch.ones(20, 4))
     h, reach = chances(p, p_drafts, q_drafts, q if soft else None, counts)
     known = torch.arange(4) < counts[:, None]
@@ -233,8 +232,8 @@ def test_chances_are_the_references(soft: bool) -> None:
     assert (h[known] < 1).any() and h[known].isfinite().all()
 
 
-def test_recovered_tokens_of_a_block_are_the_references() -> None:
-    """Rows of four drafts that often end behind a doubtful one, where the residual differs most from p - q."""
+def test_recovered_tokens_of_a_block_equal_the_reference() -> None:
+    """Rows that often end after an unlikely draft, where the residual differs most from p - q."""
     torch.manual_seed(4)
     rows, vocab = 160, 12
     logits = torch.randn(rows, 5, vocab)
@@ -251,8 +250,8 @@ def test_recovered_tokens_of_a_block_are_the_references() -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_a_device_cuts_and_marks_as_the_reference(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NaN somewhere in q of each row, in one number or in all, and unsound logits at the last place of some."""
+def test_a_device_handles_unsound_numbers_like_the_reference(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One q of each row is NaN in one number or in all; some rows have NaN logits at the last position."""
     generator = torch.Generator().manual_seed(2)
     rows, width, vocab = 40, 4, 30
     logits = torch.randn(rows, width + 1, vocab, generator=generator) * 2
@@ -271,47 +270,47 @@ def test_a_device_cuts_and_marks_as_the_reference(rule: str, monkeypatch: pytest
     assert torch.equal(ours.accepted, theirs.accepted) and torch.equal(ours.next_token, theirs.next_token)
     assert ours.judged is not None and torch.equal(ours.judged, torch.arange(rows) % (width + 1))
     assert (ours.accepted <= ours.judged).all() and (ours.accepted == ours.judged).sum() > 5
-    # Where the last logits are unsound, only rows that reached them end.
+    # Unsound last logits end only the rows that reached them.
     ended = ours.next_token == UNSOUND
     assert torch.equal(ended, (torch.arange(rows) % 3 == 0) & (ours.accepted == width)) and ended.any()
 
 
 @pytest.mark.parametrize(("spread", "vocab"), slow_but([(2.0, 2500)], product([0.1, 2.0, 30.0], [3, 2500])))
-def test_the_threshold_is_the_sorts(spread: float, vocab: int) -> None:
+def test_the_threshold_equals_that_of_a_sort(spread: float, vocab: int) -> None:
     torch.manual_seed(0)
     probs = probabilities(torch.randn(2, 3, vocab) * spread, SamplingParams(1.0))
     for top_p in (1e-3, 0.3, 0.9, 0.999):
-        found = nucleus.threshold(probs, top_p)
+        threshold = nucleus.threshold(probs, top_p)
         expected = sampling._threshold(probs, top_p)
-        # Where the sum of the likelier tokens equals top_p within rounding, either neighbour is a right threshold.
+        # If the likelier tokens sum to top_p within rounding, both neighbours are right thresholds.
         likelier = torch.where(probs > expected, probs, 0).double().sum(-1, keepdim=True)
         clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + expected - top_p).abs() > 2e-6)
-        assert torch.equal(found[clear], expected[clear]) and clear.any()
-        kept = torch.where(probs >= found, probs, 0).double().sum(-1)
-        assert (kept > top_p - 1e-5).all()
+        assert torch.equal(threshold[clear], expected[clear]) and clear.any()
+        mass = torch.where(probs >= threshold, probs, 0).double().sum(-1)
+        assert (mass > top_p - 1e-5).all()
 
 
-def test_ends_ties_and_numbers_that_are_none() -> None:
+def test_the_threshold_at_ties_extremes_and_nan() -> None:
     rows = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0], [0.5, 0.3, 0.2, 0.0]])
     assert nucleus.threshold(rows, 0.5).tolist() == [[0.25], [1.0], [0.5]]
     assert torch.equal(nucleus.threshold(rows, 0.501), torch.tensor([[0.25], [1.0], [0.3]]))
     assert nucleus.threshold(rows[:, None], 0.9).shape == (3, 1, 1)
     assert nucleus.threshold(rows[:0], 0.9).shape == (0, 1)
     nucleus.threshold(torch.full((1, 5), torch.nan), 0.9)
-    # So small a top_p is 0 in float32: the likeliest token stays.
+    # A top_p that is 0 in float32 keeps the likeliest token.
     assert nucleus.threshold(rows, 1e-300).tolist() == [[0.25], [1.0], [0.5]]
 
 
-def test_an_accelerator_keeps_what_a_cpu_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with a small nucleus, and one whose nucleus exceeds every prefix that is tried."""
+def test_top_p_on_an_accelerator_equals_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small nuclei, and one that is larger than every prefix of the sorted tokens that is tried."""
     torch.manual_seed(1)
     logits = torch.randn(4, 3000) * torch.tensor([8.0, 3.0, 1.0, 0.01])[:, None]
     params = SamplingParams(1.0, top_p=0.95)
     expected = probabilities(logits, params)
     monkeypatch.setattr(sampling, "is_accelerator", lambda device: True)
-    found = probabilities(logits, params)
-    kept = expected > 0
-    assert kept.sum(-1).min() < 200 and kept.sum(-1).max() > 2000
+    filtered = probabilities(logits, params)
+    selected = expected > 0
+    assert selected.sum(-1).min() < 200 and selected.sum(-1).max() > 2000
     # Rounding of the sum may keep one token more or less.
-    assert ((found > 0) != kept).sum(-1).max() <= 1
-    torch.testing.assert_close(found, expected, atol=4e-4, rtol=1e-3)
+    assert ((filtered > 0) != selected).sum(-1).max() <= 1
+    torch.testing.assert_close(filtered, expected, atol=4e-4, rtol=1e-3)

@@ -1,8 +1,6 @@
-"""Every backend that runs on a CPU equals the float64 reference over ragged rows, shared prefixes and trees.
+"""Every attention backend that runs on a CPU equals the float64 reference, also in captured steps.
 
-Contract: holds for any lengths, head counts, numbers of queries, groups, windows, soft-caps, gaps and trees (whose
-windows are measured in positions), over prefixes and whole rows, and for a captured step, whose lengths only the
-device knows. What a query may not see changes not one bit.
+A tree's window is measured in positions, not columns.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from kernels.backends import BACKENDS, flash
 from kernels.plan import SHARE, AttentionPlan, SharedPart
 from tests.support.models import slow_but
 
-from .steps import HERE, HUGE, grown, make, problems
+from .steps import HERE, HUGE, make_step, make_tree_step, problems
 
 TORCH = [name for name in HERE if name != "fused"]
 SOME = settings(max_examples=12, deadline=None, derandomize=True)
-# (length, start, group): a prefix of four times the window, one within it, and a row of its own.
+# (length, prefix length, prefix index): a prefix longer than the gap's window, a shorter one, and none.
 LONG = [(600, 512, 0), (520, 512, 0), (90, 64, 1), (400, 0, 0)]
 
 
@@ -37,11 +35,11 @@ LONG = [(600, 512, 0), (520, 512, 0), (90, 64, 1), (400, 0, 0)]
     softcap=st.sampled_from([None, 1.5, 30.0]),
     scaling=st.sampled_from([0.3, 1.0]),
 )
-def test_equals_the_reference(backend: str, problem: dict[str, Any], capture: bool, **given: Any) -> None:
-    step = make(**problem)
-    step.holds(step.run_whole(BACKENDS[backend], **given), **given)
+def test_equals_the_reference(backend: str, problem: dict[str, Any], capture: bool, **options: Any) -> None:
+    step = make_step(**problem)
+    step.check(step.run_whole(BACKENDS[backend], **options), **options)
     step = step.captured() if capture and backend != "split" else step
-    step.holds(step.run(BACKENDS[backend], **given), **given)
+    step.check(step.run(BACKENDS[backend], **options), **options)
 
 
 @pytest.mark.parametrize("backend", TORCH)
@@ -51,53 +49,53 @@ def test_equals_the_reference(backend: str, problem: dict[str, Any], capture: bo
     window=st.sampled_from([None, 1, 3, 40]),
     softcap=st.sampled_from([None, 1.5]),
 )
-def test_trees_equal_the_reference(backend: str, problem: dict[str, Any], **given: Any) -> None:
-    step = grown(**problem)
-    step.holds(step.run(BACKENDS[backend], scaling=0.3, **given), scaling=0.3, **given)
+def test_trees_equal_the_reference(backend: str, problem: dict[str, Any], **options: Any) -> None:
+    step = make_tree_step(**problem)
+    step.check(step.run(BACKENDS[backend], scaling=0.3, **options), scaling=0.3, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("backend", HERE)
-def test_a_gap_in_long_rows(backend: str, capture: bool) -> None:
-    step = make(LONG, 3, gap=100)
-    step.holds(step.run_whole(BACKENDS[backend], scaling=0.3), scaling=0.3)
+def test_a_gap_in_long_rows_equals_the_reference(backend: str, capture: bool) -> None:
+    step = make_step(LONG, 3, gap=100)
+    step.check(step.run_whole(BACKENDS[backend], scaling=0.3), scaling=0.3)
     step = step.captured() if capture and backend != "split" else step
-    step.holds(step.run(BACKENDS[backend], scaling=0.3), scaling=0.3)
+    step.check(step.run(BACKENDS[backend], scaling=0.3), scaling=0.3)
 
 
 @pytest.mark.parametrize("backend", HERE)
-def test_what_a_query_may_not_see_changes_not_one_bit(backend: str) -> None:
-    """Rejected drafts and padding past a row's end, later queries, and columns that left the window."""
-    step, run = make([(9, 0, 0), (2, 0, 0), (5, 0, 0)], 3), BACKENDS[backend]
+def test_hidden_columns_never_change_a_bit(backend: str) -> None:
+    """Rejected drafts and padding past the end of a row, later queries, and columns before the window."""
+    step, run = make_step([(9, 0, 0), (2, 0, 0), (5, 0, 0)], 3), BACKENDS[backend]
     for window in (None, 3):
         clean = step.run_whole(run, scaling=0.3, window=window)
         for s in range(3):
-            key, value = (one.clone() for one in step.whole)
+            key, value = (cache.clone() for cache in step.whole)
             for b, length in enumerate(step.plan.host):
                 key[b, :, length + s + 1 :], value[b, :, length + s + 1 :] = 7.0, -HUGE
                 if window is not None:
                     first = max(0, length + s + 1 - window)
                     key[b, :, :first], value[b, :, :first] = 7.0, HUGE
-            soiled = replace(step, whole=(key, value)).run_whole(run, scaling=0.3, window=window)
-            assert torch.equal(soiled[:, s], clean[:, s])
+            changed = replace(step, whole=(key, value)).run_whole(run, scaling=0.3, window=window)
+            assert torch.equal(changed[:, s], clean[:, s])
 
 
 @pytest.mark.parametrize("backend", HERE)
-def test_low_precision_and_keys_of_another_dtype(backend: str) -> None:
+def test_low_precision_and_mixed_dtypes_are_close_to_the_reference(backend: str) -> None:
     for dtype in (torch.float16, torch.bfloat16):
-        step = make(LONG[2:], 2, dtype=dtype)
-        step.holds(step.run(BACKENDS[backend], scaling=0.3), 0.02, scaling=0.3)
-    step = make([(4, 0, 0), (0, 0, 0), (7, 0, 0)], 2)
+        step = make_step(LONG[2:], 2, dtype=dtype)
+        step.check(step.run(BACKENDS[backend], scaling=0.3), 0.02, scaling=0.3)
+    step = make_step([(4, 0, 0), (0, 0, 0), (7, 0, 0)], 2)
     step = replace(step, query=step.query.bfloat16())
-    step.holds(step.run_whole(BACKENDS[backend], scaling=0.3), 0.02, scaling=0.3)
+    step.check(step.run_whole(BACKENDS[backend], scaling=0.3), 0.02, scaling=0.3)
 
 
 @pytest.mark.parametrize("backend", HERE)
-def test_what_does_not_fit_is_refused(backend: str) -> None:
-    step = make([(20, 16, 0)], 1)
+def test_mismatched_arguments_are_refused(backend: str) -> None:
+    step = make_step([(20, 16, 0)], 1)
     with pytest.raises(ValueError, match="both or neither"):
-        BACKENDS[backend](step.query, *step.own, step.plan, scaling=0.3)
+        BACKENDS[backend](step.query, *step.suffix, step.plan, scaling=0.3)
     plan = replace(step.plan, shared=None, _made={})
     with pytest.raises(ValueError, match="both or neither"):
         BACKENDS[backend](step.query, *step.whole, plan, scaling=0.3, prefix=step.prefix)
@@ -105,8 +103,8 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
         step.run(flash, scaling=0.3)
 
 
-def test_a_plan_knows_where_windows_start_and_when_a_mask_is_needed() -> None:
-    """A gap ends at a multiple of 64, at SINKS or beyond; rows of the same own length need no mask."""
+def test_a_plan_computes_window_starts_and_whether_it_needs_a_mask() -> None:
+    """A gap ends at a multiple of 64 from SINKS on; rows of equal length after their prefix need no mask."""
 
     def plan(lengths: list[int], starts: list[int], groups: list[int], gap: int | None = None) -> AttentionPlan:
         part = SharedPart(torch.tensor(starts), torch.tensor(groups), starts, groups, max(starts))
@@ -119,12 +117,12 @@ def test_a_plan_knows_where_windows_start_and_when_a_mask_is_needed() -> None:
     equal = [40, 24, 8], [32, SHARE, 0], [0, 1, 0]
     assert not plan(*equal).needs_mask and plan(*equal, gap=512).needs_mask
     assert AttentionPlan(torch.tensor(equal[0]), equal[0], 1).needs_mask
-    # Rows are ordered by their prefix, and those without one are last.
+    # Rows are sorted by prefix, with those without one last.
     shared = plan([40] * 5, [0, 16, 32, 0, 16], [0, 2, 0, 3, 2]).shared
     assert shared is not None and shared.order.tolist() == [2, 1, 4, 0, 3]
 
 
-def test_flash_is_given_lengths_that_are_made_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_lengths_are_computed_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -139,8 +137,8 @@ def test_flash_is_given_lengths_that_are_made_once_a_step(monkeypatch: pytest.Mo
     assert seen[0] is seen[1] and seen[0].dtype == torch.int32 and seen[0].tolist() == [5, 2]
 
 
-def test_mixed_takes_flash_where_it_was_faster_and_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for flash-attn that computes the reference; both write the same."""
+def test_mixed_uses_flash_only_where_it_is_faster_and_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flash-attn is replaced with a kernel that computes the reference."""
     seen: list[torch.Tensor] = []
 
     def kernel(
@@ -151,7 +149,7 @@ def test_mixed_takes_flash_where_it_was_faster_and_can(monkeypatch: pytest.Monke
         count = query.shape[1]
         plan = AttentionPlan(cache_seqlens.long() - count, (cache_seqlens - count).tolist(), count)
         window = None if window_size[0] < 0 else window_size[0] + 1
-        states = (one.transpose(1, 2) for one in (query, key, value))
+        states = (x.transpose(1, 2) for x in (query, key, value))
         assert causal
         return BACKENDS["pad"](*states, plan, scaling=softmax_scale, window=window, softcap=softcap or None)
 
@@ -160,15 +158,17 @@ def test_mixed_takes_flash_where_it_was_faster_and_can(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     query, (keys, values) = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 2, 43, 16)
     for window in (None, 7):
-        given: dict[str, Any] = {"scaling": 0.3, "window": window}
+        options: dict[str, Any] = {"scaling": 0.3, "window": window}
         plan = AttentionPlan(torch.tensor([7, 40]), [7, 40], 3)
         backends.FASTER.clear()
-        ours = backends.mixed(query, keys, values, plan, **given)
+        expected = backends.mixed(query, keys, values, plan, **options)
         assert not seen
         backends.FASTER.add(backends.shape_key(query, keys))
-        torch.testing.assert_close(backends.mixed(query, keys, values, plan, **given), ours, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            backends.mixed(query, keys, values, plan, **options), expected, atol=1e-5, rtol=1e-5
+        )
         assert seen.pop().tolist() == [10, 43]
-    # A gap is ours, whatever was faster; and so is a prompt, which was not.
+    # Our kernel takes a step with a gap, and a prompt, for which flash was not faster.
     backends.mixed(query, keys, values, AttentionPlan(torch.tensor([7, 40]), [7, 40], 3, gap=64), scaling=0.3)
     prompt = AttentionPlan(torch.tensor([0]), [0], 65)
     backends.mixed(torch.randn(1, 4, 65, 16), *torch.randn(2, 1, 2, 65, 16), prompt, scaling=0.3)

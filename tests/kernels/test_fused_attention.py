@@ -1,9 +1,6 @@
-"""What only the fused kernel has: columns in segments, blocks of query rows with their own causal end, and bits.
+"""The fused attention kernel: segments of columns, blocks of query rows, trees and the bits of a row.
 
-Contract: equal to the float64 reference, with trees and without, with segments joined in a program or by a further
-launch. A row's result has the same bits whatever is stored in a prefix, whichever rows stand beside it and however
-many launches there are. A block reads no column past the last that one of its rows may attend to, and no tile
-before the first. A tree that is a chain is a plain step.
+The bits of a row do not depend on prefixes, other rows or the number of launches.
 """
 
 from __future__ import annotations
@@ -21,19 +18,19 @@ from kernels.triton import attention as fused_attention
 from kernels.triton.attention import fused
 from tests.support.models import slow_but
 
-from .steps import HUGE, Step, grown, make
+from .steps import HUGE, Step, make_step, make_tree_step
 
 
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few hundred columns make several."""
+    """Make several segments out of a few hundred columns."""
     monkeypatch.setattr(fused_attention, "SEGMENT", 64)
     monkeypatch.setattr(fused_attention, "UNROLLED", 2)
 
 
 @pytest.fixture
 def exact_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products whose sums have the same order in every row, as on a GPU; numpy's depend on the row's place."""
+    """Sum products in the same order for every row, as a GPU does; numpy's order depends on the row."""
 
     def dot(a: Any, b: Any, d: Any, *_: Any) -> TensorHandle:
         sums = d.data.copy()
@@ -45,30 +42,30 @@ def exact_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("window", "parts"), slow_but([(20, True)], [(20, True), (None, False), (1, True)]))
-def test_a_prefill_in_blocks_and_parts(window: int | None, parts: bool) -> None:
-    """39 queries x 3 heads make eight blocks of query rows; the cache holds 0 and 70 tokens before them."""
-    step, given = make([(0, 0, 0), (70, 0, 0)], 39, heads=(3, 1)), {"window": window, "softcap": 9.0}
-    step.holds(step.run_whole(fused, scaling=0.3, parts=parts, **given), scaling=0.3, **given)
+def test_a_prefill_in_blocks_equals_the_reference(window: int | None, parts: bool) -> None:
+    """39 queries x 3 heads make eight blocks of query rows, after 0 and 70 cached tokens."""
+    step, options = make_step([(0, 0, 0), (70, 0, 0)], 39, heads=(3, 1)), {"window": window, "softcap": 9.0}
+    step.check(step.run_whole(fused, scaling=0.3, parts=parts, **options), scaling=0.3, **options)
 
 
-# (length, start, group). Segments lie in a prefix, in a row and across the end of a prefix; a row ends with one.
+# (length, prefix length, prefix index). Segments lie inside a prefix or a row, or cross a prefix's end.
 ROWS = [(300, 208, 0), (210, 208, 0), (90, 64, 2), (190, 0, 0), (5, 0, 1)]
 
 
-def alone(step: Step, row: int) -> Step:
-    """One row of the step; its own prefix is the only one."""
-    shared, one = step.plan.shared, slice(row, row + 1)
+def single_row(step: Step, row: int) -> Step:
+    """Return the step of one row and its prefix."""
+    shared, rows = step.plan.shared, slice(row, row + 1)
     assert shared is not None
     start, group = shared.host_starts[row], shared.host_groups[row]
     part = replace(
-        shared, starts=shared.starts[one], groups=torch.tensor([0]), host_starts=[start], host_groups=[0],
+        shared, starts=shared.starts[rows], groups=torch.tensor([0]), host_starts=[start], host_groups=[0],
         extent=start, _order=None,
     )  # fmt: skip
-    lengths = {"lengths": step.plan.lengths[one], "host": step.plan.host[one]}
-    own, whole = ((keys[one], values[one]) for keys, values in (step.own, step.whole))
-    prefix = tuple(kept[group : group + 1] for kept in step.prefix)
+    lengths = {"lengths": step.plan.lengths[rows], "host": step.plan.host[rows]}
+    suffix, whole = ((keys[rows], values[rows]) for keys, values in (step.suffix, step.whole))
+    prefix = tuple(caches[group : group + 1] for caches in step.prefix)
     plan = replace(step.plan, **lengths, shared=part, _made={})
-    return Step(step.query[one], own, prefix, whole, plan)
+    return Step(step.query[rows], suffix, prefix, whole, plan)
 
 
 @pytest.mark.parametrize(
@@ -84,23 +81,23 @@ def alone(step: Step, row: int) -> Step:
     ),
 )
 @pytest.mark.usefixtures("exact_order")
-def test_the_bits_of_a_row_depend_on_that_row_alone(dtype: torch.dtype, masks: dict) -> None:
-    step = make(ROWS, 3, heads=(6, 2), dim=20, gap=masks.get("gap"), dtype=dtype)
-    given = {"scaling": 0.2, **{name: masks[name] for name in masks if name != "gap"}}
-    out = step.run(fused, parts=True, **given)
-    for other in (step.run(fused, parts=False, **given), step.captured().run(fused, **given)):
+def test_the_bits_of_a_row_depend_only_on_that_row(dtype: torch.dtype, masks: dict) -> None:
+    step = make_step(ROWS, 3, heads=(6, 2), dim=20, gap=masks.get("gap"), dtype=dtype)
+    options = {"scaling": 0.2, **{name: masks[name] for name in masks if name != "gap"}}
+    out = step.run(fused, parts=True, **options)
+    for other in (step.run(fused, parts=False, **options), step.captured().run(fused, **options)):
         assert torch.equal(other, out)
     for parts in (False, True):
-        assert torch.equal(step.run_whole(fused, parts=parts, **given), out)
+        assert torch.equal(step.run_whole(fused, parts=parts, **options), out)
     for row in (1, 2):
-        assert torch.equal(alone(step, row).run(fused, **given)[0], out[row])
-        assert torch.equal(alone(step, row).run_whole(fused, **given)[0], out[row])
+        assert torch.equal(single_row(step, row).run(fused, **options)[0], out[row])
+        assert torch.equal(single_row(step, row).run_whole(fused, **options)[0], out[row])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("exact_order")
-def test_the_bits_of_a_query_are_the_same_in_a_longer_step() -> None:
-    step = make(ROWS, 3, heads=(6, 2), dim=20)
+def test_a_query_has_the_same_bits_in_a_longer_step() -> None:
+    step = make_step(ROWS, 3, heads=(6, 2), dim=20)
     out = step.run(fused, parts=True, scaling=0.2)
     lengths = [length + 2 for length in step.plan.host]
     plan = replace(step.plan, lengths=torch.tensor(lengths), host=lengths, queries=1, _made={})
@@ -110,20 +107,20 @@ def test_the_bits_of_a_query_are_the_same_in_a_longer_step() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("exact_order")
-def test_a_block_serves_rows_of_several_prefixes() -> None:
-    """A block of 16 query rows holds eight rows of four prefixes, one of which no row of it reads whole."""
+def test_a_block_handles_rows_of_several_prefixes() -> None:
+    """A block of 16 query rows has eight rows of four prefixes; no row reads all of one of them."""
     rows = [(130 + row, (128, 64, 16, 192)[row % 4], (3, 0, 4, 1)[row % 4]) for row in range(8)]
     rows = [(max(length, start), start, group) for length, start, group in rows]
-    step = make(rows, 1, heads=(2, 1))
+    step = make_step(rows, 1, heads=(2, 1))
     out = step.run(fused, parts=True, scaling=0.3)
     assert torch.equal(out, step.run_whole(fused, parts=True, scaling=0.3))
 
 
-def test_a_prefix_whose_scores_all_overflow_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its scores are -inf, and memory that was not written would be NaN."""
-    step = make([(70, 64, 0), (66, 64, 0)], 1, spare=0)
+def test_a_prefix_whose_scores_overflow_has_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scores are -inf; reading unwritten memory would give NaN."""
+    step = make_step([(70, 64, 0), (66, 64, 0)], 1, spare=0)
     step.query.fill_(1e25)
-    step.own[0].zero_()
+    step.suffix[0].zero_()
     step.prefix[0].fill_(-1e25)
     step.whole[0].zero_()[:, :, :64] = -1e25
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, torch.nan, **options))
@@ -132,50 +129,47 @@ def test_a_prefix_whose_scores_all_overflow_weighs_nothing(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_a_gap_is_not_visited() -> None:
-    """A NaN value reaches every block that reads it, since 0 x NaN is NaN."""
-    step = make([(500, 320, 0), (400, 0, 0)], 2, gap=100)
+def test_columns_in_a_gap_are_not_read() -> None:
+    """A block that reads a NaN value returns NaN, since 0 x NaN is NaN."""
+    step = make_step([(500, 320, 0), (400, 0, 0)], 2, gap=100)
     clean = step.run(fused, scaling=0.3)
     assert step.plan.window_starts(100).tolist() == [384, 256]
     step.prefix[1][0, :, 64:320] = torch.nan
-    step.own[1][0, :, : 384 - 320] = torch.nan
-    step.own[1][1, :, 64:256] = torch.nan
+    step.suffix[1][0, :, : 384 - 320] = torch.nan
+    step.suffix[1][1, :, 64:256] = torch.nan
     assert torch.equal(step.run(fused, scaling=0.3), clean)
-    step.own[1][1, :, 256] = torch.nan
+    step.suffix[1][1, :, 256] = torch.nan
     assert step.run(fused, scaling=0.3)[1].isnan().any()
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_no_block_visits_what_none_of_its_rows_sees(parts: bool) -> None:
-    """One head with 64 queries makes four blocks of 16 rows.
-
-    A block reads columns 32 at a time, from the tile that holds the first visible one.
-    """
-    step, given = make([(100, 0, 0)], 64, heads=(1, 1), dim=16), {"scaling": 0.3, "parts": parts}
-    clean, value = step.run_whole(fused, **given), step.whole[1]
+def test_no_block_reads_columns_hidden_from_all_its_rows(parts: bool) -> None:
+    """One head with 64 queries makes four blocks; each reads tiles of 32 columns from the first visible one on."""
+    step, options = make_step([(100, 0, 0)], 64, heads=(1, 1), dim=16), {"scaling": 0.3, "parts": parts}
+    clean, value = step.run_whole(fused, **options), step.whole[1]
     value[0, 0, 116:] = torch.nan
-    out = step.run_whole(fused, **given)
+    out = step.run_whole(fused, **options)
     assert torch.equal(out[0, :16], clean[0, :16]) and out[0, 16:].isnan().any()
     value[0, 0, 116:], value[0, 0, :96] = 0.0, torch.nan
     # With a window of 20, row 48 sees columns 129..148: its block starts at column 128.
-    out = step.run_whole(fused, **given, window=20)
+    out = step.run_whole(fused, **options, window=20)
     assert out[0, 48:].isfinite().all() and out[0, :16].isnan().any()
 
 
 def test_one_segment_takes_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 16 bits too, where the result is written straight from float32 sums."""
+    """In 16 bits too, although there the result is written straight from float32 sums."""
     for dtype in (torch.float16, torch.bfloat16):
-        step = make([(3, 0, 0), (90, 0, 0)], 20, heads=(4, 1), dtype=dtype)
+        step = make_step([(3, 0, 0), (90, 0, 0)], 20, heads=(4, 1), dtype=dtype)
         whole, parts = (step.run_whole(fused, scaling=0.3, parts=parts) for parts in (False, True))
         assert whole.dtype == dtype and torch.equal(whole, parts)
     monkeypatch.setattr(fused_attention, "merge", None)
-    make([(61, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
+    make_step([(61, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
     with pytest.raises(TypeError):
-        make([(62, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
+        make_step([(62, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
 
 
-def test_where_the_rows_fill_the_device_one_launch_is_enough() -> None:
-    """On a CPU, four multiprocessors are assumed: 12 programs fill it."""
+def test_one_launch_is_enough_if_the_rows_fill_the_device() -> None:
+    """A CPU counts as four multiprocessors, which 12 programs fill."""
     device = torch.device("cpu")
     assert fused_attention.in_parts(device, programs=11, rows=12, segments=2, shares=False)
     assert not fused_attention.in_parts(device, programs=12, rows=12, segments=2, shares=False)
@@ -183,9 +177,9 @@ def test_where_the_rows_fill_the_device_one_launch_is_enough() -> None:
     assert not fused_attention.in_parts(device, programs=1, rows=257, segments=2, shares=True)
 
 
-# (base, start, group), and columns of each tree that were fed before. A tree lies across the end of a segment, and
-# a row begins with its tree; segments lie in a prefix, in a row and across the end of a prefix.
-GROWN, BEFORE = [(140, 80, 0), (84, 80, 0), (30, 0, 2), (0, 0, 1)], [0, 7, 30, 57]
+# (length before the tree, prefix length, prefix index), and the tree columns fed earlier. One tree crosses the end
+# of a segment, one row begins with its tree. Segments lie inside a prefix or a row, or cross a prefix's end.
+TREE_ROWS, BEFORE = [(140, 80, 0), (84, 80, 0), (30, 0, 2), (0, 0, 1)], [0, 7, 30, 57]
 
 
 @pytest.mark.parametrize(
@@ -205,60 +199,60 @@ GROWN, BEFORE = [(140, 80, 0), (84, 80, 0), (30, 0, 2), (0, 0, 1)], [0, 7, 30, 5
 def test_trees_equal_the_reference(
     window: int | None, softcap: float | None, queries: int, heads: tuple[int, int], capture: bool, parts: bool
 ) -> None:
-    given = {"scaling": 0.3, "window": window, "softcap": softcap}
+    options = {"scaling": 0.3, "window": window, "softcap": softcap}
     for seed, rows in enumerate((slice(0, 4), slice(1, 2))):
-        real = [1 + (row + seed) % queries for row in range(len(GROWN[rows]))]
-        step = grown(GROWN[rows], BEFORE[rows], queries, seed, real, heads=heads)
+        real = [1 + (row + seed) % queries for row in range(len(TREE_ROWS[rows]))]
+        step = make_tree_step(TREE_ROWS[rows], BEFORE[rows], queries, seed, real, heads=heads)
         step = step.captured() if capture else step
-        step.holds(step.run(fused, **given, parts=parts), **given)
+        step.check(step.run(fused, **options, parts=parts), **options)
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_the_deepest_and_widest_tree(parts: bool) -> None:
-    """63 tokens a row: all 63 bits are used, on both sides of a word's end."""
-    step = grown([(70, 64, 0)], [0], MOST_TREE, 1, heads=(1, 1))
+def test_the_deepest_and_the_widest_tree_equal_the_reference(parts: bool) -> None:
+    """With 63 tokens a row, all 63 bits of both words are used."""
+    step = make_tree_step([(70, 64, 0)], [0], MOST_TREE, 1, heads=(1, 1))
     chain = [list(range(column + 1)) for column in range(MOST_TREE)]
     flat = [[column] for column in range(MOST_TREE)]
-    for one in (step, step.with_tree([chain], [0]), step.with_tree([flat], [0])):
-        one.holds(one.run(fused, scaling=0.3, parts=parts), scaling=0.3)
+    for tree_step in (step, step.with_tree([chain], [0]), step.with_tree([flat], [0])):
+        tree_step.check(tree_step.run(fused, scaling=0.3, parts=parts), scaling=0.3)
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_what_a_token_does_not_see_of_its_tree_changes_not_one_bit(parts: bool) -> None:
-    step = grown(GROWN[1:], BEFORE[1:], 3, 3, heads=(2, 1))
+def test_hidden_tree_tokens_never_change_a_bit(parts: bool) -> None:
+    step = make_tree_step(TREE_ROWS[1:], BEFORE[1:], 3, 3, heads=(2, 1))
     clean = step.run_whole(fused, scaling=0.3, parts=parts)
     assert step.paths is not None
     for s in range(3):
-        soiled = [one.clone() for one in step.whole]
+        changed = [cache.clone() for cache in step.whole]
         for b, length in enumerate(step.plan.host):
             first = BEFORE[1 + b]
             hidden = [length - first + column for column in range(first + 3) if column not in step.paths[b][s]]
-            soiled[0][b, :, hidden], soiled[1][b, :, hidden] = 7.0, HUGE
-        out = replace(step, whole=tuple(soiled)).run_whole(fused, scaling=0.3, parts=parts)
+            changed[0][b, :, hidden], changed[1][b, :, hidden] = 7.0, HUGE
+        out = replace(step, whole=tuple(changed)).run_whole(fused, scaling=0.3, parts=parts)
         assert torch.equal(out[:, s], clean[:, s])
 
 
 @pytest.mark.parametrize("masks", [{}, {"window": 30}])
-def test_a_tree_that_is_a_chain_is_a_plain_step(masks: dict) -> None:
-    """Also where earlier steps began the tree: the same tokens, split into other steps."""
-    step = make([(base + 4, start, group) for base, start, group in GROWN[1:]], 3, heads=(2, 1), dim=20)
+def test_a_tree_that_is_a_chain_equals_a_plain_step(masks: dict) -> None:
+    """Also if earlier steps fed the first tokens of the tree."""
+    step = make_step([(base + 4, start, group) for base, start, group in TREE_ROWS[1:]], 3, heads=(2, 1), dim=20)
     plain = step.run(fused, scaling=0.2, **masks)
     for before in (0, 4):
-        paths = [[list(range(before + s + 1)) for s in range(3)] for _ in GROWN[1:]]
+        paths = [[list(range(before + s + 1)) for s in range(3)] for _ in TREE_ROWS[1:]]
         out = step.with_tree(paths, [before] * len(paths)).run(fused, scaling=0.2, **masks)
         torch.testing.assert_close(out, plain, atol=1e-6, rtol=1e-6)
 
 
-def test_a_step_without_trees_reads_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_trees_prepares_no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(fused_attention, "_tree", refuse)
-    make(GROWN[:1], 1, heads=(1, 1)).run(fused, scaling=0.3)
+    make_step(TREE_ROWS[:1], 1, heads=(1, 1)).run(fused, scaling=0.3)
 
 
 def test_trees_with_a_gap_or_of_another_width_are_refused() -> None:
-    step = grown(GROWN, BEFORE, 5, 3)
+    step = make_tree_step(TREE_ROWS, BEFORE, 5, 3)
     assert step.paths is not None
     with pytest.raises(ValueError, match="gap"):
         replace(step, plan=replace(step.plan, gap=64, _made={})).run(fused, scaling=0.3)

@@ -1,7 +1,7 @@
-"""Cache write, rotary embedding and products against their torch references, under Triton's interpreter.
+"""The cache write, the rotary embedding and products equal their torch references, under Triton's interpreter.
 
-Contract: float32 is equal within rounding. Low precision may have three times plain torch's error against float64,
-or two ULPs, since the interpreter rounds towards zero. Memory that a kernel need not write is left unchanged.
+Low precision may have three times the error of torch against float64, or two ULPs, since the
+interpreter rounds towards zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kernels.triton import cache_write, linear
     shared=st.booleans(),
     tree=st.booleans(),
 )
-def test_rotates_and_writes(
+def test_rotary_embedding_and_cache_write_equal_the_reference(
     lengths: list[int],
     queries: int,
     heads: tuple[int, int],
@@ -39,15 +39,15 @@ def test_rotates_and_writes(
     shared: bool,
     tree: bool,
 ) -> None:
-    """shared: every second row has half its tokens in a prefix, so it writes to earlier columns.
+    """With `shared`, every second row has half its tokens in a prefix and writes to earlier columns.
 
-    tree: all tokens but the first are siblings, at one position but in columns of their own.
+    With `tree`, all tokens but the first are siblings: the same position, different columns.
     """
     torch.manual_seed(len(lengths))
     batch, (q_heads, kv_heads) = len(lengths), heads
     qkv = torch.randn(batch, queries, q_heads + 2 * kv_heads, dim).to(dtype)
     cache = torch.full((2, batch + 1, kv_heads, 20, dim), torch.nan, dtype=dtype)
-    # Fewer positions than columns: padding past the context is rotated like the last position.
+    # Padding past the last position is rotated like the last position.
     angles = torch.outer(torch.arange(14.0), 1.0 / torch.arange(1, dim // 2 + 1))
     cos, sin = angles.cos(), angles.sin()
     norms = (torch.rand(dim).to(dtype), torch.rand(dim).to(dtype)) if norm else None
@@ -63,8 +63,8 @@ def test_rotates_and_writes(
 
 
 @pytest.mark.parametrize("module", [cache_write, cache_reference])
-def test_a_token_of_a_tree_is_rotated_by_its_position_and_written_to_its_column(module: Any) -> None:
-    """Two siblings and a child of the second: what each has as a token of a text that ends with it."""
+def test_a_tree_token_is_rotated_by_its_position_and_written_to_its_column(module: Any) -> None:
+    """Two siblings and a child of the second equal tokens of texts that end with them."""
     torch.manual_seed(0)
     qkv = torch.randn(1, 3, 4, 8)  # two heads of queries, one of keys and of values
     angles = torch.outer(torch.arange(9.0), torch.rand(4))
@@ -79,7 +79,7 @@ def test_a_token_of_a_tree_is_rotated_by_its_position_and_written_to_its_column(
     assert not cache[..., :5, :].any() and not cache[..., 8:, :].any()
 
 
-def test_writes_strided_states() -> None:
+def test_strided_states_are_written() -> None:
     torch.manual_seed(0)
     states = torch.randn(2, 3, 2, 4, 24)  # [B, S, keys and values, Hkv, D]
     keys, values = (states[:, :, i].transpose(1, 2) for i in range(2))
@@ -105,10 +105,10 @@ def test_writes_strided_states() -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     parts=st.sampled_from([0, 2, 8]),
 )
-def test_products(
+def test_products_equal_the_reference(
     rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype, parts: int
 ) -> None:
-    """parts: the number of parts K is split into, some of them empty; 0 for the default tiles."""
+    """`parts`: how many parts K is split into, some of them empty; 0: the default tiles."""
     rows = min(rows, linear.MOST_ROWS[dtype.itemsize])
     torch.manual_seed(rows + n_size + k_size)
     x = torch.randn(rows, k_size).to(dtype)
@@ -128,14 +128,14 @@ def test_products(
     assert ours <= max(3 * plain, step)
 
 
-def test_parts_fill_the_device() -> None:
+def test_k_is_split_until_the_programs_fill_the_device() -> None:
     for outputs, parts in ((640, 8), (4096, 4), (15360, 1)):
         tile = linear.split_tiles(40, outputs, gate=False, itemsize=2, programs=264)
         assert (tile["BLOCK_N"], tile["SPLIT_K"]) == (64, parts)
         assert "SPLIT_K" not in linear.split_tiles(8, outputs, gate=False, itemsize=2, programs=264)
 
 
-def test_refuses_what_does_not_fit() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     for x, weight in (((17, 32), (16, 32)), ((2, 32), (16, 31)), ((0, 32), (16, 32))):
         with pytest.raises(ValueError):
             linear.linear(torch.zeros(x), torch.zeros(weight))

@@ -1,8 +1,4 @@
-"""Launches that could not be compiled, and the list of what is compiled ahead.
-
-Contract: under Triton's interpreter. What takes a launch's place gives its result within float32 rounding; what
-decoders launch is on the list for their shape.
-"""
+"""Launches that could not be compiled are replaced; decoders launch only what is compiled ahead for them."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from bass_core import SamplingParams, generate
 from bass_core.model.llama_cuda import LlamaCuda
@@ -33,12 +28,12 @@ from tests.kernels.launching.launches import LAUNCHES
 from tests.support.models import prompts, slow_but, tiny, tiny_pair
 
 MODULES = (accept, attention, block, cache_write, linear, nucleus, walk)
-# As on a CPU: kernels/support.py.
+# The values that kernels/support.py has for a CPU.
 CARD = Card(80, 99 * 1024, 4)
 
 
-class All(set[str]):
-    """Every name but those that `but` matches."""
+class AllNames(set[str]):
+    """Contains every name except those that match `but`."""
 
     def __init__(self, but: str = "$.") -> None:
         self.but = but
@@ -50,39 +45,34 @@ class All(set[str]):
         return not re.search(self.but, str(name))
 
 
-@pytest.fixture
-def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "left_out", All())
+# Launches that kernels replaces with torch; verification's are replaced in bass_core.
+REPLACED = [name for name in LAUNCHES if name.startswith(("attend", "gemv", "skinny", "put", "rotate"))]
 
 
-# Whose launches have torch's version beside them, in kernels.
-ALONE = [name for name in LAUNCHES if name.startswith(("attend", "gemv", "skinny", "put", "rotate"))]
-
-
-@pytest.mark.parametrize("name", slow_but(["attend, whole", "skinny", "put"], ALONE))
-def test_torch_takes_the_place_of_what_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", slow_but(["attend, whole", "skinny", "put"], REPLACED))
+def test_torch_replaces_a_launch_that_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "attend, a window":
         pytest.skip("in bfloat16")
     wanted = LAUNCHES[name](lambda tensor: tensor)
-    monkeypatch.setattr(launch, "left_out", All())
+    monkeypatch.setattr(launch, "left_out", AllNames())
     for mine, theirs in zip(LAUNCHES[name](lambda tensor: tensor), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_attention_takes_the_next_size_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32 there is one size; so the sizes of 16 bits, made up here."""
+def test_attention_tries_its_other_tile_sizes_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the sizes of 16 bits, since float32 has only one."""
     sizes = attention.tiles(64, 64, 2, 227 * 1024)
     assert [tile["BLOCK_N"] for tile in sizes] == [64, 64, 32, 16] and len({str(tile) for tile in sizes}) == 4
     tried: list[int] = []
     monkeypatch.setattr(attention, "tiles", lambda *_: [{**tile, "BLOCK_D": 32, "BLOCK_M": 16} for tile in sizes])
-    kept: Callable[..., None] = attention.launch
+    original: Callable[..., None] = attention.launch
 
-    def watched(kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
+    def recording(kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
         tried.append(options.get("BLOCK_N", 0))
-        kept(kernel, grid, *arguments, **options)
+        original(kernel, grid, *arguments, **options)
 
-    monkeypatch.setattr(attention, "launch", watched)
-    monkeypatch.setattr(launch, "left_out", All(but="BLOCK_N=16|merge"))
+    monkeypatch.setattr(attention, "launch", recording)
+    monkeypatch.setattr(launch, "left_out", AllNames(but="BLOCK_N=16|merge"))
     wanted = LAUNCHES["attend, whole"](lambda tensor: tensor)
     assert tried == [64, 64, 32, 16]
     monkeypatch.setattr(launch, "left_out", set())
@@ -91,22 +81,22 @@ def test_attention_takes_the_next_size_before_torch(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let decisions take the kernels' way, here interpreted."""
+    """Make verification and draws use the kernels, here interpreted."""
     for module in (rejection, tree, draw, distribution):
         monkeypatch.setattr(module, "is_accelerator", lambda device: True)
         monkeypatch.setattr(module, "available", lambda device: True)
 
 
-def decided(params: SamplingParams, rule: str) -> list[Any]:
+def decide_and_draw(params: SamplingParams, rule: str) -> list[Any]:
     torch.manual_seed(0)
     logits, drafts = torch.randn(3, 3, 40) * 3, torch.randint(0, 40, (3, 2))
     q = torch.rand(3, 2, 40).softmax(-1)
     keys = NoiseKeys(3, torch.arange(3), torch.tensor([4, 5, 6]))
     rules = {"verification": VERIFICATIONS[rule]}
     outcome = rejection.verify(logits, drafts, q, torch.tensor([2, 1, 2]), keys, params, **rules)
-    grown = DraftTree([[1, 2]] * 3, [[-1, -1]] * 3, [[-1, r] for r in range(3)], q[:, 0])
-    trees = verify_tree(logits, grown, keys, params, VERIFICATIONS["rejection"])
-    drawn = [(one.accepted, one.next_token) for one in [*outcome.host(), *trees]]
+    draft_tree = DraftTree([[1, 2]] * 3, [[-1, -1]] * 3, [[-1, r] for r in range(3)], q[:, 0])
+    trees = verify_tree(logits, draft_tree, keys, params, VERIFICATIONS["rejection"])
+    drawn = [(row.accepted, row.next_token) for row in [*outcome.host(), *trees]]
     return [*drawn, rejection.first_tokens(logits[:, 0], keys, params).tolist()]
 
 
@@ -121,55 +111,54 @@ def decided(params: SamplingParams, rule: str) -> list[Any]:
 def test_decisions_are_the_same_without_their_kernels(
     params: SamplingParams, rule: str, on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = decided(params, rule)
-    monkeypatch.setattr(launch, "left_out", All())
+    wanted = decide_and_draw(params, rule)
+    monkeypatch.setattr(launch, "left_out", AllNames())
     with pytest.raises(LeftOut):
         draw_triton.threshold_on_device(torch.rand(2, 40), 0.5)
-    assert decided(params, rule) == wanted
+    assert decide_and_draw(params, rule) == wanted
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """The names of all launches, as a GPU would have them."""
+    """Collect the names that all launches have on a GPU."""
     names: set[str] = set()
     run = launch.launch
 
-    def noted(kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
+    def recording(kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
         names.add(on_gpu(launch.Launch(kernel, arguments, options).name))
         run(kernel, grid, *arguments, **options)
 
     for module in MODULES:
-        monkeypatch.setattr(module, "launch", noted)
+        monkeypatch.setattr(module, "launch", recording)
     yield names
 
 
 def on_gpu(name: str) -> str:
-    """Interpreted programs take more rows."""
+    """Drop the number of rows: interpreted programs take more."""
     return re.sub(r" ROWS=\d+", "", name)
 
 
 def listed(shape: Any) -> set[str]:
-    return {on_gpu(one.name) for one in launches(shape, CARD)}
+    return {on_gpu(entry.name) for entry in launches(shape, CARD)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ways", [{"draft_length": 3}, {"tree": (2,)}], ids=str)
-def test_what_decoders_launch_is_on_the_list(ways: dict[str, Any], launched: set[str]) -> None:
-    """All that a forward of our own launches, and the decisions of each rule."""
+@pytest.mark.parametrize("options", [{"draft_length": 3}, {"tree": (2,)}], ids=str)
+def test_launches_of_decoders_are_on_the_list(options: dict[str, Any], launched: set[str]) -> None:
     model = tiny("llama")
     pair = tiny_pair(0.03, target=model)
     pair.target_step, pair.draft_step = LlamaCuda(model), LlamaCuda(pair.draft)
     for step in (pair.target_step, pair.draft_step):
         step.has_kernels = True
-    generate(pair, prompts(2, longest=12), max_new_tokens=3, attention="fused", **ways)
+    generate(pair, prompts(2, longest=12), max_new_tokens=3, attention="fused", **options)
     shape = replace(shape_of(model, pair.vocab, verifies=True), hidden=model.config.hidden_size)
     shape = replace(shape, mlp=model.config.intermediate_size)
-    found = set(launched)
-    assert len(found) > 5 and found <= listed(shape), found - listed(shape)
+    names = set(launched)
+    assert len(names) > 5 and names <= listed(shape), names - listed(shape)
 
 
 @pytest.mark.slow
-def test_the_decisions_of_every_rule_and_batch_are_on_the_list(launched: set[str]) -> None:
+def test_launches_of_every_rule_and_batch_size_are_on_the_list(launched: set[str]) -> None:
     shape = shape_of(tiny("llama"), 40, verifies=True)
     for params in (SamplingParams(), SamplingParams(0.9, top_p=0.8)):
         for rule, batch, width, soft in [
@@ -178,13 +167,13 @@ def test_the_decisions_of_every_rule_and_batch_are_on_the_list(launched: set[str
         ]:  # fmt: skip
             keys = NoiseKeys(3, torch.arange(batch), torch.arange(batch))
             q = torch.rand(batch, width, 40).softmax(-1) if soft else None
-            given: tuple[Tensor, ...] = (torch.randint(0, 40, (batch, width)), torch.full((batch,), width))
+            drafts, counts = torch.randint(0, 40, (batch, width)), torch.full((batch,), width)
             for synthetic in (None, 0.5):
                 verify_on_device(
-                    torch.randn(batch, width + 1, 40), given[0], q, given[1], keys, params,
+                    torch.randn(batch, width + 1, 40), drafts, q, counts, keys, params,
                     verification=VERIFICATIONS[rule], synthetic=synthetic,
                 )  # fmt: skip
             draw_triton.threshold_on_device(torch.rand(batch, 40), 0.5)
-    found = set(launched)
-    assert found <= listed(shape), found - listed(shape)
-    assert {name.split()[0] for name in found} == {"decide", "weigh", "gumbel", "least_kept"}
+    names = set(launched)
+    assert names <= listed(shape), names - listed(shape)
+    assert {name.split()[0] for name in names} == {"decide", "weigh", "gumbel", "least_kept"}

@@ -1,4 +1,4 @@
-"""Quantised weights: GGUF's own reading of the same bytes, bounds of the error, reordered rows."""
+"""Quantised weights: the bytes mean what GGUF reads in them, errors stay within bounds, rows can be reordered."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KINDS = list(QUANTISERS)
 
 
 def random(rows: int = 7, size: int = 96, seed: int = 0) -> Tensor:
-    """Rows of different magnitudes, each with a mean of its own."""
+    """Return rows of different magnitudes and means."""
     generator = torch.Generator().manual_seed(seed)
     spread = torch.rand(rows, 1, generator=generator) + 0.1
     return spread * (torch.randn(rows, size, generator=generator) + spread)
 
 
 def in_gguf(weight: QuantizedWeight) -> Tensor:
-    """What the gguf package reads in a block weight's bytes: a block's scales, then its values."""
+    """Dequantise a block weight with the gguf package; a block is its scales, then its values."""
     scales = weight.scales.numpy().view(np.uint8).reshape(-1, 2 if weight.kind == "q8_0" else 4)
     values = weight.values.numpy().view(np.uint8).reshape(len(scales), -1)
     kind = GGMLQuantizationType[weight.kind.upper()]
@@ -40,35 +40,35 @@ def in_gguf(weight: QuantizedWeight) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_1"])
-def test_blocks_mean_what_gguf_reads_in_their_bytes(kind: str) -> None:
+def test_gguf_reads_the_same_numbers_in_a_weight_s_bytes(kind: str) -> None:
     weight = QUANTISERS[kind](random())
     assert torch.equal(dequantise(weight), in_gguf(weight))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_error_is_half_a_step_and_the_float16_rounding_of_the_bounds(kind: str) -> None:
+def test_the_error_is_at_most_half_a_step_and_float16_rounding_of_the_bounds(kind: str) -> None:
     plain = random()
     weight = QUANTISERS[kind](plain)
-    made, blocks = dequantise(weight), plain if kind == "int8" else plain.unflatten(1, (-1, 32))
+    restored, blocks = dequantise(weight), plain if kind == "int8" else plain.unflatten(1, (-1, 32))
     largest = blocks.abs().amax(-1, keepdim=True)
     step = (
         (blocks.amax(-1, keepdim=True) - blocks.amin(-1, keepdim=True)) / 15 if kind == "q4_1" else largest / 127
     )
     scales = weight.scales[..., :1] if kind == "q4_1" else weight.scales[..., None]
     torch.testing.assert_close(scales.float(), step, rtol=0 if kind == "int8" else 2.0**-11, atol=0)
-    error = (made.view_as(blocks) - blocks).abs()
+    error = (restored.view_as(blocks) - blocks).abs()
     assert (error <= 0.5001 * step + (0 if kind == "int8" else 2 * largest * 2.0**-11)).all()
-    assert made.dtype == torch.float32 and weight.shape == (7, 96) and weight.nbytes == BYTES[kind]
+    assert restored.dtype == torch.float32 and weight.shape == (7, 96) and weight.nbytes == BYTES[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_are_all_zero_or_all_alike(kind: str) -> None:
+def test_constant_rows_keep_their_values(kind: str) -> None:
     plain = torch.cat((torch.zeros(2, 64), torch.full((1, 64), 1.5), torch.full((1, 64), 1e-12)))
     torch.testing.assert_close(dequantise(QUANTISERS[kind](plain)), plain, rtol=1e-3, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_are_rounded_once_and_rows_are_taken_exactly(kind: str) -> None:
+def test_products_are_rounded_once_and_rows_selected_exactly(kind: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         weight, x, bias = QUANTISERS[kind](random()), torch.randn(2, 3, 96).to(dtype), torch.randn(7).to(dtype)
         assert torch.equal(
@@ -87,7 +87,7 @@ def test_a_copy_of_a_model_shares_its_weights() -> None:
     assert copy.deepcopy([weight])[0] is weight
 
 
-def test_what_cannot_be_quantised_is_refused() -> None:
+def test_weights_that_cannot_be_quantised_are_refused() -> None:
     for kind, shape in (("q8_0", (4, 33)), ("q4_1", (4, 16)), ("int8", (4,)), ("int8", (0, 4))):
         with pytest.raises(ValueError, match="shape"):
             QUANTISERS[kind](torch.ones(shape))

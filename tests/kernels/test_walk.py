@@ -1,8 +1,4 @@
-"""The walk kernel decides as the sampled walk of bass_core/verify/tree.py does, with the same noise.
-
-Contract: runs under Triton's interpreter; paths, tokens and tests are equal, and the numbers of the tests bit for
-bit.
-"""
+"""The walk kernel gives the paths, tokens and tests of the sampled walk in bass_core/verify/tree.py."""
 
 from __future__ import annotations
 
@@ -31,61 +27,63 @@ SOFT = SamplingParams(temperature=1.0)
 
 
 def walked(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
-    """The kernel's result in the form of the reference's."""
-    found = walk_on_device(logits, tree, keys, params)
-    paths = [tree.path(row, last) for row, (last, *_) in enumerate(found)]
-    return [RowOutcome(len(path), *end, path=path) for path, (_, *end) in zip(paths, found, strict=True)]
+    """Return the kernel's result as the reference's type."""
+    walks = walk_on_device(logits, tree, keys, params)
+    paths = [tree.path(row, last) for row, (last, *_) in enumerate(walks)]
+    return [RowOutcome(len(path), *end, path=path) for path, (_, *end) in zip(paths, walks, strict=True)]
 
 
 def compare(ours: list[RowOutcome], theirs: list[RowOutcome]) -> None:
-    """All that a verification says, NaN beside NaN."""
+    """Check that two verifications are equal."""
     for mine, reference in zip(ours, theirs, strict=True):
         assert (mine.path, mine.next_token) == (reference.path, reference.next_token)
         assert math.isnan(reference.next_p) or mine.next_p == reference.next_p
-        # As text, since NaN equals nothing.
+        # As text, so that NaN equals NaN.
         assert list(map(str, mine.tests)) == list(map(str, reference.tests))
 
 
-def planted(
-    logits: Tensor, keys: NoiseKeys, dice: random.Random, near: float, sampled: bool, most: int | None = None
+def random_trees(
+    logits: Tensor, keys: NoiseKeys, dice: random.Random, near: float, sampled: bool, size: int | None = None
 ) -> DraftTree:
-    """Random trees: children that are likely or random tokens, and of most nodes one that was drawn.
+    """Return random trees of likely and random tokens; most nodes have one child that was drawn from q.
 
-    near: how far q is from p; 0: they are the same, so that a rejection leaves nothing of p - q.
+    q is at distance `near` from p: with 0 they are equal, so a rejection leaves nothing of p - q.
     """
     batch, columns, vocab = logits.shape
     p = probabilities(logits, SOFT)
     tokens, parents, drawn, rows = [], [], [], []
     for r in range(batch):
-        count = dice.randrange(columns) if most is None else most
-        own_tokens: list[int] = []
-        own_parents: list[int] = []
-        own_drawn: list[int] = []
-        while len(own_tokens) < count:
-            node = dice.randrange(-1, len(own_tokens))
-            beside = [token for token, parent in zip(own_tokens, own_parents, strict=True) if parent == node]
-            has_drawn = any(one >= 0 for one, parent in zip(own_drawn, own_parents, strict=True) if parent == node)
-            own_parents.append(node)
+        count = dice.randrange(columns) if size is None else size
+        row_tokens: list[int] = []
+        row_parents: list[int] = []
+        row_drawn: list[int] = []
+        while len(row_tokens) < count:
+            node = dice.randrange(-1, len(row_tokens))
+            siblings = [token for token, parent in zip(row_tokens, row_parents, strict=True) if parent == node]
+            has_drawn = any(
+                place >= 0 for place, parent in zip(row_drawn, row_parents, strict=True) if parent == node
+            )
+            row_parents.append(node)
             if has_drawn or not sampled or dice.random() < 0.4:
-                # Behind a drawn child, a token that it can't be.
+                # After a drawn child, only random tokens.
                 likely = p[r, node + 1].topk(min(3, vocab)).indices.tolist() if not has_drawn else []
-                own_tokens.append(dice.choice([*likely, dice.randrange(vocab)]))
-                own_drawn.append(-1)
+                row_tokens.append(dice.choice([*likely, dice.randrange(vocab)]))
+                row_drawn.append(-1)
                 continue
             noise = torch.randn(vocab, generator=torch.Generator().manual_seed(dice.randrange(1 << 30)))
             q = probabilities(logits[r, node + 1] + near * noise, SOFT)
-            q = q if near == 0 else q.index_fill(0, torch.tensor(beside, dtype=torch.long), 0.0)
+            q = q if near == 0 else q.index_fill(0, torch.tensor(siblings, dtype=torch.long), 0.0)
             q = q / q.sum() if near else q
             at = place_node(keys.positions[r], torch.tensor(node + 1))
             token = draw(
                 q[None], keys.seed, keys.sequence_ids[r : r + 1], at[None], keys.stream(Role.DRAFT)[r : r + 1]
             )
-            own_tokens.append(int(token))
-            own_drawn.append(len(rows))
+            row_tokens.append(int(token))
+            row_drawn.append(len(rows))
             rows.append(q)
-        tokens.append(own_tokens)
-        parents.append(own_parents)
-        drawn.append(own_drawn)
+        tokens.append(row_tokens)
+        parents.append(row_parents)
+        drawn.append(row_drawn)
     return DraftTree(tokens, parents, drawn if rows else None, torch.stack(rows) if rows else None)
 
 
@@ -107,25 +105,25 @@ def some_keys(batch: int, epochs: bool = False) -> NoiseKeys:
         ],
     ),
 )
-def test_takes_the_references_decisions(sampled: bool, near: float, batch: int, drafts: int, vocab: int) -> None:
+def test_decisions_equal_the_reference(sampled: bool, near: float, batch: int, drafts: int, vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(batch, drafts + 1, vocab, generator=generator) * 2
     keys = some_keys(batch, epochs=vocab == 300)
-    tree = planted(logits, keys, random.Random(batch), near, sampled)
+    tree = random_trees(logits, keys, random.Random(batch), near, sampled)
     theirs = verify_tree(logits, tree, keys, SOFT, REJECTION)
     compare(walked(logits, tree, keys, SOFT), theirs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sound", [True, False])
-def test_every_turn_is_taken_and_a_drawn_child_that_cannot_be_judged_counts_as_none(sound: bool) -> None:
-    """Drawn drafts that stand and that fall, and walks that go on at another child, each several times.
+def test_every_outcome_occurs_and_a_drawn_child_without_a_valid_q_is_skipped(sound: bool) -> None:
+    """Drawn drafts are accepted and rejected, and walks continue at other children, each several times.
 
-    Not sound: NaN in one number of a q, or q = 0 at its own token, which is judged like any other.
+    If not sound, a third of the q's contain NaN, and a third are 0 at the draft, which is tested like any other.
     """
     logits = torch.randn(60, 9, 6, generator=torch.Generator().manual_seed(0)) * 2
     keys = some_keys(60)
-    tree = planted(logits, keys, random.Random(0), 2.0, True, most=8)
+    tree = random_trees(logits, keys, random.Random(0), 2.0, True, size=8)
     assert tree.drawn is not None and tree.probs is not None
     if not sound:
         tree.probs[::3, 0] = torch.nan
@@ -141,30 +139,30 @@ def test_every_turn_is_taken_and_a_drawn_child_that_cannot_be_judged_counts_as_n
         for draft, (place, test) in enumerate(zip(places, outcome.tests, strict=True))
     ]
     if sound:
-        kept = sum(place >= 0 and on_path for place, on_path, _ in tests)
-        fell = sum(place >= 0 and not on_path and not math.isnan(test.u) for place, on_path, test in tests)
-        other = sum(place < 0 and on_path for place, on_path, _ in tests)
-        assert min(kept, fell, other) > 5, (kept, fell, other)
+        accepted = sum(place >= 0 and on_path for place, on_path, _ in tests)
+        rejected = sum(place >= 0 and not on_path and not math.isnan(test.u) for place, on_path, test in tests)
+        elsewhere = sum(place < 0 and on_path for place, on_path, _ in tests)
+        assert min(accepted, rejected, elsewhere) > 5, (accepted, rejected, elsewhere)
     else:
         assert all(math.isnan(test.u) for place, _, test in tests if place >= 0 and place % 3 == 0)
         assert any(test.q == 0 and test.chance == 1 for place, _, test in tests if place >= 0)
 
 
-def test_filters_come_first() -> None:
+def test_filters_are_applied_before_the_walk() -> None:
     params = SamplingParams(0.7, top_k=9, top_p=0.9)
     logits = torch.randn(6, 7, 40, generator=torch.Generator().manual_seed(2)) * 2
     keys = some_keys(6)
-    tree = planted(logits, keys, random.Random(3), 1.0, True)
+    tree = random_trees(logits, keys, random.Random(3), 1.0, True)
     compare(walked(logits, tree, keys, params), verify_tree(logits, tree, keys, params, REJECTION))
 
 
-def test_no_drafts_rows_without_any_and_children_that_are_alike() -> None:
+def test_empty_trees_rows_without_drafts_and_equal_children() -> None:
     logits, keys = torch.randn(3, 1, 30, generator=torch.Generator().manual_seed(4)), some_keys(3)
-    none = DraftTree([[], [], []], [[], [], []])
-    compare(walked(logits, none, keys, SOFT), verify_tree(logits, none, keys, SOFT, REJECTION))
+    empty = DraftTree([[], [], []], [[], [], []])
+    compare(walked(logits, empty, keys, SOFT), verify_tree(logits, empty, keys, SOFT, REJECTION))
     wider = torch.cat((logits, logits.flip(2)), 1)
-    one = DraftTree([[], [4], []], [[], [-1], []])
-    compare(walked(wider, one, keys, SOFT), verify_tree(wider, one, keys, SOFT, REJECTION))
+    single = DraftTree([[], [4], []], [[], [-1], []])
+    compare(walked(wider, single, keys, SOFT), verify_tree(wider, single, keys, SOFT, REJECTION))
     logits = torch.full((20, 4, 8), -9.0)
     logits[:, :, 5] = 9.0
     tree = DraftTree([[5, 5, 2]] * 20, [[-1, -1, 1]] * 20)
@@ -173,18 +171,18 @@ def test_no_drafts_rows_without_any_and_children_that_are_alike() -> None:
     compare(walked(logits, tree, some_keys(20), SOFT), theirs)
 
 
-def test_logits_that_are_no_numbers_are_marked() -> None:
+def test_nan_logits_are_marked_unsound() -> None:
     logits = torch.randn(3, 3, 20, generator=torch.Generator().manual_seed(5))
     logits[1] = torch.nan
     keys = some_keys(3)
     sound = torch.randn(3, 3, 20, generator=torch.Generator().manual_seed(6))
-    tree = planted(sound, keys, random.Random(1), 1.0, True, most=2)
+    tree = random_trees(sound, keys, random.Random(1), 1.0, True, size=2)
     ours, theirs = walked(logits, tree, keys, SOFT), verify_tree(logits, tree, keys, SOFT, REJECTION)
     assert ours[1].next_token == theirs[1].next_token == UNSOUND
     compare([ours[0], ours[2]], [theirs[0], theirs[2]])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_arguments_are_refused() -> None:
     keys, p = some_keys(2), torch.rand(2, 3, 8)
     drafts = torch.zeros(2, 2, dtype=torch.long)
     rest = (drafts, drafts - 1, keys.sequence_ids, keys.positions, keys.begins, torch.tensor([1]))

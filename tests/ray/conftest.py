@@ -1,6 +1,6 @@
-"""The tests that need Ray (requirements-ray.txt): `pytest -n0 -m "" tests/ray`. Without Ray none is collected.
+"""Tests that need Ray (requirements-ray.txt): `pytest -n0 -m "" tests/ray`. Without Ray none is collected.
 
-Contract: one local Ray with two workers of a tiny pair serves most tests. Each test leaves both workers ready.
+Most tests share a local Ray with two workers of a tiny pair. Each test must leave both workers ready.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ui.sources.source import Ask, Service
 
 from ..ui.conftest import context, pair_folders  # noqa: F401
 
-# Ray reads these when it is first imported; the tests' own clusters need a token as those of the program do.
+# Ray reads these when it is first imported. The tests' clusters need a token, like the program's.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 HAS_RAY = importlib.util.find_spec("ray") is not None
-# Each starts a cluster of its own: never beside each other, as workers of pytest-xdist would run them.
+# Each module starts a cluster, so they must not run at the same time, as pytest-xdist's workers would run them.
 collect_ignore_glob = [] if HAS_RAY and "PYTEST_XDIST_WORKER" not in os.environ else ["test_*.py"]
-# Generous: two cores may be busy with other tests.
+# Long, since other tests may keep the cores busy.
 PATIENCE_S = 120.0
 
 
-def until(true: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], event: str) -> None:
     """Wait for a condition."""
     end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end, f"never came: {what}"
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {event}"
         time.sleep(0.05)
 
 
-def asked(tokens: int = 24, seed: int = 0, **more: object) -> RaceRequest:
-    """A small sampled race; a long one with more tokens."""
-    given = {"prompt": "Hello", "batch_size": 2, "max_new_tokens": tokens, "temperature": 0.8, "seed": seed}
-    return make_request(given | more, Limits())
+def race_request(tokens: int = 24, seed: int = 0, **more: object) -> RaceRequest:
+    """Return the request of a small sampled race."""
+    fields = {"prompt": "Hello", "batch_size": 2, "max_new_tokens": tokens, "temperature": 0.8, "seed": seed}
+    return make_request(fields | more, Limits())
 
 
 @pytest.fixture(scope="session")
@@ -52,19 +52,19 @@ def ask(pair_folders: tuple[Path, Path]) -> Ask:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def place(ask: Ask) -> Iterator[Service]:
-    """Two workers on this machine."""
+def service(ask: Ask) -> Iterator[Service]:
+    """Return a service with two workers on this machine."""
     from ui.sources.service import on_this_machine
 
-    made = on_this_machine(ask, Limits(), workers=2, threads=1)
-    yield made
-    made.close()
+    running = on_this_machine(ask, Limits(), workers=2, threads=1)
+    yield running
+    running.close()
 
 
 def workers(of: int | None = None) -> list[psutil.Process]:
-    """The worker processes below a process, by default this one."""
-    below = psutil.Process(of).children(recursive=True)
-    return [one for one in below if _is_worker(one)]
+    """Return the worker processes below a process, by default this one."""
+    children = psutil.Process(of).children(recursive=True)
+    return [process for process in children if _is_worker(process)]
 
 
 def _is_worker(process: psutil.Process) -> bool:
@@ -73,6 +73,6 @@ def _is_worker(process: psutil.Process) -> bool:
     return False
 
 
-def finishes(place: Service) -> bool:
-    *_, last = place.source(asked())
+def finishes(service: Service) -> bool:
+    *_, last = service.source(race_request())
     return bool(last["done"])

@@ -1,4 +1,4 @@
-"""The load bench on Ray runs in its quick form, and what can be decided there holds."""
+"""The load bench runs on Ray with --quick, and its decided claims hold."""
 
 import pytest
 
@@ -6,5 +6,5 @@ from ..bench.test_benches import run
 
 
 @pytest.mark.slow
-def test_load_with_workers_that_are_killed() -> None:
+def test_load_runs_with_workers_that_are_killed() -> None:
     run("load", "--quick", "--workers", "2")

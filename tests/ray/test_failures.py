@@ -1,4 +1,4 @@
-"""A worker that dies, with a race and without one: one sentence, and it comes back while the other goes on."""
+"""A worker that dies, during a race or not, is reported in one sentence and replaced; the other goes on."""
 
 from __future__ import annotations
 
@@ -11,38 +11,41 @@ import pytest
 from ui.sources.cluster.races import LOST
 from ui.sources.source import Service, WorkerLost
 
-from .conftest import asked, finishes, until, workers
+from .conftest import finishes, race_request, until, workers
 
 
-def kill_the_busy_one(running: Any) -> None:
-    """Kill the worker that has this race: the one that has worked most since the race began."""
-    before = {one: spent(one) for one in workers()}
+def kill_busy_worker(running: Any) -> None:
+    """Kill the worker that runs this race: the one that used most CPU time since it began."""
+    before = {worker: cpu_seconds(worker) for worker in workers()}
     for _ in range(5):
         next(running)
-    max(before, key=lambda one: spent(one) - before[one]).kill()
+    max(before, key=lambda worker: cpu_seconds(worker) - before[worker]).kill()
 
 
-def spent(process: psutil.Process) -> float:
-    """Seconds of CPU time."""
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the seconds of CPU time."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-def test_a_worker_that_dies_is_one_sentence_and_comes_back(place: Service) -> None:
-    with closing(place.source(asked(1000))) as running:
-        kill_the_busy_one(running)
+def test_a_worker_that_dies_gives_a_one_sentence_error_and_is_replaced(service: Service) -> None:
+    with closing(service.source(race_request(1000))) as running:
+        kill_busy_worker(running)
         with pytest.raises(WorkerLost) as lost:
             list(running)
     assert str(lost.value) == LOST and "\n" not in LOST
-    assert finishes(place)  # by the other one
+    assert finishes(service)  # on the other worker
     until(lambda: len(workers()) == 2, "a second worker")
-    with closing(place.source(asked(1000))) as first, closing(place.source(asked(1000))) as second:
-        names = {next(s for s in one if s["lanes"])["device"]["name"] for one in (first, second)}
+    with (
+        closing(service.source(race_request(1000))) as first,
+        closing(service.source(race_request(1000))) as second,
+    ):
+        names = {next(s for s in running_race if s["lanes"])["device"]["name"] for running_race in (first, second)}
     assert len(names) == 2
 
 
-def test_workers_that_die_while_nothing_runs_come_back(place: Service) -> None:
-    for one in workers():
-        one.kill()
-    assert finishes(place)
+def test_workers_that_die_without_a_race_are_replaced(service: Service) -> None:
+    for worker in workers():
+        worker.kill()
+    assert finishes(service)
     until(lambda: len(workers()) == 2, "both workers")

@@ -1,4 +1,4 @@
-"""Starts and ends of whole places: refusals, a lost node, the front. Each has a Ray of its own."""
+"""Starts and ends of services on Ray: refusals, a lost node, the front process. Each test starts its own Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..ui.browser import fill, open_page
 from .conftest import finishes, until, workers
 
 
-def test_a_model_that_can_not_be_loaded_is_refused_at_the_start(ask: Ask) -> None:
+def test_a_model_that_cannot_be_loaded_is_refused_at_the_start(ask: Ask) -> None:
     import ray
 
     with pytest.raises(BassError, match="nothing-here"):
@@ -36,10 +36,10 @@ def test_a_model_that_can_not_be_loaded_is_refused_at_the_start(ask: Ask) -> Non
     assert not ray.is_initialized() and workers() == []
 
 
-def test_workers_that_die_while_they_load_are_refused_at_the_start(
+def test_workers_that_die_while_loading_are_an_error_at_the_start(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker is ended while it asks the Hub, as the kernel ends one where memory is short."""
+    """Workers are killed while they connect to the Hub, as the system does when memory is short."""
     import ray
 
     monkeypatch.setattr(pool, "BACK_S", 1.0)
@@ -51,8 +51,8 @@ def test_workers_that_die_while_they_load_are_refused_at_the_start(
             with suppress(OSError, psutil.NoSuchProcess):
                 while True:
                     hub.accept()
-                    for one in workers():
-                        one.kill()
+                    for worker in workers():
+                        worker.kill()
 
         threading.Thread(target=kill, daemon=True).start()
         with pytest.raises(BassError) as refusal:
@@ -63,13 +63,13 @@ def test_workers_that_die_while_they_load_are_refused_at_the_start(
 
 
 @pytest.mark.parametrize("address", ["local", "ray://here:10001", "127.0.0.1:1"])
-def test_a_cluster_that_does_not_answer_is_one_sentence(ask: Ask, address: str) -> None:
+def test_a_cluster_that_does_not_answer_gives_a_one_sentence_error(ask: Ask, address: str) -> None:
     with pytest.raises(BassError) as refusal:
         on_cluster(ask, Limits(), address=address, resources="CPU=1", workers=1, threads=1)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_cluster_that_loses_a_node_goes_on(ask: Ask) -> None:
+def test_a_cluster_that_loses_a_node_keeps_working(ask: Ask) -> None:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
@@ -80,22 +80,22 @@ def test_a_cluster_that_loses_a_node_goes_on(ask: Ask) -> None:
             on_cluster(ask, Limits(), address=cluster.address, resources="CPU=9", workers=None, threads=1)
         with pytest.raises(RequestError, match="has no GPU"):
             on_cluster(ask, Limits(), address=cluster.address, resources=None, workers=None, threads=1)
-        place = on_cluster(ask, Limits(), address=cluster.address, resources="CPU=1", workers=None, threads=1)
+        service = on_cluster(ask, Limits(), address=cluster.address, resources="CPU=1", workers=None, threads=1)
         try:
-            assert place.facts.about.endswith("2 workers on Ray")
-            assert finishes(place)
+            assert service.facts.about.endswith("2 workers on Ray")
+            assert finishes(service)
             cluster.remove_node(nodes.pop())
-            assert finishes(place)
+            assert finishes(service)
             nodes.append(cluster.add_node(num_cpus=1))
-            assert finishes(place)
+            assert finishes(service)
         finally:
-            place.close()
+            service.close()
     finally:
         cluster.shutdown()
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
-def test_nothing_is_left_behind_after_the_front(
+def test_the_front_leaves_no_processes_and_no_shared_memory(
     pair_folders: tuple[Path, Path], tmp_path: Path, end: signal.Signals
 ) -> None:
     options = pair_options(pair_folders)
@@ -103,23 +103,23 @@ def test_nothing_is_left_behind_after_the_front(
     with serving(tmp_path / "log.txt", *options, "--workers", "2") as (address, process):
         job = Client(address, verbose=False).submit("Hello", 2, 1000, 0.8, 0, api_name="/race")
         until(job.outputs, "a snapshot")
-        below = psutil.Process(process.pid).children(recursive=True)
-        assert len([one for one in below if "ray::Worker" in "".join(one.cmdline())]) >= 1
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len([child for child in children if "ray::Worker" in "".join(child.cmdline())]) >= 1
         process.send_signal(end)
         process.wait()
-        until(lambda: not [one for one in below if alive(one)], "the end of every process")
+        until(lambda: not [child for child in children if alive(child)], "the end of every process")
     assert set(os.listdir("/dev/shm")) == shared
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs, and is not only unclaimed by whoever should have waited for it."""
+    """Return whether the process runs and is not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def test_the_page_says_so_and_offers_to_run_again(
+def test_the_page_shows_a_lost_worker_and_can_run_again(
     context: BrowserContext, pair_folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     options = pair_options(pair_folders)
@@ -130,8 +130,8 @@ def test_the_page_says_so_and_offers_to_run_again(
         page.click("#run")
         page.wait_for_function("() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5")
         expect(page.locator("[data-reading=name]")).to_contain_text(", worker 1 on ")
-        for one in workers(process.pid):
-            one.kill()
+        for worker in workers(process.pid):
+            worker.kill()
         expect(page.locator("#status-line .message")).to_have_text(LOST)
         expect(page.locator("#run")).to_be_enabled()
         fill(page, tokens=8)

@@ -1,9 +1,4 @@
-"""Launches that the compiler dies of, for tests of the start: a list in place of kernels/triton/needed.py's.
-
-Contract: `launches` gives four, by their names: one that compiles, one whose compilation aborts the process as an
-assertion in LLVM does, one that raises, and another that compiles. `hanging` gives one that waits for a process of
-its own, as Triton does for ptxas; `passing` one that finds the disk full, and one whose process is killed.
-"""
+"""Launches that fail to compile: lists that replace that of kernels/triton/needed.py in tests of the start."""
 
 from __future__ import annotations
 
@@ -22,15 +17,15 @@ from kernels.triton.launch import Launch
 
 @constexpr_function
 def abort() -> int:
-    """What the compiler calls while it compiles."""
-    import os  # here, since Triton looks at all that a function finds outside
+    """Abort the compiling process, as a failed assertion in LLVM does."""
+    import os  # inside, since Triton inspects the globals that a function uses
 
     os.abort()
 
 
 @constexpr_function
 def wait() -> int:
-    """Wait for a process that does not end, and that has the pipe too."""
+    """Wait for a process that never ends and inherits the pipe, as if ptxas hung."""
     import subprocess
 
     return subprocess.call(["sleep", "600"])
@@ -38,13 +33,13 @@ def wait() -> int:
 
 @constexpr_function
 def fill() -> int:
-    """What a full disk raises."""
+    """Raise the error of a full disk."""
     raise OSError(28, "No space left on device")
 
 
 @constexpr_function
 def kill() -> int:
-    """End the process as the kernel does where memory is out."""
+    """Kill the process, as the system does when memory runs out."""
     import os
 
     os.kill(os.getpid(), 9)
@@ -81,17 +76,17 @@ def raises(out, BLOCK: tl.constexpr):
 
 
 def launches(shape: Shape, card: Card) -> list[Launch]:
-    """All four."""
+    """Return one launch that compiles, one that aborts, one that raises, and another that compiles."""
     return _of((compiles, 16), (aborts, 16), (raises, 16), (compiles, 8))
 
 
 def hanging(shape: Shape, card: Card) -> list[Launch]:
-    """One that compiles, and one that waits."""
+    """Return one launch that compiles, and one whose compilation never ends."""
     return _of((compiles, 16), (hangs, 16))
 
 
 def passing(shape: Shape, card: Card) -> list[Launch]:
-    """Two that may be compiled another time."""
+    """Return two launches with temporary failures: a full disk and a killed process."""
     return _of((fills, 16), (is_killed, 16))
 
 
@@ -101,9 +96,9 @@ def _of(*kernels: tuple[Any, int]) -> list[Launch]:
 
 
 def wide_trees(shape: Shape, card: Card) -> list[Launch]:
-    """Attention over trees, whole, by tiles of 64 columns first: Triton 3.7.1 dies of some for 8.0 and 9.0."""
+    """Return unsplit attention over trees, 64 columns per tile first: some crash Triton 3.7.1 for 8.0 and 9.0."""
     sizes = attention.tiles
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "tiles", lambda *given: sizes(*given[:5]))
-        found = needed.launches(shape, card)
-    return [one for one in found if one.options.get("TREE") and one.options.get("WHOLE")]
+        patch.setattr(attention, "tiles", lambda *arguments: sizes(*arguments[:5]))
+        listed = needed.launches(shape, card)
+    return [launch for launch in listed if launch.options.get("TREE") and launch.options.get("WHOLE")]

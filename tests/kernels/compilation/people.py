@@ -1,8 +1,7 @@
-"""The shapes of models that people use, and the launches that are compiled for them without a GPU.
+"""The shapes of popular models, and their launches (kernels/triton/needed.py), which are compiled without a GPU.
 
-Contract: groups of 1 to 8 query heads, head sizes of 64 to 256, K that blocks divide and K that none divides;
-float16 and bfloat16, of the first two also float32. What is launched for a shape says kernels/triton/needed.py;
-BASS_VARIANTS, a regular expression, leaves only the launches whose names it matches.
+The models have groups of 1 to 8 query heads, heads of 64 to 256, and K that are or are not multiples of the block
+sizes. If BASS_VARIANTS is set, only launches whose names match that regular expression are compiled.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ _MODELS = [
     # SmolLM2-135M and its draft head.
     Shape("bfloat16", 9, 3, 64, 49152, 49152, 576, 1536),
     Shape("bfloat16", 9, 3, 64, 8192, 8192, 576, 1536, verifies=False, named=True),
-    # Llama 3.2 1B, Llama 3.1 8B and 70B, whose K no block divides among eight parts.
+    # Llama 3.2 1B and Llama 3.1 70B.
     Shape("bfloat16", 32, 8, 64, 128256, 128256, 2048, 8192),
     Shape("bfloat16", 64, 8, 128, 128256, 128256, 8192, 28672),
-    # Qwen3 8B and 0.6B, of whose logits those are drawn from that have a token.
+    # Qwen3 8B and 0.6B, which have more logits than tokens.
     Shape("bfloat16", 32, 8, 128, 151936, 151669, 4096, 12288, normed=True),
     Shape("bfloat16", 16, 8, 128, 151936, 151669, 1024, 3072, normed=True, verifies=False),
-    # By transformers' own code: Qwen2.5 7B, OPT-13B, GPT-NeoX, Phi 3, Gemma 3 and 2.
+    # Run by transformers' code: Qwen2.5 7B, OPT-13B, GPT-NeoX, Phi 3, Gemma 3 and Gemma 2.
     Shape("bfloat16", 28, 4, 128, 152064, 151665),
     Shape("bfloat16", 40, 40, 128, 50272, 50265),
     Shape("bfloat16", 32, 32, 80, 50432, 50257),
@@ -35,22 +34,26 @@ _MODELS = [
 ]
 SHAPES = [
     *_MODELS,
-    *(replace(one, dtype="float16") for one in _MODELS),
-    *(replace(one, dtype="float32") for one in _MODELS[:2]),
+    *(replace(shape, dtype="float16") for shape in _MODELS),
+    *(replace(shape, dtype="float32") for shape in _MODELS[:2]),
 ]
 
 
 def launches(shape: Shape, card: Card) -> list[Launch]:
-    """The launches of a shape, those that a bench may choose included.
+    """Return the launches of a shape, including those that only a bench chooses.
 
-    Without tensor cores, attention with heads of 256 spills at any size: torch's is used there.
+    Before capability 8.0, attention with heads of 256 spills at any tile size, so torch's is used.
     """
     only = os.environ.get("BASS_VARIANTS", "")
     spills = card.capability < 80 and shape.head_dim == 256
-    found = needed.launches(shape, card, chosen=True)
-    return [one for one in found if re.search(only, one.name) and not (spills and "BLOCK_N" in one.options)]
+    listed = needed.launches(shape, card, chosen=True)
+    return [
+        launch
+        for launch in listed
+        if re.search(only, launch.name) and not (spills and "BLOCK_N" in launch.options)
+    ]
 
 
 def all_launches(card: Card) -> list[Launch]:
-    """Every launch for a card, each once."""
-    return list({one.name: one for shape in SHAPES for one in launches(shape, card)}.values())
+    """Return every launch for a card, without duplicates."""
+    return list({launch.name: launch for shape in SHAPES for launch in launches(shape, card)}.values())

@@ -1,5 +1,4 @@
-"""Contract: these tests need numba, and each may set torch's number of threads. The folder of compiled code is set
-before a kernel is imported, so that a changed source is compiled anew."""
+"""Tests of the CPU kernels are skipped without numba, and may set torch's number of threads."""
 
 from __future__ import annotations
 
@@ -10,11 +9,12 @@ import torch
 
 from bass_core.machine import cpu_kernels
 
+# Asked before any kernel is imported, since this sets the folder of compiled code.
 collect_ignore_glob = [] if cpu_kernels.available() else ["test_*.py"]
 
 
 @pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
+def _restore_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -22,7 +22,7 @@ def _threads_as_before() -> Iterator[None]:
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """torch's number of threads; small work is shared as well."""
+    """Set torch's number of threads, and share small work among them too."""
     from kernels.cpu.sampling import calls
 
     monkeypatch.setattr(calls, "_LEAST_SHARED", 0)

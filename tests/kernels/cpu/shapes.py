@@ -1,4 +1,4 @@
-"""Tiny Llama and Qwen3 models of odd shapes, and what to compare their kernels with."""
+"""Tiny Llama and Qwen3 models of odd shapes, and their forward in float32 for comparison."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from kernels.cpu import llama, packing
 from kernels.cpu.kinds import HAS_DOT
 
 VOCAB = 97
-# Whether bfloat16 products are native or float32: on such a CPU both are tested.
+# Whether products are native bfloat16 ones or in float32; a CPU that has both tests both.
 DOTS = [False, True] if HAS_DOT else [False]
-# dtype, whether products are of bfloat16, and whether attention is.
+# dtype, and whether products and attention use bfloat16.
 KINDS = [(torch.float16, False, False), (torch.bfloat16, False, False)]
 KINDS += [(torch.bfloat16, False, True), (torch.bfloat16, True, True)] if HAS_DOT else []
-# class, hidden size, heads, key-value heads, head dimension, biases: no multiple of 32 or 16 is left out.
+# class, hidden size, heads, key-value heads, head dimension, biases; some are not multiples of 16.
 SHAPES = {
-    "llama of 32, heads of 8": ("Llama", 32, 4, 2, 8, False),
-    "llama of 36, heads of 12, biases": ("Llama", 36, 3, 1, 12, True),
-    "llama of 64, heads of 64": ("Llama", 64, 2, 2, 64, False),
-    "llama of 36, groups of 3 heads of 32": ("Llama", 36, 6, 2, 32, False),
-    "qwen3 of 64, heads of 20": ("Qwen3", 64, 4, 2, 20, False),
-    "qwen3 of 36, heads of 16, biases": ("Qwen3", 36, 6, 3, 16, True),
-    "qwen3 of 32, heads of 2": ("Qwen3", 32, 3, 1, 2, False),
+    "llama, hidden size 32, heads of 8": ("Llama", 32, 4, 2, 8, False),
+    "llama, hidden size 36, heads of 12, biases": ("Llama", 36, 3, 1, 12, True),
+    "llama, hidden size 64, heads of 64": ("Llama", 64, 2, 2, 64, False),
+    "llama, hidden size 36, groups of 3 heads of 32": ("Llama", 36, 6, 2, 32, False),
+    "qwen3, hidden size 64, heads of 20": ("Qwen3", 64, 4, 2, 20, False),
+    "qwen3, hidden size 36, heads of 16, biases": ("Qwen3", 36, 6, 3, 16, True),
+    "qwen3, hidden size 32, heads of 2": ("Qwen3", 32, 3, 1, 2, False),
 }
 
 
-def made(name: str, dtype: torch.dtype, layers: int = 2) -> Any:
-    """A random model of a shape, its norms and biases random too."""
+def make_model(name: str, dtype: torch.dtype, layers: int = 2) -> Any:
+    """Return a random model of a shape, including random norms and biases."""
     kind, hidden, heads, kv_heads, dim, bias = SHAPES[name]
     torch.manual_seed(3)
     config = getattr(tf, f"{kind}Config")(
@@ -65,14 +65,14 @@ def made(name: str, dtype: torch.dtype, layers: int = 2) -> Any:
 
 
 def compiled(model: Any, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
-    """The model with native bfloat16 products or float32 ones, and such an attention."""
+    """Return the compiled model; `fast` and `dot`: whether products and attention use bfloat16."""
     monkeypatch.setattr(packing, "FAST_DOT", fast)
     monkeypatch.setattr(llama, "HAS_DOT", dot)
     return LlamaCompiled(model)
 
 
 def exact(model: Any) -> CausalModel:
-    """transformers' own forward with the same weights in float32."""
+    """Return transformers' forward with the same weights in float32."""
     return CausalModel(copy.deepcopy(model).float())
 
 
@@ -80,6 +80,6 @@ def tokens(rows: int, width: int, seed: int = 0) -> Tensor:
     return torch.randint(1, VOCAB, (rows, width), generator=torch.Generator().manual_seed(seed))
 
 
-def fed(model: CausalModel, cache: RaggedCache, ids: Tensor, lengths: list[int], **rest: Any) -> Tensor:
-    """The logits of one forward, kept."""
+def forward_logits(model: CausalModel, cache: RaggedCache, ids: Tensor, lengths: list[int], **rest: Any) -> Tensor:
+    """Return a copy of the logits of one forward."""
     return model.forward(ForwardBatch(ids, lengths, **rest), cache).logits.clone()

@@ -1,4 +1,4 @@
-"""16-bit layers and models are run by these kernels, and say so."""
+"""The CPU kernels run 16-bit layers and models."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def test_a_16_bit_model_is_compiled_and_a_float32_one_is_not(architecture: str) 
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_another_model_s_layers_are_multiplied_by_the_kernels(dtype: torch.dtype) -> None:
+def test_the_kernels_multiply_the_layers_of_other_models(dtype: torch.dtype) -> None:
     model = tiny("opt").to(dtype)
     step = ModelPair(model).target_step
-    linears = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
-    packed = {name: one for name, one in step._shadow.named_modules() if isinstance(one, CompiledLinear)}
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    packed = {name: module for name, module in step._shadow.named_modules() if isinstance(module, CompiledLinear)}
     assert linears and sorted(packed) == sorted(linears) and step.low_precision
-    for name, one in packed.items():
+    for name, module in packed.items():
         layer: Any = model.get_submodule(name)
         x = torch.randn(2, layer.in_features)
-        torch.testing.assert_close(one(x), layer.float()(x), atol=0.05, rtol=0.05)
+        torch.testing.assert_close(module(x), layer.float()(x), atol=0.05, rtol=0.05)
 
 
-def test_odd_head_sizes_run_as_before() -> None:
+def test_models_with_odd_head_sizes_are_not_compiled() -> None:
     model = tiny("llama").to(torch.bfloat16)
     model.config.head_dim = 15
     assert why_not(model)
@@ -65,16 +65,14 @@ def test_odd_head_sizes_run_as_before() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_quantised_logits_are_near_those_of_bfloat16_and_alike_at_any_width(
-    smollm2_folder: Path, dtype: str
-) -> None:
+def test_quantised_logits_are_near_bfloat16_and_equal_at_any_width(smollm2_folder: Path, dtype: str) -> None:
     ids = torch.randint(0, 49_152, (2, 5), generator=torch.Generator().manual_seed(0))
-    made = []
+    logits = []
     for precision in ("bfloat16", dtype):
         model = load_pair("smollm2", device="cpu", dtype=precision).target_step
         cache = model.new_cache(2, 8)
         whole = model.forward(ForwardBatch(ids, [0, 0]), cache).logits.clone()
         steps = [model.forward(ForwardBatch(ids[:, i : i + 1], [i, i]), cache).logits.clone() for i in range(5)]
         assert torch.equal(torch.cat(steps, 1), whole)
-        made.append(whole)
-    assert (made[0] - made[1]).norm() / made[0].norm() < 0.1
+        logits.append(whole)
+    assert (logits[0] - logits[1]).norm() / logits[0].norm() < 0.1

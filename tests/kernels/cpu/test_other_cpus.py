@@ -1,7 +1,6 @@
-"""The same tests on what is left of this CPU when it has only AVX2, with registers as short as NEON's, and the
-products of other CPUs: with VNNI in short registers, without it in long ones, with fast bfloat16 products.
+"""The CPU tests on other kinds of CPU: AVX2 only, registers as short as NEON's, with or without VNNI.
 
-A process of its own, since numba compiles for one kind of CPU a process; with a cache of its own.
+Each runs in a process with its own cache, since numba compiles for one kind of CPU per process.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tests.support import ROOT
 
 _AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2,+ssse3,+popcnt,+bmi,+bmi2"
 _AVX512 = f"{_AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
-# By LLVM's name: what it has, the lanes that follow, and whether the whole forward is tested.
+# By LLVM's name: features, the resulting number of lanes, and whether the whole forward is tested.
 CPUS = {
     "haswell": (_AVX2, 8, True),
     "x86-64": ("+avx,+fma,+f16c,+sse4.2,+ssse3,+popcnt", 4, True),
@@ -37,20 +36,20 @@ TESTS = ["test_products.py", "attention/test_attention.py", "attention/test_tree
     reason="an x86 CPU with AVX2 is needed",
 )
 @pytest.mark.parametrize("name", CPUS)
-def test_another_cpu(name: str, tmp_path: Path) -> None:
+def test_the_cpu_tests_pass_on_another_cpu(name: str, tmp_path: Path) -> None:
     features, lanes, forward = CPUS[name]
-    lacking = [one for one in features.split(",") if one[1:] not in cpu_features()]
-    if lacking:
-        pytest.skip(f"this CPU has no {', '.join(lacking)}")
-    own = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "XDG_CACHE_HOME": str(tmp_path)}
-    known = lanes, "bf16" in features, "vnni" in features
-    check = f"from kernels.cpu import kinds; assert (kinds.LANES, kinds.FAST_DOT, kinds.HAS_VNNI) == {known}"
+    missing = [feature for feature in features.split(",") if feature[1:] not in cpu_features()]
+    if missing:
+        pytest.skip(f"this CPU has no {', '.join(missing)}")
+    settings = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "XDG_CACHE_HOME": str(tmp_path)}
+    expected = lanes, "bf16" in features, "vnni" in features
+    check = f"from kernels.cpu import kinds; assert (kinds.LANES, kinds.FAST_DOT, kinds.HAS_VNNI) == {expected}"
     run = f"import sys, pytest; {check}; sys.exit(pytest.main(sys.argv[1:]))"
     files = [str(Path(__file__).parent / test) for test in (TESTS if forward else TESTS[:1])]
     done = subprocess.run(
         [sys.executable, "-c", run, "-n0", "-x", "-m", "slow or not slow", "-p", "no:cacheprovider", *files],
         cwd=ROOT,
-        env=os.environ | own,
+        env=os.environ | settings,
         capture_output=True,
         text=True,
     )

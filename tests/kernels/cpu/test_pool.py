@@ -20,7 +20,7 @@ from tests.support import ROOT
 from tests.support.models import slow_but
 from tests.support.threads import together
 
-from .shapes import fed, made, tokens
+from .shapes import forward_logits, make_model, tokens
 
 _FORK = """
 import os
@@ -43,41 +43,41 @@ assert found and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("cores", slow_but([2], [1, 2, 3]))
-def test_three_threads_at_once_get_what_one_gets(cores: int) -> None:
+def test_three_threads_at_once_get_the_results_of_one(cores: int) -> None:
     torch.set_num_threads(cores)
-    model = LlamaCompiled(made("llama of 36, heads of 12, biases", torch.bfloat16))
+    model = LlamaCompiled(make_model("llama, hidden size 36, heads of 12, biases", torch.bfloat16))
     steps = [tokens(1 + i, 3 + i, i) for i in range(3)]
 
     def texts(ids: torch.Tensor, repeats: int) -> list[torch.Tensor]:
         cache = model.new_cache(len(ids), 80)
         width = ids.shape[1]
-        return [fed(model, cache, ids, [at * width] * len(ids)) for at in range(repeats)]
+        return [forward_logits(model, cache, ids, [at * width] * len(ids)) for at in range(repeats)]
 
     expected = [texts(ids, 15) for ids in steps]
-    found: list[list[torch.Tensor]] = [[], [], []]
+    results: list[list[torch.Tensor]] = [[], [], []]
     start = threading.Barrier(3)
 
     def work(index: int) -> None:
         torch.set_num_threads(cores)
         start.wait()
         for _ in range(5):
-            found[index].extend(texts(steps[index], 15))
+            results[index].extend(texts(steps[index], 15))
 
     together(*(partial(work, index) for index in range(3)))
-    for mine, own in zip(found, expected, strict=True):
+    for mine, reference in zip(results, expected, strict=True):
         assert len(mine) == 75
-        assert all(torch.equal(a, b) for a, b in zip(mine, own * 5, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(mine, reference * 5, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
+def test_a_forked_process_starts_its_own_threads() -> None:
     done = subprocess.run([sys.executable, "-c", _FORK], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_call_without_helpers_is_finished_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no thread can be started, as at the interpreter's end or at a container's limit."""
+def test_a_call_whose_helpers_cannot_start_finishes_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread can start, for example, while the interpreter exits or at a container's limit."""
 
     class Refused(threading.Thread):
         def start(self) -> None:
@@ -86,16 +86,16 @@ def test_a_call_without_helpers_is_finished_by_its_own_thread(monkeypatch: pytes
     weight, x = pack(torch.randn(300, 96).bfloat16()), torch.randn(5, 96)
     torch.set_num_threads(1)
     expected = linear(x, weight)
-    own = pool._Pool()
-    monkeypatch.setattr(pool, "_pool", own)
+    fresh_pool = pool._Pool()
+    monkeypatch.setattr(pool, "_pool", fresh_pool)
     monkeypatch.setattr(threading, "Thread", Refused)
     torch.set_num_threads(3)
     assert all(torch.equal(linear(x, weight), expected) for _ in range(3))
-    assert own.calls.empty()  # nobody would ever take them
+    assert fresh_pool.calls.empty()  # no thread would ever take them
 
 
-def test_one_thread_at_a_time_sets_where_numba_keeps_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second would find the first's folder as what to restore."""
+def test_one_thread_at_a_time_changes_numba_s_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread would restore the folder that the first one had set."""
     before, both = jit.config.CACHE_DIR, threading.Barrier(2, timeout=0.2)
 
     class Slow:

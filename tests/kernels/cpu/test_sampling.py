@@ -1,4 +1,4 @@
-"""Softmax, draws and noise on a CPU: torch's results, the same bits in any batch and on any number of threads."""
+"""Softmax, draws and noise on a CPU equal torch's, with the same bits for any batch and number of threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bass_core.sample.params import COLDEST, SamplingParams
 from tests.support.rows import check_rows_alone
 
 if not cpu_kernels.available():
-    pytest.skip("numba is not there", allow_module_level=True)
+    pytest.skip("numba is not installed", allow_module_level=True)
 import numba
 
 from kernels.cpu.sampling import calls
@@ -26,18 +26,18 @@ SEED = 2**62 + 12_345
 
 
 def keys(rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sequence ids, positions and streams of so many rows; ids of more than 32 bits."""
+    """Return sequence ids of over 32 bits, positions and streams for N rows."""
     at = torch.arange(rows)
     return at * (2**40 + 77), at * 3 + 5, at * 8 + 3
 
 
 def plain(logits: Tensor, temperature: float) -> Tensor:
-    """The softmax in float64."""
+    """Return the softmax in float64."""
     return torch.softmax((logits.double() - logits.double().amax(-1, keepdim=True)) / temperature, -1)
 
 
 @pytest.mark.parametrize(("rows", "size"), SHAPES)
-def test_the_softmax_is_torch_s(rows: int, size: int, threads: int) -> None:
+def test_the_softmax_is_close_to_float64(rows: int, size: int, threads: int) -> None:
     torch.manual_seed(size)
     logits = torch.randn(rows, size) * 5
     for temperature in (0.7, 1.0):
@@ -55,7 +55,7 @@ FILTERS = [
 
 
 def rows_of_all_kinds(size: int) -> Tensor:
-    """Flat, usual and peaked rows, rows with forbidden tokens, with ties, all alike, and unsound ones."""
+    """Return flat, usual, peaked and constant rows, rows with forbidden tokens or ties, and unsound rows."""
     torch.manual_seed(size)
     logits = torch.randn(9, size) * torch.tensor([0.1, 1.0, 3.0, 9.0, 3.0, 3.0, 0.0, 1.0, 1.0])[:, None]
     logits[4, ::3] = -torch.inf
@@ -66,29 +66,29 @@ def rows_of_all_kinds(size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [1, 2, 63, 700, 4097, *SLOW_SIZES])
-def test_filters_are_the_reference_s(size: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same tokens are kept, with the same probabilities up to the rounding of their sum."""
+def test_filters_equal_the_reference(size: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens are kept, with equal probabilities up to the rounding of their sum."""
     logits = rows_of_all_kinds(size)
     for params in (SamplingParams(warmth, **some) for some in FILTERS for warmth in (0.7, 1e300)):
-        found = probabilities(logits, params)
-        kept = logits
+        filtered = probabilities(logits, params)
+        selected = logits
         if 0 < params.top_k < size:
-            kept = logits.masked_fill(logits < logits.topk(params.top_k).values[:, -1:], -torch.inf)
-        expected = probabilities(kept, SamplingParams(params.temperature))
+            selected = logits.masked_fill(logits < logits.topk(params.top_k).values[:, -1:], -torch.inf)
+        expected = probabilities(selected, SamplingParams(params.temperature))
         with monkeypatch.context() as patch:
             patch.setattr(cpu_kernels, "available", lambda: False)
             if params.temperature > 1:  # torch's own softmax has the same bits here
-                assert torch.equal(probabilities(logits[:7], params) > 0, found[:7] > 0)
+                assert torch.equal(probabilities(logits[:7], params) > 0, filtered[:7] > 0)
         expected = expected if params.top_p == 1 else distribution._nucleus(expected, params.top_p)
         expected = expected if params.min_p == 0 else distribution._likely(expected, params.min_p)
-        assert torch.equal(found[:7] > 0, expected[:7] > 0) and found[7:].isnan().all()
-        torch.testing.assert_close(found[:7], expected[:7], rtol=2e-6, atol=0)
-        assert all(torch.equal(found[row], probabilities(logits[row], params)) for row in range(7))
+        assert torch.equal(filtered[:7] > 0, expected[:7] > 0) and filtered[7:].isnan().all()
+        torch.testing.assert_close(filtered[:7], expected[:7], rtol=2e-6, atol=0)
+        assert all(torch.equal(filtered[row], probabilities(logits[row], params)) for row in range(7))
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_top_k_selects_among_the_logits_themselves(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Divided by the temperature, these would be equal."""
+def test_top_k_selects_before_the_temperature(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After division by the temperature, these logits are equal."""
     if not compiled:
         monkeypatch.setattr(cpu_kernels, "available", lambda: False)
     logits = torch.tensor([0.1, 0.2, 0.3, -torch.inf]) * 1e-9
@@ -96,40 +96,40 @@ def test_top_k_selects_among_the_logits_themselves(compiled: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize("size", [1, 5, 700, 49_152])
-def test_the_largest_is_numpy_s(size: int, threads: int) -> None:
+def test_the_largest_logit_is_numpy_s(size: int, threads: int) -> None:
     logits = rows_of_all_kinds(size)
     logits[3, size // 4] = torch.nan
     places, values = calls.largest(logits)
     assert np.array_equal(places.numpy(), logits.numpy().argmax(-1))
     assert np.array_equal(values, logits.numpy().max(-1), equal_nan=True)
-    found = top(logits[:3].exp(), min(size, 4))
-    assert torch.equal(found[0], logits[:3].exp().topk(min(size, 4)).values)
+    largest = top(logits[:3].exp(), min(size, 4))
+    assert torch.equal(largest[0], logits[:3].exp().topk(min(size, 4)).values)
 
 
-def test_rows_are_placed_among_rows_of_zeros(threads: int) -> None:
+def test_rows_are_scattered_among_rows_of_zeros(threads: int) -> None:
     rows, places = torch.randn(3, 2, 5), torch.tensor([1, 2, 5])
     assert torch.equal(calls.placed(rows, places, 7), torch.zeros(7, 2, 5).index_copy_(0, places, rows))
     assert torch.equal(calls.placed(rows[:0], places[:0], 2), torch.zeros(2, 2, 5))
 
 
 @pytest.mark.parametrize(("rows", "size"), SHAPES)
-def test_a_draw_is_that_of_the_stored_noise(rows: int, size: int, threads: int) -> None:
+def test_draws_equal_the_argmax_over_stored_noise(rows: int, size: int, threads: int) -> None:
     torch.manual_seed(size)
     weights = torch.softmax(torch.randn(rows, size) * 3, -1)
     weights[:, ::5] = 0 if size > 5 else weights[:, ::5]
     ids = torch.randperm(size) * 3
     for tokens in (None, ids):
         random = noise.exponentials(SEED, *keys(rows), size if tokens is None else tokens)
-        found = draw(weights, SEED, *keys(rows), tokens)
-        assert found.dtype == torch.int64 and torch.equal(found, argmax(weights / random))
+        drawn = draw(weights, SEED, *keys(rows), tokens)
+        assert drawn.dtype == torch.int64 and torch.equal(drawn, argmax(weights / random))
         for row in range(rows):
-            one, at, stream = (key[row] for key in keys(rows))
-            alone = draw(weights[row], SEED, one, at, stream, tokens)
-            assert alone == found[row]
+            sequence, at, stream = (key[row] for key in keys(rows))
+            single = draw(weights[row], SEED, sequence, at, stream, tokens)
+            assert single == drawn[row]
 
 
-def test_many_draws_of_every_kind() -> None:
-    """Peaked, flat, tiny and huge weights, which make more or fewer of them hopeful."""
+def test_many_draws_equal_the_argmax_over_stored_noise() -> None:
+    """Peaked, flat, tiny and huge weights, with which more or fewer tokens can be skipped."""
     torch.manual_seed(0)
     at = torch.arange(300)
     for spread, scale in ((0.0, 1.0), (1.0, 1e-30), (12.0, 1.0), (3.0, 1e30)):
@@ -138,7 +138,7 @@ def test_many_draws_of_every_kind() -> None:
         assert torch.equal(draw(weights.expand(300, -1), SEED, at, at, 0 * at), argmax(weights / random))
 
 
-def test_the_lowest_of_equals_and_the_first_nan() -> None:
+def test_the_lowest_of_equal_weights_and_the_first_nan_are_drawn() -> None:
     at = torch.arange(2)
     assert draw(torch.zeros(2, 9000), 1, at, at, at).tolist() == [0, 0]
     for places in ([0], [4095, 8999], [4096, 5000], [8999]):
@@ -153,7 +153,7 @@ def test_the_lowest_of_equals_and_the_first_nan() -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("size", [7, 9000])
-def test_an_unsound_row_is_nan_and_no_other(bad: float, size: int) -> None:
+def test_only_unsound_rows_become_nan(bad: float, size: int) -> None:
     logits = torch.zeros(3, size)
     logits[1, size - 2] = bad
     p = probabilities(logits, SamplingParams(1.0))
@@ -172,35 +172,34 @@ def test_equal_logits_are_equally_likely_wherever_they_are() -> None:
         assert p[3] == p[4500] == p[8998] == p.max() and abs(p.double().sum() - 1) < 1e-6
 
 
-def test_the_words_of_keys_are_the_reference_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_of_keys_equal_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = torch.arange(6)[:, None] * 2**33, torch.arange(4) + 2**31, torch.tensor(11)
     for seed in (0, SEED, 2**64 - 3):
-        made = noise.words(seed, *shapes)
+        compiled = noise.words(seed, *shapes)
         with monkeypatch.context() as patch:
             patch.setattr(cpu_kernels, "available", lambda: False)
             expected = noise.words(seed, *shapes)
-        for one, other in zip(made, expected, strict=True):
-            assert one.dtype == torch.int64 and torch.equal(one, other)
+        for mine, reference in zip(compiled, expected, strict=True):
+            assert mine.dtype == torch.int64 and torch.equal(mine, reference)
 
 
-def test_the_uniforms_of_tokens_are_the_reference_s() -> None:
-    """Bit for bit: numbers of the first two words of a key, spread over tokens."""
+def test_the_uniforms_of_tokens_equal_the_reference() -> None:
     from kernels.cpu.sampling.noise import hashed, uniform
 
     first, second, _, _ = (int(word) for word in noise.words(SEED, *(torch.tensor(9),) * 3))
     expected = noise.token_uniforms(SEED, *(torch.tensor(9),) * 3, 500).numpy()
-    made = np.empty(500, np.float32)
+    uniforms = np.empty(500, np.float32)
 
-    @numba.njit  # Python itself can't call what is compiled into kernels alone
+    @numba.njit  # Python can't call functions that numba only inlines into kernels
     def fill(first, second, out):
         for i in range(len(out)):
             out[i] = uniform(hashed(np.uint32(i), first, second))
 
-    fill(np.uint32(first), np.uint32(second), made)
-    assert np.array_equal(made, expected)
+    fill(np.uint32(first), np.uint32(second), uniforms)
+    assert np.array_equal(uniforms, expected)
 
 
-def test_views_and_nothing() -> None:
+def test_views_and_empty_batches() -> None:
     logits = torch.randn(4, 3, 40)
     part = logits[:, 1:, 7:]
     assert torch.equal(

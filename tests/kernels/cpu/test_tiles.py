@@ -1,4 +1,4 @@
-"""Products by AMX's tiles have the bits of their reference at every width, and run only where they may."""
+"""AMX tile products have the bits of their reference at every width, and run only if they are permitted."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_any_number_of_vectors_has_the_bits_of_the_reference(threads: int) -> No
 
 @needs_tiles
 @pytest.mark.parametrize("columns", [5, 8, 17, 48])
-def test_blocks_of_other_kinds_serve_tiles_as_well(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft head's bfloat16 layer has its int8 body's blocks: for example, 9 vectors as 4 and 5."""
+def test_tiles_work_with_blocks_of_other_widths(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft head's bfloat16 layer gets the blocks of its int8 body; for example, 9 vectors as 4 and 5."""
     torch.manual_seed(0)
     weight, x = torch.randn(100, 72).bfloat16(), torch.randn(60, 72)
     packed, expected = pack(weight), tile_linear(x.bfloat16(), weight)
@@ -48,7 +48,7 @@ def test_blocks_of_other_kinds_serve_tiles_as_well(columns: int, monkeypatch: py
 
 @needs_tiles
 def test_denormal_numbers_count_as_zero() -> None:
-    """In and after a product: inputs of 1e-39, and sums that would be denormal."""
+    """Both inputs such as 1e-39 and sums that would be denormal."""
     torch.manual_seed(1)
     scale = torch.tensor([1.0, 1e-18, 1e-20, 1e-39])
     weight = (torch.randn(64, 96) * scale[torch.randint(4, (64, 96))]).bfloat16()
@@ -59,31 +59,31 @@ def test_denormal_numbers_count_as_zero() -> None:
 
 @needs_tiles
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_unsound_vectors_leave_their_neighbours_alone(value: float) -> None:
+def test_unsound_vectors_do_not_change_others(value: float) -> None:
     torch.manual_seed(2)
     weight, x = torch.randn(64, 64).bfloat16(), torch.randn(40, 64)
     clean = linear(x, pack(weight))
     x[17, 33] = value
-    found = linear(x, pack(weight))
+    output = linear(x, pack(weight))
     others = torch.arange(40) != 17
-    assert torch.equal(bits(found[others]), bits(clean[others])) and not found[17].isfinite().any()
+    assert torch.equal(bits(output[others]), bits(clean[others])) and not output[17].isfinite().any()
 
 
 @pytest.mark.parametrize("dot", [None, False])
-def test_the_reference_is_a_product(dot: bool | None) -> None:
-    """Within rounding of float64, as are the kernels with and without tiles."""
+def test_the_reference_is_close_to_a_float64_product(dot: bool | None) -> None:
+    """So are the kernels, with and without tiles."""
     torch.manual_seed(3)
     weight, x = torch.randn(64, 96).bfloat16(), torch.randn(9, 96).bfloat16().float()
     exact = (x.double() @ weight.double().T).float()
-    for found in (tile_linear(x.bfloat16(), weight), linear(x, pack(weight, dot=dot))):
-        torch.testing.assert_close(found, exact, atol=2e-4, rtol=1e-4)
+    for output in (tile_linear(x.bfloat16(), weight), linear(x, pack(weight, dot=dot))):
+        torch.testing.assert_close(output, exact, atol=2e-4, rtol=1e-4)
 
 
-def test_a_block_holds_what_its_kind_can_multiply() -> None:
+def test_a_block_is_as_wide_as_its_kind_can_multiply() -> None:
     assert columns_of("bfloat16", True) == (TILE_COLUMNS if has_tiles() else columns_of("int8", False))
 
 
-# What another process prints: whether it has tiles, the folder of its compiled code, and a product.
+# Checks a product; prints whether this process uses tiles, and the folder of its compiled code.
 _PROCESS = """
 import torch
 from kernels.cpu.calls import jit
@@ -98,13 +98,13 @@ print(jit.has_tiles(), jit._versions_folder(jit.folder).name)
 
 
 @pytest.mark.skipif("avx512bf16" not in cpu_features(), reason="a CPU with bfloat16 products is needed")
-def test_code_with_tiles_and_without_is_kept_apart() -> None:
-    """Code compiled for tiles would kill a process that may not use them."""
+def test_code_with_and_without_tiles_is_stored_separately() -> None:
+    """Code that uses tiles would kill a process without permission for them."""
     seen = []
     for tiles in ("0", "1"):
         run, env = [sys.executable, "-c", _PROCESS], os.environ | {"BASS_TILES": tiles}
         done = subprocess.run(run, env=env, capture_output=True, text=True, check=True)
-        has, folder = done.stdout.split()
-        assert folder.endswith("-tiles") == (has == "True")
-        seen.append((has, folder))
+        uses_tiles, folder = done.stdout.split()
+        assert folder.endswith("-tiles") == (uses_tiles == "True")
+        seen.append((uses_tiles, folder))
     assert seen[0][0] == "False" and (seen[0] != seen[1]) == (seen[1][0] == "True")

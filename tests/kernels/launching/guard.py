@@ -1,9 +1,8 @@
 """`python -m tests.kernels.launching.guard end|start|beyond`: run each launch on tensors next to guard pages.
 
-Contract: every tensor, input or allocated by a kernel, lies directly before ("end") or after ("start") a page
-without access rights, so a kernel that reads or writes out of bounds ends the process with a segmentation fault.
-The name of each launch is printed before it runs. "beyond" reads out of bounds on purpose, to show that the guard
-works. POSIX only.
+Every tensor lies directly before ("end") or after ("start") a page without access rights, so a kernel that reads
+or writes out of bounds ends the process with a segmentation fault. "beyond" does so on purpose, to test the guard.
+Prints the name of each launch before it runs. POSIX only.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from tests.kernels.launching.launches import LAUNCHES
 
 _NO_ACCESS = 0
 _libc = ctypes.CDLL(None, use_errno=True)
-# Keeps every mapping alive: tensors still point into it.
+# Keeps the mappings alive, since tensors point into them.
 _maps: list[mmap.mmap] = []
 
 
 def guarded(tensor: Tensor, at_end: bool) -> Tensor:
-    """A copy with the same strides whose last (or first) byte borders on a page without access rights."""
+    """Return a copy with the same strides whose last (or first) byte is next to a page without access rights."""
     if not tensor.numel():
         return tensor
     page, item = mmap.PAGESIZE, tensor.element_size()
@@ -49,7 +48,7 @@ def guarded(tensor: Tensor, at_end: bool) -> Tensor:
 
 
 def main(side: str) -> None:
-    """Run every launch."""
+    """Run every launch with guard pages at one side."""
     if side == "beyond":
         x, weight = torch.ones(64), guarded(torch.ones(8, 64), at_end=True)
         tile = linear.tiles(1, gate=False, itemsize=4)

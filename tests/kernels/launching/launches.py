@@ -1,8 +1,7 @@
-"""One launch of each kernel, at sizes that fill no block, for tests of memory accesses and program order.
+"""A launch of each kernel at sizes that fill no block, for tests of memory accesses and of program order.
 
-Contract: LAUNCHES[name](place) makes new inputs with the same values on each call, passes each through `place`,
-launches the kernel and returns what it wrote. Rows end at the end of their cache: one column further is out of
-bounds.
+`LAUNCHES[name](place)` makes inputs, always the same, passes each through `place`, runs the kernel and returns the
+tensors that it wrote. Rows end at the end of their cache, so one column further is out of bounds.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _shared_attention(place: Place, parts: bool, gap: int | None) -> tuple[Tenso
 
 
 def _tree_attention(place: Place, parts: bool, window: int | None) -> tuple[Tensor, ...]:
-    """As `_attention`, with 512 columns more in the longer row; each token sees every second one before it."""
+    """As `_attention`, with 512 more columns in the longer row; each token sees every second earlier one."""
     torch.manual_seed(1)
     lengths, before = [3, 553], [3, 41]
     query = torch.randn(2, 7, 6, 20).transpose(1, 2)
@@ -79,7 +78,7 @@ def _product(
 
 
 def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
-    """Write strided states, 3 tokens a row, to a cache of 9 columns; the last row fills it to its end."""
+    """Write strided states, 3 tokens per row, to 9 columns, which the last row fills to the end."""
     torch.manual_seed(3)
     states = place(torch.randn(2, 3, 2, 4, 20))  # [B, S, keys and values, Hkv, D]
     cache = place(torch.zeros(2, 2, 4, 9, 20))
@@ -97,38 +96,38 @@ def _rotate(place: Place, norm: bool, tree: bool = False) -> tuple[Tensor, ...]:
     norms = (place(torch.rand(20)), place(torch.rand(20))) if norm else None
     lengths = place(torch.tensor([0, 6]))
     positions = place(torch.tensor([[0, 1, 1], [6, 7, 7]])) if tree else None
-    turns = place(angles.cos()), place(angles.sin())
-    cache_write.rotate_write(qkv, cache, lengths, *turns, norms, 1e-6, positions=positions)
+    cos_sin = place(angles.cos()), place(angles.sin())
+    cache_write.rotate_write(qkv, cache, lengths, *cos_sin, norms, 1e-6, positions=positions)
     return qkv, cache
 
 
 def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: bool) -> tuple[Tensor, ...]:
-    """19 rows, more than one interpreted program takes, of 0 to 3 drafts; 2500 tokens make two blocks."""
+    """19 rows of 0 to 3 drafts, more than one interpreted program takes; 2500 tokens make two blocks."""
     torch.manual_seed(5)
     p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
     drafts = torch.randint(0, 2500, (19, 3))
     # All drafts of the last row are accepted, so that the last values of p are read.
     q[-1], drafts[-1, -1] = p[-1, :3], 2499
     counts, choices = (torch.arange(19) + 1) % 4, torch.cat((drafts, drafts[:, :1]), 1)
-    told = place(torch.rand(19, 3)), place(torch.rand(19, 4))
+    chances = place(torch.rand(19, 3)), place(torch.rand(19, 4))
     return accept.accept(
         place(p) if drawn or verification == accept.Verification.REJECTION else None,
         place(q) if soft else None,
         place(drafts), place(counts), None if drawn else place(choices),
         place(torch.arange(19)), place(torch.arange(19) * 3), place(torch.tensor([7])),
-        begins=place(torch.arange(19)), verification=verification, chance=0.5, block=told,
+        begins=place(torch.arange(19)), verification=verification, chance=0.5, block=chances,
     )  # fmt: skip
 
 
 def _weigh(place: Place, soft: bool) -> tuple[Tensor, ...]:
-    """As `_decide`: the last row's last draft is the last value of p and q."""
+    """As `_decide`; the last row's last draft is the last value of p and q."""
     torch.manual_seed(5)
     p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
     drafts, counts = torch.randint(0, 2500, (19, 3)), (torch.arange(19) + 1) % 4
     drafts[-1, -1], counts[-1] = 2499, 3
     known = (torch.arange(3) < counts[:, None]).float()
     h, reach = block.chances(place(p), place(q) if soft else None, place(drafts), place(counts))
-    # Numbers behind a row's last draft mean nothing.
+    # The rest is padding.
     return h * known.to(h.device), reach[:, 1:] * known.to(h.device)
 
 
@@ -146,11 +145,11 @@ def _least_kept(place: Place) -> tuple[Tensor, ...]:
 
 
 def _walk(place: Place, soft: bool) -> tuple[Tensor, ...]:
-    """5 rows of trees of 7 drafts, every second drawn; 2500 tokens make two blocks; the last draft is the last."""
+    """5 trees of 7 drafts, of which every second one is drawn; 2500 tokens make two blocks."""
     torch.manual_seed(8)
     p, q = (10 * torch.rand(5, 8, 2500)).softmax(-1), (10 * torch.rand(20, 2500)).softmax(-1)
     tokens = torch.randint(0, 2500, (5, 7))
-    # The last row's path is all of its drafts, so that the last values of p and q are read.
+    # The last row accepts all its drafts, so that the last values of p and q are read.
     tokens[:, -1], p[-1] = 2499, p[-1, :1]
     parents = (torch.arange(7) - 1).expand(5, 7).clone()
     parents[:-1] = (torch.arange(7) - 1) // 2
@@ -182,7 +181,7 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "skinny and add_parts": partial(_product, rows=5, k_size=70, gate=True, tile=_PARTS),
     "skinny and add_parts, a part empty": partial(_product, rows=5, k_size=64, gate=False, tile=_PARTS),
     "put": _put,
-    "put, behind a prefix": partial(_put, start=16),
+    "put, after a prefix": partial(_put, start=16),
     "rotate": partial(_rotate, norm=False),
     "rotate, heads normalised": partial(_rotate, norm=True),
     "rotate, trees": partial(_rotate, norm=False, tree=True),

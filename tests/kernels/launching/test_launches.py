@@ -1,8 +1,4 @@
-"""Every kernel gives the same result in any order of its programs, and accesses no memory outside its tensors.
-
-Contract: runs under Triton's interpreter. The order is permuted where the interpreter sets the program id;
-out-of-bounds accesses are caught by guard pages in a child process (guard.py).
-"""
+"""Every kernel gives the same result in any order of its programs, and accesses no memory outside its tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from tests.support.models import slow_but
 
 @contextmanager
 def permuted(seed: int) -> Iterator[None]:
-    """Within this context, the programs of a launch run in a random order."""
+    """Run the programs of each launch in a random order, by permuting the interpreter's program ids."""
     dim, index = interpreter_builder.set_grid_dim, interpreter_builder.set_grid_idx
     order: list[tuple[int, ...]] = []
     waiting: list[tuple[int, ...]] = []
@@ -54,23 +50,23 @@ def test_the_order_of_programs_does_not_matter(name: str) -> None:
     usual = LAUNCHES[name](lambda tensor: tensor)
     with permuted(1):
         other = LAUNCHES[name](lambda tensor: tensor)
-    for one, two in zip(usual, other, strict=True):
-        assert torch.equal(one.nan_to_num(), two.nan_to_num())
+    for before, after in zip(usual, other, strict=True):
+        assert torch.equal(before.nan_to_num(), after.nan_to_num())
 
 
 @triton.jit
-def last_one_wins(out):
+def last_program_wins(out):
     tl.store(out, tl.program_id(0) + 10 * tl.program_id(1))
 
 
-def test_a_launch_that_depends_on_the_order_is_seen() -> None:
-    found = set()
+def test_a_launch_that_depends_on_the_order_is_noticed() -> None:
+    results = set()
     for seed in range(8):
         out = torch.zeros(1, dtype=torch.int32)
         with permuted(seed):
-            last_one_wins[(3, 2)](out)
-        found.add(out.item())
-    assert len(found) > 1 and found <= {0, 1, 2, 10, 11, 12}
+            last_program_wins[(3, 2)](out)
+        results.add(out.item())
+    assert len(results) > 1 and results <= {0, 1, 2, 10, 11, 12}
 
 
 def guard(side: str) -> subprocess.CompletedProcess[str]:
@@ -81,7 +77,7 @@ def guard(side: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are protected by mprotect")
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_no_launch_leaves_its_tensors(side: str) -> None:
+def test_no_launch_accesses_memory_outside_its_tensors(side: str) -> None:
     done = guard(side)
     names = done.stdout.splitlines()
     assert done.returncode == 0, f"in {names[-1:]}: {done.returncode} {done.stderr[-2000:]}"
@@ -90,5 +86,5 @@ def test_no_launch_leaves_its_tensors(side: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are protected by mprotect")
-def test_a_launch_beyond_a_tensor_is_seen() -> None:
+def test_an_access_beyond_a_tensor_is_noticed() -> None:
     assert guard("beyond").returncode == -signal.SIGSEGV

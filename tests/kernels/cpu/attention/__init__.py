@@ -1,1 +1,1 @@
-"""Attention over tiles, by itself."""
+"""Tests of attention over tiles, without a model."""

@@ -1,4 +1,4 @@
-"""Attention over trees of tokens: each has the bits that it has at the end of its path, fed as a text."""
+"""Attention over token trees: each node has the bits of the last token of its path, fed as a text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor
 
 from bass_core.model.cache import RaggedCache
 from bass_core.model.tiled import TiledCache
-from kernels.cpu.attention.layout import padded
-from tests.kernels.cpu.attention.steps import LAYERS, LENGTH, Layer, flat_tree
+from tests.kernels.cpu.attention.steps import LAYERS, LENGTH, Layer, fill_with_nan, flat_tree
 from tests.kernels.cpu.shapes import DOTS
 from tests.support.models import slow_but
 from tests.support.trees import Parents, path, random_tree
 
-# Every place in a tile, and the borders of segments, so that paths cross them.
+# Every column of a tile, and borders of segments that paths cross.
 BASES = [*range(1, 18), *range(248, 260), 500, 511, 512, 1021]
 
 
@@ -26,63 +25,53 @@ def layer(request: Any) -> Layer:
     return Layer(6, 2, *LAYERS[request.param])
 
 
-def unsound(cache: TiledCache, layer: Layer) -> TiledCache:
-    """The cache, NaN wherever a key or value may be written: what nobody wrote must never be read."""
-    size, width = layer.attention.dim, padded(layer.attention.dim)
-    tiles = cache.buffer[0].view(2, -1, 16 * width)
-    tiles[0].fill_(torch.nan)
-    values = tiles[1].view(-1, *((8, width, 2) if layer.attention.dot else (16, width)))
-    (values[:, :, :size] if layer.attention.dot else values[..., :size]).fill_(torch.nan)
-    return cache
-
-
 def nodes(layer: Layer, count: int, seed: int) -> Tensor:
-    """Projections [count, ...] of a tree's tokens."""
+    """Return projections [count, ...] of a tree's tokens."""
     return torch.randn(count, layer.texts.shape[2], generator=torch.Generator().manual_seed(seed))
 
 
 def as_texts(layer: Layer, cache: TiledCache, base: int, tree: Parents, y: Tensor, first: int = 0) -> Tensor:
-    """Each node's result at the end of its path, fed behind the `base` tokens of a cache of one row."""
-    found = []
+    """Return each node's result as the last token of its path, fed after the `base` tokens of a one-row cache."""
+    results = []
     for node in range(first, len(tree)):
-        found.append(layer.feed_rows(cache, [y[path(tree, node)]], [base])[0][-1:])
-    return torch.cat(found)
+        results.append(layer.feed_rows(cache, [y[path(tree, node)]], [base])[0][-1:])
+    return torch.cat(results)
 
 
 @pytest.mark.parametrize(
     ("base", "threads"), slow_but([(15, 1), (256, 2)], [(base, 2 - base % 2) for base in BASES])
 )
-def test_a_node_has_the_bits_of_its_path(layer: Layer, base: int, threads: int) -> None:
-    """Alone, and beside rows of other trees, of a text, and of no tokens; on fresh and on unsound memory."""
+def test_a_node_has_the_bits_of_its_path_as_a_text(layer: Layer, base: int, threads: int) -> None:
+    """By itself, and next to rows of other trees, of a chain and without tokens."""
     torch.set_num_threads(threads)
     rng = random.Random(base)
     trees = [random_tree(rng, rng.randint(2, 24)), [], list(range(-1, 5)), random_tree(rng, rng.randint(1, 24), 4)]
     bases = [base, 37, 255, rng.choice(BASES)]
-    cache = unsound(layer.cache(4), layer)
+    cache = fill_with_nan(layer.cache(4), layer)
     layer.feed(cache, [0, 1, 2, 3], [0] * 4, bases)
     ys = [nodes(layer, len(tree), row) for row, tree in enumerate(trees)]
-    found = layer.feed_rows(cache, ys, bases, tree=flat_tree(trees, bases))
+    results = layer.feed_rows(cache, ys, bases, tree=flat_tree(trees, bases))
     torch.set_num_threads(1)
     for row, (tree, start, y) in enumerate(zip(trees, bases, ys, strict=True)):
-        alone = unsound(layer.cache(1), layer)
+        alone = fill_with_nan(layer.cache(1), layer)
         layer.feed(alone, [row], [0], [start])
         if tree:
             expected = as_texts(layer, alone, start, tree, y)
-            assert torch.equal(found[row], expected), (row, tree)
+            assert torch.equal(results[row], expected), (row, tree)
             mine = layer.feed_rows(alone, [y], [start], tree=flat_tree([tree], [start]))[0]
             assert torch.equal(mine, expected)
 
 
 @pytest.mark.parametrize("threads", slow_but([1], [1, 2]))
-def test_trees_behind_a_prefix_that_rows_share(layer: Layer, threads: int) -> None:
+def test_trees_after_a_shared_prefix_have_the_bits_of_texts(layer: Layer, threads: int) -> None:
     torch.set_num_threads(threads)
     rng = random.Random(5)
     prefix = layer.cache(2, 560)
     layer.feed(prefix, [0, 1], [0, 0], [560, 272])
-    # Each row: its prefix, what it holds, the nodes of its tree.
+    # Each row: its prefix, its length, the nodes of its tree.
     rows = [(0, 560, 9), (0, 575, 4), (1, 272, 24), (0, 760, 13), (None, 300, 5), (1, 511, 0), (0, 600, 1)]
-    ends, texts = {0: 560, 1: 272, None: 0}, [3 if one is None else one for one, _, _ in rows]
-    cache = unsound(layer.cache(len(rows), 900, prefix), layer)
+    ends, texts = {0: 560, 1: 272, None: 0}, [3 if group is None else group for group, _, _ in rows]
+    cache = fill_with_nan(layer.cache(len(rows), 900, prefix), layer)
     for row, (group, _, _) in enumerate(rows):
         cache.attach(row, group or 0, ends[group])
     bases, starts = [base for _, base, _ in rows], list(cache.starts)
@@ -90,22 +79,22 @@ def test_trees_behind_a_prefix_that_rows_share(layer: Layer, threads: int) -> No
     trees = [random_tree(rng, count) for _, _, count in rows]
     ys = [nodes(layer, count, row) for row, (_, _, count) in enumerate(rows)]
     before = prefix.buffer.clone()
-    found = layer.feed_rows(cache, ys, bases, tree=flat_tree(trees, bases))
+    results = layer.feed_rows(cache, ys, bases, tree=flat_tree(trees, bases))
     assert torch.equal(prefix.buffer, before)
     for row, (tree, base, y) in enumerate(zip(trees, bases, ys, strict=True)):
         alone = layer.cache(1)
         layer.feed(alone, [texts[row]], [0], [base])
         if tree:
-            assert torch.equal(found[row], as_texts(layer, alone, base, tree, y)), row
+            assert torch.equal(results[row], as_texts(layer, alone, base, tree, y)), row
 
 
 @pytest.mark.parametrize("base", slow_but([255], [1, 15, 16, 30, 250, 255, 256, 600]))
-def test_a_tree_fed_level_by_level(layer: Layer, base: int) -> None:
-    """As a draft model grows one: each level's nodes see their ancestors among those fed before."""
+def test_a_tree_fed_level_by_level_has_the_bits_of_texts(layer: Layer, base: int) -> None:
+    """As a draft model does; nodes see their ancestors among the levels fed earlier."""
     rng = random.Random(base)
-    cache, alone = unsound(layer.cache(1), layer), layer.cache(1)
-    for one in (cache, alone):
-        layer.feed(one, [0], [0], [base])
+    cache, alone = fill_with_nan(layer.cache(1), layer), layer.cache(1)
+    for row_cache in (cache, alone):
+        layer.feed(row_cache, [0], [0], [base])
     tree: Parents = []
     y = nodes(layer, 24, base)
     for width in (1, 3, 5, 1, 6, 8):
@@ -113,34 +102,38 @@ def test_a_tree_fed_level_by_level(layer: Layer, base: int) -> None:
         newest = range(max(0, fed - 5), fed)
         tree = tree + [rng.choice(newest) if fed else -1 for _ in range(width)]
         step = flat_tree([tree], [base + fed], [fed])
-        found = layer.feed_rows(cache, [y[fed : len(tree)]], [base + fed], tree=step)[0]
-        assert torch.equal(found, as_texts(layer, alone, base, tree, y, fed))
+        results = layer.feed_rows(cache, [y[fed : len(tree)]], [base + fed], tree=step)[0]
+        assert torch.equal(results, as_texts(layer, alone, base, tree, y, fed))
 
 
 @pytest.mark.parametrize("base", slow_but([255], [13, 16, 31, 250, 255, 256]))
-def test_a_kept_path_is_a_text(layer: Layer, base: int) -> None:
-    """What follows an accepted path has the bits that it has behind the same text."""
+def test_an_accepted_path_equals_a_text(layer: Layer, base: int) -> None:
+    """Later tokens have the same bits after an accepted path and after the same text."""
     rng = random.Random(base)
     for turn in range(12):
         tree = random_tree(rng, rng.randint(2, 20))
         y, more = nodes(layer, len(tree), turn), nodes(layer, 3, turn + 50)
-        cache, alone = (unsound(layer.cache(3), layer) for _ in range(2))
+        cache, plain = (fill_with_nan(layer.cache(3), layer) for _ in range(2))
         layer.feed(cache, [1, 0, 2], [0] * 3, [5, base, base])
-        layer.feed(alone, [1, 0, 2], [0] * 3, [5, base, base])
-        none = y[:0]
-        layer.feed_rows(cache, [none, y, none], [5, base, base], tree=flat_tree([[], tree, []], [5, base, base]))
-        kept = path(tree, rng.randrange(len(tree)))
-        cache.keep(1, base, [base + column for column in kept])
-        layer.feed_rows(alone, [none, y[kept], none], [5, base, base])
+        layer.feed(plain, [1, 0, 2], [0] * 3, [5, base, base])
+        no_tokens = y[:0]
+        layer.feed_rows(
+            cache, [no_tokens, y, no_tokens], [5, base, base], tree=flat_tree([[], tree, []], [5, base, base])
+        )
+        accepted = path(tree, rng.randrange(len(tree)))
+        cache.keep(1, base, [base + column for column in accepted])
+        layer.feed_rows(plain, [no_tokens, y[accepted], no_tokens], [5, base, base])
         for count in (3, 1):
-            lengths = [5, base + len(kept), base]
-            found, expected = (layer.feed_rows(one, [more[:count]] * 3, lengths) for one in (cache, alone))
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), (tree, kept)
+            lengths = [5, base + len(accepted), base]
+            results, expected = (
+                layer.feed_rows(row_cache, [more[:count]] * 3, lengths) for row_cache in (cache, plain)
+            )
+            assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True)), (tree, accepted)
 
 
 @pytest.mark.parametrize("dot", DOTS)
-def test_columns_are_kept_as_in_a_cache_of_rows(dot: bool) -> None:
-    """Behind a prefix, in all layers, and no other row's."""
+def test_accepted_columns_move_as_in_a_plain_cache(dot: bool) -> None:
+    """After a prefix, in all layers, and without changing other rows."""
     dtype = torch.bfloat16 if dot else torch.float32
     sizes = (3, 2, 48, 2, 20)
     tiled = TiledCache(*sizes, dtype, prefix=TiledCache(3, 1, 32, 2, 20, dtype))
@@ -148,7 +141,7 @@ def test_columns_are_kept_as_in_a_cache_of_rows(dot: bool) -> None:
     plain.buffer.normal_()
 
     def columns() -> Tensor:
-        """[layers, 2, rows, heads, columns, dim], as the layout has them (kernels/cpu/attention/layout.py)."""
+        """Return [layers, 2, rows, heads, columns, dim]; see kernels/cpu/attention/layout.py."""
         words, pairs = 32 // (2 if dot else 1), 2 if dot else 1
         tiles = tiled.buffer.view(*tiled.buffer.shape[:5], 16 * 32)
         keys = tiles[:, 0].unflatten(-1, (words, 16, pairs)).transpose(-3, -2).flatten(-2)
@@ -173,8 +166,8 @@ def test_columns_are_kept_as_in_a_cache_of_rows(dot: bool) -> None:
 
 
 @pytest.mark.slow
-def test_trees_deep_and_wide(layer: Layer) -> None:
-    """As many nodes as a tree may have: one path and its siblings, or all on one level."""
+def test_the_largest_trees_have_the_bits_of_texts(layer: Layer) -> None:
+    """One with a long path, and one with all nodes on one level."""
     cache, alone = layer.cache(2, LENGTH), layer.cache(1, LENGTH)
     comb = [-1, *(max(0, node - 1 - node % 2) for node in range(1, 63))]
     star = [-1, *[0] * 62]
@@ -182,6 +175,6 @@ def test_trees_deep_and_wide(layer: Layer) -> None:
         layer.feed(cache, [0, 0], [0, 0], [base, base])
         layer.feed(alone, [0], [0], [base])
         y = nodes(layer, 63, base)
-        found = layer.feed_rows(cache, [y, y], [base, base], tree=flat_tree([comb, star], [base, base]))
-        for tree, out in zip((comb, star), found, strict=True):
+        results = layer.feed_rows(cache, [y, y], [base, base], tree=flat_tree([comb, star], [base, base]))
+        for tree, out in zip((comb, star), results, strict=True):
             assert torch.equal(out, as_texts(layer, alone, base, tree, y))
