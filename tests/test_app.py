@@ -157,7 +157,6 @@ def test_a_folder_is_shown_without_its_path(tmp_path: Path) -> None:
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run app.py as a user would, until it exits."""
     return subprocess.run(
         [sys.executable, str(ROOT / "app.py"), *arguments],
         cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300,

@@ -38,7 +38,6 @@ NEEDS_MORE = ("gradio_client",)
 
 
 def text_of(page: Path) -> str:
-    """Return a page's text without its code blocks."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
@@ -66,7 +65,6 @@ def test_links_and_named_files_exist(page):
 
 
 def test_the_readme_configures_a_space_and_all_files_name_one_version():
-    """The library, CITATION.cff and the newest released entry of the changelog name the same version."""
     head = (ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1]
     assert "sdk: gradio\n" in head and "app_file: app.py\n" in head
     version = bass_core.__version__

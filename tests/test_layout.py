@@ -56,14 +56,12 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 def parsed(*patterns: str) -> list[tuple[str, ast.Module]]:
-    """Return (name, syntax tree) of each file."""
     return [
         (str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in tracked(*patterns)
     ]
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run import-linter on a folder."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run(LINT, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -94,7 +92,6 @@ def test_no_package_imports_app():
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Return the top-level names of a file's absolute imports."""
     modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -110,13 +107,11 @@ def test_every_module_has_a_docstring():
 
 
 def names(node: ast.AST) -> set[str]:
-    """Return every name and attribute in an expression."""
     plain = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     return plain | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
 
 
 def checks_a_class(tree: ast.Module, classes: set[str]) -> bool:
-    """Return whether isinstance or issubclass is called with one of the classes."""
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)

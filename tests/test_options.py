@@ -92,7 +92,6 @@ def argument(option: str, value: str) -> str:
 
 
 def cases(options: Mapping[str, tuple[str, ...]]) -> list[Any]:
-    """Return one case per option, with all of its values."""
     return [pytest.param(option, values, id=option) for option, values in options.items()]
 
 

@@ -38,7 +38,6 @@ NAMES = {"pynvml": "nvidia-ml-py", "llvmlite": "numba"}
 
 
 def tracked() -> list[str]:
-    """Return the files of this tree: tracked, or untracked and not ignored."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -162,7 +161,6 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from the tracked files."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
     for name in tracked():

@@ -214,12 +214,7 @@ class Bigram:
 
 @dataclass(frozen=True)
 class BigramHead:
-    """The parts of a head (model/draft_head.py) that HeadDrafter uses.
-
-    Attributes:
-        vocabulary: The token id of each column of its table.
-        pointer: Its pointer.
-    """
+    """The parts of a head (model/draft_head.py) that HeadDrafter uses; `vocabulary` has each column's token id."""
 
     vocabulary: Tensor
     pointer: Pointer
@@ -246,7 +241,6 @@ class Scene:
         drafter: Makes the drafter for a scene.
         policy: The length policy in its initial state.
         rule: The name of the verification.
-        new_tokens: Tokens per row at which a text ends.
         exact: Whether everything is computed in float64.
     """
 
@@ -263,18 +257,15 @@ class Scene:
 
     @property
     def verification(self) -> Verification:
-        """Return the verification named by `rule`."""
         return find_verification(self.rule)
 
     def runner(self, table: Table) -> ModelRunner:
-        """Return a runner of this table with room for the scene's rows."""
         model: Any = Bigram(table, self.exact)
         # A tree may be wider than the rest of a text.
         longest = max(map(len, self.prompts)) + self.new_tokens + MOST_TREE
         return ModelRunner(model, len(self.prompts), longest, len(table[0]), "sdpa")
 
     def decoder(self) -> BatchDecoder:
-        """Return a new decoder, before its first step."""
         rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
         params = DecodingParams(self.sampling, verification=self.verification)
         return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), copy.deepcopy(self.policy))
@@ -296,7 +287,7 @@ class Scene:
         }
 
     def completed(self, law: Law) -> Law:
-        """Return the distribution of whole texts when the target alone continues the texts of `law`."""
+        """Return the distribution of whole texts if only the target continues the texts of `law`."""
         whole: dict[tuple[Text, ...], float] = defaultdict(float)
         for texts, chance in law.items():
             rests = [self._rest(text, prompt) for text, prompt in zip(texts, self.prompts, strict=True)]
@@ -321,7 +312,7 @@ class Scene:
         return [weight / math.fsum(weights) for weight in weights]
 
     def _rest(self, text: Text, prompt: Text) -> dict[Text, float]:
-        """Return the distribution of whole texts that begin with this one, continued by the target alone."""
+        """Return the distribution of whole texts that begin with this one, if only the target continues it."""
         if len(text) == self.new_tokens or (text and text[-1] in self.eos):
             return {text: 1.0}
         texts: dict[Text, float] = {}
@@ -350,7 +341,6 @@ class Enumeration:
 
 
 def enumerate_scene(scene: Scene, patch: pytest.MonkeyPatch) -> Enumeration:
-    """Enumerate a scene."""
     walk, result, law = Walk(), Enumeration(), defaultdict[tuple[Text, ...], float](float)
     dtype = torch.get_default_dtype()
     replaced = (draws.draw, walk.draw), (noise.uniform, walk.uniform)

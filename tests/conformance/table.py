@@ -113,11 +113,9 @@ class Case:
         )
 
     def run(self) -> Generation:
-        """Return the generation of the method."""
         return generate(**self.arguments())
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments for generate() and stream()."""
         return {
             "pair": pair(self.architecture, DRAFTS[self.draft].kind),
             "prompt": PROMPTS[self.prompts][: self.batch],
@@ -131,17 +129,14 @@ class Case:
         }
 
     def expected(self) -> list[list[int]]:
-        """Return the texts that the method must write."""
         return expected(self.architecture, self.text, self.prompts)[: self.batch]
 
 
 def drafting_of(length: Any) -> dict[str, Any]:
-    """Return the arguments of generate() for this draft length or tree."""
     return {"tree": TREES[length]} if length in TREES else {"draft_length": BUDGETS.get(length, length)}
 
 
 def sampling_of(text: str) -> dict[str, Any]:
-    """Return the arguments of generate() for this kind of text."""
     return {"sampling": SAMPLING[text], "verification": "auto" if text == "greedy" else "coupled"}
 
 
@@ -165,7 +160,6 @@ def target(architecture: str) -> Any:
 
 @cache
 def pair(architecture: str, kind: str) -> ModelPair:
-    """Return the architecture's target with a draft of that kind."""
     return tiny_pair(kind, architecture=architecture, target=target(architecture))
 
 

@@ -29,7 +29,7 @@ from bass_core.sequence import WindowWork
 from tests.support.models import small_window, tiny, tiny_head
 
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
-# Rows per batch. A row costs a tenth of its cost in a batch of 64.
+# Rows per batch. In a batch this large, a row costs a tenth of its cost in a batch of 64.
 BATCH = 2048
 # AMUSD handles rows one by one, so its draft would not keep up with a larger batch.
 BATCH_OF = {"amusd": 256}
@@ -67,7 +67,6 @@ def changed_head(draft: str) -> Any:
 
 @cache
 def enumerated(params: SamplingParams) -> np.ndarray:
-    """Return the target's probability of each of the 5^7 texts, in float64."""
     joint = torch.ones(1, dtype=torch.float64)
     contexts = torch.tensor([PROMPT])
     for _ in range(TOKENS):
@@ -158,7 +157,6 @@ REJECTION = {"verification": "rejection"}
 def trees(
     draft: str, params: SamplingParams = PLAIN, rows: int = BATCH, shape: Any = (2, 1), **other: Any
 ) -> Case:
-    """Return a case with trees of this shape."""
     return Case("bass", draft, params, rows, {"draft_length": "auto", "tree": shape} | other)
 
 

@@ -146,7 +146,6 @@ def test_a_draft_with_a_shorter_context_changes_no_text(context: int, method: st
 
 @pytest.mark.parametrize("method", slow_but(["bass"], ["speculative", "bass", "amusd"]))
 def test_a_draft_with_less_context_than_the_shared_prefix_changes_no_text(method: str) -> None:
-    """The draft shares the part that it can read, and its cache has room for it."""
     short = tiny("llama")
     short.config.max_position_embeddings = 40
     rows = [(ROWS[0] * 200)[:200] + [last] for last in (1, 2)]

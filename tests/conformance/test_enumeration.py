@@ -194,14 +194,9 @@ def _head(
     ids: tuple[int, int] = (2, 0),
     lift: float = 0.1,
 ) -> HeadDrafter:
-    """Return a head of two tokens that stops when it is unsure of a draft.
+    """Return a head of two tokens, `ids`, that stops when it is unsure of a draft.
 
-    Args:
-        scene: The scene to draft in.
-        tree: The shape of its trees, if any.
-        table: Its distributions.
-        ids: Its tokens.
-        lift: The pointer's addition to the logit of a token that followed the text's last two tokens before.
+    Its pointer adds `lift` to the logit of the token that followed an earlier occurrence of the last two tokens.
     """
     pointer = Pointer(1).requires_grad_(False)
     pointer.by_size.fill_(lift)
@@ -255,7 +250,6 @@ def unsure_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_distribution(scene: Scene, patch: pytest.MonkeyPatch, tolerance: float = EXACT) -> Enumeration:
-    """Enumerate the scene and check that its distribution is the target's."""
     result = enumerate_scene(scene, patch)
     assert abs(math.fsum(result.law.values()) - 1) < EXACT, "a path was lost, or taken twice"
     assert distance(scene.completed(result.law), scene.expected()) < tolerance
@@ -271,7 +265,7 @@ def with_rules(choices: Iterable[str], rules: Iterable[str] = RULES) -> list[tup
     ("policy", "rule"), slow_but(with_rules(POLICIES, ["block", "rejection", "coupled"]), product(POLICIES, RULES))
 )
 def test_policies_keep_the_distribution(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row runs two rounds; the first may decide the length of the second."""
+    """The first of two rounds may decide the length of the second."""
     scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,),), 6 if policy in VARIED else 5, rounds=2)
     result = check_distribution(scene, monkeypatch)
     assert (policy == "fixed 0") == (result.drafted == {0})
@@ -374,7 +368,7 @@ PER_ROW = {"recorded per row": lambda: RecordedLengths([[1, 2]])} | {name: POLIC
     ("policy", "rule"), slow_but([("recorded per row", "rejection")], with_rules(PER_ROW, [*RULES, "common_stop"]))
 )
 def test_two_rows_are_independent(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although one row's text may decide the other's next draft length."""
+    """One row's text may decide the other's next draft length, but not its tokens."""
     scene = Scene(P, _model(Q), PER_ROW[policy](), rule, ((2,), (3,)), 4, rounds=1 if "row" in policy else 2)
     assert len(check_distribution(scene, monkeypatch).drafted) > 1
 
@@ -413,7 +407,6 @@ def test_two_rows_of_trees_are_independent(rule: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("rule", slow_but(["block"], [*RULES, "common_stop"]))
 def test_two_rows_are_independent_when_one_ends(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Usually one row ends first, and the other takes its place."""
     policy = Algorithm1(length=1, increment=1, limit=2)
     scene = Scene(P, _model(Q), policy, rule, ((2,), (3,)), 3, rounds=9, eos=frozenset({1}))
     check_distribution(scene, monkeypatch)
@@ -426,8 +419,7 @@ def test_two_rows_are_independent_to_their_ends(policy: str, rule: str, monkeypa
     check_distribution(scene, monkeypatch)
 
 
-# "a window after a model" would take 20 minutes here: test_float32_keeps_the_distribution drafts three tokens with
-# it.
+# Without "a window after a model", which would take 20 minutes and drafts three tokens in another test.
 FOUR_DRAFTS = [drafter for drafter in DRAFTERS if drafter != "a window after a model"]
 
 
@@ -439,7 +431,6 @@ def test_four_drafts_keep_the_distribution(drafter: str, rule: str, monkeypatch:
 
 @pytest.mark.parametrize(("rule", "start"), slow_but([("block", 0)], product(RULES, [0, 1])))
 def test_many_cheap_drafts_keep_the_distribution(rule: str, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that was chosen after a draw once shifted these probabilities by 0.1."""
     p = ((0.37665463953140643, 0.6233453604685936), (0.0026029339051791603, 0.9973970660948208))
     q = ((0.6875928994252203, 0.31240710057477966), (0.48650397189957106, 0.5134960281004289))
     scene = Scene(p, _model(q), CostAware(CHEAP, timed=False), rule, ((start,),), 200).after(200)
@@ -450,7 +441,7 @@ def test_many_cheap_drafts_keep_the_distribution(rule: str, start: int, monkeypa
 def test_a_draft_model_with_nan_keeps_the_distribution(
     rule: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drafts after token 1 have no valid q, which must not affect the drafts before."""
+    """Drafts after token 1 have no valid q; the drafts before stay valid."""
     broken: Table = ((0.8, 0.2), (math.nan, math.nan))
     scene = Scene(((0.4, 0.6), (0.5, 0.5)), _model(broken), FixedLength(3), rule, ((0,),), 5, exact=exact)
     check_distribution(scene, monkeypatch, EXACT if exact else SINGLE)
@@ -460,7 +451,6 @@ def test_a_draft_model_with_nan_keeps_the_distribution(
     ("drafter", "rule"), slow_but([("model", "block")], with_rules(DRAFTERS, ["block", "coupled", "rejection"]))
 )
 def test_float32_keeps_the_distribution(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32, with the compiled kernels if they are available."""
     scene = Scene(P3, DRAFTERS[drafter], FixedLength(3), rule, ((2, 1, 2, 1, 2),), 5, exact=False)
     check_distribution(scene, monkeypatch, SINGLE)
 

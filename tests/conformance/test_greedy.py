@@ -40,7 +40,6 @@ def test_every_choice_writes_the_targets_text(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_two_choices_write_the_targets_text(part: int) -> None:
-    """Each test runs many short cases; a failure names its case."""
     for case in cases(2)[part::PARTS]:
         check(case)
 
@@ -48,7 +47,6 @@ def test_every_two_choices_write_the_targets_text(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", NAMES)
 def test_every_draft_proposes_tokens(method: str) -> None:
-    """A draft that never proposed would go untested."""
     for draft in DRAFTS:
         case = Case(method, draft, "llama", "pad", 4, 6, "greedy", "different")
         assert not case.possible or check(case), str(case)

@@ -21,7 +21,6 @@ WARM = SamplingParams(0.9)
 
 
 def texts(rows, **arguments):
-    """Return the texts of the rows with these indices."""
     out = generate(PAIR, [ROWS[row] for row in rows], max_new_tokens=20, sequence_ids=rows, **arguments)
     return texts_of(out)
 

@@ -37,7 +37,6 @@ WEIGHTS = ["bfloat16", "float16", "int8", "int4"]
 
 @cache
 def pair(weights: str) -> ModelPair:
-    """Return a tiny Llama and a draft that often agrees with it, both with weights of this type."""
     dtype = torch.float16 if weights == "float16" else torch.bfloat16
     target = tiny("llama").to(dtype)
     draft = perturbed(tiny("llama"), 0.05).to(dtype)

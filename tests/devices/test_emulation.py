@@ -208,7 +208,6 @@ def test_events_on_another_device_measure_no_time() -> None:
 
 
 def recorded(body: Callable[[], Tensor]) -> tuple[Any, Tensor]:
-    """Capture `body`; return the graph and the output."""
     graph = runtime(EMUL).CUDAGraph()
     with runtime(EMUL).graph(graph):
         out = body()

@@ -20,7 +20,6 @@ EMUL = torch.device(emulated.TYPE, 0)
 
 
 def figures(section: str) -> dict[tuple[str, str], Row]:
-    """Return the section's figures, by (case, what)."""
     rows: list[Row] = []
     SECTIONS[section][0](Context(section, EMUL, rows.append, quick=True))
     return {(row["case"], row["what"]): row for row in rows}

@@ -56,7 +56,7 @@ def test_a_fair_race_never_waits_for_a_whole_device() -> None:
 
 @pytest.mark.slow
 def test_a_lanes_stream_waits_for_earlier_work() -> None:
-    """A pair's weights and a lane's caches, for example, are made by another thread on the default stream."""
+    """For example, another thread makes a pair's weights and a lane's caches on the default stream."""
     tensor = torch.zeros(4, device=EMUL)
 
     def work() -> None:
@@ -71,7 +71,7 @@ def test_a_lanes_stream_waits_for_earlier_work() -> None:
 
 @pytest.mark.slow
 def test_a_lane_is_timed_on_its_own_device() -> None:
-    """Although another device is current."""
+    """The current device is another one."""
     clock = LaneClock(OTHER)
     x = torch.zeros(4, device=OTHER)
     with clock.running():

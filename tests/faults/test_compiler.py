@@ -43,7 +43,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(folder: Path) -> list[str]:
-    """Return the kernels in Triton's cache."""
     return sorted(path.stem for path in folder.glob("triton/*/*.cubin"))
 
 
@@ -98,7 +97,6 @@ def test_wide_tiles_of_trees_kill_the_compiler(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_a_compiler_that_cannot_start_leaves_no_kernel_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The next start tries again."""
     with caplog.at_level(logging.WARNING):
         gpu_kernels.leave_out(CARD, [SHAPE], "tests.no_such_module:launches")
     assert "can't be compiled ahead: the compiler ended with status 1" in caplog.text

@@ -28,7 +28,6 @@ CONTENT = b"stand-in for the weights" * 1000
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write a target with its tokenizer; return its folder."""
     path = tmp_path / "target"
     tiny("llama").save_pretrained(path)
     byte_tokenizer().save_pretrained(path)
@@ -109,7 +108,6 @@ def _on_a_full_disk(send: Any) -> None:
 
 
 def test_the_shipped_draft_holds_only_tensors() -> None:
-    """It contains no pickle."""
     shipped = Path(catalogue.REPOSITORY) / "drafts" / "smollm2"
     assert {file.suffix for file in shipped.iterdir()} <= {".safetensors", ".json", ".md"}
     with safe_open(shipped / "model.safetensors", "pt") as tensors:

@@ -38,7 +38,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
 
 
 def test_the_fuzzer_knows_every_argument_of_the_api() -> None:
-    """To an argument that it does not know, the fuzzer would send only junk."""
     assert set(DEFAULTS) <= set(NEAR)
 
 

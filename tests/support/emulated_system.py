@@ -25,7 +25,6 @@ MODULES = {"win32": ("fcntl", "resource", "pwd", "grp", "termios", "triton"), "d
 
 
 def become(system: str) -> None:
-    """Remove everything that the system lacks."""
     for name in LACKS[system]:
         if hasattr(os, name):
             delattr(os, name)

@@ -170,7 +170,6 @@ def small_window(patch: pytest.MonkeyPatch, sinks: int = 4, unit: int = 4, windo
 
 
 def prompts(count: int, seed: int = 0, longest: int = 24) -> list[list[int]]:
-    """Return random prompts of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(1, VOCAB, (length,), generator=generator).tolist() for length in lengths]
@@ -186,7 +185,6 @@ def reference(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> lis
 
 
 def texts_of(out: Any) -> list[list[int]]:
-    """Return the new tokens of each sequence of a generation or a lane."""
     return [sequence.token_ids for sequence in out.sequences]
 
 

@@ -82,12 +82,10 @@ def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
 
 
 def load_saved(folders: tuple[Path, Path]) -> ModelPair:
-    """Load the pair that `save_tiny_pair` wrote."""
     return load_pair(str(folders[0]), draft=str(folders[1]), device="cpu", dtype="float32")
 
 
 def pair_options(pair: tuple[Path, Path]) -> tuple[str, ...]:
-    """Return app.py's options for the pair in these folders."""
     return ("--pair", str(pair[0]), "--draft", str(pair[1]), "--device", "cpu", "--dtype", "float32")
 
 
@@ -130,5 +128,4 @@ def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple
 
 
 def lane_texts(snapshot: Snapshot) -> dict[str, list[Any]]:
-    """Return the texts of each lane's rows."""
     return {name: [sequence["text"] for sequence in lane["sequences"]] for name, lane in snapshot["lanes"].items()}

@@ -21,7 +21,6 @@ def reason(outcome: str) -> str:
 
 
 def documented() -> dict[str, str]:
-    """Return for each architecture "runs", "not tried", or why it is refused."""
     table = _MARKS.search(DOCUMENT.read_text(encoding="utf-8"))
     assert table is not None, f"{DOCUMENT} has no table of architectures"
     rows = [line.strip("| ").split(" | ") for line in table[0].splitlines()[2:]]
@@ -29,7 +28,6 @@ def documented() -> dict[str, str]:
 
 
 def write(outcomes: dict[str, str]) -> None:
-    """Write these outcomes into the document, one row per outcome."""
     by_outcome: dict[str, list[str]] = {}
     for name, outcome in sorted(outcomes.items()):
         by_outcome.setdefault(outcome, []).append(name)

@@ -105,7 +105,6 @@ def poison(tensors: list[Tensor]) -> None:
 
 
 def of(key: order.Key) -> Capture | None:
-    """Return the capture that a stream is part of, if any."""
     return next((capture for capture in order.captures if capture.key == key), None)
 
 
@@ -114,7 +113,6 @@ def is_current_stream_capturing() -> bool:
 
 
 def graph_pool_handle() -> tuple[int, int]:
-    """Return an id for memory that graphs may share."""
     return (0, next(_handles))
 
 

@@ -103,8 +103,6 @@ def _schema_of(op: Any) -> _Schema:
 
 
 class _Call:
-    """One operator call on the device."""
-
     def __init__(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.op, self.args, self.named = op, args, named
         self.schema = _schema_of(op)
@@ -118,7 +116,7 @@ class _Call:
 
     def _device(self) -> int:
         devices = {t.device.index for t in self.emulated}
-        # As on a GPU, a CPU scalar is allowed anywhere, and CPU indices are when a tensor is indexed.
+        # As on a GPU, scalars and the indices of a tensor may be on the CPU.
         indices = _leaves(self.args[1]) if self.name in _INDEXED else []
         cpu_tensors = [t for t in self.tensors if not is_emulated(t) and t.dim() > 0]
         if len(devices) > 1 or (devices and any(all(t is not i for i in indices) for t in cpu_tensors)):
@@ -169,7 +167,6 @@ class _Call:
         return raws.get(id(x), x) if isinstance(x, Tensor) else x
 
     def _written(self) -> list[Tensor]:
-        """Return the arguments that the operator writes to."""
         if not self.schema.written:
             return []
         arguments = dict(zip(self.schema.arguments, self.args, strict=False)) | self.named

@@ -29,7 +29,6 @@ races: list[Race] = []
 
 
 def clear() -> None:
-    """Reset all records."""
     for counter in (reads, waits, uploads):
         counter.clear()
     races.clear()

@@ -94,7 +94,6 @@ def give_back(device: int, pool: Any, nbytes: int) -> None:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Return the bytes that tensors use."""
     number = order.index_of(device)
     return _allocated[number] + sum(used for _, used in _pools_of(number).values())
 
@@ -115,7 +114,6 @@ def memory_snapshot() -> list[dict[str, Any]]:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return (free bytes, total bytes)."""
     return max(0, total_bytes - memory_reserved(device)), total_bytes
 
 

@@ -77,18 +77,15 @@ def index_of(device: Any = None) -> int:
 
 
 def current_device() -> int:
-    """Return this thread's current device."""
     return getattr(local, "device", 0)
 
 
 def set_device(device: Any) -> None:
-    """Make a device this thread's current one."""
     local.device = index_of(device)
 
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
-    """Make a device this thread's current one for the block."""
     before = current_device()
     set_device(device)
     try:
@@ -153,7 +150,6 @@ def touch(key: Key, reads: Iterable[Touched], writes: Iterable[Touched], operato
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for all streams of a device."""
     number = index_of(device)
     forbid("synchronize")
     with lock:

@@ -34,8 +34,6 @@ from .streams import stream as stream
 
 @dataclass(frozen=True)
 class Properties:
-    """The properties that torch reports of a device."""
-
     name: str
     total_memory: int
     major: int = 9

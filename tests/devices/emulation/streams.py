@@ -70,14 +70,12 @@ def default_stream(device: Any = None) -> Stream:
 
 
 def current_stream(device: Any = None) -> Stream:
-    """Return this thread's current stream on a device."""
     number = order.index_of(device)
     chosen: dict[int, Stream] = getattr(order.local, "streams", {})
     return chosen.get(number) or default_stream(number)
 
 
 def set_stream(stream: Stream) -> None:
-    """Make a stream and its device this thread's current ones."""
     order.local.device = stream.key[0]
     order.local.streams = {**getattr(order.local, "streams", {}), stream.key[0]: stream}
 

@@ -35,7 +35,6 @@ def upload(what: str, blocking: bool, device: int) -> None:
 
 
 def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy between any two devices, as copy_ does."""
     with order.lock, torch._C._InferenceMode(False), torch.no_grad():
         if is_emulated(source) and not is_emulated(target):
             _to_host(source, target, non_blocking)
