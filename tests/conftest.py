@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 os.environ["TRITON_INTERPRET"] = "1"
-# Measured costs, and so draft lengths, depend on the machine. Without costs, "auto" is Algorithm 1, also in servers.
+# Measured costs, and so draft lengths, depend on the machine. Without them "auto" is Algorithm 1, also in servers.
 os.environ["BASS_MEASURE"] = "0"
 # Several test workers share the cores: with more than one thread each they wait for each other, ten times slower.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -70,7 +70,7 @@ def test_all_work_is_ordered_and_only_small_values_are_read(
     monkeypatch.setattr(DraftSession, "_read", counted)
     out = run(name, sampling=sampling)
     assert bool(capture.captured) is (way == "captured")
-    # Reads: one verdict per round; per drafted token the token and, if the drafter may be unsure, two numbers of q.
+    # Reads: one verdict per round; per drafted token the token and, if the drafter can be unsure, 2 numbers of q.
     assert ledger.reads.total() == out.metrics.target_forwards + sum(reads)
     if sampling.greedy:
         assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:3]]
