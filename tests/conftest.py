@@ -1,7 +1,7 @@
-"""Contract: what tests of several folders share: the real model's folder, a browser, and Triton's interpreter.
+"""Fixtures of several folders: the real model's folder and a browser.
 
-Kernels run on CPU tensors under the interpreter, which must be enabled before triton is first imported. The number
-of threads must be set before torch is imported.
+Kernels run on CPU tensors under Triton's interpreter, which must be enabled before triton is first imported. The
+number of threads must be set before torch is imported.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from pathlib import Path
 import pytest
 
 os.environ["TRITON_INTERPRET"] = "1"
-# Measured costs, and with them draft lengths, depend on the machine: without them "auto" is Algorithm 1, in
-# servers too.
+# Measured costs, and so draft lengths, depend on the machine. Without them "auto" is Algorithm 1, also in servers.
 os.environ["BASS_MEASURE"] = "0"
-# Several test workers share the cores: with more threads each, waiting for one another is ten times slower.
+# Several test workers share the cores: with more than one thread each they wait for each other, ten times slower.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
-    """The real model as safetensors in the user's cache; downloaded and converted if missing."""
+    """Return the real model as safetensors in the user's cache; downloaded and converted if missing."""
     from bass_core.model.loading.weights import ensure_smollm2
 
     return ensure_smollm2()
@@ -31,12 +30,12 @@ def smollm2_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def browser_executable() -> str:
-    """The browser that BASS_BROWSER names, or an installed Chromium or Chrome; without one the test is skipped."""
+    """Return the browser that BASS_BROWSER names, or an installed Chromium or Chrome; if none, skip the test."""
     names = (os.environ.get("BASS_BROWSER"), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
+    browser = next((path for name in names if name and (path := shutil.which(name))), None)
+    if browser is None:
         missing = "No Chromium or Chrome is installed: install one, or name it in BASS_BROWSER."
         if os.environ.get("BASS_REQUIRE_BROWSER"):
             pytest.fail(missing)
         pytest.skip(missing)
-    return found
+    return browser

@@ -1,4 +1,4 @@
-"""How app.py starts: where it listens, and what it refuses with one sentence and exit status 2."""
+"""How app.py starts: where it listens, and what it refuses in one sentence, with exit status 2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import ROOT
 from ui.sources.local import shown_name
 
 
-def test_host() -> None:
+def test_the_host_is_the_option_or_the_environment_or_this_machine() -> None:
     space = {"SPACE_ID": "me/bass"}
     for option, environment, expected in (
         (None, {}, "127.0.0.1"),
@@ -32,7 +32,7 @@ def test_host() -> None:
         assert app.host(option, environment) == expected
 
 
-def test_a_core_is_left_to_a_browser_on_this_machine() -> None:
+def test_one_core_is_left_to_a_browser_on_this_machine() -> None:
     for arguments, environment, expected in (
         ([], {}, True),
         (["--host", "localhost"], {}, True),
@@ -52,7 +52,7 @@ def test_a_core_is_left_to_a_browser_on_this_machine() -> None:
         torch.set_num_threads(before)
 
 
-def test_this_machines_address_never_goes_through_a_proxy() -> None:
+def test_requests_to_this_machine_use_no_proxy() -> None:
     for before, after in (
         ({}, "localhost,127.0.0.1,::1,10.0.0.1"),
         ({"NO_PROXY": "example.org, localhost"}, "example.org,localhost,127.0.0.1,::1,10.0.0.1"),
@@ -66,7 +66,7 @@ def test_this_machines_address_never_goes_through_a_proxy() -> None:
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "https://127.0.0.1:9", "socks5://127.0.0.1:9"])
-def test_a_proxy_changes_nothing_here(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_httpx_reaches_only_other_machines_by_the_proxy(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALL_PROXY", proxy)
@@ -79,7 +79,7 @@ def test_a_proxy_changes_nothing_here(proxy: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("proxy", ["socks4://127.0.0.1:9", "http://[::1", "nonsense://x"])
-def test_a_proxy_that_cannot_be_used_is_one_sentence(
+def test_an_unusable_proxy_is_refused_in_one_sentence(
     proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
@@ -87,40 +87,40 @@ def test_a_proxy_that_cannot_be_used_is_one_sentence(
     assert capsys.readouterr().err.startswith("The proxy that ALL_PROXY names can't be used: ")
 
 
-def test_hosts_that_cannot_be_exempt_are_not_the_proxys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_names_the_variable_or_system_setting_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_PROXY", "no_proxy", *app.PROXIES, *map(str.upper, app.PROXIES)):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "example.org:port")
     assert str(app.unusable_proxy()).startswith("The hosts that NO_PROXY names can't be used: ")
     assert os.environ["NO_PROXY"] == "example.org:port"
-    # No variable: what Windows and macOS are set to.
+    # Without variables, the settings of Windows and macOS count.
     for name in ("NO_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name)
     monkeypatch.setattr("httpx._utils.getproxies", lambda: {"all": "socks4://127.0.0.1:9"})
     assert str(app.unusable_proxy()).startswith("The system's proxy can't be used: ")
 
 
-def test_socks_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socks_proxy_without_its_package_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
     assert "socksio" in str(app.unusable_proxy())
 
 
-def test_one_address_of_a_name_is_enough_and_none_may_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_name_needs_one_usable_address_and_none_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        here = (socket.AF_INET, socket.SOCK_STREAM, 0, "", taken.getsockname())
+        in_use = (socket.AF_INET, socket.SOCK_STREAM, 0, "", taken.getsockname())
         free = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
         nowhere = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 0))
-        for found, usable in (([nowhere, free], True), ([nowhere], False), ([free, here], False)):
-            monkeypatch.setattr(socket, "getaddrinfo", lambda *given, found=found, **named: found)
+        for addresses, usable in (([nowhere, free], True), ([nowhere], False), ([free, in_use], False)):
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *args, addresses=addresses, **kwargs: addresses)
             assert (app.unusable_address(app.parse(["--host", "name"]), {}) is None) is usable
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (OSError("in use"), "Cannot listen on 127.0.0.1, port 7860 or later: it is in use"),
         (
@@ -130,7 +130,7 @@ def test_one_address_of_a_name_is_enough_and_none_may_be_taken(monkeypatch: pyte
         (RuntimeError(), "could not be opened on 127.0.0.1: RuntimeError."),
     ],
 )
-def test_whatever_the_launch_raises_is_one_sentence(error: Exception, says: str) -> None:
+def test_any_error_of_the_launch_becomes_one_sentence(error: Exception, message: str) -> None:
     class Page:
         def launch(self, **options: Any) -> None:
             raise error
@@ -138,10 +138,10 @@ def test_whatever_the_launch_raises_is_one_sentence(error: Exception, says: str)
     page: Any = Page()
     with pytest.raises(BassError) as refused:
         app.launch(page, "toy", app.parse([]))
-    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_defaults_and_a_password_from_the_environment_alone() -> None:
+def test_defaults_and_a_password_only_from_the_environment() -> None:
     options = app.parse([])
     assert (options.pair, options.draft, options.max_batch) == ("smollm2", None, 32)
     assert (options.device, options.dtype, options.port) == ("auto", "auto", None)
@@ -150,21 +150,20 @@ def test_defaults_and_a_password_from_the_environment_alone() -> None:
     assert app.credentials({"BASS_PASSWORD": "secret"}) == ("bass", "secret")
 
 
-def test_a_folder_is_shown_by_its_own_name(tmp_path: Path) -> None:
+def test_a_folder_is_shown_without_its_path(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     assert shown_name(f"{tmp_path}/mine/") == "mine"
     assert shown_name("owner/model") == "owner/model"
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run app.py as a user would, until it exits."""
     return subprocess.run(
         [sys.executable, str(ROOT / "app.py"), *arguments],
         cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 
-def test_refuses_to_start_beside_the_package_called_kernels(tmp_path: Path) -> None:
+def test_it_refuses_to_start_next_to_the_package_called_kernels(tmp_path: Path) -> None:
     info = tmp_path / "kernels-0.10.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.10.0\n")
@@ -176,7 +175,7 @@ def test_refuses_to_start_beside_the_package_called_kernels(tmp_path: Path) -> N
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         app.main(["--help"])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert ended.value.code == 0
     for option in (
         "--pair", "--draft", "--device", "--dtype", "--threads", "--host", "--port", "--max-batch", "--share",
@@ -185,17 +184,17 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         "--workers", "--ray", "--worker-resources", "--device-map",
         "--root-path", "BASS_PASSWORD",
     ):  # fmt: skip
-        assert option in said
+        assert option in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [(["--threads", "1", "--pair"], "nothing-here"), (["--replay"], "Cannot read the recording nothing-here")],
 )
-def test_what_is_not_there_is_one_sentence_and_status_2(
-    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_missing_model_or_recording_is_refused_in_one_sentence(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main([*arguments, str(tmp_path / "nothing-here")]) == 2
-    said = capsys.readouterr()
-    first, *_, last = said.err.strip().splitlines()
-    assert said.out == "" and first == app.LOADING and says in last and "Traceback" not in said.err
+    output = capsys.readouterr()
+    first, *_, last = output.err.strip().splitlines()
+    assert output.out == "" and first == app.LOADING and message in last and "Traceback" not in output.err

@@ -1,4 +1,4 @@
-"""The audit's report: it names each vulnerability, and fails if a package could not be looked up."""
+"""The audit's report names each vulnerability, and fails if a package could not be looked up."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SKIPPED = {"name": "triton", "skip_reason": "could not be found on the index"}
         (None, "pip-audit gave no report (no network, or its database did not answer): no result.", 1),
     ],
 )
-def test_the_last_line_says_how_much_is_known(packages: Any, last: str, status: int) -> None:
+def test_the_last_line_counts_lookups_and_vulnerabilities(packages: Any, last: str, status: int) -> None:
     text = "" if packages is None else json.dumps({"dependencies": packages, "fixes": []})
     ended = subprocess.run([sys.executable, AUDIT], input=text, capture_output=True, text=True)
-    *lines, said = ended.stdout.splitlines()
-    assert (said, ended.returncode, ended.stderr) == (last, status, "")
+    *lines, summary = ended.stdout.splitlines()
+    assert (summary, ended.returncode, ended.stderr) == (last, status, "")
     assert ("torch 2.8: PYSEC-1, mended in 2.9" in lines) == (HOLE in (packages or []))
     assert ("psutil 6: PYSEC-2, mended in no version yet" in lines) == (OPEN in (packages or []))
     assert ("triton: not looked up: could not be found on the index" in lines) == (SKIPPED in (packages or []))

@@ -1,7 +1,7 @@
 """The documents: links resolve, the files that they name exist, and their code runs.
 
-Contract: every Python block of README.md, docs/usage.md and docs/extending.md runs as written on a tiny pair, the
-blocks of a section one after another. What a block registers in a table of the project is removed afterwards.
+Every Python block of README.md, docs/usage.md and docs/extending.md runs as written on a tiny pair, the blocks of
+a section one after another. Entries that a block adds to a table of the project are removed afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 import bass_core
-import bench.report.report as report  # noqa: F401  before load_pair is replaced, which it would keep
+import bench.report.report as report  # noqa: F401  imported before a test replaces load_pair, or it would keep that
 from bass_core.draft.registry import DRAFTERS
 from bass_core.model.attention import BACKENDS
 from bass_core.model.loading.catalogue import CATALOGUE
@@ -38,18 +38,17 @@ NEEDS_MORE = ("gradio_client",)
 
 
 def text_of(page: Path) -> str:
-    """A page's text without its code blocks."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives the page's headings."""
+    """Return the anchors that GitHub gives the page's headings."""
     heads = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere_and_files_exist(page):
+def test_links_and_named_files_exist(page):
     for link in LINK.findall(text_of(page)):
         if "://" in link:
             continue
@@ -61,12 +60,11 @@ def test_links_lead_somewhere_and_files_exist(page):
     if page.name == "CHANGELOG.md":
         return  # a history, which may name removed files
     for name in FILE.findall(LINK.sub("", text_of(page))):
-        found = any((root / name).exists() for root in (*ROOTS, page.parent))
-        assert found or "vllm" in name or "sglang" in name, name
+        exists = any((root / name).exists() for root in (*ROOTS, page.parent))
+        assert exists or "vllm" in name or "sglang" in name, name
 
 
-def test_the_readme_is_a_space_and_there_is_one_version():
-    """The library, CITATION.cff and the newest released entry of the changelog name the same version."""
+def test_the_readme_configures_a_space_and_all_files_name_one_version():
     head = (ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1]
     assert "sdk: gradio\n" in head and "app_file: app.py\n" in head
     version = bass_core.__version__
@@ -76,8 +74,8 @@ def test_the_readme_is_a_space_and_there_is_one_version():
 
 
 def sections() -> list[tuple[str, str]]:
-    """(page and heading, the section's Python blocks as one program)."""
-    found = []
+    """Return for each section (page and heading, its Python blocks as one program)."""
+    programs = []
     for page in (ROOT / "README.md", ROOT / "docs" / "usage.md", ROOT / "docs" / "extending.md"):
         heading = ""
         blocks = []
@@ -87,8 +85,8 @@ def sections() -> list[tuple[str, str]]:
             elif part[2] == "python" and not any(word in part[3] for word in NEEDS_MORE):
                 blocks.append((f"{page.name}: {heading}", part[3]))
         for name, group in groupby(blocks, key=lambda block: block[0]):
-            found.append((name, "\n".join(code for _, code in group)))
-    return found
+            programs.append((name, "\n".join(code for _, code in group)))
+    return programs
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +99,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def tables():
-    """Restore, after the test, the tables that a recipe adds to."""
+    """Restore the tables that a recipe adds to, after the test."""
     from ui.page.setting import SETTINGS
 
     known = (bass_core.METHODS, DRAFTERS, BACKENDS, CATALOGUE, SETTINGS, bass_core.VERIFICATIONS)
@@ -113,7 +111,7 @@ def tables():
 
 
 @pytest.mark.parametrize(("name", "code"), sections(), ids=[name for name, _ in sections()])
-def test_code_runs_as_written(name, code, tiny, tables, monkeypatch, tmp_path):
+def test_code_blocks_run_as_written(name, code, tiny, tables, monkeypatch, tmp_path):
     monkeypatch.setattr(bass_core, "load_pair", lambda *arguments, **options: tiny)
     monkeypatch.chdir(tmp_path)
     recipe = ModuleType("recipe")

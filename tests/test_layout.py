@@ -1,7 +1,7 @@
 """Rules of the code's layout: who imports whom, and what is decided in one place.
 
-Contract: import-linter's contracts (pyproject.toml) are checked on a copy of the sources, unchanged and with all
-the listed violations. The other rules are checked on the syntax trees of the files that git tracks.
+import-linter's contracts (pyproject.toml) are checked on a copy of the sources, first unchanged and then with all
+of BREAKS. The other rules are checked on the syntax trees of the files that git tracks.
 """
 
 from __future__ import annotations
@@ -47,29 +47,27 @@ BREAKS = (
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Files of the working tree that match git's patterns: tracked, or untracked and not ignored."""
+    """Return the files that match git's patterns: tracked, or untracked and not ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if found.returncode:
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
         pytest.skip("not a git checkout")
-    return [path for name in sorted(set(found.stdout.splitlines())) if (path := ROOT / name).exists()]
+    return [path for name in sorted(set(listed.stdout.splitlines())) if (path := ROOT / name).exists()]
 
 
 def parsed(*patterns: str) -> list[tuple[str, ast.Module]]:
-    """(name, syntax tree) of each file."""
     return [
         (str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in tracked(*patterns)
     ]
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run import-linter on a folder."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run(LINT, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-def test_the_imports_keep_their_contracts_and_a_broken_one_fails(tmp_path):
+def test_imports_keep_their_contracts_and_each_violation_is_found(tmp_path):
     pytest.importorskip("importlinter", reason="pip install -r requirements-dev.txt")
     for name in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__", "*.json", "*.xz")
@@ -82,41 +80,38 @@ def test_the_imports_keep_their_contracts_and_a_broken_one_fails(tmp_path):
             source.write(f"{line}\n")
     done = lint(tmp_path)
     assert done.returncode == 1
-    for contract, _, _, said in BREAKS:
-        assert said in done.stdout, done.stdout
+    for contract, _, _, message in BREAKS:
+        assert message in done.stdout, done.stdout
         assert re.search(rf"^{contract}.*BROKEN", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_nothing_imports_the_program():
-    """`bench > app > ui`: import-linter can't check this order, since app.py is no package."""
+def test_no_package_imports_app():
+    """import-linter can't check the order `bench > app > ui`, since app.py is not a package."""
     for name, tree in parsed("bass_core/*.py", "kernels/*.py", "ui/*.py", "distill/*.py"):
         assert "app" not in imported(tree), name
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """The top-level names that a file imports absolutely."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            modules |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.split(".")[0])
-    return found
+            modules.add(node.module.split(".")[0])
+    return modules
 
 
-def test_every_module_says_what_it_is():
+def test_every_module_has_a_docstring():
     for name, tree in parsed("*.py"):
         assert ast.get_docstring(tree) or not tree.body, f"{name} has no docstring"
 
 
 def names(node: ast.AST) -> set[str]:
-    """Every name and attribute in an expression."""
-    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-    return found | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+    plain = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return plain | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
 
 
-def asks_for_a_class(tree: ast.Module, classes: set[str]) -> bool:
-    """Whether isinstance or issubclass is called with one of the classes."""
+def checks_a_class(tree: ast.Module, classes: set[str]) -> bool:
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -126,7 +121,7 @@ def asks_for_a_class(tree: ast.Module, classes: set[str]) -> bool:
     )
 
 
-def test_nothing_hangs_on_an_isinstance_of_a_protocol():
+def test_no_code_checks_isinstance_of_a_protocol():
     ours = {
         node.name
         for _, tree in parsed("bass_core/*.py", "kernels/*.py", "ui/*.py")
@@ -135,30 +130,30 @@ def test_nothing_hangs_on_an_isinstance_of_a_protocol():
     }
     assert {"Decoder", "Drafter"} <= ours
     for name, tree in parsed("app.py", "bass_core/*.py", "kernels/*.py", "ui/*.py", "bench/*.py"):
-        assert not asks_for_a_class(tree, ours), name
-    assert asks_for_a_class(ast.parse("isinstance(decoder, (int, base.Decoder))"), ours)
+        assert not checks_a_class(tree, ours), name
+    assert checks_a_class(ast.parse("isinstance(decoder, (int, base.Decoder))"), ours)
 
 
 METHOD_NAMES = {"regular", "speculative", "bass", "amusd"}
 
 
 def compares_a_method(tree: ast.Module) -> list[int]:
-    """The lines that compare anything with a method's name, or match on one.
+    """Return the lines that compare anything with a method's name, or match on one.
 
-    "bass" is also the name of Algorithm 1: comparing a draft length with "bass" alone does not count.
+    "bass" also names Algorithm 1: comparing a draft length with only "bass" does not count.
     """
-    found = []
+    lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            texts = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
-            about = {name for side in sides for name in names(side)}
+            texts = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+            others = {name for side in sides for name in names(side)}
             lengths = {"draft_length", "length", "policy", "draft_lengths"}
-            if texts & METHOD_NAMES and not (texts & METHOD_NAMES == {"bass"} and about & lengths):
-                found.append(node.lineno)
+            if texts & METHOD_NAMES and not (texts & METHOD_NAMES == {"bass"} and others & lengths):
+                lines.append(node.lineno)
         elif isinstance(node, ast.MatchValue) and getattr(node.value, "value", None) in METHOD_NAMES:
-            found.append(node.lineno)
-    return found
+            lines.append(node.lineno)
+    return lines
 
 
 SCRIPT_COMPARISON = re.compile(
@@ -166,7 +161,7 @@ SCRIPT_COMPARISON = re.compile(
 )
 
 
-def test_a_method_is_known_by_the_table_alone():
+def test_only_the_table_of_methods_compares_their_names():
     for name, tree in parsed("bass_core/*.py", "ui/*.py", "app.py"):
         if name != "bass_core/lanes/methods.py":
             assert not compares_a_method(tree), name
@@ -177,8 +172,8 @@ def test_a_method_is_known_by_the_table_alone():
     assert not compares_a_method(ast.parse('algorithm = draft_length == "bass"'))
 
 
-def test_names_become_objects_at_the_door():
-    """No call hands its arguments on by locals(), and a verification's name is looked up once."""
+def test_names_become_objects_where_a_request_is_made():
+    """No call passes its arguments on with locals(), and a verification's name is looked up once."""
     users = {name: names(tree) for name, tree in parsed("bass_core/*.py")}
     assert [name for name, used in users.items() if "locals" in used] == []
     assert [name for name, used in users.items() if "find_verification" in used] == ["bass_core/decode/request.py"]

@@ -1,6 +1,6 @@
-"""Bad options: every command refuses them in one sentence and with exit status 2, before a model is loaded.
+"""Every command refuses bad options in one sentence, with exit status 2, before it loads a model.
 
-Numbers that are out of range: tests/faults/test_bad_values.py.
+tests/faults/test_bad_values.py has the numbers that are out of range.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ BENCH = {
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Whatever would read or fetch a model fails the test."""
-    for where, name in (
+    """Fail the test if it reads or fetches a model."""
+    for module, name in (
         (catalogue, "load_model"), (catalogue, "load_tokenizer"), (sources, "_ask_hub"),
     ):  # fmt: skip
-        monkeypatch.setattr(where, name, lambda *given, name=name: pytest.fail(f"{name} was called"))
+        monkeypatch.setattr(module, name, lambda *args, name=name: pytest.fail(f"{name} was called"))
     entry = catalogue.CATALOGUE["smollm2"]
     monkeypatch.setitem(catalogue.CATALOGUE, "smollm2", _without_files(entry))
     monkeypatch.chdir(tmp_path)
@@ -75,34 +75,33 @@ def _without_files(entry: catalogue.CatalogueEntry) -> catalogue.CatalogueEntry:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:
-    """What a command says, which must be one line on stderr, with exit status 2."""
+    """Return a command's output, which must be one line on stderr, with exit status 2."""
     try:
         status = command(list(arguments))
     except SystemExit as ended:
         status = ended.code
-    said = capsys.readouterr()
-    assert status == 2 and said.out == ""
-    (line,) = said.err.removeprefix(f"{app.LOADING}\n").splitlines()
+    output = capsys.readouterr()
+    assert status == 2 and output.out == ""
+    (line,) = output.err.removeprefix(f"{app.LOADING}\n").splitlines()
     return line
 
 
-def given(option: str, value: str) -> str:
-    """An option with a value that may begin with a dash."""
+def argument(option: str, value: str) -> str:
+    """Return the argument for an option whose value may begin with a dash."""
     return f"{option}={value}" if option.startswith("--") else f"{option}{value or ' '}"
 
 
 def cases(options: Mapping[str, tuple[str, ...]]) -> list[Any]:
-    """A case for each option, with all of its values."""
     return [pytest.param(option, values, id=option) for option, values in options.items()]
 
 
 @pytest.mark.parametrize(("option", "values"), cases(MODELS))
-def test_generate_and_race_refuse_before_they_load(
+def test_generate_and_race_refuse_bad_options_before_they_load(
     option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for value in values:
         for command in ("generate", "race"):
-            assert refusal(capsys, main, command, "Hello", given(option, value)).endswith("."), value
+            assert refusal(capsys, main, command, "Hello", argument(option, value)).endswith("."), value
 
 
 @pytest.mark.parametrize(
@@ -114,27 +113,29 @@ def test_generate_and_race_refuse_before_they_load(
         ("serve", "--what"),
     ],
 )  # fmt: skip
-def test_names_and_prompts_too(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_and_race_refuse_bad_names_and_prompts(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert refusal(capsys, main, *arguments)
 
 
-def test_the_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the system's encoding, and with or without the mark that Windows writes before it."""
+def test_a_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is UTF-8 on any system, with or without the byte order mark that Windows writes."""
 
-    def given(content: bytes) -> None:
+    def write_stdin(content: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="cp1252"))
 
     options = parser().parse_args(["generate", "-"])
     for mark in ("", "\ufeff"):
-        given(f"{mark}Grüße".encode())
+        write_stdin(f"{mark}Grüße".encode())
         assert asked(options)[0] == "Grüße"
-    for content, says in ((b"Gr\xfc\xdfe", "not UTF-8"), (b" ", "empty")):
-        given(content)
-        assert says in refusal(capsys, main, "generate", "-")
+    for content, message in ((b"Gr\xfc\xdfe", "not UTF-8"), (b" ", "empty")):
+        write_stdin(content)
+        assert message in refusal(capsys, main, "generate", "-")
 
 
-def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*given: object) -> None:
+def test_ctrl_c_shows_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bass_core.__main__._pair", interrupted)
@@ -143,10 +144,10 @@ def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().err == f"{app.LOADING}\n"
 
 
-def test_a_connection_that_breaks_while_a_model_is_loaded_is_no_unread_output(
+def test_a_broken_connection_while_loading_is_not_taken_for_a_closed_stdout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(*given: object) -> None:
+    def broken(*args: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("bass_core.__main__._pair", broken)
@@ -155,14 +156,14 @@ def test_a_connection_that_breaks_while_a_model_is_loaded_is_no_unread_output(
 
 
 @pytest.mark.parametrize(("option", "values"), cases(SERVE))
-def test_serve_refuses_before_it_loads(
+def test_serve_refuses_bad_options_before_it_loads(
     option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for value in values:
-        assert refusal(capsys, main, "serve", given(option, value)).endswith("."), value
+        assert refusal(capsys, main, "serve", argument(option, value)).endswith("."), value
 
 
-def test_a_port_in_use_and_numbers_of_gradio_are_refused_before_it_loads(
+def test_serve_refuses_a_port_in_use_and_bad_gradio_variables_before_it_loads(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:
@@ -180,21 +181,21 @@ def test_a_port_in_use_and_numbers_of_gradio_are_refused_before_it_loads(
 
 
 @pytest.mark.parametrize(("option", "values"), cases(BENCH))
-def test_a_bench_refuses_before_it_loads(
+def test_a_bench_refuses_bad_options_before_it_loads(
     option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for value in values:
-        monkeypatch.setattr(sys, "argv", ["bench", "passk", given(option, value)])
+        monkeypatch.setattr(sys, "argv", ["bench", "passk", argument(option, value)])
         assert refusal(capsys, lambda _: bench.main()).endswith("."), value
 
 
 @pytest.mark.parametrize("name", bench.MODULES)
-def test_every_number_of_a_bench_has_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_numeric_option_of_a_bench_has_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Seen(Exception):
         pass
 
-    def parse(self: Parser, *given: object) -> None:
-        unbounded = [one.dest for one in self._actions if one.type in (int, float)]
+    def parse(self: Parser, *args: object) -> None:
+        unbounded = [action.dest for action in self._actions if action.type in (int, float)]
         assert not unbounded
         raise Seen
 

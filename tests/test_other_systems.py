@@ -1,6 +1,6 @@
-"""Windows and macOS, emulated: the library, the command and the page do without what Linux alone has.
+"""The library, the command and the page work without the features that only Linux has.
 
-The emulation (tests/support/emulated_system.py) takes things away; it does not run another system's own code.
+tests/support/emulated_system.py emulates Windows and macOS by removing those features; it runs none of their code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support import ROOT
 from tests.support.page import save_tiny_pair
 from tests.test_layout import parsed
 
-# A console of a Windows in Western Europe.
+# The encoding of a Western European Windows console.
 NARROW = {"PYTHONIOENCODING": "cp1252"}
 
 
@@ -27,36 +27,36 @@ def test_the_command_and_the_page_work(system: str, tmp_path: Path) -> None:
     target, draft = save_tiny_pair(tmp_path / "pär")
     command = [sys.executable, "-m", "tests.support.emulated_system", system, str(target), str(draft)]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | NARROW
-    # Compiled here, since code that is compiled there would call that system's own functions.
+    # Compile the kernels here: under the emulation, numba would compile calls of that system's functions.
     options = f"--pair {target} --draft {draft} --device cpu --dtype bfloat16 --max-new-tokens 16 --temperature 1"
     here = [sys.executable, "-m", "bass_core", "generate", "Hi", *options.split()]
     subprocess.run(here, cwd=ROOT, env=environment, capture_output=True, check=True)
-    made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="cp1252")
-    assert made.returncode == 0, made.stderr
-    assert made.stderr.count("acceptance rate") == 2
-    assert "amusd" in made.stdout and made.stdout.splitlines()[-1].startswith("a recording")
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="cp1252")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("acceptance rate") == 2
+    assert "amusd" in done.stdout and done.stdout.splitlines()[-1].startswith("a recording")
 
 
 TEXT = {"read_text", "write_text"}
 
 
 def without_encoding(tree: ast.Module) -> list[int]:
-    """Lines that read or write text by the system's own encoding, which on Windows is a code page."""
-    found = []
+    """Return the lines that read or write text in the system's encoding, which on Windows is a code page."""
+    lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            named = {keyword.arg for keyword in node.keywords}
-            texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
-            modes = [one for one in texts if isinstance(one, str)]
-            by_name = name == "open" and isinstance(node.func, ast.Name)
-            text = name in TEXT or (by_name and not any("b" in mode for mode in modes[-1:]))
-            if text and "encoding" not in named:
-                found.append(node.lineno)
-    return found
+            keywords = {keyword.arg for keyword in node.keywords}
+            constants = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            modes = [value for value in constants if isinstance(value, str)]
+            is_open = name == "open" and isinstance(node.func, ast.Name)
+            is_text = name in TEXT or (is_open and not any("b" in mode for mode in modes[-1:]))
+            if is_text and "encoding" not in keywords:
+                lines.append(node.lineno)
+    return lines
 
 
-def test_files_of_text_name_their_encoding() -> None:
+def test_text_files_are_opened_with_an_encoding() -> None:
     known = 'open("a")\nopen("a", "rb")\npath.read_text()\nopen("a", encoding="x")'
     assert without_encoding(ast.parse(known)) == [1, 3]
     packages = ("bass_core", "kernels", "ui", "bench", "distill")

@@ -1,6 +1,6 @@
-"""The package: what it says it needs, what its wheel holds, and its commands, once it is really installed.
+"""The package: its requirements, the contents of its wheel, and its commands after a real installation.
 
-Contract: the wheel is built and installed without a network, from a copy of the tracked files.
+The wheel is built from a copy of the tracked files, and built and installed without a network.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ else:
 
 import bass_core
 
-# Imported where an option asks for them, and installed by requirements of their own.
+# Imported only if an option asks for them; they have their own requirements files.
 OPTIONAL = {"ray", "flash_attn", "spaces"}
 OURS = {"app", "bass_core", "kernels", "ui"}
-# A string that names a module of this tree, or something in one.
+# A string that names a module of this tree, or an object in one.
 BY_NAME = re.compile(r"(kernels|ui)(\.\w+)+(:\w+)?")
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-# Distributions whose package has another name.
+# Packages whose distribution has another name.
 NAMES = {"pynvml": "nvidia-ml-py", "llvmlite": "numba"}
 
 
 def tracked() -> list[str]:
-    """Files of this tree, as git knows them; those of a new commit too."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -46,8 +45,8 @@ def tracked() -> list[str]:
     return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 
 
-def named(file: str) -> list[str]:
-    """The requirements of a file, without those of the file that it names."""
+def listed(file: str) -> list[str]:
+    """Return the requirements that a file lists itself, without those of a file that it includes."""
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-r"))]
 
@@ -57,31 +56,31 @@ def normal(requirement: str) -> str:
 
 
 def project() -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return found
+    settings: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return settings
 
 
-def test_the_extras_are_the_files_of_requirements() -> None:
+def test_the_extras_equal_the_requirements_files() -> None:
     extras = project()["project"]["optional-dependencies"]
     for extra, file in (("gpu", "requirements-gpu.txt"), ("ray", "requirements-ray.txt")):
-        assert sorted(map(normal, extras[extra])) == sorted(map(normal, named(file)))
-    both = {normal(one) for one in extras["dev"] + extras["bench"]} - {"bass-core[bench]"}
-    assert both == set(map(normal, named("requirements-dev.txt")))
+        assert sorted(map(normal, extras[extra])) == sorted(map(normal, listed(file)))
+    both = {normal(line) for line in extras["dev"] + extras["bench"]} - {"bass-core[bench]"}
+    assert both == set(map(normal, listed("requirements-dev.txt")))
 
 
-def test_what_is_imported_is_required() -> None:
-    """By its own name: what comes only by way of another package may go with that one's next version."""
+def test_every_imported_package_is_required() -> None:
+    """It is required by its own name: a dependency of a dependency may vanish with that package's next version."""
     imported = set()
     for name in tracked():
         if name == "app.py" or (name.startswith(("bass_core/", "kernels/", "ui/")) and name.endswith(".py")):
             for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Import):
-                    imported |= {one.name.split(".")[0] for one in node.names}
+                    imported |= {alias.name.split(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and not node.level:
                     imported.add(str(node.module).split(".")[0])
     others = imported - set(sys.stdlib_module_names) - OURS - OPTIONAL
     assert {"torch", "numpy", "gradio"} <= others
-    required = {re.split(r"[^\w.-]", one)[0].lower().replace("_", "-") for one in named("requirements.txt")}
+    required = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in listed("requirements.txt")}
     assert {NAMES.get(name, name).lower().replace("_", "-") for name in others} <= required
 
 
@@ -90,24 +89,29 @@ Wanted = tuple[str, str, frozenset[str], str, tuple[bool, ...]]
 
 
 def wanted(requirement: Any, extra: str = "") -> Wanted:
-    """A requirement, told apart from others by all that decides what is installed.
+    """Return everything about a requirement that decides what is installed.
 
-    extra: of the package, under which it stands. The last part says on which SYSTEMS it holds.
+    Args:
+        requirement: A packaging.requirements.Requirement.
+        extra: The extra of our package that lists it.
+
+    Returns:
+        Its name, `extra`, its own extras, its versions, and whether it applies on each of SYSTEMS.
     """
     from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
 
     marker = requirement.marker
     holds = tuple(
-        marker is None or marker.evaluate({"sys_platform": one, "platform_system": two, "extra": extra})
-        for one, two in SYSTEMS
+        marker is None or marker.evaluate({"sys_platform": platform, "platform_system": system, "extra": extra})
+        for platform, system in SYSTEMS
     )
     name = canonicalize_name(requirement.name)
     return name, extra, frozenset(requirement.extras), str(SpecifierSet(str(requirement.specifier))), holds
 
 
-def test_the_lock_file_is_of_these_requirements_and_names_pypi_alone() -> None:
-    """Else `uv lock` makes it anew: `uv sync` would do so by itself, and install what nobody tried."""
+def test_the_lock_file_has_these_requirements_and_only_files_of_pypi() -> None:
+    """If this fails, run `uv lock`: `uv sync` would do so itself and install versions that nobody tried."""
     packaging = pytest.importorskip("packaging.requirements")
     lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
     facts = project()["project"]
@@ -120,25 +124,25 @@ def test_the_lock_file_is_of_these_requirements_and_names_pypi_alone() -> None:
     for package in by_source.popitem()[1]:
         files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
         assert files, package["name"]
-        for one in files:
-            assert one["url"].startswith("https://files.pythonhosted.org/packages/"), one["url"]
-            assert re.fullmatch(r"sha256:[0-9a-f]{64}", one["hash"]), one["url"]
-    named_here = {wanted(packaging.Requirement(line.split("#")[0])) for line in named("requirements.txt")}
+        for file in files:
+            assert file["url"].startswith("https://files.pythonhosted.org/packages/"), file["url"]
+            assert re.fullmatch(r"sha256:[0-9a-f]{64}", file["hash"]), file["url"]
+    required = {wanted(packaging.Requirement(line.split("#")[0])) for line in listed("requirements.txt")}
     for extra, lines in facts["optional-dependencies"].items():
-        named_here |= {wanted(packaging.Requirement(line), extra) for line in lines}
+        required |= {wanted(packaging.Requirement(line), extra) for line in lines}
     locked = set()
-    for one in ours["metadata"]["requires-dist"]:
-        extras = f"[{','.join(one['extras'])}]" if "extras" in one else ""
-        marker = f"; {one['marker']}" if "marker" in one else ""
-        found = re.search(r"extra == '(\w+)'", marker)
-        requirement = packaging.Requirement(f"{one['name']}{extras}{one.get('specifier', '')}{marker}")
-        locked.add(wanted(requirement, found[1] if found else ""))
-    assert locked == named_here
+    for entry in ours["metadata"]["requires-dist"]:
+        extras = f"[{','.join(entry['extras'])}]" if "extras" in entry else ""
+        marker = f"; {entry['marker']}" if "marker" in entry else ""
+        match = re.search(r"extra == '(\w+)'", marker)
+        requirement = packaging.Requirement(f"{entry['name']}{extras}{entry.get('specifier', '')}{marker}")
+        locked.add(wanted(requirement, match[1] if match else ""))
+    assert locked == required
 
 
-def test_what_is_installed_here_is_allowed() -> None:
+def test_installed_versions_meet_the_requirements() -> None:
     packaging = pytest.importorskip("packaging.requirements")
-    for line in named("requirements.txt"):
+    for line in listed("requirements.txt"):
         requirement = packaging.Requirement(line.split("#")[0])
         if requirement.marker is None or requirement.marker.evaluate():
             version = metadata.version(requirement.name)
@@ -146,7 +150,7 @@ def test_what_is_installed_here_is_allowed() -> None:
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command, which must end well; without this tree in its path."""
+    """Run a command, which must succeed, without this tree on its path."""
     known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, env=known | environment, capture_output=True, text=True
@@ -157,7 +161,6 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the tracked files."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
     for name in tracked():
@@ -165,12 +168,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "tree", cwd=folder)
-    (made,) = folder.glob("*.whl")
-    return made
+    (path,) = folder.glob("*.whl")
+    return path
 
 
 @pytest.mark.slow
-def test_the_wheel_has_one_package_with_all_that_it_needs(wheel: Path) -> None:
+def test_the_wheel_holds_one_complete_package(wheel: Path) -> None:
     assert wheel.name == f"bass_core-{bass_core.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -188,7 +191,9 @@ def test_the_wheel_has_one_package_with_all_that_it_needs(wheel: Path) -> None:
                     if isinstance(node, ast.ImportFrom) and not node.level:
                         assert str(node.module).split(".")[0] not in ("kernels", "ui", "app"), name
                     elif isinstance(node, ast.Import):
-                        assert not {one.name.split(".")[0] for one in node.names} & {"kernels", "ui", "app"}, name
+                        assert not {alias.name.split(".")[0] for alias in node.names} & {"kernels", "ui", "app"}, (
+                            name
+                        )
                     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                         assert not BY_NAME.fullmatch(node.value), f"{name}: {node.value}"
         assert b'import_module("bass_core.app")' in archive.read("bass_core/__main__.py")
@@ -197,8 +202,8 @@ def test_the_wheel_has_one_package_with_all_that_it_needs(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
-    """In an environment of its own, which sees the packages of this one, far from this tree."""
+def test_the_installed_commands_work(wheel: Path, tmp_path: Path) -> None:
+    """It runs in a new environment outside this tree that sees this environment's packages."""
     from tests.support.page import save_tiny_pair
 
     target, draft = save_tiny_pair(tmp_path / "pair")
@@ -215,18 +220,18 @@ def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
         bin_folder / "python",
     )
     run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
-    # --system-site-packages would show the packages of the Python below this environment, not this one's.
+    # --system-site-packages would show the packages of the base Python, not of this environment.
     (packages / "shared.pth").write_text(next(path for path in sys.path if path.endswith("site-packages")))
     pair = ("--pair", target, "--draft", draft, "--device", "cpu", "--dtype", "float32")
-    made = run(bin_folder / "bass", "generate", "Hello", *pair, "--max-new-tokens", "12", cwd=tmp_path)
-    assert made.stdout.strip() and "acceptance rate" in made.stderr
+    by_command = run(bin_folder / "bass", "generate", "Hello", *pair, "--max-new-tokens", "12", cwd=tmp_path)
+    assert by_command.stdout.strip() and "acceptance rate" in by_command.stderr
     by_module = (bin_folder / "python", "-m", "bass_core")
     same = run(*by_module, "generate", "Hello", *pair, "--max-new-tokens", "12", cwd=tmp_path)
-    assert same.stdout == made.stdout
+    assert same.stdout == by_command.stdout
     table = run(*by_module, "race", "Hello", *pair, "-n", "2", "--max-new-tokens", "8", cwd=tmp_path).stdout
     assert [line.split()[0] for line in table.splitlines()] == ["lane", "regular", "speculative", "bass"]
     assert "--root-path" in run(bin_folder / "bass", "serve", "--help", cwd=tmp_path).stdout
-    said = run(
+    output = run(
         bin_folder / "python", "-c",
         "import bass_core, importlib.util as u; from bass_core.model.loading import catalogue as c;"
         "print(bass_core.__file__, (c.REPOSITORY / 'drafts/smollm2/model.safetensors').is_file(),"
@@ -235,4 +240,4 @@ def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
         "print(all(map(u.find_spec, (g.AHEAD, g.LISTED.split(':')[0]))), (g.SOURCES / 'ahead.py').is_file())",
         cwd=tmp_path,
     ).stdout  # fmt: skip
-    assert str(packages) in said and said.split()[1:] == ["True", "[]", "True", "True"]
+    assert str(packages) in output and output.split()[1:] == ["True", "[]", "True", "True"]

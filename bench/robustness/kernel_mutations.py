@@ -7,7 +7,7 @@ from .mutations import Mutant
 _CONFORMANCE = "tests/conformance/test_"
 _BLOCK = "tests/bass_core/verify/test_block.py::test_"
 _VERIFIED = "tests/kernels/cpu/test_verification.py::test_"
-_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
+_SAMPLED = [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[bass-other-1.0-0-1.0-rejection]"]
 _VERIFICATION = "kernels/cpu/sampling/verification.py"
 _KERNELS = "tests/kernels/test_"
 _CPU = "tests/kernels/cpu/test_"
@@ -24,16 +24,16 @@ _ROTATED = _KERNELS + "layer_kernels.py::test_a_tree_token_is_rotated_by_its_pos
 
 KERNEL_MUTANTS = [
     Mutant("stale tail attended", "kernels/plan.py", "hidden = columns > last\n", "hidden = columns > last + 1\n",
-           [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]),
+           [_CONFORMANCE + "greedy.py::test_rows_that_diverge_write_the_targets_text[llama-bass]"]),
     Mutant("window ignored", "kernels/plan.py", "return positions <= last - window", "return positions < 0",
-           [_CONFORMANCE + "greedy.py::test_rows_that_diverge[gemma3-bass]"]),
+           [_CONFORMANCE + "greedy.py::test_rows_that_diverge_write_the_targets_text[gemma3-bass]"]),
     Mutant("CPU kernels: the excess behind a draft with the reach before it", _VERIFICATION,
            "            for j in range(i):\n", "            for j in range(i - 1):\n",
            [_BLOCK + "the_tests_tell_what_was_decided[True-True]"]),
     Mutant("CPU kernels: every draft accepted", _VERIFICATION, "u * q_draft < p_draft", "u < np.float32(2.0)",
            _SAMPLED),
     Mutant("CPU kernels: q ignored in the test", _VERIFICATION, "u * q_draft < p_draft", "u < p_draft",
-           [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]),
+           [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_rejected"]),
     Mutant("CPU kernels: recovered token drawn from p", _VERIFICATION, "(weights, 0) if left else (p, at)",
            "(p, at)", _SAMPLED),
     Mutant("CPU kernels: a recovered token without the reach", _VERIFICATION,
@@ -65,7 +65,7 @@ KERNEL_MUTANTS = [
            [_KERNELS + "left_out.py::test_attention_tries_its_other_tile_sizes_before_torch"]),
     Mutant("the start ends with the launch that its compiler died of", "bass_core/machine/gpu_kernels.py",
            'launch += order["step"]', "launch = None",
-           ["tests/faults/test_compiler.py::test_the_page_runs_after_a_compiler_that_dies"]),
+           ["tests/faults/test_compiler.py::test_the_page_runs_although_the_compiler_dies"]),
     Mutant("flash-attn where it was not faster", "kernels/backends.py",
            "plain and shape_key(query, key) in FASTER", "plain",
            [_KERNELS + "attention.py::test_mixed_uses_flash_only_where_it_is_faster_and_supported"]),

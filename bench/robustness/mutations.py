@@ -50,16 +50,16 @@ _OVERLAPPED = "tests/bass_core/decode/overlapped/test_"
 _CORE = "tests/bass_core/"
 # Cases in which torch verifies, not the CPU kernels.
 _REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_equal_the_reference"]
-_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
-_NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
+_SAMPLED = [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[bass-other-1.0-0-1.0-rejection]"]
+_NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_rejected"]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
-_ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
+_ENDS = [_CONFORMANCE + "ends.py::test_a_text_ends_at_any_place_of_a_round"]
 _LATE = [
     _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_right_stands_and_is_fed_next",
     _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_wrong_falls",
 ]
-_MODEL = [_ENUMERATED + "drafters[model-block]"]
-_TREE = [_ENUMERATED + "trees[(2, 1)-rejection]"]
+_MODEL = [_ENUMERATED + "drafters_keep_the_distribution[model-block]"]
+_TREE = [_ENUMERATED + "trees_keep_the_distribution[(2, 1)-rejection]"]
 _WHOLE = [_BLOCK + "the_text_is_distributed_as_the_targets[1-3-fixed]"]
 _KEPT = [_CORE + "model/test_runner.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
 
@@ -84,8 +84,8 @@ MUTANTS = [
            "        u = u.gather(2, drafts[..., None])[..., 0]", _REFERENCE),
     Mutant("the key without the round", "bass_core/sample/noise.py", "_STREAMS * begins + int(role)",
            "torch.full_like(begins, int(role))", [
-           _ENUMERATED + "lengths_that_a_head_decides_by_where_it_stops[rejection]",
-           _ENUMERATED + "policies[fixed 3-block]"]),
+           _ENUMERATED + "lengths_that_depend_on_a_heads_stop_keep_the_distribution[rejection]",
+           _ENUMERATED + "policies_keep_the_distribution[fixed 3-block]"]),
     Mutant("recovered token drawn from p", "bass_core/verify/rejection.py",
            "weights = torch.where(usable[:, None], left, at_end)", "weights = at_end", _REFERENCE),
     Mutant("top-p on the residual", "bass_core/verify/rejection.py",
@@ -108,7 +108,7 @@ MUTANTS = [
            "list(ends)", _PERFECT),
     Mutant("positions off by one in one row", "bass_core/model/base.py", "positions = plan.positions\n",
            "positions = plan.positions + (torch.arange(len(plan.positions))[:, None] == 1)\n",
-           [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]),
+           [_CONFORMANCE + "greedy.py::test_rows_that_diverge_write_the_targets_text[llama-bass]"]),
     Mutant("a row's cache left behind when it moves", "bass_core/decode/batch.py",
            "                self.target.move_row(last, r)\n", "                pass\n", _ENDS),
     Mutant("coupled draft with a noise of its own", "bass_core/verify/rules.py",
@@ -138,13 +138,13 @@ MUTANTS = [
     Mutant("one end-of-text id of several", "bass_core/decode/checks.py", "    return frozenset(ids)",
            "    return frozenset(sorted(ids)[:1])", _ENDS),
     Mutant("drafts for which there is no room", "bass_core/decode/batch.py", "min(most, row.remaining - 1)",
-           "min(most, row.remaining)", [_CONFORMANCE + "counts.py::test_drafts_that_are_right_so_far"]),
+           "min(most, row.remaining)", [_CONFORMANCE + "counts.py::test_counts_of_partly_right_drafts_are_exact"]),
     Mutant("a draft that skips what rounds without drafts wrote", "bass_core/draft/model.py",
            "rows[r].tokens[start:] if", "rows[r].tokens[max(start, len(rows[r].tokens) - 2) :] if",
-           [_CONFORMANCE + "counts.py::test_rounds_without_drafts_leave_the_draft_in_step"]),
+           [_CONFORMANCE + "counts.py::test_rounds_without_drafts_keep_the_draft_in_step"]),
     Mutant("q of a reduced vocabulary at other ids", "bass_core/sample/distribution.py",
            "return calls.spread(q, ids, size)", "return calls.spread(q, torch.arange(len(ids)), size)",
-           [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]),
+           [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[bass-reduced-1.0-3-1.0]"]),
     Mutant("all rows share their noise", "bass_core/sample/noise.py", "broadcast_tensors(sequence_ids,",
            "broadcast_tensors(0 * sequence_ids,", [_CORE + "sample/test_noise.py::test_words_of_any_key"]),
     Mutant("AMUSD: a draft counts that came too late", "bass_core/decode/overlapped/session.py",
@@ -156,7 +156,7 @@ MUTANTS = [
            [_OVERLAPPED + "session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"]),
     Mutant("AMUSD: a draft comes with another row's q", "bass_core/decode/overlapped/session.py",
            "q = dict(zip(drawn,", "q = dict(zip(drawn[::-1],",
-           [_CONFORMANCE + "distribution.py::test_quick[amusd-other-1.0-0-1.0]"]),
+           [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[amusd-other-1.0-0-1.0]"]),
     Mutant("AMUSD: a late draft counts as fed to the target", "bass_core/decode/overlapped/decoder.py",
            "settled = min(accepted, counts[r]) + 1", "settled = accepted + 1", _LATE),
     Mutant("AMUSD: a late draft stands untested", "bass_core/decode/overlapped/decoder.py",
@@ -164,7 +164,7 @@ MUTANTS = [
            "epoch_goes_on = tested[r] > counts[r] <= accepted", _LATE),
     Mutant("a token drawn from NaN", "bass_core/verify/acceptance.py", "    if UNSOUND in tokens:",
            "    if False:",
-           ["tests/faults/test_broken_models.py::test_a_target_that_breaks_is_an_error_and_no_text"]),
+           ["tests/faults/test_broken_models.py::test_a_target_with_nan_raises_a_model_error"]),
     Mutant("the rule chosen by what the proposal looks like", "bass_core/decode/batch.py",
            "return check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)",
            "given: Any = check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)\n"
@@ -174,7 +174,7 @@ MUTANTS = [
            "            places = torch.tensor([(row + [0] * width)[:width] for row in given.drawn])\n"
            "            given = Proposal(given.tokens, given.num_drafted, given.probs[places])\n"
            "        return given",
-           [_ENUMERATED + "trees[a user's, a chain unless 0-auto]"]),
+           [_ENUMERATED + "trees_keep_the_distribution[a user's trees, chains except after 0-auto]"]),
     Mutant("the rule chosen by the second draft", "bass_core/verify/rejection.py",
            "    p_drafts = p[:, :width].gather(",
            "    if rule is Rule.BLOCK and width > 1 and int(drafts[0, 1]) == 0:\n"
@@ -200,7 +200,7 @@ MUTANTS = [
            "                drafted += active\n",
            "                active = active & (chain_prob >= self.confidence)\n"
            "                drafted += active\n",
-           [_ENUMERATED + "drafters[a head that stops-block]"]),
+           [_ENUMERATED + "drafters_keep_the_distribution[a head that stops-block]"]),
     Mutant("a drawn node dropped", "bass_core/verify/draft_tree.py",
            "                    self.drawn_at[r][parent] = i\n",
            "                    if token:\n                        self.drawn_at[r][parent] = i\n", _TREE),
@@ -229,7 +229,7 @@ MUTANTS = [
            _TREE),
     Mutant("the number of a test used for the residual", "bass_core/verify/rejection.py",
            "torch.where(rejected, keys.stream(Role.RESIDUAL)", "torch.where(rejected, keys.stream(Role.ACCEPT)",
-           [_ENUMERATED + "drafters[model-rejection]"]),
+           [_ENUMERATED + "drafters_keep_the_distribution[model-rejection]"]),
     Mutant("the number of a draw used for its test", "bass_core/verify/rejection.py",
            "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])",
            "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.DRAFT)[:, None])", _MODEL),
@@ -238,7 +238,7 @@ MUTANTS = [
     Mutant("a row's copy judged by its neighbour's q", "bass_core/draft/lookup.py",
            "merged.probs = _with_points(modelled.probs, tokens, copies)",
            "merged.probs = _with_points(modelled.probs, tokens, copies).flip(0)",
-           [_ENUMERATED + "two_rows_of_which_one_copies[the first-rejection]"]),
+           [_ENUMERATED + "two_rows_are_independent_if_one_copies[first row-rejection]"]),
     Mutant("chains: a q that is NaN judged as any other", "bass_core/verify/acceptance.py",
            "fit = fit & draft_probs.sum(-1).isfinite()", "pass",
            ["tests/kernels/cpu/test_verification.py::test_unsound_numbers_discard_the_later_drafts_of_a_row"]),
@@ -299,7 +299,7 @@ MUTANTS = [
            [_FED + "a_head_gets_the_states_of_the_accepted_path"]),
     Mutant("penalties that know no drafts", "bass_core/sample/shaping.py",
            "leads.to(changed.dtype) @ drafted", "0 * (leads.to(changed.dtype) @ drafted)",
-           [_ENUMERATED + "penalties_by_the_drafts_before[all-block]"]),
+           [_ENUMERATED + "penalties_count_the_drafts_before[all-block]"]),
     Mutant("penalties of p alone", "bass_core/draft/model.py",
            "logits = shaped_next(logits, self.params, rows, drawn)", "pass",
            [_CORE + "sample/test_shaping.py::test_drafts_of_the_target_itself_are_all_accepted"]),
@@ -317,16 +317,17 @@ MUTANTS = [
            "count + (len(self._ahead[row.index]) > count and row.remaining > count)",
            "count + (len(own := self._ahead[row.index]) > count and row.remaining > count "
            "and own[count].own > 0.3)",
-           [_CONFORMANCE + "overlapped.py::test_amusd[by the text-a head that is unsure-block]"]),
+           [_CONFORMANCE + "overlapped.py::test_amusd_keeps_the_distribution"
+                           "[depends on the text-an unsure head-block]"]),
     Mutant("a pointer that is missing in the recorded q", "bass_core/draft/head.py",
            "logits = self._texts.with_pointer(logits[:, None], states[:, None], last)[:, 0]\n            q = ",
            "bare, logits = logits, self._texts.with_pointer(logits[:, None], states[:, None], last)[:, 0]\n"
            "            q = self._distribution(bare)  # ",
-           [_ENUMERATED + "drafters[a head that points-rejection]"]),
+           [_ENUMERATED + "drafters_keep_the_distribution[a head with a pointer-rejection]"]),
     Mutant("a window's drafts with the q of the drafter in front", "bass_core/draft/window.py",
            "probs = probabilities(output.logits, params) if self._inner_noise else None",
            "probs = probabilities(output.logits.flip(-1), params) if self._inner_noise else None",
-           [_ENUMERATED + "drafters[a window behind a model-rejection]"]),
+           [_ENUMERATED + "drafters_keep_the_distribution[a window after a model-rejection]"]),
     Mutant("hooks and replaced modules are left out", "bass_core/model/select.py",
            "llama_compiled.why_not(model) or why_modified(model)", "llama_compiled.why_not(model)",
            [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_by_its_own_code"

@@ -1,7 +1,7 @@
-"""How the suite runs: its tiny models on one thread, and AMUSD's draft in step with its target.
+"""Setup of the suite: one thread, AMUSD's draft in step with its target, and small windows and prefixes.
 
-Contract: a lost draft fails its test, because its lane would go on as regular decoding; when the suite ends, no
-thread of a draft is left. Prompts share whatever they can, however short, and windows are small.
+A test fails if AMUSD loses its draft, because the lane would continue as regular decoding. No draft thread may be
+left when the suite ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.support.schedule import draft_in_step
 @pytest.fixture(scope="package", autouse=True)
 def small_and_in_step() -> Iterator[None]:
     threads, interval = torch.get_num_threads(), sys.getswitchinterval()
-    # More threads would only wait for each other.
+    # With tiny models, more threads would only wait for each other.
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         draft_in_step(patch)
-        # Draft and target make many short calls, and one waits for the other after each.
+        # Draft and target make many short calls and wait for each other after each.
         sys.setswitchinterval(interval / 10)
-        # Tiny models' prompts are shorter than those for which sharing pays, and than the sinks and a window.
+        # The prompts are shorter than sharing normally needs, and shorter than normal sinks and windows.
         patch.setattr(CausalModel, "least_saved", SHARE)
         small_window(patch)
         yield

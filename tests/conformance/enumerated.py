@@ -1,11 +1,11 @@
-"""Everything that a few rounds of the decoding loop can write, with its probability.
+"""Enumerates every text that a few rounds of the decoding loop can write, with its probability.
 
-Contract: `written` runs the library's own loop, drafters, policies and verification again and again, until every
-draw and every verdict has been taken each way. Replaced are the models, by tables of what follows a token, and
-`draw` and `uniform`: one number in (0, 1) stands behind each noise key, of which only the interval is known that
-the draws and tests so far leave. So a number that is used twice is the same number twice. The clock ticks once a
-look, so that policies that time rounds repeat themselves. With float64 tables the library computes in float64, by
-its torch code; with float32 ones as it does for a user.
+`enumerate_scene` runs the library's own loop, drafters, policies and verification once for each combination of
+random outcomes. It replaces the models by tables, and `draw` and `uniform` by choices: each noise key has one
+number in (0, 1), of which only an interval is known, and each draw or test narrows it. So a key that is used twice
+gives the same number twice. Each reading of the clock advances it by one tick, so that policies that time rounds
+are deterministic. With float64 tables the library computes in float64, by its torch code; with float32 tables, as
+for a user.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ from bass_core.verify.rules import Verification, find_verification
 from kernels.plan import MOST_TREE
 
 Text = tuple[int, ...]
-# A row of probabilities for each token: of what follows it.
+# For each token the probabilities of the next token.
 Table = tuple[tuple[float, ...], ...]
-# The probability of what all rows have written.
+# The joint distribution of the texts of all rows.
 Law = dict[tuple[Text, ...], float]
-# What rounding leaves of a choice that has been made already.
+# Options with a smaller chance are impossible, and only rounding makes them nonzero.
 _NOTHING = 1e-14
 WARM = SamplingParams(1.0)
 
 
 class Walk:
-    """All paths through a program's random choices, depth first. Iterate: each turn is to run the program once.
+    """All paths through a program's random choices, depth first: run the program once per iteration.
 
-    chance: the probability of the path so far.
+    Attributes:
+        chance: The probability of the path so far.
     """
 
     def __init__(self) -> None:
         self.chance = 1.0
         self._known: dict[Any, tuple[float, float]] = {}
-        # The choices of the path: the options of each, with their chances, and which of them is taken.
+        # For each choice of the path: its options with their chances, and the index of the taken one.
         self._choices: list[tuple[list[tuple[int, float]], int]] = []
         self._at = 0
 
@@ -74,7 +75,7 @@ class Walk:
             self._choices[-1] = options, taken + 1
 
     def part(self, key: Any, edges: list[float]) -> int:
-        """Between which two of the ascending edges, from 0 to 1, this key's number lies."""
+        """Choose the interval between two of the ascending edges, 0 to 1, in which this key's number lies."""
         low, high = self._known.get(key, (0.0, 1.0))
         inside = [min(max(edge, low), high) for edge in edges]
         place = self._choose([(b - a) / (high - low) for a, b in pairwise(inside)])
@@ -82,7 +83,7 @@ class Walk:
         return place
 
     def number(self, key: Any) -> float:
-        """A number that fits all that is known of this key's."""
+        """Return a number that fits the known interval of this key."""
         return sum(self._known.get(key, (0.0, 1.0))) / 2
 
     def _choose(self, chances: list[float]) -> int:
@@ -97,9 +98,9 @@ class Walk:
     def draw(
         self, weights: Tensor, seed: int, ids: Tensor, positions: Tensor, streams: Tensor, tokens: Any = None
     ) -> Tensor:
-        """In the place of sample/draw.py's: each token has a part of (0, 1), as long as its weight.
+        """Replace `draw` of sample/draw.py: each token has a part of (0, 1) in proportion to its weight.
 
-        Where a weight is NaN, or all are 0, the first token is drawn.
+        If a weight is NaN, or all are 0, the first token is drawn.
         """
         keys = _keys(weights.shape[:-1], seed, ids, positions, streams)
         rows = weights.reshape(-1, weights.shape[-1]).tolist()
@@ -113,7 +114,7 @@ class Walk:
         return self.part(key, [0.0, *(edge / total for edge in accumulate(weights[:-1])), 1.0])
 
     def uniform(self, seed: int, ids: Tensor, positions: Tensor, streams: Tensor) -> Uniforms:
-        """In the place of sample/noise.py's."""
+        """Replace `uniform` of sample/noise.py."""
         shape = torch.broadcast_shapes(ids.shape, positions.shape, streams.shape)
         keys = _keys(shape, seed, ids, positions, streams)
         return Uniforms([Uniform(self, key) for key in keys], shape)
@@ -126,7 +127,7 @@ def _keys(shape: torch.Size, seed: int, *parts: Tensor) -> list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Uniform:
-    """The number of one key, times a factor. It can be compared with a bar, and only that chooses."""
+    """The number of one key, times a factor; comparing it with a threshold makes a choice."""
 
     walk: Walk
     key: Any
@@ -146,7 +147,7 @@ class Uniform:
 
 
 class Uniforms:
-    """A tensor of such numbers, as far as a verification uses it."""
+    """A tensor of such numbers, with the operations that verification uses."""
 
     def __init__(self, numbers: list[Uniform], shape: torch.Size) -> None:
         self.numbers, self.shape = numbers, shape
@@ -165,12 +166,12 @@ class Uniforms:
         return self.numbers
 
     def _each(self, values: Any) -> list[float]:
-        found: list[float] = torch.as_tensor(values).expand(self.shape).flatten().tolist()
-        return found
+        expanded: list[float] = torch.as_tensor(values).expand(self.shape).flatten().tolist()
+        return expanded
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        """Records may keep the numbers, which then fit their verdicts; nothing else may read them."""
+        """Let records keep numbers that fit their verdicts; nothing else may read them."""
         assert function is torch.cat, f"{function} reads a uniform number in a way that is not enumerated"
         parts = [
             torch.tensor([float(u) for u in part.numbers]).view(part.shape) if isinstance(part, cls) else part
@@ -180,16 +181,16 @@ class Uniforms:
 
 
 class Double(Tensor):
-    """Float64 that stays float64: what follows from it is computed in float64 as well."""
+    """A float64 tensor whose `float()` stays float64, so that later results are float64 too."""
 
     def float(self, *_: Any, **__: Any) -> Tensor:
         return self
 
 
 class Bigram:
-    """A model: the distribution behind a token is that token's row of a table.
+    """A model whose distribution after a token is that token's row of a table.
 
-    It is fed ids, or embeddings [..., 1] that hold them; its states are 0.
+    Its inputs are ids, or embeddings [..., 1] that hold ids; its states are 0.
     """
 
     name, context, capturable, least_saved = "bigram", 1 << 20, False, None
@@ -213,7 +214,7 @@ class Bigram:
 
 @dataclass(frozen=True)
 class BigramHead:
-    """What HeadDrafter asks of a head (model/draft_head.py). vocabulary: the ids of the columns of its table."""
+    """The parts of a head (model/draft_head.py) that HeadDrafter uses; `vocabulary` has each column's token id."""
 
     vocabulary: Tensor
     pointer: Pointer
@@ -233,10 +234,14 @@ class BigramHead:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is enumerated: the prompts' first tokens, and then so many rounds.
+    """The setup of an enumeration: the prefill's tokens are enumerated, and then `rounds` rounds.
 
-    p: the target. drafter: makes one for a scene. policy: a policy or budget, as the decoder starts with it.
-    exact: whether all is computed in float64.
+    Attributes:
+        p: The target.
+        drafter: Makes the drafter for a scene.
+        policy: The length policy in its initial state.
+        rule: The name of the verification.
+        exact: Whether everything is computed in float64.
     """
 
     p: Table
@@ -252,24 +257,21 @@ class Scene:
 
     @property
     def verification(self) -> Verification:
-        """That of the rule's name."""
         return find_verification(self.rule)
 
     def runner(self, table: Table) -> ModelRunner:
-        """A runner of a model that is this table, with room for the scene's rows."""
         model: Any = Bigram(table, self.exact)
-        # A tree is wider than what is left of a text.
+        # A tree may be wider than the rest of a text.
         longest = max(map(len, self.prompts)) + self.new_tokens + MOST_TREE
         return ModelRunner(model, len(self.prompts), longest, len(table[0]), "sdpa")
 
     def decoder(self) -> BatchDecoder:
-        """A new decoder, before its first step."""
         rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
         params = DecodingParams(self.sampling, verification=self.verification)
         return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), copy.deepcopy(self.policy))
 
     def after(self, tokens: int) -> Scene:
-        """The same with a policy that has decoded so many tokens a row with the library's own noise."""
+        """Return this scene with a policy that has seen `tokens` tokens per row, with the library's own noise."""
         before = replace(self, new_tokens=tokens, eos=frozenset())
         decoder = before.decoder()
         while not decoder.finished:
@@ -277,7 +279,7 @@ class Scene:
         return replace(self, policy=decoder.policy)
 
     def expected(self) -> Law:
-        """The law of the rows' texts, if each is the target's own and none knows of another."""
+        """Return the joint distribution if each row follows the target, independently of the others."""
         laws = [self._rest((), prompt) for prompt in self.prompts]
         return {
             tuple(text for text, _ in row): math.prod(chance for _, chance in row)
@@ -285,16 +287,16 @@ class Scene:
         }
 
     def completed(self, law: Law) -> Law:
-        """The law of whole texts, where the target alone goes on behind the texts of another law."""
-        found: dict[tuple[Text, ...], float] = defaultdict(float)
+        """Return the distribution of whole texts if only the target continues the texts of `law`."""
+        whole: dict[tuple[Text, ...], float] = defaultdict(float)
         for texts, chance in law.items():
             rests = [self._rest(text, prompt) for text, prompt in zip(texts, self.prompts, strict=True)]
             for row in product(*(rest.items() for rest in rests)):
-                found[tuple(text for text, _ in row)] += chance * math.prod(one for _, one in row)
-        return dict(found)
+                whole[tuple(text for text, _ in row)] += chance * math.prod(rest for _, rest in row)
+        return dict(whole)
 
     def following(self, prompt: Text, text: Text) -> list[float]:
-        """The distribution of the next token after a prompt and a text, as `sampling` changes the table's."""
+        """Return the next token's distribution after a prompt and a text, under `sampling`."""
         how, whole = self.sampling, (*prompt, *text)
         logits = [math.log(chance) if chance else -math.inf for chance in self.p[whole[-1]]]
         for token, logit in enumerate(logits):
@@ -310,22 +312,26 @@ class Scene:
         return [weight / math.fsum(weights) for weight in weights]
 
     def _rest(self, text: Text, prompt: Text) -> dict[Text, float]:
-        """The whole texts that begin with this one, as the target alone goes on."""
+        """Return the distribution of whole texts that begin with this one, if only the target continues it."""
         if len(text) == self.new_tokens or (text and text[-1] in self.eos):
             return {text: 1.0}
-        found: dict[Text, float] = {}
+        texts: dict[Text, float] = {}
         for token, chance in enumerate(self.following(prompt, text)):
             if chance:
                 rest = self._rest((*text, token), prompt)
-                found |= {whole: chance * behind for whole, behind in rest.items()}
-        return found
+                texts |= {whole: chance * rest_chance for whole, rest_chance in rest.items()}
+        return texts
 
 
 @dataclass
-class Written:
-    """What was enumerated. law: of the texts when the rounds were over. paths: how many there were.
+class Enumeration:
+    """The result of enumerating a scene.
 
-    drafted: the numbers of drafts that rows had in a round. origins: of all tokens.
+    Attributes:
+        law: The distribution of the texts after the last round.
+        paths: The number of paths.
+        drafted: All numbers of drafts that a row had in a round.
+        origins: The origins of all tokens.
     """
 
     law: Law = field(default_factory=dict)
@@ -334,45 +340,43 @@ class Written:
     origins: set[str] = field(default_factory=set)
 
 
-def written(scene: Scene, patch: pytest.MonkeyPatch) -> Written:
-    """Enumerate a scene."""
-    walk, found, law = Walk(), Written(), defaultdict[tuple[Text, ...], float](float)
+def enumerate_scene(scene: Scene, patch: pytest.MonkeyPatch) -> Enumeration:
+    walk, result, law = Walk(), Enumeration(), defaultdict[tuple[Text, ...], float](float)
     dtype = torch.get_default_dtype()
     replaced = (draws.draw, walk.draw), (noise.uniform, walk.uniform)
     with patch.context() as here:
         for module in [module for name, module in sys.modules.items() if name.startswith("bass_core.")]:
-            for own, ours in replaced:
-                if vars(module).get(own.__name__) is own:
-                    here.setattr(module, own.__name__, ours)
-        # The compiled rules draw for themselves; tests/kernels/cpu/test_verification.py holds that they decide as
-        # these do.
+            for original, ours in replaced:
+                if vars(module).get(original.__name__) is original:
+                    here.setattr(module, original.__name__, ours)
+        # The compiled rules make their own draws; tests/kernels/cpu/test_verification.py compares them with these.
         here.setattr(rejection, "compiled", lambda rows: False)
         ticks = count()
         here.setattr(time, "perf_counter", lambda: next(ticks) / 1024)
         torch.set_default_dtype(torch.float64 if scene.exact else torch.float32)
         try:
             for _ in walk:
-                rows = _run(scene, found)
+                rows = _run(scene, result)
                 law[tuple(tuple(row.token_ids) for row in rows)] += walk.chance
-                found.paths += 1
+                result.paths += 1
         finally:
             torch.set_default_dtype(dtype)
-    found.law = dict(law)
-    return found
+    result.law = dict(law)
+    return result
 
 
-def _run(scene: Scene, found: Written) -> list[Sequence]:
+def _run(scene: Scene, result: Enumeration) -> list[Sequence]:
     decoder, rounds = scene.decoder(), 0
     while rounds < scene.rounds and not decoder.finished:
-        made = decoder.step()
-        rounds += made.kind != "prefill"
-        for row in made.rows:
-            found.origins.update(row.origins)
-            if made.kind != "prefill":
-                found.drafted.add(len(row.drafted))
+        round_ = decoder.step()
+        rounds += round_.kind != "prefill"
+        for row in round_.rows:
+            result.origins.update(row.origins)
+            if round_.kind != "prefill":
+                result.drafted.add(len(row.drafted))
     return decoder.sequences
 
 
 def distance(one: Law, other: Law) -> float:
-    """The total variation between two laws."""
+    """Return the total variation distance between two distributions."""
     return sum(abs(one.get(texts, 0.0) - other.get(texts, 0.0)) for texts in one.keys() | other.keys()) / 2

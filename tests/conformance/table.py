@@ -1,8 +1,8 @@
-"""The table that the conformance suite runs over: the choices, and which of them are tried together.
+"""The cases of the conformance suite: combinations of methods, drafts, architectures and other choices.
 
-Contract: the choices come from the library's METHODS, from `DRAFTS` and from the other axes. `covering(n)` returns
-cases, always the same ones, in which each choice (n = 1) or every two choices that can meet (n = 2) do so at least
-once. A registered method takes part without a line here; a new drafter, backend or architecture takes one line.
+`covering(1)` returns cases in which each choice occurs, `covering(2)` cases in which every two compatible choices
+occur together; both are deterministic. A registered method takes part without a line here; a new drafter, backend
+or architecture takes one line.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.support.models import BUILDERS, prompts, reference, tiny, tiny_pair
 
 TOKENS = 16
 SEED = 3
-# Each prompt occurs twice in a row, so that the copying drafters have something to copy.
+# Each prompt consists of two equal halves, so that the copying drafters have something to copy.
 _PROMPTS = [prompt * 2 for prompt in prompts(6, longest=10)]
 _LONG, _OTHER = (list(chain(*prompts(9, longest=10, seed=seed)))[:37] for seed in (7, 8))
-# Rows whose prompts share a prefix (conftest.py lets even few tokens be shared), all of it, a part or none.
+# "shared" prompts are equal; of the "mixed" ones some share a prefix. conftest.py allows short prefixes.
 PROMPTS = {
     "different": _PROMPTS,
     "shared": [_LONG] * 6,
@@ -36,7 +36,13 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Draft:
-    """`drafter` as in generate(); `kind` selects the pair's draft; `only` lists the architectures it can serve."""
+    """A way to draft.
+
+    Attributes:
+        drafter: The argument of generate().
+        kind: The pair's draft, for tiny_pair().
+        only: The architectures that have such a draft.
+    """
 
     drafter: str
     kind: str = "perturbed"
@@ -55,14 +61,14 @@ DRAFTS = {
     "window_model": Draft("window_model"),
     "window_head": Draft("window_model", "head", only=("llama",)),
 }
-# Milliseconds; a step has room for some tokens that cost little, so that it pays to draft, and not always.
+# In ms. Some extra tokens per step are cheap, so drafting pays in some rounds but not in all.
 COSTS = CostTable(
     {1: [(1, 10), (12, 10.5), (32, 40)], 6: [(6, 11), (30, 12), (60, 44)]}, {1: 0.3, 6: 0.3}, padded=False
 )
-# The ways to draft that have no short name of their own in generate().
+# Short names for trees and a policy, which generate() takes as values.
 TREES: dict[Any, tuple[int, ...]] = {"tree 3 2 1": (3, 2, 1), "tree 1 2": (1, 2)}
 BUDGETS: dict[Any, Any] = {"by cost": CostAware(COSTS, timed=False)}
-GROWING = ("random", "perturbed", "self", "adaptive", "head", "adaptive_head")
+TREE_DRAFTS = ("random", "perturbed", "self", "adaptive", "head", "adaptive_head")
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),
@@ -107,11 +113,9 @@ class Case:
         )
 
     def run(self) -> Generation:
-        """The text that the method writes."""
         return generate(**self.arguments())
 
     def arguments(self) -> dict[str, Any]:
-        """Of generate() and stream()."""
         return {
             "pair": pair(self.architecture, DRAFTS[self.draft].kind),
             "prompt": PROMPTS[self.prompts][: self.batch],
@@ -125,30 +129,27 @@ class Case:
         }
 
     def expected(self) -> list[list[int]]:
-        """The text that the method must write."""
         return expected(self.architecture, self.text, self.prompts)[: self.batch]
 
 
 def drafting_of(length: Any) -> dict[str, Any]:
-    """The arguments of generate() that ask for this draft length or tree."""
     return {"tree": TREES[length]} if length in TREES else {"draft_length": BUDGETS.get(length, length)}
 
 
 def sampling_of(text: str) -> dict[str, Any]:
-    """The arguments of generate() that ask for this kind of text."""
     return {"sampling": SAMPLING[text], "verification": "auto" if text == "greedy" else "coupled"}
 
 
 @cache
 def expected(architecture: str, text: str, prompts: str = "different") -> list[list[int]]:
-    """transformers' own greedy text, or regular decoding's with the same noise; each prompt on its own."""
+    """Return transformers' greedy text, or regular decoding's with the same noise, each prompt separately."""
     if text == "greedy":
         return [reference(target(architecture), prompt, TOKENS) for prompt in PROMPTS[prompts]]
     rows = []
     for index, prompt in enumerate(PROMPTS[prompts]):
         same: dict[str, Any] = {"sampling": SAMPLING[text], "seed": SEED, "max_new_tokens": TOKENS}
-        alone = generate(pair(architecture, "none"), prompt, method="regular", sequence_ids=[index], **same)
-        rows.append(alone.sequences[0].token_ids)
+        out = generate(pair(architecture, "none"), prompt, method="regular", sequence_ids=[index], **same)
+        rows.append(out.sequences[0].token_ids)
     return rows
 
 
@@ -159,68 +160,67 @@ def target(architecture: str) -> Any:
 
 @cache
 def pair(architecture: str, kind: str) -> ModelPair:
-    """The architecture's target with a draft of that kind."""
     return tiny_pair(kind, architecture=architecture, target=target(architecture))
 
 
 @cache
 def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> bool:
-    """Whether the method accepts such a request; tried on one architecture, which stands for all."""
-    if length in TREES and draft in DRAFTS and draft not in GROWING:
+    """Return whether the method accepts such a request; tried with Llama for all architectures."""
+    if length in TREES and draft in DRAFTS and draft not in TREE_DRAFTS:
         return False
     if method.check is None:
         return True
-    one = pair("llama", DRAFTS[draft].kind)
+    llama = pair("llama", DRAFTS[draft].kind)
     try:
-        asked = make_request(
-            one,
+        request = make_request(
+            llama,
             [1],
             drafter=DRAFTS[draft].drafter,
             **drafting_of(length),
             **sampling_of(text),
             seed=SEED,
         )
-        method.check(one, asked)
+        method.check(llama, request)
     except RequestError:
         return False
     return True
 
 
-def grows(case: Case) -> bool:
-    """Whether it drafts trees, where its method can verify them."""
-    return case.length in TREES and case.draft in GROWING
+def drafts_trees(case: Case) -> bool:
+    """Return whether the case drafts trees, if its method can verify them."""
+    return case.length in TREES and case.draft in TREE_DRAFTS
 
 
-def covering(together: int, among: Callable[[Case], bool] = lambda case: True) -> list[Case]:
-    """Cases in which every `together` choices, 1 or 2, that can meet do; a greedy cover with a fixed seed."""
+def covering(size: int, among: Callable[[Case], bool] = lambda case: True) -> list[Case]:
+    """Return cases in which every `size` choices, 1 or 2, that can occur together do, by a greedy cover."""
     rng, chosen = random.Random(0), list[Case]()
     possible = [case for case in _every() if among(case) and case.possible]
     rng.shuffle(possible)
-    open_ = {meeting for case in possible for meeting in _meetings(case, together)}
+    uncovered = {combination for case in possible for combination in _combinations(case, size)}
     for case in possible:
-        # The best of 41 candidates, until this one has nothing new; trying all would take minutes.
-        while not open_.isdisjoint(_meetings(case, together)):
-            some = case, *rng.sample(possible, min(40, len(possible)))
-            best = max(some, key=lambda one: len(open_.intersection(_meetings(one, together))))
-            open_.difference_update(_meetings(best, together))
+        # Choose the best of 41 candidates until this case covers nothing new; trying all would take minutes.
+        while not uncovered.isdisjoint(_combinations(case, size)):
+            candidates = case, *rng.sample(possible, min(40, len(possible)))
+            best = max(candidates, key=lambda other: len(uncovered.intersection(_combinations(other, size))))
+            uncovered.difference_update(_combinations(best, size))
             chosen.append(best)
     return chosen
 
 
 @cache
-def cases(together: int) -> list[Case]:
-    """Those that cover the table, and those that cover it where drafts grow trees."""
+def cases(size: int) -> list[Case]:
+    """Return cases that cover the table, and cases that cover its part with trees."""
 
     def in_trees(case: Case) -> bool:
-        return grows(case) and METHODS[case.method].drafts and not METHODS[case.method].overlaps
+        return drafts_trees(case) and METHODS[case.method].drafts and not METHODS[case.method].overlaps
 
-    return [*covering(together), *covering(together, in_trees)]
+    return [*covering(size), *covering(size, in_trees)]
 
 
 def _every() -> Iterator[Case]:
-    """All that may be possible, with nine combinations of the axes that no method or draft looks at.
+    """Yield all combinations of choices, but only nine for the axes attention, batch and prompts.
 
-    In the nine every two choices of these axes meet.
+    No method or draft depends on these three. In the nine, every two of their choices occur together.
     """
     free = [AXES[name] for name in ("attention", "batch", "prompts")]
     nine = [(free[0][i], free[1][j], free[2][(i + j) % 3]) for i, j in product(range(3), repeat=2)]
@@ -229,5 +229,5 @@ def _every() -> Iterator[Case]:
         yield Case(method, draft, architecture, attention, length, batch, text, rows)
 
 
-def _meetings(case: Case, together: int) -> Iterator[tuple[Any, ...]]:
-    return combinations(case.choices, together)
+def _combinations(case: Case, size: int) -> Iterator[tuple[Any, ...]]:
+    return combinations(case.choices, size)

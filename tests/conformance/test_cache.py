@@ -1,4 +1,4 @@
-"""The ragged cache: each row is written at its own length, and nothing stale is ever read."""
+"""The ragged cache writes each row at its own length and never reads stale entries."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_a_step_past_the_end_is_refused():
 
 
 @pytest.mark.parametrize(("architecture", "backend"), [("llama", "pad"), ("qwen3", "split"), ("gpt2", "sdpa")])
-def test_padding_may_be_left_out_and_nothing_else_changes(architecture, backend):
+def test_skipping_padding_changes_no_other_result(architecture, backend):
     model = ModelPair(tiny(architecture)).target_step
     lengths, counts = [9, 3, 6, 6], [2, 5, 1, 3]
     fed = torch.randint(0, model.vocab, (4, 9)), torch.randint(0, model.vocab, (4, 5))
@@ -66,7 +66,7 @@ def test_after_rollbacks_the_cache_equals_a_fresh_prefill(architecture, method, 
     lane.end("stopped")
 
 
-def test_long_prompts_are_prefilled_in_chunks_and_equal_ones_once(monkeypatch):
+def test_long_prompts_are_prefilled_in_chunks_and_equal_prompts_once(monkeypatch):
     target = tiny("llama")
     pair = ModelPair(target)
     rows = [prompts(1, seed=4)[0] * 12, prompts(1, seed=5)[0], prompts(1, seed=4)[0] * 12]

@@ -1,7 +1,7 @@
-"""How many verifications a text takes, and where its tokens come from.
+"""The exact number of verifications of a text, and the origins of its tokens.
 
-Contract: exact counts for every method whose rounds are known beforehand: with a draft that is the target (100 %
-accepted), one that is right for its first few tokens or none, and policies that skip rounds.
+Counts are known in advance if the draft is the target, if only its first few tokens are right, or if a policy
+skips rounds.
 """
 
 from math import ceil
@@ -20,7 +20,7 @@ DRAFTING = [name for name, method in METHODS.items() if method.drafts]
 
 
 def times(method, rows):
-    """How many times the rounds of one row are run: once per row, or once for the batch."""
+    """Return how often a method runs the rounds of one row: once per row, or once for the batch."""
     return 1 if METHODS[method].batched else rows
 
 
@@ -45,8 +45,8 @@ def test_perfect_draft_takes_the_fewest_verifications(tokens, length, temperatur
 
 @pytest.mark.parametrize("method", DRAFTING)
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
-def test_a_perfect_draft_is_never_refused(verification, method):
-    """No token is lost because draft and target use different noise or because the draft lags behind."""
+def test_a_perfect_draft_is_never_rejected(verification, method):
+    """Neither different noise of draft and target nor a draft that lags costs a token."""
     out = generate(
         PAIR,
         prompts(4),
@@ -62,7 +62,7 @@ def test_a_perfect_draft_is_never_refused(verification, method):
 
 
 class Scripted:
-    """Knows the greedy texts: in each round it drafts the first `right` tokens correctly and the rest wrong."""
+    """A drafter that knows the greedy texts: in each round its first `right` drafts are right, the rest wrong."""
 
     calls = 0
 
@@ -75,8 +75,8 @@ class Scripted:
     def propose(self, rows, max_drafts, keys):
         drafts = torch.zeros(len(rows), max(max_drafts), dtype=torch.long)
         for r, row in enumerate(rows):
-            coming = self.texts[row.id][len(row.token_ids) :][: max_drafts[r]]
-            for i, token in enumerate(coming):
+            next_tokens = self.texts[row.id][len(row.token_ids) :][: max_drafts[r]]
+            for i, token in enumerate(next_tokens):
                 drafts[r, i] = token if i < self.right else (token + 1) % VOCAB
         return Proposal(drafts, max_drafts)
 
@@ -89,8 +89,8 @@ class Scripted:
 
 @pytest.mark.parametrize("method", COUNTED)
 @pytest.mark.parametrize("right", [0, 1, 3])
-def test_drafts_that_are_right_so_far(right, method):
-    """Length 4, of which the first `right` are accepted: every count for 25 tokens is known beforehand."""
+def test_counts_of_partly_right_drafts_are_exact(right, method):
+    """Of 4 drafts the first `right` are accepted, so every count for 25 tokens is known."""
     rows, tokens, length = prompts(2), 25, 4
     texts = [reference(TARGET, row, tokens) for row in rows]
     out = generate(
@@ -106,7 +106,7 @@ def test_drafts_that_are_right_so_far(right, method):
     assert metrics.rounds == rounds * (2 if method == "speculative" else 1)
     assert metrics.target_forwards == metrics.rounds + (2 if method == "speculative" else 1)
     written = ["sampled", *(["accepted"] * right + ["recovered"]) * rounds]
-    # Near its end a row drafts fewer: one less than the tokens it may still write.
+    # Near its end a row drafts one token less than it may still write.
     lengths = [min(length, tokens - 1 - i * (right + 1) - 1) for i in range(rounds)]
     for sequence in out.sequences:
         assert sequence.origins[:-1] == written[:-1]
@@ -120,7 +120,7 @@ def test_drafts_that_are_right_so_far(right, method):
 
 
 class EveryOther:
-    """Asks for four drafts and for none, in turn."""
+    """A policy that asks for four drafts and for none in turn."""
 
     limit = 4
 
@@ -136,7 +136,7 @@ class EveryOther:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rounds_without_drafts_leave_the_draft_in_step(temperature):
+def test_rounds_without_drafts_keep_the_draft_in_step(temperature):
     out = generate(
         PAIR,
         prompts(3),
@@ -148,16 +148,16 @@ def test_rounds_without_drafts_leave_the_draft_in_step(temperature):
     assert out.metrics.rounds == 13
 
 
-def test_origins_say_where_tokens_come_from():
+def test_a_perfect_draft_leaves_only_accepted_and_bonus_tokens():
     sequence = generate(PAIR, prompts(1), max_new_tokens=11, draft_length=4).sequences[0]
     assert sequence.origins == ["sampled", *["accepted"] * 4, "bonus", *["accepted"] * 4, "bonus"]
 
 
-def test_by_the_block_rule_more_drafts_stand_than_one_by_one():
-    """With the same drafts: rounds say how many the other rule would have accepted; "auto" is the block rule."""
-    near = tiny_pair(target=TARGET)
-    asked = {"draft_length": 6, "sampling": SamplingParams(1.0), "max_new_tokens": 60, "eos_token_id": None}
-    rows = [row for round_ in stream(near, prompts(16), **asked) for row in round_.rows if row.drafted]
+def test_the_block_rule_accepts_more_drafts_than_rejection():
+    """Rounds record how many of the same drafts the other rule would have accepted; "auto" is the block rule."""
+    pair = tiny_pair(target=TARGET)
+    options = {"draft_length": 6, "sampling": SamplingParams(1.0), "max_new_tokens": 60, "eos_token_id": None}
+    rows = [row for round_ in stream(pair, prompts(16), **options) for row in round_.rows if row.drafted]
     saved = [row.accepted - row.one_by_one for row in rows]
     assert sum(saved) > 0 and min(saved) < 0, "each rule wins some rounds"
     assert sum(row.saved for row in rows) == sum(max(0, n) for n in saved)
@@ -165,7 +165,7 @@ def test_by_the_block_rule_more_drafts_stand_than_one_by_one():
         last = max((i for i, (u, h) in enumerate(zip(row.u, row.chance, strict=True), 1) if u < h), default=0)
         assert row.accepted == last
     texts = {
-        name: texts_of(generate(near, prompts(6), verification=name, **asked))
+        name: texts_of(generate(pair, prompts(6), verification=name, **options))
         for name in ("auto", "block", "rejection", "chen")
     }
     assert texts["auto"] == texts["block"] != texts["rejection"] == texts["chen"]

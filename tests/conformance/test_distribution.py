@@ -1,11 +1,10 @@
 """Sampled text has the target's distribution, whatever the draft.
 
-Contract: with a vocabulary of 5 and seven new tokens, the joint distribution is enumerated exactly. Chi-squared
-tests of tokens 1-3 and of tokens 5-7 (the second round and later) must give p > 0.001, and no token of
-probability 0 may occur. The drafts differ from the target by half its mass, are the target, reverse it or know
-only part of the vocabulary. Seeds are fixed, so results repeat, except under AMUSD, where timing decides which
-noise a position uses: there p > 0.00001, and a share of the tokens must have met a draft. What decides lengths,
-and drafts that stop by themselves, are enumerated instead (test_enumeration.py).
+With a vocabulary of 5 and seven new tokens, the joint distribution is enumerated exactly. Chi-squared tests of
+tokens 1-3 and of tokens 5-7 (the second round and later) must give p > 0.001, and no token of probability 0 may
+occur. Seeds are fixed, so results repeat. Only under AMUSD does timing decide which noise a position uses: there
+p > 0.00001, and more than a tenth of the tokens must have been verified. test_enumeration.py covers length
+policies and drafts that stop by themselves.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from bass_core.sequence import WindowWork
 from tests.support.models import small_window, tiny, tiny_head
 
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
-# Rows per batch. In a batch this large a row costs a tenth of what it costs in a batch of 64.
+# Rows per batch. In a batch this large, a row costs a tenth of its cost in a batch of 64.
 BATCH = 2048
-# AMUSD handles its rows one by one: its draft would not keep up with the batch above.
-TOGETHER = {"amusd": 256}
+# AMUSD handles rows one by one, so its draft would not keep up with a larger batch.
+BATCH_OF = {"amusd": 256}
 PLAIN = SamplingParams(1.0)
 
 
@@ -49,17 +48,17 @@ TARGET = model(0)
 
 @cache
 def pair(draft: str) -> ModelPair:
-    """The target with a draft that differs, agrees, reverses p, inverts p, or knows half the vocabulary."""
-    made = {
+    """Return the target with a draft that differs, agrees, reverses p, inverts p, or knows only three tokens."""
+    builders = {
         "other": lambda: model(1),
         "same": lambda: TARGET,
         "reduced": lambda: tiny_head(TARGET, reads_layers=(0,), size=3),
     }
-    return ModelPair(TARGET, made[draft]() if draft in made else changed_head(draft))
+    return ModelPair(TARGET, builders[draft]() if draft in builders else changed_head(draft))
 
 
 def changed_head(draft: str) -> Any:
-    """reversed: q(i) = p(last - i). opposite: q proportional to 1 / p."""
+    """Return a draft with q(i) = p(last - i) ("reversed") or q proportional to 1 / p ("opposite")."""
     draft_model = copy.deepcopy(TARGET)
     weight = draft_model.lm_head.weight
     weight.copy_({"reversed": weight.flip(0), "opposite": -weight}[draft].clone())
@@ -68,7 +67,6 @@ def changed_head(draft: str) -> Any:
 
 @cache
 def enumerated(params: SamplingParams) -> np.ndarray:
-    """The probability of each of the 5^7 texts under the target, in float64."""
     joint = torch.ones(1, dtype=torch.float64)
     contexts = torch.tensor([PROMPT])
     for _ in range(TOKENS):
@@ -82,7 +80,7 @@ def enumerated(params: SamplingParams) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to sample, and the number of rows to judge it by; `other` holds further arguments of generate()."""
+    """One way to sample and the number of rows to test; `other` holds more arguments of generate()."""
 
     method: str = "bass"
     draft: str = "other"
@@ -96,10 +94,10 @@ class Case:
         return "-".join([self.method, self.draft, filters, *ways])
 
     def counts(self) -> tuple[np.ndarray, Counter[str]]:
-        """How often each text was written, and the tokens of each origin; every row is a sequence of its own."""
+        """Return the count of each text and of each origin; every row has another sequence id."""
         counts = np.zeros([VOCAB] * TOKENS, dtype=int)
         origins: Counter[str] = Counter()
-        batch = TOGETHER.get(self.method, BATCH)
+        batch = BATCH_OF.get(self.method, BATCH)
         for start in range(0, self.rows, batch):
             n = min(batch, self.rows - start)
             arguments = {"draft_length": 3, "max_new_tokens": TOKENS, "sampling": self.params} | self.other
@@ -111,8 +109,8 @@ class Case:
         return counts, origins
 
 
-def agrees(case: Case) -> Counter[str]:
-    """Compare the texts with the enumeration; returns the number of tokens of each origin."""
+def compare(case: Case) -> Counter[str]:
+    """Compare the texts with the enumeration; return the number of tokens of each origin."""
     counts, origins = case.counts()
     joint = enumerated(case.params)
     assert counts.sum() == case.rows
@@ -123,30 +121,33 @@ def agrees(case: Case) -> Counter[str]:
     return origins
 
 
-def chi_squared(seen: np.ndarray, chances: np.ndarray) -> float:
-    expected = chances * seen.sum()
+def chi_squared(counts: np.ndarray, chances: np.ndarray) -> float:
+    expected = chances * counts.sum()
     large = expected >= 5
-    seen = np.append(seen[large], seen[~large].sum())
+    counts = np.append(counts[large], counts[~large].sum())
     expected = np.append(expected[large], expected[~large].sum())
-    # If the pool of rare texts is too small to test on its own, it joins the last cell.
+    # If the pool of rare texts is too small for its own cell, add it to the last one.
     if expected[-1] < 5:
-        seen = np.append(seen[:-2], seen[-2:].sum())
+        counts = np.append(counts[:-2], counts[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())
-    return float(stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue)
+    return float(stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue)
 
 
-def test_the_drafts_are_what_they_are_called() -> None:
+def test_the_drafts_match_their_names() -> None:
     contexts = torch.randint(0, VOCAB, (400, 5), generator=torch.Generator().manual_seed(0))
 
-    def of(one: Any) -> torch.Tensor:
-        return probabilities(one(contexts).logits[:, -1], PLAIN)
+    def distribution(model: Any) -> torch.Tensor:
+        return probabilities(model(contexts).logits[:, -1], PLAIN)
 
-    p = of(TARGET)
-    distance = {name: float((p - of(pair(name).draft)).abs().sum(-1).mean() / 2) for name in ("other", "opposite")}
+    p = distribution(TARGET)
+    distance = {
+        name: float((p - distribution(pair(name).draft)).abs().sum(-1).mean() / 2)
+        for name in ("other", "opposite")
+    }
     assert 0.3 < distance["other"] < 0.6 and distance["opposite"] > 0.3
-    torch.testing.assert_close(of(pair("reversed").draft), p.flip(-1))
+    torch.testing.assert_close(distribution(pair("reversed").draft), p.flip(-1))
     opposite = 1 / p
-    torch.testing.assert_close(of(pair("opposite").draft), opposite / opposite.sum(-1, keepdim=True))
+    torch.testing.assert_close(distribution(pair("opposite").draft), opposite / opposite.sum(-1, keepdim=True))
     assert len(pair("reduced").draft.vocabulary) == 3
 
 
@@ -156,7 +157,6 @@ REJECTION = {"verification": "rejection"}
 def trees(
     draft: str, params: SamplingParams = PLAIN, rows: int = BATCH, shape: Any = (2, 1), **other: Any
 ) -> Case:
-    """Trees of drafts of this shape."""
     return Case("bass", draft, params, rows, {"draft_length": "auto", "tree": shape} | other)
 
 
@@ -193,18 +193,18 @@ SLOW = [
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
-def test_quick(case: Case) -> None:
+def test_texts_have_the_distribution(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW, ids=str)
-def test_thorough(case: Case) -> None:
+def test_more_texts_have_the_distribution(case: Case) -> None:
     check(case)
 
 
 class Reversed(WindowDrafter):
-    """A windowed target that is far from the target: p_w(i) = p(last - i)."""
+    """A windowed target that differs much from the target: p_w(i) = p(last - i)."""
 
     def forward(self, fed: ForwardBatch, work: WindowWork) -> ForwardOutput:
         output = super().forward(fed, work)
@@ -213,19 +213,21 @@ class Reversed(WindowDrafter):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["window", "window_model"])
-def test_noise_of_both_verifications_is_apart(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the windowed target accepts must not tell what the target accepts; it shows where they differ most."""
+def test_both_verifications_of_a_windowed_draft_use_separate_noise(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With shared noise, the windowed target's verdicts would bias the target's."""
     monkeypatch.setattr(drafting, "WindowDrafter", Reversed)
     check(Case(other={"drafter": drafter, "draft_length": 4}))
 
 
 def check(case: Case) -> None:
-    origins = agrees(case)
+    origins = compare(case)
     if not METHODS[case.method].drafts or case.other.get("draft_length") == 0:
         assert set(origins) == {"sampled"}
     elif case.draft == "same":
         assert set(origins) - {"bonus"} == {"sampled", "accepted"}
-        assert "bonus" in origins or case.method == "amusd"  # a late draft takes its place
+        assert "bonus" in origins or case.method == "amusd"  # there a late draft may take the bonus token's place
     else:
         assert set(origins) >= {"sampled", "accepted", "recovered"}
     if case.method == "amusd":
@@ -234,5 +236,5 @@ def check(case: Case) -> None:
 
 @pytest.fixture(autouse=True)
 def tiny_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first round on, windowed drafts see the first token and the last two alone."""
+    """Let windowed drafts see only the first token and the last two, from the first round on."""
     small_window(monkeypatch, sinks=1, unit=1, window=1)

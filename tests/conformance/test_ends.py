@@ -1,7 +1,7 @@
-"""Where a text ends: at an end-of-text token, its length, the model's context, or the lane's time budget.
+"""A text ends at an end token, its length, the model's context, or the lane's time budget.
 
-Contract: nothing is written after an end, drafts past it are not counted, and rows that end do not change the
-others. The target drafts for itself, so that ends fall inside accepted spans.
+Nothing is written after an end, drafts after it are not counted, and rows that end do not change the others. The
+target drafts for itself, so that ends fall inside accepted spans.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def written(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> list[
 @pytest.mark.parametrize(
     ("place", "method"), slow_but([(0, "regular"), *product((1, 5, 6), ("bass",))], product(range(8), METHODS))
 )
-def test_an_end_at_any_place_of_a_round(place: int, method: str) -> None:
-    """Place 0 is the prefill's token, 6 the first bonus token; the rest are drafts."""
+def test_a_text_ends_at_any_place_of_a_round(place: int, method: str) -> None:
+    """Place 0 is the prefill's token and 6 the first bonus token; the others are drafts."""
     ends = [TEXTS[0][place], TEXTS[3][14]]
     out = generate(PAIR, ROWS, method=method, max_new_tokens=30, draft_length=5, eos_token_id=ends)
     for sequence, text in zip(out.sequences, TEXTS, strict=True):
@@ -54,18 +54,18 @@ def test_an_end_at_any_place_of_a_round(place: int, method: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(6))
-def test_an_end_at_any_place_of_a_trees_path(place: int) -> None:
-    """Each row's path is as long as its nodes let it be, and an end cuts it and what is deeper."""
+def test_a_text_ends_at_any_place_of_an_accepted_path(place: int) -> None:
+    """An end cuts the accepted path and its deeper nodes; without one the path is as deep as the tree."""
     ends = [TEXTS[0][place], TEXTS[3][14]]
-    same: dict[str, Any] = {"max_new_tokens": 30, "tree": (3, 2, 2, 1), "eos_token_id": ends}
-    out = generate(PAIR, ROWS, **same)
+    options: dict[str, Any] = {"max_new_tokens": 30, "tree": (3, 2, 2, 1), "eos_token_id": ends}
+    out = generate(PAIR, ROWS, **options)
     for sequence, text in zip(out.sequences, TEXTS, strict=True):
         assert sequence.token_ids == cut(text, ends)
         assert len(sequence.origins) == len(sequence.times_ms) == len(sequence.token_ids)
     accepted = sum(sequence.origins.count("accepted") for sequence in out.sequences)
     assert out.metrics.accepted == accepted and out.metrics.token_acceptance == 1
     assert out.metrics.drafted > accepted, "a tree has siblings"
-    for round_ in stream(PAIR, ROWS, **same):
+    for round_ in stream(PAIR, ROWS, **options):
         for row in (row for row in round_.rows if row.parents is not None):
             assert row.path is not None and not set(row.tokens[:-1]) & set(ends)
             assert [row.drafted[i] for i in row.path] == row.tokens[: row.accepted]
@@ -75,7 +75,7 @@ def test_an_end_at_any_place_of_a_trees_path(place: int) -> None:
                 assert row.path[-1] not in row.parents
 
 
-def test_rounds_show_no_draft_behind_an_end() -> None:
+def test_rounds_contain_no_draft_after_an_end() -> None:
     ends = [TEXTS[0][3]]
     for round_ in stream(PAIR, ROWS, max_new_tokens=30, draft_length=5, eos_token_id=ends):
         for row in round_.rows:
@@ -83,27 +83,27 @@ def test_rounds_show_no_draft_behind_an_end() -> None:
             assert len(row.p) == len(row.q) == len(row.u) == len(row.drafted)
 
 
-def test_which_tokens_end_a_text() -> None:
+def test_the_request_or_the_model_sets_the_end_tokens() -> None:
     end, other = TEXTS[0][5], TEXTS[0][2]
     configured = copy.deepcopy(TARGET)
     configured.generation_config.eos_token_id = end
     pair = ModelPair(configured, configured)
-    once = {"rows": ROWS[0]}
-    assert written(pair, **once) == written(pair, **once, eos_token_id="auto") == [cut(TEXTS[0], [end])]
-    assert written(pair, **once, eos_token_id=None) == [TEXTS[0]]
-    assert written(pair, **once, eos_token_id=other) == [cut(TEXTS[0], [other])]
-    assert written(pair, **once, eos_token_id=[end, other]) == [cut(TEXTS[0], [end, other])]
+    first = {"rows": ROWS[0]}
+    assert written(pair, **first) == written(pair, **first, eos_token_id="auto") == [cut(TEXTS[0], [end])]
+    assert written(pair, **first, eos_token_id=None) == [TEXTS[0]]
+    assert written(pair, **first, eos_token_id=other) == [cut(TEXTS[0], [other])]
+    assert written(pair, **first, eos_token_id=[end, other]) == [cut(TEXTS[0], [end, other])]
     configured.generation_config.eos_token_id = [end, other]
-    assert written(pair, **once) == [cut(TEXTS[0], [end, other])]
+    assert written(pair, **first) == [cut(TEXTS[0], [end, other])]
     configured.generation_config.eos_token_id = None
-    assert written(pair, **once) == [TEXTS[0]]
+    assert written(pair, **first) == [TEXTS[0]]
 
 
-def test_an_end_that_is_sampled() -> None:
+def test_a_sampled_end_token_ends_the_text() -> None:
     ends = list(range(0, VOCAB, 9))
     warm = {"sampling": SamplingParams(1.0), "verification": "coupled", "max_new_tokens": 60}
     whole = written(**warm, method="regular", eos_token_id=None)
-    for method in (name for name, one in METHODS.items() if serves(one, "self", 5, "coupled")):
+    for method in (name for name, each in METHODS.items() if serves(each, "self", 5, "coupled")):
         assert written(**warm, method=method, eos_token_id=ends) == [cut(text, ends) for text in whole]
 
 
@@ -115,13 +115,13 @@ def test_an_end_that_is_sampled() -> None:
             (name, n)
             for name, method in METHODS.items()
             for n in (0, 4, "bass", "tree 3 2 1")
-            # One that is outside counts a row's length from the longest prompt's end.
+            # Methods outside our code count new tokens from the end of the longest prompt.
             if serves(method, "self", n) and not method.outside
         ],
     ),
 )
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
-    """Prompts that leave room for 1, 2, 6 and 30 tokens; beside the last, rounds pad the rest past the context."""
+    """Prompts leave room for 1, 2, 6 and 30 tokens; rounds of the last one pad the others past the context."""
     rows = [(ROWS[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [ROWS[3]]
     out = written(rows=rows, method=method, **drafting_of(length))
     assert [len(text) for text in out] == [1, 2, 6, 30]
@@ -131,8 +131,8 @@ def test_the_context_ends_a_text(method: str, length: Any) -> None:
 @pytest.mark.parametrize(
     ("context", "method"), slow_but([(12, "bass"), (40, "bass")], product([4, 12, 40], ["bass", "amusd"]))
 )
-def test_a_draft_whose_context_is_shorter(context: int, method: str) -> None:
-    """Shorter than some prompts, or exceeded on the way: the draft stops proposing and the text stays right."""
+def test_a_draft_with_a_shorter_context_changes_no_text(context: int, method: str) -> None:
+    """If its context is full, at once or on the way, the draft stops proposing."""
     short = tiny("llama")
     short.config.max_position_embeddings = context
     pair = ModelPair(TARGET, short)
@@ -145,8 +145,7 @@ def test_a_draft_whose_context_is_shorter(context: int, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", slow_but(["bass"], ["speculative", "bass", "amusd"]))
-def test_a_draft_that_reads_less_than_what_prompts_share(method: str) -> None:
-    """The draft shares what it reads of them, and its cache has room for it."""
+def test_a_draft_with_less_context_than_the_shared_prefix_changes_no_text(method: str) -> None:
     short = tiny("llama")
     short.config.max_position_embeddings = 40
     rows = [(ROWS[0] * 200)[:200] + [last] for last in (1, 2)]
@@ -155,7 +154,7 @@ def test_a_draft_that_reads_less_than_what_prompts_share(method: str) -> None:
 
 
 class Late:
-    """Asks for no drafts for `silent` rounds, then for four."""
+    """A policy that asks for no drafts for `silent` rounds, then for four."""
 
     limit = 4
 
@@ -171,8 +170,8 @@ class Late:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["speculative", "bass"])
-def test_drafts_after_many_rounds_without(method: str) -> None:
-    """The draft must catch up a dozen tokens, next to a row that is at the end of its context."""
+def test_the_draft_catches_up_after_rounds_without_drafts(method: str) -> None:
+    """The draft feeds a dozen tokens at once, next to a row at the end of its context."""
     rows = [ROWS[0], (ROWS[1] * 200)[: 512 - 12]]
     for silent in (9, 10, 11):
         out = generate(PAIR, rows, method=method, max_new_tokens=30, draft_length=Late(silent))
@@ -183,14 +182,14 @@ def test_drafts_after_many_rounds_without(method: str) -> None:
 
 @pytest.mark.parametrize("method", slow_but(["speculative", "bass"], METHODS))
 def test_a_spent_budget_ends_the_lane(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes ten milliseconds; the step that spends the budget still counts."""
+    """Each step takes ten milliseconds; the step that exceeds the budget still counts."""
 
     @contextmanager
-    def ten(self: LaneClock) -> Iterator[None]:
+    def ten_ms(self: LaneClock) -> Iterator[None]:
         yield
         self.ms += 10
 
-    monkeypatch.setattr(LaneClock, "running", ten)
+    monkeypatch.setattr(LaneClock, "running", ten_ms)
     out = generate(PAIR, ROWS[:2], method=method, max_new_tokens=30, draft_length=2, time_budget_ms=45)
     assert max(max(s.times_ms, default=0) for s in out.sequences) <= 10 * 5
     assert {s.finish_reason for s in out.sequences} == {"budget"}
@@ -200,8 +199,8 @@ def test_a_spent_budget_ends_the_lane(method: str, monkeypatch: pytest.MonkeyPat
         assert out.sequences[0].token_ids and not out.sequences[1].token_ids
 
 
-def test_only_padding_rows_of_the_vocabulary_may_differ() -> None:
-    """A draft with more output rows than the tokenizer has tokens: logits are cut to the vocabulary of both."""
+def test_outputs_beyond_the_vocabulary_are_ignored() -> None:
+    """If a model has more outputs than the tokenizer has tokens, its logits are cut to the tokenizer's."""
     wide = copy.deepcopy(TARGET)
     wide.resize_token_embeddings(VOCAB + 32)
     tokenizer = byte_tokenizer()

@@ -1,8 +1,8 @@
-"""Every method writes the target's own text: greedy, and sampled under coupled verification, in float32.
+"""Every method writes the target's own text in float32, greedy or sampled under coupled verification.
 
-Contract: greedy text equals transformers' generate(do_sample=False), prompt by prompt; coupled text equals what
-regular decoding of that prompt alone draws with the same noise. The quick tests cover each choice of the table,
-the slow ones every two together. What AMUSD drafts, and when, depends on timing; the text does not.
+Each prompt's greedy text equals transformers' generate(do_sample=False), and its coupled text equals that of
+regular decoding with the same noise. The quick tests cover each choice of the table, the slow ones every two
+together. AMUSD's drafts depend on timing; its text does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS = 6
 @pytest.mark.parametrize("architecture", BUILDERS)
 @pytest.mark.parametrize("text", ["greedy", "coupled"])
 def test_texts_do_not_repeat_themselves(architecture: str, text: str) -> None:
-    """The other tests would prove little on a text that repeats one phrase."""
+    """On a text that repeats one phrase, the other tests would prove little."""
     for row in expected(architecture, text):
         triples = list(zip(row, row[1:], row[2:], strict=False))
         assert len(set(triples)) >= 0.6 * len(triples)
@@ -33,29 +33,27 @@ def test_texts_do_not_repeat_themselves(architecture: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("case", cases(1), ids=str)
-def test_every_choice(case: Case) -> None:
+def test_every_choice_writes_the_targets_text(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_two_choices(part: int) -> None:
-    """A few tests instead of a hundred short ones: a failure names its case."""
+def test_every_two_choices_write_the_targets_text(part: int) -> None:
     for case in cases(2)[part::PARTS]:
         check(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", NAMES)
-def test_no_draft_is_silent(method: str) -> None:
-    """One that never drafts would not be tested."""
+def test_every_draft_proposes_tokens(method: str) -> None:
     for draft in DRAFTS:
         case = Case(method, draft, "llama", "pad", 4, 6, "greedy", "different")
         assert not case.possible or check(case), str(case)
 
 
-def test_trees_branch() -> None:
-    """The tests above would prove little if every tree were a chain."""
+def test_accepted_paths_leave_the_first_branch() -> None:
+    """If accepted paths never left the first branch, the tests above would prove little about trees."""
     seen: Counter[Any] = Counter()
     for length, text in (("tree 3 2 1", "greedy"), ("tree 3 2 1", "coupled"), ("tree 1 2", "greedy")):
         case = Case("bass", "perturbed", "llama", "sdpa", length, 6, text, "different")
@@ -64,20 +62,20 @@ def test_trees_branch() -> None:
                 continue
             assert len(row.path) == row.accepted
             seen[length, text] += 1
-            seen["aside"] += any(row.parents.index(row.parents[draft]) != draft for draft in row.path)
+            seen["other branch"] += any(row.parents.index(row.parents[draft]) != draft for draft in row.path)
     assert min(seen.values()) > 3 and len(seen) == 4, seen
 
 
 def check(case: Case) -> int:
-    """Checks the case's text; returns how many tokens were drafted."""
+    """Check the case's text; return the number of drafted tokens."""
     out = case.run()
     assert texts_of(out) == case.expected(), str(case)
     if METHODS[case.method].drafts and case.draft == "self" and case.length:
-        whole = (1, None) if METHODS[case.method].overlaps else (1,)
-        # Of a tree only one path can stand.
+        perfect = (1, None) if METHODS[case.method].overlaps else (1,)
+        # Only one path of a tree can be accepted.
         trees = case.length in TREES and not METHODS[case.method].overlaps
-        right = out.metrics.token_acceptance if trees else out.metrics.acceptance_rate
-        assert right in whole, str(case)
+        rate = out.metrics.token_acceptance if trees else out.metrics.acceptance_rate
+        assert rate in perfect, str(case)
     if not METHODS[case.method].drafts or case.length == 0:
         assert not out.metrics.drafted, str(case)
     return out.metrics.drafted or 0
@@ -87,8 +85,8 @@ def check(case: Case) -> int:
     ("architecture", "method"),
     slow_but([("llama", "bass"), ("gemma3", "bass"), ("llama", "amusd")], product(BUILDERS, NAMES)),
 )
-def test_rows_that_diverge(architecture: str, method: str) -> None:
-    """A draft that is partly right: every row accepts its own number of tokens."""
+def test_rows_that_diverge_write_the_targets_text(architecture: str, method: str) -> None:
+    """With a draft that is partly right, rows accept different numbers of tokens."""
     out = generate(
         pair(architecture, "perturbed"),
         PROMPTS["different"],
@@ -98,7 +96,7 @@ def test_rows_that_diverge(architecture: str, method: str) -> None:
         max_new_tokens=TOKENS,
     )
     assert texts_of(out) == expected(architecture, "greedy")
-    # Where the draft runs at its own pace, the number of tested drafts depends on the machine.
+    # If the draft runs at its own pace, the number of tested drafts depends on the machine.
     if not METHODS[method].overlaps:
         assert 0.4 <= out.metrics.token_acceptance <= 0.9
         assert len({sequence.origins.count("accepted") for sequence in out.sequences}) > 1

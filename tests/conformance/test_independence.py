@@ -1,7 +1,7 @@
-"""A row's text does not depend on its neighbours, on how attention is split, or on what else uses the device.
+"""A row's text does not depend on the other rows.
 
-Contract: in float32, seed and sequence id decide a row's tokens. Sampled text needs a fixed draft length for that;
-greedy and coupled text do not.
+In float32, only prompt, seed and sequence id decide a row's tokens. For sampled text that needs a fixed draft
+length, for greedy and coupled text it does not.
 """
 
 from functools import partial
@@ -21,7 +21,6 @@ WARM = SamplingParams(0.9)
 
 
 def texts(rows, **arguments):
-    """The texts of these of the rows."""
     out = generate(PAIR, [ROWS[row] for row in rows], max_new_tokens=20, sequence_ids=rows, **arguments)
     return texts_of(out)
 
@@ -39,11 +38,11 @@ WAYS = [
 
 
 @pytest.mark.parametrize("arguments", slow_but(WAYS[:1], WAYS))
-def test_alone_together_and_shuffled(arguments):
+def test_rows_do_not_depend_on_their_neighbours(arguments):
     together = check_rows_alone(partial(texts, **arguments), 8, (0, 6))
     if arguments.get("method") == "regular":
         return
-    # The end of a round decides which noise a position uses, unless the text is greedy or coupled.
+    # Unless the text is greedy or coupled, the end of a round decides which noise a position uses.
     fixed = "sampling" in arguments and arguments.get("verification") != "coupled"
     for method in METHODS.values():
         if method.drafts and method.name != "bass" and not (method.overlaps and fixed):
@@ -55,17 +54,17 @@ def test_alone_together_and_shuffled(arguments):
             assert together == (check_rows_alone(written, 8, [6]) if method.overlaps else written(list(range(8))))
 
 
-def test_seeds_and_ids_matter():
-    same = {"sampling": WARM, "draft_length": 3}
-    one, other, third = (
-        generate(PAIR, ROWS[0], max_new_tokens=20, sequence_ids=[key], seed=seed, **same).sequences[0].token_ids
+def test_seed_and_sequence_id_change_the_text():
+    options = {"sampling": WARM, "draft_length": 3}
+    first, other_id, other_seed = (
+        generate(PAIR, ROWS[0], max_new_tokens=20, sequence_ids=[key], seed=seed, **options).sequences[0].token_ids
         for key, seed in ((0, 0), (1, 0), (0, 1))
     )
-    assert one != other and third != one
+    assert first != other_id and other_seed != first
 
 
 @pytest.mark.parametrize(("method", "length"), [("speculative", "auto"), ("bass", "bass")])
-def test_rows_of_one_noise_key_are_refused_where_lengths_go_by_other_rows(method: str, length: str) -> None:
+def test_equal_sequence_ids_are_refused_if_lengths_depend_on_other_rows(method: str, length: str) -> None:
     twice = {"n": 2, "sequence_ids": [7, 7], "max_new_tokens": 2}
     warm = {"sampling": SamplingParams(0.9), "draft_length": length}
     with pytest.raises(RequestError, match=r"sequence_ids must differ .*\[7, 7\]"):

@@ -1,10 +1,8 @@
-"""A row's text is the same whatever stands beside it, in 16 bits and fewer, on a CPU with kernels of our own.
+"""On a CPU with compiled kernels, a row's text does not depend on the other rows, in 16 bits or fewer.
 
-Contract: greedy and coupled, in bfloat16, float16, int8 and int4, every method with every drafter that the pair
-has, with fixed and automatic lengths and with trees, at batch 1, 4 and 16, writes for each row what regular
-decoding writes for it alone. It does so on two threads too, and where three lanes enter the kernels at once. Some
-of the rows share their prompt, or a part of it. A method that is outside rounds at other places: it promises none
-of this.
+In bfloat16, float16, int8 and int4, greedy and coupled texts equal those of regular decoding of each row by
+itself: for every method and drafter, fixed and automatic lengths, trees, batches of 1, 4 and 16, two threads, and
+overlapping lanes. Some rows share a prefix. Methods outside our code round differently and promise none of this.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.weights.quantized import quantise_model
 from tests.support.models import perturbed, prompts, slow_but, texts_of, tiny
 
-pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
+pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not installed")
 
 TOKENS = 16
-# Rows that share a prefix of more than a segment of the kernels' attention, all of it or most of it, and others.
+# Some rows share a prefix longer than a segment of the kernels' attention, all of it or most of it.
 _LONG = list(chain(*prompts(30, longest=24, seed=6)))[:302]
 ROWS = [_LONG, prompts(1)[0], _LONG, _LONG[:275] + [5, 6, 7], *prompts(9, seed=2), *[_LONG] * 3]
 TEXTS: dict[str, dict[str, Any]] = {
@@ -39,16 +37,15 @@ WEIGHTS = ["bfloat16", "float16", "int8", "int4"]
 
 @cache
 def pair(weights: str) -> ModelPair:
-    """A tiny Llama and a draft that often agrees with it, both in these weights."""
     dtype = torch.float16 if weights == "float16" else torch.bfloat16
     target = tiny("llama").to(dtype)
     draft = perturbed(tiny("llama"), 0.05).to(dtype)
     if weights in ("int8", "int4"):
         quantise_model(target, weights)
         quantise_model(draft, weights)
-    made = ModelPair(target, draft)
-    assert isinstance(made.target_step, LlamaCompiled) and isinstance(made.draft_step, LlamaCompiled)
-    return made
+    compiled = ModelPair(target, draft)
+    assert isinstance(compiled.target_step, LlamaCompiled) and isinstance(compiled.draft_step, LlamaCompiled)
+    return compiled
 
 
 def written(weights: str, rows: list[int], text: str, **ways: Any) -> list[list[int]]:
@@ -60,8 +57,8 @@ def written(weights: str, rows: list[int], text: str, **ways: Any) -> list[list[
 
 
 @cache
-def alone(weights: str, text: str) -> list[list[int]]:
-    """What regular decoding writes for each row by itself."""
+def expected_texts(weights: str, text: str) -> list[list[int]]:
+    """Return the text of regular decoding for each row by itself."""
     return [written(weights, [row], text, method="regular")[0] for row in range(len(ROWS))]
 
 
@@ -75,8 +72,8 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("weights", "text", "method"), slow_but([("bfloat16", "coupled", "bass")], product(WEIGHTS, TEXTS, OURS))
 )
-def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: str) -> None:
-    expected = alone(weights, text)
+def test_rows_write_their_own_text_in_any_batch(weights: str, text: str, method: str) -> None:
+    expected = expected_texts(weights, text)
     ways: list[dict[str, Any]] = [{}]
     if METHODS[method].drafts:
         drafters = ["model"] if METHODS[method].overlaps else ["model", "prompt_lookup"]
@@ -89,29 +86,31 @@ def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: 
 
 
 @pytest.mark.parametrize("text", slow_but(["greedy"], TEXTS))
-def test_two_threads_write_what_one_writes(text: str, two_threads: None) -> None:
+def test_two_threads_write_the_same_text(text: str, two_threads: None) -> None:
     for method in OURS:
-        assert written("bfloat16", list(range(4)), text, method=method) == alone("bfloat16", text)[:4], method
+        assert written("bfloat16", list(range(4)), text, method=method) == expected_texts("bfloat16", text)[:4], (
+            method
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
-def test_wide_trees_write_the_same_bits(text: str, two_threads: None) -> None:
-    """Up to as many drafts as a row may have, some rows with a prefix that they share."""
+def test_wide_trees_write_the_same_text(text: str, two_threads: None) -> None:
+    """Trees up to the largest number of drafts per row; some rows share a prefix."""
     for weights, shape in (("bfloat16", (6, 3, 2)), ("float16", (3, 2, 1)), ("int8", (2, 2))):
         for drafter in ("model", "adaptive"):
             rows = [0, 1, 2, 3]
             out = written(weights, rows, text, drafter=drafter, tree=shape)
-            assert out == alone(weights, text)[:4], (weights, shape, drafter)
+            assert out == expected_texts(weights, text)[:4], (weights, shape, drafter)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["bfloat16", "int4"])
-def test_lanes_that_overlap_write_what_each_writes_alone(weights: str, two_threads: None) -> None:
+def test_overlapping_lanes_write_the_same_text(weights: str, two_threads: None) -> None:
     *_, last = race(
         pair(weights), ROWS[:4], lanes=OURS, scheduling="overlap",
         sequence_ids=list(range(4)), max_new_tokens=TOKENS, eos_token_id=None, seed=3,
     )  # fmt: skip
     for lane in last["lanes"].values():
         texts = [sequence["token_ids"] for sequence in lane["sequences"]]
-        assert texts == alone(weights, "greedy")[:4]
+        assert texts == expected_texts(weights, "greedy")[:4]

@@ -1,4 +1,4 @@
-"""AMUSD's texts have the target's law: a schedule replaces the draft's thread, and all paths are enumerated."""
+"""AMUSD's texts have the target's distribution: schedules replace the draft's thread, all paths are enumerated."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from bass_core.sequence import Sequence
 from tests.support.models import slow_but
 
 from .enumerated import Bigram, BigramHead, Scene
-from .test_enumeration import P3, Q3, RULES, _lookup, _model, holds
+from .test_enumeration import P3, Q3, RULES, _lookup, _model, check_distribution
 
-# How many steps the draft takes before a look at it, from the number of the look, the text and the drafts so far.
+# Maps (number of the look, text, drafts so far) to the draft's steps before the target looks at its drafts.
 Schedule = Callable[[int, list[int], list[int]], int]
 SCHEDULES: dict[str, Schedule] = {
-    "a draft a look": lambda look, text, drafts: 1,
-    "late drafts alone": lambda look, text, drafts: look % 2,
-    "by the text": lambda look, text, drafts: 2 * (text[-1] == 1) + (look % 3 == 1),
-    "by the drafts before": lambda look, text, drafts: 1 + (drafts[-1:] == [2]),
+    "one per look": lambda look, text, drafts: 1,
+    "every other look": lambda look, text, drafts: look % 2,
+    "depends on the text": lambda look, text, drafts: 2 * (text[-1] == 1) + (look % 3 == 1),
+    "depends on the drafts": lambda look, text, drafts: 1 + (drafts[-1:] == [2]),
 }
 LEAD = 2
 
 
 class ScheduledDraft(DraftThread):
-    """No thread: a look first lets the session take as many steps as the schedule says."""
+    """Instead of a thread, each look first runs the scheduled number of steps."""
 
     def __init__(self, sequences: list[Sequence], schedule: Schedule) -> None:
         super().__init__(sequences)
@@ -60,12 +60,14 @@ class ScheduledDraft(DraftThread):
 
 @dataclass(frozen=True)
 class Overlapped(Scene):
-    """A scene of AMUSD's.
+    """A scene of AMUSD.
 
-    unsure: whether the drafter says how likely its drafts are, so that those after an unsure one are left out.
+    Attributes:
+        schedule: The steps of the draft.
+        unsure: Whether the drafter reports its confidence, so that drafts after an unsure one are dropped.
     """
 
-    schedule: Schedule = SCHEDULES["a draft a look"]
+    schedule: Schedule = SCHEDULES["one per look"]
     unsure: bool = False
 
     def decoder(self) -> AmusdDecoder:
@@ -83,7 +85,7 @@ class Overlapped(Scene):
 
 
 def _head(scene: Scene) -> HeadDrafter:
-    """A head that says how likely its drafts are, and whose pointer raises what followed before."""
+    """Return a head that reports its confidence, with a pointer to earlier occurrences."""
     pointer = Pointer(1).requires_grad_(False)
     pointer.by_size.fill_(1.0)
     head: Any = BigramHead(torch.tensor((2, 0)), pointer)
@@ -94,24 +96,26 @@ def _head(scene: Scene) -> HeadDrafter:
 
 DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "model": _model(Q3),
-    "a head that is unsure": _head,
+    "an unsure head": _head,
     "copies, else a model": lambda scene: Cascade(_lookup(scene), _model(Q3)(scene), 1),
 }
 QUICK = [
-    ("late drafts alone", "a head that is unsure", "rejection"),
-    ("by the text", "a head that is unsure", "block"),
-    ("late drafts alone", "copies, else a model", "rejection"),
+    ("every other look", "an unsure head", "rejection"),
+    ("depends on the text", "an unsure head", "block"),
+    ("every other look", "copies, else a model", "rejection"),
 ]
 
 
 @pytest.mark.parametrize(("schedule", "drafter", "rule"), slow_but(QUICK, product(SCHEDULES, DRAFTERS, RULES)))
-def test_amusd(schedule: str, drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amusd_keeps_the_distribution(
+    schedule: str, drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A draft may come before the target's step, during it, or not at all."""
     monkeypatch.setattr("bass_core.draft.registry.AHEAD_CONFIDENCE", 0.5)
-    unsure = drafter == "a head that is unsure"
+    unsure = drafter == "an unsure head"
     prompts = ((2, 1, 2, 1, 2),)
     scene = Overlapped(
         P3, DRAFTERS[drafter], FixedLength(1), rule, prompts, 4, 2, schedule=SCHEDULES[schedule], unsure=unsure
     )
-    found = holds(scene, monkeypatch)
-    assert found.origins >= {"sampled", "accepted", "recovered"}
+    result = check_distribution(scene, monkeypatch)
+    assert result.origins >= {"sampled", "accepted", "recovered"}

@@ -1,4 +1,4 @@
-"""Contract: before each test the emulated device is reset to its initial state."""
+"""Resets the emulated device before each test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """The first emulated device, nothing counted, no pair warmed up; no graph or cache outlives the test."""
+    """Return the first emulated device with empty counters; drop graphs and caches after the test."""
     from bass_core.model import graphs as graphs
 
     from .emulation import emulated, runtime  # noqa: F401  registers the device
@@ -18,7 +18,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     runtime.restore()
-    # AMUSD's draft shares its target's device; test_amusd.py lets it have one of its own.
+    # AMUSD's draft shares its target's device; only test_amusd.py gives it a separate one.
     monkeypatch.setattr("bass_core.decode.overlapped.session.second_device", lambda device: None)
     for module in ("generate", "race"):
         monkeypatch.setattr(f"bass_core.lanes.{module}.warm_up", lambda pair, request: None)

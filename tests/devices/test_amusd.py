@@ -1,7 +1,7 @@
-"""AMUSD with target and draft on streams of their own, or on two devices: texts are right, no bulk data leaves.
+"""AMUSD with target and draft on separate streams or devices: texts are right, and large tensors stay there.
 
-Contract: waits of the host order what the two share; the emulation records everything unordered. Large tensors
-stay on the devices: a read is a token, two numbers beside it, or a verdict.
+Waits of the host order all shared data, and the emulation records everything unordered. Each read is a token, two
+numbers about it, or a verdict.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ ROWS = table.PROMPTS["different"][:3]
 
 @pytest.fixture(autouse=True)
 def in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are there in every round."""
     draft_in_step(monkeypatch)
 
 
 def run(name: str, **arguments: Any) -> Any:
     draft = table.DRAFTS[name]
-    asked = {"drafter": draft.drafter, "draft_length": 3, "max_new_tokens": TOKENS, "attention": "pad"}
-    out = generate(pair("llama", draft.kind), ROWS, method="amusd", **{**asked, **arguments})
+    options = {"drafter": draft.drafter, "draft_length": 3, "max_new_tokens": TOKENS, "attention": "pad"}
+    out = generate(pair("llama", draft.kind), ROWS, method="amusd", **{**options, **arguments})
     assert out.timeline is not None and out.timeline["note"] is None
     assert out.metrics.drafted
     return out
@@ -50,12 +49,12 @@ DRAFTS = [name for name, draft in table.DRAFTS.items() if draft.drafter in ("mod
     ("name", "way"),
     [*zip(DRAFTS, cycle(["eager", "captured", "two devices"]), strict=False), ("adaptive_head", "captured")],
 )
-def test_nothing_is_out_of_order(
+def test_all_work_is_ordered_and_only_small_values_are_read(
     name: str, way: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "two devices":
         monkeypatch.setattr("bass_core.decode.overlapped.session.second_device", second_device)
-        # A model is tried when it is copied, once; what that reads is forgotten.
+        # Copying the model runs it once; forget what that reads.
         draft_source(pair("llama", table.DRAFTS[name].kind))
         ledger.clear()
     if way != "captured":
@@ -71,7 +70,7 @@ def test_nothing_is_out_of_order(
     monkeypatch.setattr(DraftSession, "_read", counted)
     out = run(name, sampling=sampling)
     assert bool(capture.captured) is (way == "captured")
-    # Reads: a verdict per round; per drafted token the token and, if the drafter may be unsure, two numbers of q.
+    # Reads: one verdict per round; per drafted token the token and, if the drafter can be unsure, 2 numbers of q.
     assert ledger.reads.total() == out.metrics.target_forwards + sum(reads)
     if sampling.greedy:
         assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:3]]

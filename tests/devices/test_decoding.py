@@ -1,8 +1,8 @@
-"""Every method on a device that is not the host: the CPU's texts, no mixed devices, and one wait per round.
+"""Every method on an emulated device writes the CPU's texts, mixes no devices, and waits once per round.
 
-Contract: the cases are the conformance suite's in which each choice occurs, and sampled ones under the rejection
-rule. Every round reads the host's copy of what was verified and nothing else, whoever drafts, and none waits for a
-copy to the device. What the emulation's torch walk of sampled trees reads, a kernel does on a GPU.
+The cases are the conformance suite's for each choice, and sampled ones under the rejection rule. With any drafter,
+a round reads only the result of its verification, and never waits for a copy to the device. Sampled trees read
+more here, because torch walks them; on a GPU a kernel does.
 """
 
 from __future__ import annotations
@@ -45,13 +45,11 @@ def test_every_choice_writes_the_cpus_text(case: table.Case) -> None:
 @pytest.mark.parametrize(
     ("name", "method"), zip(table.DRAFTS, cycle(["bass", "bass", "speculative"]), strict=False)
 )
-def test_sampled_text_of_the_rejection_rule_is_the_cpus(
-    name: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # On an accelerator a head does not stop where it is unsure, so here it does not on the CPU either.
+def test_sampled_texts_equal_the_cpus(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On an accelerator a head does not stop when it is unsure, so keep it from stopping on the CPU too.
     monkeypatch.setattr(registry, "CONFIDENCE", 0.0)
     draft = table.DRAFTS[name]
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "method": method,
         "drafter": draft.drafter,
         "draft_length": 3,
@@ -60,17 +58,17 @@ def test_sampled_text_of_the_rejection_rule_is_the_cpus(
         "seed": 11,
     }
     rows = table.PROMPTS["different"][:3]
-    wanted = texts_of(generate(table.pair("llama", draft.kind), rows, **asked))
+    expected = texts_of(generate(table.pair("llama", draft.kind), rows, **options))
     ledger.clear()
     written: list[list[int]] = [[] for _ in rows]
-    for round_ in stream(pair("llama", draft.kind), rows, **asked):
+    for round_ in stream(pair("llama", draft.kind), rows, **options):
         for row in round_.rows:
             written[row.sequence] += row.tokens
         assert ledger.reads.total() == bool(round_.rows)
         assert round_.kind == "prefill" or not ledger.uploads["blocking"]
         assert not ledger.races
         ledger.clear()
-    assert written == wanted
+    assert written == expected
 
 
 TREES = [name for name, draft in table.DRAFTS.items() if draft.drafter in ("model", "adaptive")]
@@ -80,22 +78,22 @@ RULES = {"greedy": (SamplingParams(), "auto"), "coupled": (WARM, "coupled"), "sa
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TREES)
 def test_a_round_of_trees_waits_once(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a sampled one no level of the drafts does."""
+    """No level of the drafts waits, not even in sampled rounds."""
     draft, (sampling, verification) = table.DRAFTS[name], RULES[rule]
     drafting: list[int] = []
     propose = StaticTrees.propose
 
     def counted(*arguments: Any) -> Any:
         before = ledger.reads.total()
-        made = propose(*arguments)
+        proposal = propose(*arguments)
         drafting.append(ledger.reads.total() - before)
-        return made
+        return proposal
 
     monkeypatch.setattr(StaticTrees, "propose", counted)
-    asked: dict[str, Any] = {"drafter": draft.drafter, "tree": (2, 2, 1), "max_new_tokens": TOKENS}
+    options: dict[str, Any] = {"drafter": draft.drafter, "tree": (2, 2, 1), "max_new_tokens": TOKENS}
     rows, written = table.PROMPTS["different"][:3], 0
     ledger.clear()
-    for round_ in stream(pair("llama", draft.kind), rows, sampling=sampling, verification=verification, **asked):
+    for round_ in stream(pair("llama", draft.kind), rows, sampling=sampling, verification=verification, **options):
         assert rule == "sampled" or ledger.reads.total() == bool(round_.rows)
         assert round_.kind == "prefill" or not ledger.uploads["blocking"]
         written += sum(len(row.tokens) for row in round_.rows)

@@ -1,7 +1,7 @@
-"""The emulated device itself: it is as strict as a GPU, and counts what on a GPU would only cost time.
+"""The emulated device is as strict as a GPU, and counts reads and waits, which on a GPU would only cost time.
 
-Contract: unordered work of streams is recorded, graphs are as strict as CUDA's, and a failed capture leaves the
-same damage behind.
+It records unordered work of streams. Its graphs are as strict as CUDA's, and a failed capture does the same
+damage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 EMUL = torch.device(emulated.TYPE, 0)
 
 
-def test_devices_tensors_and_views_are_as_torch_cudas() -> None:
+def test_devices_tensors_and_views_work_as_in_torch_cuda() -> None:
     module = runtime(EMUL)
     assert is_accelerator(EMUL) and module.device_count() == 2
     assert module.get_device_name(EMUL) and module.get_device_capability() == (9, 0)
@@ -45,7 +45,7 @@ def test_devices_tensors_and_views_are_as_torch_cudas() -> None:
         assert (x.t()[1:] * 2).sum(0).cpu().tolist() == [6, 36]
 
 
-def test_devices_are_not_mixed_but_for_scalars_and_indices() -> None:
+def test_only_scalars_and_indices_may_be_on_the_host() -> None:
     x = numbers()
     mixes: list[Callable[[], object]] = [
         lambda: x + torch.ones(6),
@@ -95,7 +95,7 @@ def test_reads_waits_and_uploads_are_counted_and_can_be_refused() -> None:
             read()
 
 
-def test_a_copy_that_does_not_block_arrives_when_the_host_waits() -> None:
+def test_a_non_blocking_copy_arrives_when_the_host_waits() -> None:
     x, host = numbers(2), torch.full((2,), -1.0)
     host.copy_(x, non_blocking=True)
     assert host.tolist() == [-1, -1]
@@ -104,7 +104,7 @@ def test_a_copy_that_does_not_block_arrives_when_the_host_waits() -> None:
     assert host.tolist() == [0, 1]
 
 
-def test_memory_is_counted_kept_given_back_and_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_counted_cached_freed_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     module = runtime(EMUL)
     gc.collect()
     module.empty_cache()
@@ -147,24 +147,24 @@ def test_a_write_after_another_streams_read_is_a_race() -> None:
     side.wait_stream(module.current_stream(EMUL))
     with module.stream(side):
         x.sum()
-    there = numbers().add_(1).to("emul:1")  # a copy between two devices is ordered
+    there = numbers().add_(1).to("emul:1")  # torch orders a copy between two devices
     assert there.sum().item() == 21 and not ledger.races
     x.zero_()
     assert [race.kind for race in ledger.races] == ["a write after a read"]
 
 
-def test_the_seed_is_there_for_lanes_on_other_streams() -> None:
-    """All streams share the cached seed, so none may rely on luck for another stream's queued copy to be done."""
+def test_every_stream_can_use_the_cached_seed() -> None:
+    """All streams share the cached seed, so each must wait for the copy that another stream queued."""
     module = runtime(EMUL)
     seed = seed_on.__wrapped__
     with module.stream(module.Stream(EMUL)):
-        made = seed(7, EMUL)
+        cached = seed(7, EMUL)
     with module.stream(module.Stream(EMUL)):
-        assert (made + 1).item() == 8
+        assert (cached + 1).item() == 8
     assert not ledger.races
 
 
-def test_each_thread_has_its_own_stream_and_the_pool_comes_round() -> None:
+def test_each_thread_has_its_own_stream_and_pooled_streams_repeat() -> None:
     module = runtime(EMUL)
     seen = []
     with own_stream(EMUL):
@@ -172,8 +172,8 @@ def test_each_thread_has_its_own_stream_and_the_pool_comes_round() -> None:
         thread.start()
         thread.join()
         assert module.current_stream(EMUL) != module.default_stream(EMUL) == seen[0]
-    handed_out = [module.Stream(EMUL) for _ in range(33)]
-    assert handed_out[0] == handed_out[32] and len(set(handed_out)) == 32
+    pooled = [module.Stream(EMUL) for _ in range(33)]
+    assert pooled[0] == pooled[32] and len(set(pooled)) == 32
 
 
 def test_events_measure_the_device_they_are_recorded_on() -> None:
@@ -195,8 +195,8 @@ def test_events_measure_the_device_they_are_recorded_on() -> None:
         begin.elapsed_time(elsewhere)
 
 
-def test_events_on_the_wrong_device_see_no_time_pass() -> None:
-    """Why a clock for emul:1 must not record its events while emul:0 is the current device."""
+def test_events_on_another_device_measure_no_time() -> None:
+    """So a clock for emul:1 must not record its events while emul:0 is the current device."""
     module = runtime(EMUL)
     x = torch.zeros(2, device="emul:1")
     begin, end = (module.Event(enable_timing=True) for _ in range(2))
@@ -208,15 +208,14 @@ def test_events_on_the_wrong_device_see_no_time_pass() -> None:
 
 
 def recorded(body: Callable[[], Tensor]) -> tuple[Any, Tensor]:
-    """A graph of `body`, and its output."""
     graph = runtime(EMUL).CUDAGraph()
     with runtime(EMUL).graph(graph):
         out = body()
     return graph, out
 
 
-def test_a_capture_computes_nothing_and_a_replay_what_was_asked() -> None:
-    """What the host knew is frozen."""
+def test_only_a_replay_computes() -> None:
+    """Numbers of the host are frozen by the capture."""
     x, state, step = numbers(2), numbers(2), [2]
 
     def body() -> Tensor:
@@ -233,7 +232,7 @@ def test_a_capture_computes_nothing_and_a_replay_what_was_asked() -> None:
     assert out.cpu().tolist() == [40, 42] and graph.replays == 2
 
 
-def test_a_replay_that_reads_what_was_not_written_gives_nan_and_what_was_freed_raises() -> None:
+def test_a_replay_reads_nan_from_unwritten_memory_and_refuses_freed_memory() -> None:
     scratch = []
 
     def body() -> Tensor:
@@ -244,9 +243,9 @@ def test_a_replay_that_reads_what_was_not_written_gives_nan_and_what_was_freed_r
     scratch[0].fill_(1)
     graph.replay()
     assert out.cpu().isnan().all()
-    held = [numbers()]
-    graph, _ = recorded(lambda: held[0] * 2)
-    held.clear()
+    inputs = [numbers()]
+    graph, _ = recorded(lambda: inputs[0] * 2)
+    inputs.clear()
     gc.collect()
     with pytest.raises(RuntimeError, match="freed"):
         graph.replay()
@@ -263,7 +262,7 @@ def test_a_replay_that_reads_what_was_not_written_gives_nan_and_what_was_freed_r
     ],
 )
 def test_waiting_in_a_capture_raises_and_breaks_it(wait: Callable[[Tensor], object]) -> None:
-    """As in torch: capture_end raises, the thread stays on its stream, and no memory can be given back."""
+    """As in torch, capture_end raises, the thread stays on its stream, and no memory can be freed."""
     x, module = numbers(), runtime(EMUL)
     graph = module.CUDAGraph()
     block = module.graph(graph)
@@ -290,7 +289,7 @@ def test_a_capture_can_be_made_to_fail_at_its_end() -> None:
     assert (x + 1).cpu().tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_random_numbers_of_another_stream_break_into_no_capture() -> None:
+def test_random_numbers_on_another_stream_raise_during_a_capture() -> None:
     module = runtime(EMUL)
     graph, x = module.CUDAGraph(), numbers()
     with module.graph(graph, capture_error_mode="relaxed"):
@@ -300,7 +299,7 @@ def test_random_numbers_of_another_stream_break_into_no_capture() -> None:
             assert (x * 1).cpu().tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_graph_holds_its_memory_until_it_is_gone() -> None:
+def test_a_graph_holds_its_memory_until_it_is_deleted() -> None:
     module, x = runtime(EMUL), numbers()
     gc.collect()
     module.empty_cache()

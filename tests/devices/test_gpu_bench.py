@@ -1,6 +1,6 @@
-"""The sections of `python -m bench gpu` on the emulated device: they run, and every case passes.
+"""The sections of `python -m bench gpu` run on the emulated device, and every case passes.
 
-Contract: no time counts here. What the bench does with processes is in tests/bench/test_gpu_bench.py.
+Times mean nothing here. tests/bench/test_gpu_bench.py covers the bench's processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ EMUL = torch.device(emulated.TYPE, 0)
 
 
 def figures(section: str) -> dict[tuple[str, str], Row]:
-    """The section's figures, by case and what."""
     rows: list[Row] = []
     SECTIONS[section][0](Context(section, EMUL, rows.append, quick=True))
     return {(row["case"], row["what"]): row for row in rows}
@@ -29,15 +28,15 @@ def figures(section: str) -> dict[tuple[str, str], Row]:
 @pytest.mark.slow
 @pytest.mark.parametrize("section", ["texts", "faults"])
 def test_every_check_passes(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The failed capture is the process's last one; other tests go on in this process.
+    # After a failed capture the process captures no more; undo that for the other tests.
     monkeypatch.setattr(capture, "_failed", False)
-    found = figures(section)
-    passed = found["cases", "passed"]
-    assert passed["unit"] == f"of {passed['value']}", found
+    rows = figures(section)
+    passed = rows["cases", "passed"]
+    assert passed["unit"] == f"of {passed['value']}", rows
     assert passed["value"] >= (3 if section == "faults" else 25) and not ledger.races
     if section == "faults":
-        held = [found["memory", what]["value"] for what in ("six races", "without idle caches")]
-        assert held[0] > held[1] > 0
+        memory = [rows["memory", what]["value"] for what in ("six races", "without idle caches")]
+        assert memory[0] > memory[1] > 0
 
 
 @pytest.mark.slow
@@ -53,15 +52,13 @@ def test_steps_and_lanes_are_measured(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_backends_and_readings_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_and_readings_list_missing_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = figures("backends")
+    rows = figures("backends")
     for backend in ("pad", "sdpa"):
         for way in ("captured", "eager"):
-            assert found[f"attention {backend}", f"b2 x 5, {way}"]["value"] > 0
-    assert found["attention split", "b2 x 1, eager"]["value"] > 0
-    assert any(case == "attention flash" and what.startswith("left out") for case, what in found)
-    found = figures("readings")
-    assert ("a race of BASS", "gpu_power_w: not read") in found and found["memory", "of captured steps"][
-        "value"
-    ] > 0
+            assert rows[f"attention {backend}", f"b2 x 5, {way}"]["value"] > 0
+    assert rows["attention split", "b2 x 1, eager"]["value"] > 0
+    assert any(case == "attention flash" and what.startswith("left out") for case, what in rows)
+    rows = figures("readings")
+    assert ("a race of BASS", "gpu_power_w: not read") in rows and rows["memory", "of captured steps"]["value"] > 0

@@ -1,7 +1,7 @@
-"""Steps captured on the emulated device: a captured forward waits for nothing, and a replay equals an eager step.
+"""Steps captured on the emulated device: a captured forward never waits, and a replay equals an eager step.
 
-Contract: a replay's logits are within float32 rounding of an eager step's, whose attention sees less padding; a
-round's one wait is the copy of what was verified, of trees too.
+The logits differ by float32 rounding, because attention sees less padding in the eager step. A round, also one of
+trees, waits only for the result of its verification.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .emulation.models import TOKENS, pair
 pytestmark = pytest.mark.slow
 
 EMUL = torch.device(emulated.TYPE, 0)
-OWN = [(LlamaCuda, name) for name in ("llama", "qwen3")]
-FORWARDS: list[tuple[type[CausalModel], str]] = [*((CausalModel, name) for name in BUILDERS), *OWN]
+CUDA = [(LlamaCuda, name) for name in ("llama", "qwen3")]
+FORWARDS: list[tuple[type[CausalModel], str]] = [*((CausalModel, name) for name in BUILDERS), *CUDA]
 BACKENDS = sorted(set(CAPTURABLE) & {"pad", "sdpa"})
 
 
 def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """Captures as bass_core does, at its simplest: one run to warm up, one on the tape."""
+    """Capture in the simplest way that bass_core does: one run to warm up, one on the tape."""
     module = runtime(EMUL)
     stream = module.Stream(EMUL)
     stream.wait_stream(module.current_stream(EMUL))
@@ -60,7 +60,7 @@ def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     [(*forward, backend) for forward, backend in zip(FORWARDS, cycle(BACKENDS), strict=False)],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_captured_forward_waits_for_nothing(kind: type[CausalModel], architecture: str, backend: str) -> None:
+def test_a_captured_forward_never_waits(kind: type[CausalModel], architecture: str, backend: str) -> None:
     """Reads and blocking copies would raise; a queued copy would freeze the host's numbers."""
     model = kind(tiny(architecture).to(EMUL))
     model.readout = HiddenStateTap((0, 1))
@@ -75,14 +75,14 @@ def test_a_captured_forward_waits_for_nothing(kind: type[CausalModel], architect
         ids.copy_(torch.randint(1, 90, (2, 3), generator=generator))
         lengths.copy_(torch.tensor([step, 2 * step]))
         replay()
-        wanted = model.forward(ForwardBatch(ids, lengths.tolist(), return_states=True), eager, backend)
-        for mine, theirs in ((output.logits, wanted.logits), (output.states, wanted.states)):
+        expected = model.forward(ForwardBatch(ids, lengths.tolist(), return_states=True), eager, backend)
+        for mine, theirs in ((output.logits, expected.logits), (output.states, expected.states)):
             torch.testing.assert_close(mine.cpu(), theirs.cpu(), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_a_runner_of_captured_steps_reads_nothing_itself(architecture: str) -> None:
-    """Batches smaller than their bucket, `take`, and a width that occurs twice."""
+def test_a_runner_of_captured_steps_reads_nothing(architecture: str) -> None:
+    """Covers batches smaller than their bucket, `take`, and a width that occurs twice."""
     model = pair(architecture, "none").target_step
     runner = GraphRunner(model, 4, 64, model.vocab, "pad", record=record)
     eager = model.new_cache(4, 64)
@@ -116,7 +116,9 @@ def test_captured_steps_write_the_eager_text(method: str, architecture: str) -> 
     ("method", "name"),
     [("bass", "head"), ("bass", "adaptive_head"), ("bass", "adaptive"), ("speculative", "perturbed")],
 )
-def test_captured_sampled_text_is_the_eager_one(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_write_the_eager_sampled_text(
+    method: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft, rows = table.DRAFTS[name], table.PROMPTS["different"][:2]
 
     def run() -> list[list[int]]:
@@ -133,20 +135,20 @@ def test_captured_sampled_text_is_the_eager_one(method: str, name: str, monkeypa
     assert run() == captured
 
 
-def some_parents(dice: random.Random, count: int) -> list[list[int]]:
-    """Three rows of trees: each draft follows an earlier one or the newest token."""
+def random_parents(dice: random.Random, count: int) -> list[list[int]]:
+    """Return trees for three rows; each draft follows an earlier one or the newest token."""
     return [[dice.randrange(-1, draft) for draft in range(count - row)] for row in range(3)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_captured_step_of_trees_reads_nothing(backend: str) -> None:
-    """A chain and a tree of one width are two captures; the next tree replays the first one's."""
+    """A chain and a tree of equal width are two captures; a second tree replays the first one's."""
     model, dice = pair("llama", "none").target_step, random.Random(1)
     runner = GraphRunner(model, 4, 64, model.vocab, backend, record=record)
     eager, lengths = model.new_cache(4, 64), [0, 0, 0]
     for is_tree in (False, True, True, False, True):
         ids = torch.arange(15).view(3, 5) % 90 + 1
-        tree = verified_tree(some_parents(dice, 4)) if is_tree else None
+        tree = verified_tree(random_parents(dice, 4)) if is_tree else None
         batch = ForwardBatch(ids.to(EMUL), lengths, tree=tree)
         before, uploads = ledger.reads.total(), ledger.uploads["captured"]
         mine = runner.forward(batch).logits
@@ -158,7 +160,7 @@ def test_a_captured_step_of_trees_reads_nothing(backend: str) -> None:
 
 
 def test_an_accepted_path_is_moved_without_a_wait() -> None:
-    """In one read and one write for all layers; what lies behind the path stays."""
+    """One read and one write move it in all layers; slots after the path keep their contents."""
     model = pair("llama", "none").target_step
     cache = model.new_cache(2, 16)
     cache.buffer.copy_(torch.randn(cache.buffer.shape, generator=torch.Generator().manual_seed(0)))
@@ -172,8 +174,8 @@ def test_an_accepted_path_is_moved_without_a_wait() -> None:
 
 
 @pytest.mark.parametrize(("temperature", "verification"), [(0.0, "rejection"), (0.8, "coupled")])
-def test_a_walk_to_the_target_s_choices_copies_once(temperature: float, verification: str) -> None:
-    parents = some_parents(random.Random(2), 6)
+def test_verifying_a_tree_reads_the_device_at_most_once(temperature: float, verification: str) -> None:
+    parents = random_parents(random.Random(2), 6)
     tokens = [[(7 * draft) % 30 for draft in range(len(row))] for row in parents]
     logits = torch.randn(3, 7, 30, generator=torch.Generator().manual_seed(1)).to(EMUL)
     keys = NoiseKeys(3, torch.arange(3), torch.arange(3) + 4)
@@ -183,4 +185,4 @@ def test_a_walk_to_the_target_s_choices_copies_once(temperature: float, verifica
     mine = verify_tree(logits, DraftTree(tokens, parents), here, params, VERIFICATIONS[verification])
     assert ledger.reads.total() <= 1 and not ledger.uploads["blocking"]
     theirs = verify_tree(logits.cpu(), DraftTree(tokens, parents), keys, params, VERIFICATIONS[verification])
-    assert [(one.path, one.next_token) for one in mine] == [(one.path, one.next_token) for one in theirs]
+    assert [(row.path, row.next_token) for row in mine] == [(row.path, row.next_token) for row in theirs]

@@ -34,20 +34,20 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_but([("fair", "llama")], [("fair", "llama"), ("overlap", "llama"), ("in_turn", "opt")]),
 )
 def test_every_lane_of_a_race_writes_the_same_text(scheduling: str, architecture: str) -> None:
-    one = pair(architecture, "perturbed")
+    models = pair(architecture, "perturbed")
     rows = table.PROMPTS["different"][:2]
-    *_, last = race(one, rows, lanes=METHODS, scheduling=scheduling, max_new_tokens=TOKENS, draft_length=3)
-    wanted = [text[:TOKENS] for text in table.expected(architecture, "greedy")[:2]]
+    *_, last = race(models, rows, lanes=METHODS, scheduling=scheduling, max_new_tokens=TOKENS, draft_length=3)
+    expected = [text[:TOKENS] for text in table.expected(architecture, "greedy")[:2]]
     for method in METHODS:
         lane = last["lanes"][method]
         assert lane["error"] is None
-        assert [sequence["token_ids"] for sequence in lane["sequences"]] == wanted
+        assert [sequence["token_ids"] for sequence in lane["sequences"]] == expected
         assert lane["clock_ms"] > 0
     assert not ledger.races
 
 
 @pytest.mark.slow
-def test_a_fair_race_waits_for_no_whole_device() -> None:
+def test_a_fair_race_never_waits_for_a_whole_device() -> None:
     *_, last = race(
         pair("llama", "none"), table.PROMPTS["different"][0], lanes=("regular",), max_new_tokens=TOKENS
     )
@@ -55,13 +55,13 @@ def test_a_fair_race_waits_for_no_whole_device() -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_of_ones_own_comes_after_what_was_queued_before() -> None:
-    """As with a pair's weights and a lane's caches, which another thread made on the default stream."""
-    made = torch.zeros(4, device=EMUL)
+def test_a_lanes_stream_waits_for_earlier_work() -> None:
+    """For example, another thread makes a pair's weights and a lane's caches on the default stream."""
+    tensor = torch.zeros(4, device=EMUL)
 
     def work() -> None:
         with own_stream(EMUL):
-            made.add_(1)
+            tensor.add_(1)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -71,7 +71,7 @@ def test_a_stream_of_ones_own_comes_after_what_was_queued_before() -> None:
 
 @pytest.mark.slow
 def test_a_lane_is_timed_on_its_own_device() -> None:
-    """Another device is current."""
+    """The current device is another one."""
     clock = LaneClock(OTHER)
     x = torch.zeros(4, device=OTHER)
     with clock.running():
@@ -82,9 +82,9 @@ def test_a_lane_is_timed_on_its_own_device() -> None:
 
 @pytest.mark.slow
 def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
-    one = tiny_pair(to=OTHER)
+    second = tiny_pair(to=OTHER)
     with on(OTHER):
-        out = generate(one, table.PROMPTS["different"][:2], draft_length=2, max_new_tokens=TOKENS)
+        out = generate(second, table.PROMPTS["different"][:2], draft_length=2, max_new_tokens=TOKENS)
     assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
     assert out.metrics.ms_per_token and not ledger.races
     assert runtime(OTHER).current_device() == 0
@@ -94,16 +94,16 @@ def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
 @pytest.mark.parametrize(
     ("kind", "drafter"), [("perturbed", "model"), ("head", "adaptive"), ("none", "prompt_lookup")]
 )
-def test_costs_are_measured_on_the_device_and_kept(
+def test_costs_are_measured_on_the_device_and_saved(
     kind: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(budgets, "FULL", replace(budgets.FULL, repeats=1, widths=(1, 2, 4)))
-    asked: dict[str, Any] = {"drafter": drafter, "draft_length": "cost-aware", "max_new_tokens": TOKENS}
-    out = generate(pair("llama", kind), table.PROMPTS["different"][:2], **asked)
+    options: dict[str, Any] = {"drafter": drafter, "draft_length": "cost-aware", "max_new_tokens": TOKENS}
+    out = generate(pair("llama", kind), table.PROMPTS["different"][:2], **options)
     assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
-    kept = list(tmp_path.rglob("*.json"))
-    assert len(kept) == 1 and ledger.waits["device"] > 0
+    files = list(tmp_path.rglob("*.json"))
+    assert len(files) == 1 and ledger.waits["device"] > 0
     ledger.clear()
-    generate(pair("llama", kind), table.PROMPTS["different"][:2], **asked)
-    assert list(tmp_path.rglob("*.json")) == kept and not ledger.waits["device"]
+    generate(pair("llama", kind), table.PROMPTS["different"][:2], **options)
+    assert list(tmp_path.rglob("*.json")) == files and not ledger.waits["device"]

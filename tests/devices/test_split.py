@@ -1,4 +1,4 @@
-"""A target that is spread over two devices: the CPU's texts, and one sentence for what can't follow it."""
+"""A target split over two devices writes the CPU's texts; methods that can't follow it are refused."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ FIRST, SECOND = "emul:0", "emul:1"
 
 
 def spread(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose last layer, last norm and head are on the second device."""
+    """Return a copy whose last layer, last norm and head are on the second device."""
     model = copy.deepcopy(model)
     lists = [f"{name}." for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
-    layers = [name + str(at) for name in lists for at in range(model.config.get_text_config().num_hidden_layers)]
-    # A layer is one piece: it has inputs that it hands to several of its parts.
+    layers = [
+        name + str(index) for name in lists for index in range(model.config.get_text_config().num_hidden_layers)
+    ]
+    # A layer stays in one piece, because it passes some inputs to several of its parts.
     rest = [
         name
         for name, part in model.named_modules()
@@ -38,23 +40,23 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
     return dispatch_model(model, {name: SECOND if name in second else FIRST for name in layers + rest}, FIRST)
 
 
-def written(pair: ModelPair, **asked: Any) -> list[list[int]]:
-    return texts_of(generate(pair, ROWS, **TEXT, **asked))
+def written(pair: ModelPair, **options: Any) -> list[list[int]]:
+    return texts_of(generate(pair, ROWS, **TEXT, **options))
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_texts_are_the_cpus(name: str) -> None:
+def test_texts_equal_the_cpus(name: str) -> None:
     target, draft = tiny(name), perturbed(tiny(name), 0.03)
     split = spread(target)
     pair = ModelPair(split, copy.deepcopy(draft).to(FIRST))
     assert is_split(split) and places(split) == [FIRST, SECOND] and str(pair.device) == FIRST
-    assert {str(one.device) for one in split.parameters()} == {FIRST, SECOND}
+    assert {str(weight.device) for weight in split.parameters()} == {FIRST, SECOND}
     for method, temperature in (("regular", 0.9), ("speculative", 0.0), ("bass", 0.0), ("bass", 0.9)):
-        asked = {"method": method, "sampling": SamplingParams(temperature)}
-        assert written(pair, **asked) == written(ModelPair(target, draft), **asked)
+        options = {"method": method, "sampling": SamplingParams(temperature)}
+        assert written(pair, **options) == written(ModelPair(target, draft), **options)
 
 
-def test_a_race_runs_without_graphs_and_its_shares_are_unknown() -> None:
+def test_a_race_runs_without_graphs_or_utilisation() -> None:
     pair = ModelPair(spread(tiny("llama")), perturbed(tiny("llama"), 0.03).to(FIRST))
     assert not pair.target_step.capturable
     *_, last = race(pair, ROWS, **TEXT)
@@ -68,15 +70,15 @@ def test_prompts_share_a_prefix() -> None:
     target = tiny("llama")
     split = ModelPair(spread(target))
     split.target_step.least_saved = 1
-    one, two = (
+    split_texts, cpu_texts = (
         texts_of(generate(pair, shared, max_new_tokens=6, eos_token_id=None))
         for pair in (split, ModelPair(target))
     )
-    assert one == two
+    assert split_texts == cpu_texts
 
 
 @pytest.mark.parametrize("method", ["amusd", "transformers"])
-def test_what_can_not_follow_is_one_sentence(method: str) -> None:
+def test_methods_that_cannot_follow_are_refused(method: str) -> None:
     pair = ModelPair(spread(tiny("llama")), perturbed(tiny("llama"), 0.03).to(FIRST))
     with pytest.raises(RequestError, match=r"can't follow a target that is split over several devices: .*\.$"):
         generate(pair, ROWS, method=method)
@@ -88,6 +90,6 @@ def test_a_draft_head_is_refused() -> None:
         ModelPair(spread(tiny("llama")), head)
 
 
-def test_one_place_is_not_split() -> None:
+def test_a_model_on_one_device_is_not_split() -> None:
     model = dispatch_model(copy.deepcopy(tiny("llama")), {"": FIRST})
     assert not is_split(model) and home_device(model) == torch.device(FIRST)

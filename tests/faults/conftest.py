@@ -1,3 +1,3 @@
-"""Models this tiny run on one thread."""
+"""Runs the tiny models on one thread."""
 
 from tests.support.threads import one_thread  # noqa: F401

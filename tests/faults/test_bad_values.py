@@ -1,7 +1,8 @@
-"""A bad value is refused in one sentence that names it, at every door: the library, the command and the page.
+"""The library, the command and the page refuse a bad value in one sentence that names it.
 
-BAD is the one table of bad values. What only one door takes is tested there: prompts, policies and drafters in
-bass_core/decode/test_request.py, models and ports in test_options.py, clocks and sweeps in ui/test_request.py.
+BAD is the only table of bad values. Arguments that only one of the three has are tested in other files: prompts,
+policies and drafters in bass_core/decode/test_request.py, models and ports in test_options.py, clocks and sweeps
+in ui/test_request.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from bass_core import BassError, RequestError, SamplingParams, generate, race, stream
 from bass_core.__main__ import main
 from tests.support.models import tiny_pair
-from tests.test_options import given, no_model, refusal  # noqa: F401
+from tests.test_options import argument, no_model, refusal  # noqa: F401
 from ui.page.limits import Limits
 from ui.page.request import make_request
 
@@ -28,16 +29,16 @@ WHOLE = (*NUMBER, HUGE, 1.5, -1)
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting's bad values, and what each door calls it.
+    """A setting's bad values, and its name at each interface.
 
     Attributes:
-        values: Refused at every door; at the command as text.
+        values: Values that are bad everywhere; the command gets them as text.
         option: The command's option, or None if it has none.
         field: The page's field.
-        words: How the page's sentences name it.
+        words: Its name in the page's sentences.
         sampled: Whether it is a field of SamplingParams.
-        library: Values that are bad for the library and for the command, not for the page.
-        page: Values that are bad for the page only.
+        library: Values that are bad only for the library and the command.
+        page: Values that are bad only for the page.
     """
 
     values: tuple[Any, ...]
@@ -71,14 +72,14 @@ BAD = {
 
 @pytest.fixture(autouse=True)
 def no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model or a cache that is reached fails the test."""
+    """Fail the test if it runs a model or makes a cache."""
     for step in (PAIR.target_step, PAIR.draft_step):
         for name in ("forward", "new_cache"):
             monkeypatch.setattr(step, name, lambda *_, **__: pytest.fail("a model ran before the check"))
 
 
 def by_library(name: str, setting: Setting, value: Any) -> Iterator[str]:
-    """Three calls refuse alike, when they are called."""
+    """Check that three functions refuse alike, before they return; yield the message."""
     messages = set()
     for call in (generate, stream, race):
         with pytest.raises(RequestError) as refused:
@@ -96,7 +97,7 @@ def by_library(name: str, setting: Setting, value: Any) -> Iterator[str]:
 
 def by_command(setting: Setting, value: Any, capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
     for command in ("generate", "race"):
-        yield refusal(capsys, main, command, "Hello", given(str(setting.option), str(value)))
+        yield refusal(capsys, main, command, "Hello", argument(str(setting.option), str(value)))
 
 
 def by_page(setting: Setting, value: Any) -> Iterator[str]:
@@ -106,7 +107,7 @@ def by_page(setting: Setting, value: Any) -> Iterator[str]:
     yield str(refused.value)
 
 
-DOORS: dict[str, Callable[[Setting], tuple[Any, ...]]] = {
+INTERFACES: dict[str, Callable[[Setting], tuple[Any, ...]]] = {
     "library": lambda setting: setting.values + setting.library,
     "command": lambda setting: setting.values + setting.library if setting.option else (),
     "page": lambda setting: setting.values + setting.page,
@@ -114,14 +115,17 @@ DOORS: dict[str, Callable[[Setting], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    ("door", "name"), [(door, name) for door, some in DOORS.items() for name in BAD if some(BAD[name])]
+    ("interface", "name"),
+    [(interface, name) for interface, values in INTERFACES.items() for name in BAD if values(BAD[name])],
 )
-def test_a_bad_value_is_one_sentence(door: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_values_are_refused_in_one_sentence(
+    interface: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     setting = BAD[name]
-    for value in DOORS[door](setting):
-        if door == "library":
+    for value in INTERFACES[interface](setting):
+        if interface == "library":
             messages = by_library(name, setting, value)
-        elif door == "command":
+        elif interface == "command":
             messages = by_command(setting, value, capsys)
         else:
             messages = by_page(setting, value)

@@ -1,4 +1,4 @@
-"""Broken models: NaN from the target ends the lane with one sentence, NaN from the draft changes no text."""
+"""NaN from the target ends the lane with one sentence; NaN from the draft changes no text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = ("regular", "speculative", "bass")
 
 
 def poisoned(tokens: list[int], value: float = float("nan")) -> Any:
-    """A copy of the target whose logits become `value` once it has read one of the tokens."""
+    """Return a copy of the target whose logits become `value` once it has read one of the tokens."""
     model = copy.deepcopy(TARGET)
     with torch.no_grad():
         model.get_input_embeddings().weight[tokens] = value
@@ -35,7 +35,7 @@ UNTIL = TEXT.index(FATAL) + 1
 
 @pytest.mark.parametrize(("value", "temperature"), [(float("nan"), 0.8), (float("inf"), 0.0)])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_target_that_breaks_is_an_error_and_no_text(method: str, value: float, temperature: float) -> None:
+def test_a_target_with_nan_raises_a_model_error(method: str, value: float, temperature: float) -> None:
     pair = ModelPair(poisoned(TEXT[:30], value), TARGET)
     with pytest.raises(ModelError, match=r"NaN or infinite.*float32"):
         generate(
@@ -55,16 +55,16 @@ def test_a_target_that_breaks_is_an_error_and_no_text(method: str, value: float,
         product(["rejection", "block", "coupled"], ["a plain step", "a verification"]),
     ),
 )
-def test_probabilities_that_are_none_are_an_error(
+def test_invalid_probabilities_raise_a_model_error(
     monkeypatch: pytest.MonkeyPatch, verification: str, where: str, value: float
 ) -> None:
-    """Finite logits don't guarantee valid probabilities: the probabilities themselves are checked."""
+    """Finite logits don't guarantee valid probabilities, so the probabilities are checked too."""
 
     def broken(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-        found = probabilities(logits, params)
-        return torch.full_like(found, value) if (found.dim() == 3) == (where == "a verification") else found
+        probs = probabilities(logits, params)
+        return torch.full_like(probs, value) if (probs.dim() == 3) == (where == "a verification") else probs
 
-    # A compiled verification makes its own.
+    # Compiled verification computes its own probabilities.
     monkeypatch.setattr(verify, "compiled", lambda rows: False)
     monkeypatch.setattr(verify, "probabilities", broken)
     warm = {"max_new_tokens": 20, "sampling": SamplingParams(0.8), "verification": verification}
@@ -77,11 +77,11 @@ def test_probabilities_that_are_none_are_an_error(
 @pytest.mark.parametrize("temperature", [1e-300, 7e-46, 1e-38, 9.99e-6])
 def test_a_temperature_too_small_to_divide_by_is_greedy(temperature: float) -> None:
     for method in METHODS:
-        asked = {"method": method, "max_new_tokens": 8, "sampling": SamplingParams(temperature)}
-        assert generate(ModelPair(TARGET, TARGET), ROW, **asked).sequences[0].token_ids == TEXT[:8]
+        options = {"method": method, "max_new_tokens": 8, "sampling": SamplingParams(temperature)}
+        assert generate(ModelPair(TARGET, TARGET), ROW, **options).sequences[0].token_ids == TEXT[:8]
 
 
-def test_the_text_before_the_break_stays_and_the_next_race_works() -> None:
+def test_the_text_before_a_nan_is_kept_and_the_next_race_works() -> None:
     pair = ModelPair(poisoned([FATAL]), TARGET)
     before = left_behind()
     *_, last = race(pair, ROW, max_new_tokens=30, draft_length=3)
@@ -99,7 +99,7 @@ def test_the_text_before_the_break_stays_and_the_next_race_works() -> None:
 
 
 @pytest.mark.parametrize("where", ["everywhere", "on the way"])
-def test_a_draft_that_breaks_costs_speed_alone(where: str) -> None:
+def test_a_draft_with_nan_costs_only_speed(where: str) -> None:
     pair = ModelPair(TARGET, poisoned(list(range(96)) if where == "everywhere" else [FATAL]))
     for method in ("speculative", "bass"):
         out = generate(pair, ROW, method=method, max_new_tokens=30, draft_length=3)
@@ -108,7 +108,7 @@ def test_a_draft_that_breaks_costs_speed_alone(where: str) -> None:
     regular = generate(pair, ROW, method="regular", **warm).sequences[0].token_ids
     out = generate(pair, ROW, draft_length=3, verification="coupled", **warm)
     assert out.sequences[0].token_ids == regular
-    # By Chen's rule a NaN q rejects every draft, so that each token is the target's own.
+    # Under the rejection rule a NaN q rejects every draft, so that each token is the target's own.
     sampled = generate(pair, prompts(8), draft_length=3, **warm)
     assert all(len(sequence.token_ids) == 30 for sequence in sampled.sequences)
     if where == "everywhere":

@@ -1,7 +1,7 @@
-"""A compiler that dies: the start leaves out what it died of, and the page runs.
+"""If the compiler dies of a kernel, the start leaves that kernel out and the page runs.
 
-Contract: the processes are real and really die, the compiler is Triton's, for a card that is not here. Who makes
-the models, and whether they would use the kernels, is not tested here: on a CPU no pair launches any.
+The processes are real and really die, and the compiler is Triton's, for a card that is not installed. On a CPU no
+pair launches the kernels, so their use is not tested here.
 """
 
 from __future__ import annotations
@@ -36,22 +36,21 @@ DYING = "tests.kernels.compilation.dying:launches"
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches of this test alone, and nothing left out after it."""
+    """Use separate caches for each test, and forget the left-out kernels after it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setattr(launch, "left_out", set())
 
 
 def compiled(folder: Path) -> list[str]:
-    """The kernels in Triton's cache."""
     return sorted(path.stem for path in folder.glob("triton/*/*.cubin"))
 
 
 @pytest.mark.slow
-def test_the_page_runs_after_a_compiler_that_dies(
+def test_the_page_runs_although_the_compiler_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All that is real of a start on a GPU: the pair asks for its kernels, and processes die of two of four."""
+    """As at a start on a GPU, the pair asks for its four kernels, of which two end their process."""
     monkeypatch.setattr(
         gpu_kernels, "prepare", lambda device, shapes: gpu_kernels.leave_out(CARD, shapes(), DYING)
     )
@@ -73,23 +72,23 @@ def test_the_page_runs_after_a_compiler_that_dies(
 
 
 @pytest.mark.slow
-def test_a_second_start_compiles_nothing_and_leaves_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_leaves_out_the_same_kernels_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_kernels.leave_out(CARD, [SHAPE], DYING)
-    found, launch.left_out = launch.left_out, set()
-    assert [name.split()[0] for name in sorted(found)] == ["aborts", "raises"]
+    left_out, launch.left_out = launch.left_out, set()
+    assert [name.split()[0] for name in sorted(left_out)] == ["aborts", "raises"]
     monkeypatch.setattr(gpu_kernels, "compile_all", lambda *_: pytest.fail("compiled again"))
     gpu_kernels.leave_out(CARD, [SHAPE], DYING)
-    assert launch.left_out == found
+    assert launch.left_out == left_out
     good, bad, *_ = dying.launches(SHAPE, CARD)
-    assert good.name not in found
+    assert good.name not in left_out
     with pytest.raises(LeftOut):
         launch.launch(bad.kernel, (1,), *bad.arguments, **bad.options)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
-def test_what_triton_dies_of_takes_the_next_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.7.1 as it is, with the tiles that this project had before."""
+def test_wide_tiles_of_trees_kill_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.7.1, unpatched, dies of tiles that this project used before."""
     monkeypatch.setenv("PYTHONPATH", PINNED)
     failed = gpu_kernels.compile_all(CARD, [SHAPE], "tests.kernels.compilation.dying:wide_trees")
     assert failed and set(failed.values()) == {"signal 6 ended the compiler"}
@@ -97,8 +96,7 @@ def test_what_triton_dies_of_takes_the_next_tile(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_begin_leaves_nothing_out(caplog: pytest.LogCaptureFixture) -> None:
-    """And the next start tries again."""
+def test_a_compiler_that_cannot_start_leaves_no_kernel_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         gpu_kernels.leave_out(CARD, [SHAPE], "tests.no_such_module:launches")
     assert "can't be compiled ahead: the compiler ended with status 1" in caplog.text
@@ -106,8 +104,8 @@ def test_a_process_that_cannot_begin_leaves_nothing_out(caplog: pytest.LogCaptur
 
 
 @pytest.mark.slow
-def test_a_compiler_that_hangs_is_ended_with_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Triton waits for ptxas, whose end of the pipe would keep the start waiting."""
+def test_a_hanging_compiler_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton waits for ptxas, which would hold the pipe open and keep the start waiting."""
     monkeypatch.setattr(gpu_kernels, "PATIENCE_S", 20.0)
     failed = gpu_kernels.compile_all(CARD, [SHAPE], "tests.kernels.compilation.dying:hanging")
     assert failed is not None
@@ -116,7 +114,7 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_waits_for(monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_what_may_pass_is_left_out_once_and_not_kept(tmp_path: Path) -> None:
+def test_temporary_failures_are_left_out_once_and_not_saved(tmp_path: Path) -> None:
     gpu_kernels.leave_out(CARD, [SHAPE], "tests.kernels.compilation.dying:passing")
     assert sorted(name.split()[0] for name in launch.left_out) == ["fills", "is_killed"]
     assert not list((tmp_path / "triton").glob("bass-*"))
@@ -126,8 +124,8 @@ def test_what_may_pass_is_left_out_once_and_not_kept(tmp_path: Path) -> None:
     ("cause", "passes"),
     [(CalledProcessError(-9, "ptxas"), True), (CalledProcessError(-6, "ptxas"), False), (MemoryError(), True)],
 )
-def test_what_ptxas_was_ended_by_says_whether_that_may_pass(cause: Exception, passes: bool) -> None:
-    """Triton raises an error of its own from it."""
+def test_the_cause_decides_whether_a_failure_is_temporary(cause: Exception, passes: bool) -> None:
+    """Triton raises its own error from that of ptxas."""
     try:
         try:
             raise cause
@@ -137,8 +135,8 @@ def test_what_ptxas_was_ended_by_says_whether_that_may_pass(cause: Exception, pa
         assert ahead.passing(error) is passes
 
 
-def test_the_result_lies_in_tritons_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that both are kept, and go, together; also under a Triton whose package has another name."""
+def test_the_result_is_saved_in_tritons_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Result and kernels are then kept or deleted together, also with a Triton package of another name."""
     monkeypatch.setattr(metadata, "version", lambda name: pytest.fail(f"asked for {name}"))
     assert gpu_kernels._file(CARD, [SHAPE], DYING).parent == tmp_path / "triton"
     monkeypatch.delenv("TRITON_CACHE_DIR")
@@ -146,10 +144,10 @@ def test_the_result_lies_in_tritons_cache(tmp_path: Path, monkeypatch: pytest.Mo
     assert gpu_kernels._file(CARD, [SHAPE], DYING).parent == tmp_path / ".triton" / "cache"
 
 
-def test_the_result_belongs_to_these_kernels_and_this_card(tmp_path: Path) -> None:
+def test_every_card_and_set_of_kernels_has_another_result(tmp_path: Path) -> None:
     files = {
-        gpu_kernels._file(card, [shape], of)
-        for card, shape, of in (
+        gpu_kernels._file(card, [shape], kernels)
+        for card, shape, kernels in (
             (CARD, SHAPE, DYING), (Card.of_capability(80), SHAPE, DYING),
             (CARD, replace(SHAPE, heads=8), DYING), (CARD, SHAPE, gpu_kernels.LISTED),
         )

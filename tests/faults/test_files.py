@@ -1,7 +1,7 @@
-"""Files that are missing, truncated, changed or unwritable give a one-sentence error, and the next start works.
+"""Missing, truncated, changed or unwritable files give a one-sentence error, and the next start works.
 
-Tests of a kill during conversion, two starts at once and a damaged folder of the real model are in
-tests/bass_core/model/loading/test_weights.py.
+tests/bass_core/model/loading/test_weights.py covers a kill during conversion, two starts at once and a damaged
+folder of the real model.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ CONTENT = b"stand-in for the weights" * 1000
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A target on disk with its tokenizer."""
-    made = tmp_path / "target"
-    tiny("llama").save_pretrained(made)
-    byte_tokenizer().save_pretrained(made)
-    return made
+    path = tmp_path / "target"
+    tiny("llama").save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    return path
 
 
 def runs(pair: Any) -> bool:
@@ -40,7 +39,7 @@ def runs(pair: Any) -> bool:
     return bool(last["done"]) and all(lane["error"] is None for lane in last["lanes"].values())
 
 
-def test_an_entrys_own_draft_that_is_missing_is_replaced_with_a_warning(
+def test_a_missing_draft_of_a_catalogue_entry_is_replaced_with_a_warning(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     entry = replace(
@@ -53,14 +52,14 @@ def test_an_entrys_own_draft_that_is_missing_is_replaced_with_a_warning(
     assert "The draft of mine can't be used" in caplog.text
 
 
-def test_a_draft_that_was_asked_for_and_is_missing_is_refused(folder: Path) -> None:
+def test_a_missing_requested_draft_is_refused(folder: Path) -> None:
     with pytest.raises(PairError, match="no pair and no folder called"):
         load_pair(str(folder), draft=str(folder.parent / "gone"), device="cpu", dtype="float32")
     assert runs(load_pair(str(folder), device="cpu", dtype="float32"))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "header", "empty"])
-def test_weights_that_are_damaged_are_one_sentence(folder: Path, damage: str) -> None:
+def test_damaged_weights_are_refused_in_one_sentence(folder: Path, damage: str) -> None:
     file = folder / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes({"truncated": whole[:-1000], "header": b"\xff" * 8 + whole[8:], "empty": b""}[damage])
@@ -71,15 +70,15 @@ def test_weights_that_are_damaged_are_one_sentence(folder: Path, damage: str) ->
     assert runs(load_pair(str(folder), device="cpu", dtype="float32"))
 
 
-def test_a_disk_that_is_full_is_one_sentence_and_room_is_enough_to_go_on(
+def test_a_full_disk_is_one_sentence_and_the_next_start_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system itself refuses the write: the process may write no file above 10 kB (RLIMIT_FSIZE)."""
+    """The system refuses the write, since the process may write no file above 10 kB (RLIMIT_FSIZE)."""
     import hashlib
 
-    def convert(gguf: Path, made: Path) -> None:
-        made.mkdir()
-        shutil.copyfile(gguf, made / "model.safetensors")
+    def convert(gguf: Path, folder: Path) -> None:
+        folder.mkdir()
+        shutil.copyfile(gguf, folder / "model.safetensors")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wheel, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
@@ -91,9 +90,9 @@ def test_a_disk_that_is_full_is_one_sentence_and_room_is_enough_to_go_on(
     receive, send = context.Pipe(duplex=False)
     child = context.Process(target=_on_a_full_disk, args=(send,))
     child.start()
-    told = receive.recv() if receive.poll(60) else "nothing"
+    message = receive.recv() if receive.poll(60) else "nothing"
     child.join()
-    assert "could not be prepared" in told and "XDG_CACHE_HOME" in told
+    assert "could not be prepared" in message and "XDG_CACHE_HOME" in message
     assert not (root / weights.FOLDER).exists() and not list(root.glob("*.partial-*"))
     assert weights.is_complete(weights.ensure_smollm2())
 
@@ -108,8 +107,7 @@ def _on_a_full_disk(send: Any) -> None:
         send.send(str(error))
 
 
-def test_the_shipped_draft_holds_tensors_alone() -> None:
-    """No shipped file holds a pickle."""
+def test_the_shipped_draft_holds_only_tensors() -> None:
     shipped = Path(catalogue.REPOSITORY) / "drafts" / "smollm2"
     assert {file.suffix for file in shipped.iterdir()} <= {".safetensors", ".json", ".md"}
     with safe_open(shipped / "model.safetensors", "pt") as tensors:

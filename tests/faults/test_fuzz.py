@@ -1,6 +1,6 @@
-"""Arguments of every kind, sent to the page's API and the library, give a race or one documented sentence.
+"""Random arguments to the page's API and the library give a race or one documented sentence.
 
-Contract: the short form of `python -m bench fuzz`, in this process. No input may leave a cache or thread behind.
+This is the short form of `python -m bench fuzz`, in this process. No input may leave a cache or thread behind.
 """
 
 from __future__ import annotations
@@ -37,48 +37,47 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
     return load_saved(save_tiny_pair(tmp_path_factory.mktemp("pair")))
 
 
-def test_the_fuzzer_knows_the_api() -> None:
-    """For an argument that the fuzzer does not know, it would send only junk."""
+def test_the_fuzzer_knows_every_argument_of_the_api() -> None:
     assert set(DEFAULTS) <= set(NEAR)
 
 
 @pytest.mark.slow
-def test_the_api_answers_or_says_what_is_wrong(pair: ModelPair) -> None:
+def test_the_api_answers_or_refuses(pair: ModelPair) -> None:
     events = Events(race_source(pair), Limits(max_batch=3, max_new_tokens=6, max_prompt=300))
     before, seen = left_behind(), set()
 
     @FUZZ
     @given(arguments_of(DEFAULTS))
-    def one(values: tuple[Any, ...]) -> None:
+    def call(values: tuple[Any, ...]) -> None:
         try:
             outcome: Any = list(events.api(*values))[-1]
         except gr.Error as error:
             outcome = str(error)
         seen.add(verdict(outcome))
 
-    one()
+    call()
     assert seen == {"done", "refused"}
     assert left_behind() == before
 
 
-def test_the_library_refuses_with_a_request_error_alone(pair: ModelPair) -> None:
-    """One argument of any kind among good ones. Accepted requests are not run."""
+def test_the_library_raises_only_request_errors(pair: ModelPair) -> None:
+    """One argument is random and the others are valid; accepted requests are not run."""
 
     @FUZZ
     @given(
         st.sampled_from(["prompt", *LIBRARY, "lanes", "scheduling"]), st.one_of(JUNK, st.lists(JUNK, max_size=3))
     )
-    def one(name: str, value: Any) -> None:
+    def call(name: str, value: Any) -> None:
         arguments: dict[str, Any] = {"prompt": "Hello", "max_new_tokens": 4} | {name: value}
         try:
             race(pair, **arguments).close()
         except RequestError as error:
             assert "\n" not in str(error)
 
-    one()
+    call()
 
 
-def test_texts_that_are_hardly_texts(pair: ModelPair) -> None:
+def test_odd_unicode_runs_or_is_refused(pair: ModelPair) -> None:
     for text in ("\ud800", "a\udfff b", "\0", "\u202e\u200b", "\U0010ffff" * 50, "e\u0301"):
         try:
             *_, last = race(pair, text, max_new_tokens=4)

@@ -1,7 +1,7 @@
-"""Faults of the served page, caused over HTTP: after each one the next visitor gets the right answer.
+"""After each fault of the served page, the next visitor gets the right answer.
 
-Contract: a real Gradio server, real clients, and drafters and models that really fail. No cache and no thread of a
-race may be left behind.
+The Gradio server and the clients are real, and drafters and models really fail. No cache and no thread of a race
+may be left behind.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def posted(*values: Any) -> dict[str, Any]:
 
 
 def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
-    """A race on token ids with the fault that the prompt names."""
+    """Run a race on token ids with the fault named by the prompt."""
     pair, ids = PAIR, PROMPT
     arguments: dict[str, Any] = {"n": request.batch_size, "max_new_tokens": request.max_new_tokens}
     if request.prompt in ("step", "memory"):
@@ -83,7 +83,9 @@ def answer(client: Client) -> Any:
 
 
 def texts(snapshot: dict[str, Any]) -> Any:
-    return {name: [one["token_ids"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+    return {
+        name: [sequence["token_ids"] for sequence in lane["sequences"]] for name, lane in snapshot["lanes"].items()
+    }
 
 
 @pytest.fixture
@@ -108,10 +110,10 @@ def serving(client: Client, answer: Any) -> Iterator[None]:
         ("server", "An internal error stopped the race", []),
     ],
 )
-def test_a_fault_is_one_sentence(
+def test_a_fault_becomes_one_sentence(
     serving: None, client: Client, answer: Any, fault: str, sentence: str, lanes: list[str]
 ) -> None:
-    """It ends those lanes, or the race where there are none, and says nothing of what is inside."""
+    """It ends these lanes, or if none are given the race; the sentence contains no internals."""
     if lanes:
         last = ask(client, fault)
         errors = {name: lane["error"] for name, lane in last["lanes"].items()}
@@ -125,8 +127,8 @@ def test_a_fault_is_one_sentence(
 
 
 @contextmanager
-def asked(url: str, prompt: str, tokens: int) -> Iterator[Iterator[str]]:
-    """The lines of the API's answer; the connection is dropped at the end of the block."""
+def answer_lines(url: str, prompt: str, tokens: int) -> Iterator[Iterator[str]]:
+    """Yield the lines of the API's answer, and drop the connection at the end of the block."""
     with httpx.Client(base_url=f"{url}/gradio_api", timeout=120) as connection:
         joined = connection.post("/call/race", json=posted(prompt, 4, tokens, 0, 0))
         with connection.stream("GET", f"/call/race/{joined.json()['event_id']}") as lines:
@@ -136,28 +138,28 @@ def asked(url: str, prompt: str, tokens: int) -> Iterator[Iterator[str]]:
 @pytest.mark.parametrize(
     ("prompt", "lines"), slow_but([("fine", 6)], [("long prompt", 0), ("fine", 1), ("fine", 6)])
 )
-def test_a_client_that_vanishes_while_it_is_served(serving: None, url: str, prompt: str, lines: int) -> None:
-    with asked(url, prompt, 400) as answer:
+def test_a_client_may_vanish_during_a_race(serving: None, url: str, prompt: str, lines: int) -> None:
+    with answer_lines(url, prompt, 400) as answer:
         list(islice(answer, lines))
 
 
 @pytest.mark.slow
-def test_clients_that_vanish_before_and_after_or_never_read(serving: None, url: str) -> None:
-    with asked(url, "fine", 400) as first:
+def test_clients_may_vanish_before_a_race_or_never_read(serving: None, url: str) -> None:
+    with answer_lines(url, "fine", 400) as first:
         next(first)
-        with asked(url, "fine", 400):
+        with answer_lines(url, "fine", 400):
             pass
     for _ in range(3):
         httpx.post(f"{url}/gradio_api/call/race", json=posted("fine", 2, 8, 0, 0)).raise_for_status()
-    with asked(url, "fine", 8) as answer:
+    with answer_lines(url, "fine", 8) as answer:
         assert '"done": true' in list(answer)[-2]
 
 
 @pytest.mark.slow
-def test_visitors_who_are_gone_are_forgotten(url: str) -> None:
-    """Every request of a script is a new session, for which Gradio keeps 90 kB."""
+def test_sessions_of_visitors_who_left_are_deleted(url: str) -> None:
+    """Each request of a script is a new session, for which Gradio keeps 90 kB."""
     for _ in range(80):
-        with asked(url, "", 8) as answer:
+        with answer_lines(url, "", 8) as answer:
             assert "event: error" in list(answer)
     gc.collect()
     assert sum(type(thing).__name__ == "SessionState" for thing in gc.get_objects()) <= 70
@@ -169,8 +171,8 @@ def test_nothing_can_be_uploaded(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_nvml_that_vanishes_midway_costs_its_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mid-race, with an AttributeError instead of an NVML error: the library's symbols vanish with the driver."""
+def test_nvml_that_vanishes_during_a_race_costs_only_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises an AttributeError, not an NVML error, since the library's symbols vanish with the driver."""
     plug_in(monkeypatch)
     cuda = torch.device("cuda", 0)
     race_module = import_module("bass_core.lanes.race")
@@ -186,7 +188,7 @@ def test_nvml_that_vanishes_midway_costs_its_figures_alone(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_a_password_is_asked_for_by_page_and_api() -> None:
+def test_page_and_api_ask_for_the_password() -> None:
     page = build(source, limits=Limits(), about="a test")
     _, address, _ = page.launch(prevent_thread_lock=True, quiet=True, auth=("bass", "secret"), **launch_options())
     try:

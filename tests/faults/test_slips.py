@@ -1,4 +1,4 @@
-"""Common slips of a caller's: each works, or is answered by one sentence, as a Unix command's are."""
+"""Common slips of callers work or are refused in one sentence, and the command behaves like a Unix command."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ from tests.support.models import byte_tokenizer, prompts, tiny
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("model")
-    tiny("llama").save_pretrained(where)
-    byte_tokenizer().save_pretrained(where)
-    return where
+    path = tmp_path_factory.mktemp("model")
+    tiny("llama").save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    return path
 
 
 def edited(folder: Path, to: Path, name: str, **fields: Any) -> Path:
-    """A copy of the model whose config says something else."""
+    """Copy the model with other values in one of its JSON files; return its folder."""
     to.mkdir()
     for file in folder.iterdir():
         (to / file.name).symlink_to(file)
     path = to / name
-    given = json.loads(path.read_text()) if path.exists() else {}
+    old = json.loads(path.read_text()) if path.exists() else {}
     path.unlink(missing_ok=True)
-    path.write_text(json.dumps(given | fields))
+    path.write_text(json.dumps(old | fields))
     return to
 
 
 @pytest.mark.parametrize("field", [{"rms_norm_eps": 0}, {"use_cache": None}, {"hidden_size": 33}], ids=str)
-def test_a_config_that_transformers_refuses(field: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_a_config_that_transformers_refuses_is_one_sentence(
+    field: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
     wrong = edited(folder, tmp_path / "wrong", "config.json", **field)
     with pytest.raises(PairError, match="can't be loaded as a causal language model") as refusal:
         load_pair(str(wrong), dtype="float32")
-    said = str(refusal.value)
-    assert "\n" not in said and next(iter(field)).replace("_", " ") in said.replace("_", " ")
+    message = str(refusal.value)
+    assert "\n" not in message and next(iter(field)).replace("_", " ") in message.replace("_", " ")
 
 
-def test_paths_are_names(folder: Path) -> None:
+def test_paths_are_accepted_as_names(folder: Path) -> None:
     pair = load_pair(folder, draft=folder, dtype="float32")
     assert pair.draft is not None
     with pytest.raises(RequestError, match="as text or a Path; got 3"):
@@ -58,23 +60,23 @@ def test_paths_are_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [generate, stream, race])
-def test_what_is_no_pair(call: Any) -> None:
-    for given, instead in (("smollm2", 'load_pair("smollm2")'), (tiny("llama"), "ModelPair(target=...)")):
+def test_a_name_or_a_model_instead_of_a_pair_is_refused(call: Any) -> None:
+    for value, advice in (("smollm2", 'load_pair("smollm2")'), (tiny("llama"), "ModelPair(target=...)")):
         with pytest.raises(RequestError, match="The first argument must be a pair") as refusal:
-            call(given, "hi")
-        assert instead in str(refusal.value)
+            call(value, "hi")
+        assert advice in str(refusal.value)
 
 
 @pytest.mark.parametrize("ids", [2.0, [[2]], "2", [True]])
-def test_an_end_that_is_no_token_id(ids: Any) -> None:
+def test_an_end_token_that_is_no_token_id_is_refused(ids: Any) -> None:
     model: Any = tiny("llama")
-    # As a file's contents, which transformers does not check.
+    # transformers does not check this field when it reads it from a file.
     vars(model.generation_config)["eos_token_id"] = ids
     with pytest.raises(PairError, match="which is not a token id or a list of them"):
         generate(ModelPair(model), prompts(1)[0])
 
 
-def test_names_that_are_none(tmp_path: Path) -> None:
+def test_files_and_impossible_names_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
     with pytest.raises(PairError, match="is a file, and models are read from folders"):
@@ -95,15 +97,15 @@ TEMPLATE = "{% for m in messages %}[{{ CONTENT }}]{% endfor %}"
         ("m['content'][0]['text']", "[Write a haiku about the sea.]"),
     ],
 )
-def test_a_template_that_changes_the_text_gets_the_text(content: str, shown: str) -> None:
-    some = byte_tokenizer()
-    some.chat_template = TEMPLATE.replace("CONTENT", content)
-    pair = ModelPair(tiny("llama"), None, some)
-    vars(pair)["vocab"] = len(some)
-    assert some.decode(encode_prompts(pair, "Write a haiku about the sea.", 1, Chat())[0]) == shown
+def test_a_chat_template_may_change_the_text(content: str, shown: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE.replace("CONTENT", content)
+    pair = ModelPair(tiny("llama"), None, tokenizer)
+    vars(pair)["vocab"] = len(tokenizer)
+    assert tokenizer.decode(encode_prompts(pair, "Write a haiku about the sea.", 1, Chat())[0]) == shown
 
 
-def test_ctrl_c_while_overlapped_lanes_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_the_start_of_overlapping_lanes_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     start, started = threading.Thread.start, []
 
     def interrupted(self: threading.Thread) -> None:
@@ -121,7 +123,7 @@ def test_ctrl_c_while_overlapped_lanes_begin(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def bass(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command of the shell's, in which $BASS is the program and $PAIR a model."""
+    """Run a shell command in which $BASS is the program and $PAIR a model."""
     program = f"{sys.executable} -m bass_core"
     names = {"PAIR": str(folder), "BASS": program, "BASS_MEASURE": "0", "BASS_CPU_KERNELS": "0"}
     command = f"set -o pipefail; {command}"
@@ -130,7 +132,7 @@ def bass(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == f"bass {__version__}\n"
@@ -141,7 +143,7 @@ GENERATE = "$BASS generate --pair $PAIR --dtype float32 --max-new-tokens 4"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "status", "said"),
+    ("command", "status", "message"),
     [
         (f"{GENERATE} hello | true", 141, ""),
         (f"{GENERATE} hello > /dev/full", 2, "The answer can't be written (No space left on device)"),
@@ -149,7 +151,7 @@ GENERATE = "$BASS generate --pair $PAIR --dtype float32 --max-new-tokens 4"
     ],
     ids=["| true", "> /dev/full", "<&-"],
 )
-def test_streams_that_are_closed_or_full(command: str, status: int, said: str, folder: Path) -> None:
+def test_closed_or_full_streams_show_no_traceback(command: str, status: int, message: str, folder: Path) -> None:
     done = bass(command, folder)
     assert done.returncode == status, done.stderr
-    assert said in done.stderr and "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr and "Exception" not in done.stderr

@@ -1,6 +1,6 @@
-"""What a caller has set for all of torch changes no text, in any lane, and is as it was afterwards.
+"""A caller's global settings of torch change no text in any lane, and are restored afterwards.
 
-Contract: each setting is tried in this process, on a target with a draft model and on one with a draft head.
+Each setting is tried in this process, with a draft model and with a draft head.
 """
 
 from __future__ import annotations
@@ -67,39 +67,39 @@ def models(dtype: torch.dtype) -> tuple[Any, Any]:
     return target, perturbed(target, 0.03)
 
 
-def written(dtype: torch.dtype, draft: str, new: Callable[[], AbstractContextManager[Any]]) -> list[Any]:
-    """Of all methods, greedy and coupled; `new` is entered for whatever a caller does."""
+def texts(dtype: torch.dtype, draft: str, setting: Callable[[], AbstractContextManager[Any]]) -> list[Any]:
+    """Return the texts of all methods, greedy and coupled, with every call made under `setting`."""
     target, model = models(dtype)
     head = tiny_head(target).to(dtype)
-    found = []
+    written = []
     for sampling in (SamplingParams(), SamplingParams(0.8, repetition_penalty=1.2, logit_bias={3: 0.5})):
-        with new():
+        with setting():
             pair = ModelPair(target, head if draft == "head" else model)
             for method in METHODS[: None if sampling.greedy else -1]:
                 coupled = {} if sampling.greedy else {"verification": "coupled"}
                 options: Any = {"max_new_tokens": 8, "eos_token_id": None, "draft_length": 3, **coupled}
                 out = generate(pair, ROWS, method=method, sampling=sampling, **options)
-                found.append(texts_of(out))
-    with new():
+                written.append(texts_of(out))
+    with setting():
         *_, last = race(pair, ROWS, lanes=("regular", "bass"), max_new_tokens=6, scheduling="overlap")
-        found += [[row["token_ids"] for row in lane["sequences"]] for lane in last["lanes"].values()]
-    return found
+        written += [[row["token_ids"] for row in lane["sequences"]] for lane in last["lanes"].values()]
+    return written
 
 
 @pytest.mark.parametrize("draft", ["model", "head"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("state", STATES)
 def test_a_callers_setting_changes_no_text(state: str, dtype: torch.dtype, draft: str) -> None:
-    wanted = expected(dtype, draft)
-    assert written(dtype, draft, STATES[state]) == wanted
+    without = expected(dtype, draft)
+    assert texts(dtype, draft, STATES[state]) == without
 
 
 @cache
 def expected(dtype: torch.dtype, draft: str) -> list[Any]:
-    return written(dtype, draft, nullcontext)
+    return texts(dtype, draft, nullcontext)
 
 
-def test_the_callers_default_dtype_is_there_again_when_the_last_block_ends() -> None:
+def test_the_callers_default_dtype_is_restored_after_the_last_block() -> None:
     with default_dtype(torch.float64):
         first, second = ours(), ours()
         first.__enter__()
@@ -110,7 +110,7 @@ def test_the_callers_default_dtype_is_there_again_when_the_last_block_ends() -> 
         assert torch.get_default_dtype() == torch.float64
 
 
-def test_ctrl_c_while_a_block_begins_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_the_start_of_a_block_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
     set_dtype, calls = torch.set_default_dtype, []
 
     def interrupted(dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""What several test files share: models, a page, checks and stand-ins."""
+"""Helpers that several test files share: models, a page, checks and stand-ins."""
 
 from pathlib import Path
 

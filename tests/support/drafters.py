@@ -14,7 +14,7 @@ class FailingDrafter:
 
     Args:
         in_round: The round that fails, counted from 1.
-        error: What it raises; None asks the allocator for more memory than exists.
+        error: The error to raise; None asks the allocator for more memory than exists.
     """
 
     calls = 0

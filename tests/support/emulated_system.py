@@ -1,9 +1,9 @@
 """Runs the command and builds the page as on another system.
 
 `python -m tests.support.emulated_system NAME TARGET DRAFT`: NAME is win32 or darwin. Once torch and the other
-packages are imported, what that system lacks is taken away: Linux's own functions and modules, /proc, /sys and
-control groups, Triton, and UTF-8 as the encoding of files, in whose place there is a Windows' code page. What the
-packages do on that system is not emulated.
+packages are imported, everything that system lacks is removed: functions and modules that only Linux has, /proc,
+/sys and control groups, and Triton. The default encoding of files becomes a Windows code page. The packages' own
+behaviour on that system is not emulated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 LACKS = {
-    # psutil needs os.sysconf, which nothing here asks.
+    # os.sysconf stays, although Windows lacks it: psutil needs it, and none of our code uses it.
     "win32": ("fork", "forkpty", "register_at_fork", "getuid", "geteuid", "sched_getaffinity"),
     "darwin": ("sched_getaffinity", "sched_setaffinity"),
 }
@@ -25,7 +25,6 @@ MODULES = {"win32": ("fcntl", "resource", "pwd", "grp", "termios", "triton"), "d
 
 
 def become(system: str) -> None:
-    """Take away what the system lacks."""
     for name in LACKS[system]:
         if hasattr(os, name):
             delattr(os, name)
@@ -38,7 +37,7 @@ def become(system: str) -> None:
 
     def opened(file: Any, *arguments: Any, **named: Any) -> Any:
         mode = arguments[0] if arguments else named.get("mode", "r")
-        # psutil, which has other ways elsewhere, reads bytes.
+        # psutil reads these files as bytes; on the real system it has other ways.
         if absent(file) and "b" not in mode:
             raise FileNotFoundError(2, "No such file or directory", str(file))
         if "b" not in mode and named.get("encoding") in (None, "locale") and len(arguments) < 3:
@@ -51,7 +50,7 @@ def become(system: str) -> None:
 
 
 def main() -> int:
-    """Become the system; answer, race and build the page with the pair in these folders. 0 if all of it worked."""
+    """Generate, race and build the page with the pair in these folders, as on that system; return 0 on success."""
     system, target, draft = sys.argv[1:]
     import gradio as gradio
     import transformers as transformers
@@ -61,7 +60,7 @@ def main() -> int:
 
     from kernels.cpu.calls import jit
 
-    # Of the real system, whose compiled code is loaded: other code would call that system's functions.
+    # Load the kernels compiled on the real system: compiled below, they would call the other system's functions.
     jit.has_tiles()
 
     become(system)

@@ -1,4 +1,4 @@
-"""What a race may leave behind: its caches, its lanes and its threads."""
+"""Checks that a race leaves nothing behind: no caches, lanes or threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bass_core.model.cache import RaggedCache
 
 
 def alive(collect: bool = False, lanes: bool = False) -> int:
-    """Return the number of caches that exist in this process; nothing else of a race holds device memory.
+    """Return the number of caches in this process; nothing else of a race holds device memory.
 
     Args:
         collect: Run the garbage collector first.
-        lanes: Count lanes too. An error that a log keeps holds its lane, but no cache.
+        lanes: Count lanes too. An error in a log keeps its lane alive, but no cache.
     """
     if collect:
         gc.collect()
@@ -40,10 +40,10 @@ def frees_at_once(lanes: bool = False) -> Iterator[int]:
     """Check that the block frees its caches and ends its threads, without the garbage collector.
 
     Args:
-        lanes: Check that it frees its lanes too.
+        lanes: Check its lanes too.
 
     Yields:
-        What was alive before, to compare with `alive()` inside the block.
+        The count before the block, to compare with `alive()` inside it.
     """
     threads = set(threading.enumerate())
     before = alive(collect=True, lanes=lanes)
@@ -56,13 +56,13 @@ def frees_at_once(lanes: bool = False) -> Iterator[int]:
 
 
 def peak_bytes(work: Callable[[], object], folder: Path) -> int:
-    """Return the most bytes that torch held at once for the work of this thread, as its profiler recorded them."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    """Return the most bytes that torch held at once for work of this thread, by torch's profiler."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-    seen.export_chrome_trace(str(folder / "trace.json"))
+    profiler.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    held = peak = 0
+    current = peak = 0
     for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
+        current += event["args"]["Bytes"]
+        peak = max(peak, current)
     return peak

@@ -33,12 +33,12 @@ def _builder(name: str, **sizes: Any) -> Callable[..., PreTrainedModel]:
 
     def build(layers: int, **others: Any) -> PreTrainedModel:
         types = ["sliding_attention", "full_attention"] * (layers // 2) + ["sliding_attention"] * (layers % 2)
-        own = {"layer_types": types} if "sliding_window" in sizes else {}
+        layer_types = {"layer_types": types} if "sliding_window" in sizes else {}
         config: Any = getattr(tf, f"{name.replace('Gemma3', 'Gemma3Text')}Config")
         plain = {"tie_word_embeddings": False, "num_hidden_layers": layers}
         ids = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
         model: Any = getattr(tf, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
-        return model(config(**plain, **ids, **own, **(_SIZES | sizes | others)))
+        return model(config(**plain, **ids, **layer_types, **(_SIZES | sizes | others)))
 
     return build
 
@@ -53,10 +53,10 @@ BUILDERS = {
     "gpt_neox": _builder("GPTNeoX", intermediate_size=128),
     "gemma3": _builder("Gemma3", **_GROUPED, head_dim=32, sliding_window=8),
 }
-# Weight scale as a multiple of the usual initialisation: greedy texts vary, and float32 rounding stays a hundred
-# times smaller than the gap between the logits of the two likeliest tokens.
+# Weight scale as a multiple of the usual initialisation. Greedy texts vary with it, and float32 rounding stays a
+# hundred times smaller than the gap between the logits of the two likeliest tokens.
 SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0}
-# Noise for `perturbed` at which the copy's greedy choice equals the model's at about three of four positions.
+# Noise for `perturbed` with which the copy chooses the model's greedy token at about three of four positions.
 NEAR = {"llama": 0.025, "qwen3": 0.04, "opt": 0.03, "gpt2": 0.03, "gpt_neox": 0.03, "gemma3": 0.07}
 
 
@@ -69,7 +69,7 @@ def tiny(
         architecture: A key of BUILDERS.
         seed: Seed of the weights.
         layers: The number of layers.
-        scale: Its matrices are this many times the usual initialisation; by default as in SCALES.
+        scale: Factor of its matrices over the usual initialisation; by default that of SCALES.
         sizes: Settings of the model's config, e.g. vocab_size=5.
     """
     torch.manual_seed(seed)
@@ -85,7 +85,7 @@ def tiny(
 
 
 def perturbed(model: PreTrainedModel, amount: float, seed: int = 1) -> PreTrainedModel:
-    """A copy with noise of `amount` times the standard deviation added to each matrix: it agrees only in part."""
+    """Return a copy with noise of `amount` standard deviations in each matrix, so that it agrees only in part."""
     torch.manual_seed(seed)
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def tiny_head(
     size: int = 40,
     seed: int = 5,
 ) -> DraftHead:
-    """Return an untrained head over `size` tokens of the target's: right now and then, so that rows diverge."""
+    """Return an untrained head over `size` of the target's tokens, right often enough that rows diverge."""
     torch.manual_seed(seed)
     config = HeadConfig(layers, target.config.hidden_size, reads_states, reads_layers)
     head = DraftHead(target, config, torch.randperm(target.config.vocab_size)[:size].sort().values)
@@ -154,14 +154,14 @@ def tiny_pair(
 
 
 def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """A test's parameters, of which all but the quick ones are slow; a tuple is one of several parameters."""
+    """Return parameters for a test, all marked slow but the quick ones; a tuple fills several parameters."""
     chosen, slow = list(quick), pytest.mark.slow
     each = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
-    return [pytest.param(*one, marks=() if value in chosen else slow) for value, one in each]
+    return [pytest.param(*arguments, marks=() if value in chosen else slow) for value, arguments in each]
 
 
 def small_window(patch: pytest.MonkeyPatch, sinks: int = 4, unit: int = 4, window: int = 8) -> None:
-    """Let windowed drafts of short texts have a gap: behind `sinks` tokens, in whole units, before the window."""
+    """Shrink sinks and window, so that windowed drafts of short texts skip a gap of whole units between them."""
     for module in (plan, prefix, drafting_window):
         patch.setattr(module, "SINKS", sinks)
     patch.setattr(plan, "_GAP_UNIT", unit)
@@ -170,14 +170,13 @@ def small_window(patch: pytest.MonkeyPatch, sinks: int = 4, unit: int = 4, windo
 
 
 def prompts(count: int, seed: int = 0, longest: int = 24) -> list[list[int]]:
-    """Random prompts of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(1, VOCAB, (length,), generator=generator).tolist() for length in lengths]
 
 
 def reference(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> list[int]:
-    """The tokens that transformers' greedy `generate` writes after the prompt."""
+    """Return the tokens that transformers' greedy `generate` writes after the prompt."""
     ids = torch.tensor([prompt])
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens, pad_token_id=0
@@ -186,12 +185,11 @@ def reference(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> lis
 
 
 def texts_of(out: Any) -> list[list[int]]:
-    """Return the new tokens of each sequence of a `generate` or of a lane."""
     return [sequence.token_ids for sequence in out.sequences]
 
 
 def byte_tokenizer(corpus: tuple[str, ...] = (), merges: int = 0) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: two special tokens, all 256 bytes, and up to `merges` merges learnt from a corpus."""
+    """Return a byte-level BPE: two special tokens, 256 bytes, and up to `merges` merges learnt from a corpus."""
     tokenizer = Tokenizer(bpe.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

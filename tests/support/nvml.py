@@ -1,4 +1,4 @@
-"""NVML's Python module in tests, without a GPU: `plug_in`."""
+"""A stand-in for NVML's Python module on machines without a GPU: call `plug_in`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UUID = "1b2c3d4e-0000-1111-2222-333344445555"
 
 
 class FakeNvml(ModuleType):
-    """Two boards, numbered differently than by CUDA; `broken` names the calls that raise."""
+    """Two boards whose numbers differ from CUDA's; `broken` holds the names of calls that raise."""
 
     class NVMLError(Exception):
         pass
@@ -55,7 +55,7 @@ class FakeNvml(ModuleType):
 
 
 def plug_in(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """Let this be a machine with one visible CUDA device, as torch and NVML see it."""
+    """Make torch and NVML report one visible CUDA device."""
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))

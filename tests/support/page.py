@@ -1,6 +1,6 @@
-"""The page in tests: a tiny random pair on disk (`save_tiny_pair`), and a server of it.
+"""The page in tests: `save_tiny_pair` writes a tiny random pair, which `hosted` or `serving` serves.
 
-`hosted` serves a page from this process, `serving` runs the real app.py in its own.
+`hosted` serves a page from this process, `serving` runs the real app.py in another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.sources.source import Source
 
-# Strings that the tiny model writes as single tokens, so that the page shows them: none may run or break it.
+# Single tokens of the tiny model, so that the page shows them; none may run as code or break the page.
 HOSTILE = (
     "<img src=x onerror=window.pwned=1>",
     "<script>window.pwned=1</script>",
@@ -46,7 +46,7 @@ def _byte_level(text: str) -> str:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer without merges: each printable ASCII character, the hostile strings, and an end token."""
+    """Return a tokenizer without merges: printable ASCII characters, the hostile strings, and an end token."""
     words = ["</s>", *map(chr, range(32, 127)), "\n", *HOSTILE]
     vocabulary = {words[0]: 0} | {_byte_level(word): i for i, word in enumerate(words) if i}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
@@ -58,7 +58,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
-    """Write a random Llama and, as its draft, a perturbed copy; returns their folders (target, draft)."""
+    """Write a random Llama and a perturbed copy as its draft; return their folders (target, draft)."""
     tokenizer = _tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -82,18 +82,16 @@ def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
 
 
 def load_saved(folders: tuple[Path, Path]) -> ModelPair:
-    """Load what `save_tiny_pair` wrote."""
     return load_pair(str(folders[0]), draft=str(folders[1]), device="cpu", dtype="float32")
 
 
 def pair_options(pair: tuple[Path, Path]) -> tuple[str, ...]:
-    """app.py's options for the pair in these folders."""
     return ("--pair", str(pair[0]), "--draft", str(pair[1]), "--device", "cpu", "--dtype", "float32")
 
 
 @contextmanager
 def hosted(source: Source, **more: Any) -> Iterator[str]:
-    """A page of this process for the races of `source`; gives its address."""
+    """Serve a page for the races of `source` from this process; yield its address."""
     page = build(source, **{"limits": Limits(max_batch=8), "about": "here", **more})
     _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
     try:
@@ -104,7 +102,7 @@ def hosted(source: Source, **more: Any) -> Iterator[str]:
 
 @contextmanager
 def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run app.py in its own process; gives its address and the process, which a test may kill."""
+    """Run app.py in another process; yield its address and the process, which a test may kill."""
     if port is None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -118,8 +116,8 @@ def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                if found := re.search(r"open (http://\S+)", line):
-                    yield found[1].rstrip("/"), process
+                if match := re.search(r"open (http://\S+)", line):
+                    yield match[1].rstrip("/"), process
                     break
             else:
                 pytest.fail("app.py ended before it served: " + log.read_text())
@@ -130,5 +128,4 @@ def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple
 
 
 def lane_texts(snapshot: Snapshot) -> dict[str, list[Any]]:
-    """Return the texts of each lane's rows."""
-    return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+    return {name: [sequence["text"] for sequence in lane["sequences"]] for name, lane in snapshot["lanes"].items()}

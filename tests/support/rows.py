@@ -1,4 +1,4 @@
-"""A row's results do not depend on the rows next to it: the check that every layer's test calls."""
+"""The check that a row's results do not depend on the other rows; the tests of every layer call it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def check_rows_alone(
     """Check that each row has the same result among all rows, in another order, and by itself.
 
     Args:
-        compute: Returns the results of these rows, in their order: bits, tokens, verdicts.
+        compute: Returns the results of these rows, in their order: for example bits, tokens or verdicts.
         count: The number of rows.
-        alone: The rows that are computed by themselves too; by default all.
+        alone: The rows to compute by themselves too; by default all.
 
     Returns:
         The results of all rows.

@@ -1,4 +1,4 @@
-"""AMUSD by a schedule: how far its draft gets does not depend on the machine's load."""
+"""A fixed schedule for AMUSD: its draft's progress does not depend on the machine's load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bass_core.decode.overlapped.session import Draft
 
 
 def draft_in_step(patch: pytest.MonkeyPatch) -> None:
-    """Let each look of the target's at the drafts wait for a step of the draft's, if that can take one.
+    """Make the target wait for a step of the draft whenever it looks at the drafts, if the draft can take one.
 
     The draft still works in its own thread, on its own stream, while the target verifies.
     """
@@ -19,7 +19,7 @@ def draft_in_step(patch: pytest.MonkeyPatch) -> None:
 
     def waits(self: DraftThread, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
         with self.lock:
-            # The thread then either takes a step or fails, and both end the wait.
+            # If so, the thread takes a step or fails, and either ends the wait.
             steps = self._running and self.session is not None and self.session.busy
         return look(self, TIMEOUT_MAX if steps else timeout_s)
 

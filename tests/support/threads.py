@@ -1,6 +1,6 @@
-"""Threads in tests: `one_thread` for torch, `together` for the test's own.
+"""Threads in tests: `one_thread` limits torch to one, `together` runs functions in parallel.
 
-A conftest.py of tiny models imports the fixture: more threads would only wait for each other.
+A conftest.py for tests of tiny models imports `one_thread`: more threads would only wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def one_thread() -> Iterator[None]:
 
 
 def together(*works: Callable[[], object]) -> None:
-    """Run each in a thread of its own, and wait until all have ended."""
+    """Run each in a separate thread and wait until all have ended."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()

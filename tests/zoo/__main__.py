@@ -1,22 +1,22 @@
-"""`python -m tests.zoo [ARCHITECTURE ...]`: try these (none: all), and write the table of docs/models.md."""
+"""`python -m tests.zoo [ARCHITECTURE ...]` tries these (default: all) and writes docs/models.md's table."""
 
 import sys
 
 from .comparing import outcome
 from .making import NotTried, kinds, make
-from .table import UNTRIED, documented, reason, written
+from .table import UNTRIED, documented, reason, write
 
 
 def main() -> None:
-    known = documented()
+    outcomes = documented()
     for kind in sys.argv[1:] or kinds():
         try:
-            known[kind] = reason(outcome(make(kind)))
+            outcomes[kind] = reason(outcome(make(kind)))
         except NotTried as error:
             print(error)
-            known[kind] = UNTRIED
-        print(f"{kind}: {known[kind]}", flush=True)
-        written({name: known[name] for name in kinds() if name in known})
+            outcomes[kind] = UNTRIED
+        print(f"{kind}: {outcomes[kind]}", flush=True)
+        write({name: outcomes[name] for name in kinds() if name in outcomes})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""What becomes of a model that a user brings: it runs and writes transformers' own text, or it is refused at load.
+"""Tries a model as a user would bring it: it must write transformers' own text or be refused at load.
 
-Contract: `outcome(model)` is "runs" or the sentence of the refusal. Anything else, a text that differs or an error
-of another kind, raises.
+Call `outcome`.
 """
 
 from __future__ import annotations
@@ -21,16 +20,21 @@ NEW = 16
 
 
 def texts() -> list[list[int]]:
-    """A prompt longer than a window and two chunks, one as long as a window, and one longer than a chunk."""
+    """Return three prompts: longer than a window and two chunks, as long as a window, and longer than a chunk."""
     generator = torch.Generator().manual_seed(5)
     return [torch.randint(3, WORDS, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
 def outcome(model: Any) -> str:
-    """ "runs", or the sentence in which the pair is refused. AssertionError where a text is not transformers'."""
+    """Return "runs", or the sentence of the refusal.
+
+    Raises:
+        AssertionError: If a text differs from transformers' own.
+        NotTried: If transformers itself can't run the model.
+    """
     rows = texts()
     try:
-        wanted = [reference(model, row, NEW) for row in rows]
+        expected = [reference(model, row, NEW) for row in rows]
     except Exception as error:
         raise NotTried(f"transformers' own generate fails: {error}") from error
     draft = copy.deepcopy(model)
@@ -43,6 +47,6 @@ def outcome(model: Any) -> str:
         return str(refusal)
     for options in ({"method": "regular"}, {"method": "bass", "draft_length": "bass"}):
         written = generate(pair, rows, max_new_tokens=NEW, eos_token_id=None, **options)
-        assert texts_of(written) == wanted, options
-    assert [reference(model, row, NEW) for row in rows] == wanted, "the user's model writes another text now"
+        assert texts_of(written) == expected, options
+    assert [reference(model, row, NEW) for row in rows] == expected, "the user's model writes another text now"
     return "runs"

@@ -1,8 +1,7 @@
-"""A tiny model of random weights of every causal architecture that transformers knows.
+"""Tiny random models of every causal architecture in transformers: call `make`.
 
-Contract: `make(kind)` gives a model of three layers and 96 words in float32, the same for each call; NotTried if
-none can be made without downloads or by these sizes. A window is 8 tokens and a chunk 16, so that short texts show
-both; layers take turns through all types that the architecture has.
+They have three layers and 96 words, are float32, and are the same for each call. A window is 8 tokens and a chunk
+16, so that short texts cover both. The layers cycle through all layer types of the architecture.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 WORDS = 96
 LAYERS = 3
-# The most parameters of a model that is made.
-MOST = 8_000_000
+# Models with more parameters than this are not tried.
+MAX_PARAMETERS = 8_000_000
 _HEADS = {"num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "decoder_attention_heads": 4}
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
 _SIZES: dict[str, Any] = {
@@ -49,12 +48,13 @@ _SIZES: dict[str, Any] = {
     "hidden_size_per_layer_input": 16,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), None),
 }
-# What an architecture needs beside these. Latent attention: keys of 12 and 4 dimensions, values of 6.
+# Sizes of latent attention: keys of 8 dimensions without and 4 with positions, values of 6.
 _LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "head_dim": 4, "num_key_value_heads": 4}
-OWN: dict[str, dict[str, Any]] = {
+# Settings that only one architecture needs.
+SPECIAL: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"v_head_dim": 4},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8},
-    # It repeats its layers: larger weights would turn rounding into other words.
+    # It runs its layers repeatedly: with larger weights, rounding would change its words.
     "hrm_text": {"initializer_range": 0.15},
     "emu3": {"pad_token_id": 0},
     "modernbert-decoder": {"pad_token_id": 0},
@@ -66,27 +66,27 @@ class NotTried(Exception):
 
 
 def kinds() -> list[str]:
-    """The architectures, by the names of their configs, in order."""
+    """Return the sorted architectures, as the names of their configs."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def make(kind: str) -> Any:
-    """A tiny model of this architecture. Raises NotTried, with the reason, if none can be made."""
+    """Return a tiny model of this architecture; raise NotTried, with the reason, if that is not possible."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
-    made = getattr(transformers, names if isinstance(names, str) else names[0])
+    model_class = getattr(transformers, names if isinstance(names, str) else names[0])
     config_class: Any = CONFIG_MAPPING[kind]
     failure = "no attempt"
     for config in _configs(config_class, kind):
         try:
             torch.manual_seed(0)
             with torch.device("meta"):
-                size = sum(one.numel() for one in made(copy.deepcopy(config)).parameters())
-            if size > MOST:
+                size = sum(weight.numel() for weight in model_class(copy.deepcopy(config)).parameters())
+            if size > MAX_PARAMETERS:
                 failure = f"{size} parameters"
                 continue
             torch.manual_seed(0)
-            model = made(config).eval()
+            model = model_class(config).eval()
             model(input_ids=torch.ones(1, 3, dtype=torch.long))
         except Exception as error:
             failure = f"{type(error).__name__}: {str(error)[:200]}"
@@ -97,11 +97,11 @@ def make(kind: str) -> Any:
 
 
 def _configs(config_class: Any, kind: str) -> Iterator[Any]:
-    """Configs of these sizes; where they contradict each other, without one or two of them."""
+    """Yield configs with these sizes: first all of them, then without one or two, in case they conflict."""
     try:
         whole = config_class()
-        own_class = type(whole.get_text_config(decoder=True))
-        default = own_class()
+        text_class = type(whole.get_text_config(decoder=True))
+        default = text_class()
     except Exception as error:
         raise NotTried(f"{kind}: {type(error).__name__}: {error}") from error
     sizes = {name: value for name, value in _SIZES.items() if _takes(default, name)}
@@ -110,7 +110,7 @@ def _configs(config_class: Any, kind: str) -> Iterator[Any]:
     types = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
     if types:
         sizes["layer_types"] = [types[i % len(types)] for i in range(LAYERS)]
-    sizes |= OWN.get(kind, {})
+    sizes |= SPECIAL.get(kind, {})
     doubtful = ["head_dim", "layer_types", "num_key_value_heads", "sliding_window", "pad_token_id", "bos_token_id"]
     doubtful += ["eos_token_id", "decoder_start_token_id", *(name for name in sizes if name not in doubtful)]
     ids = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
@@ -121,16 +121,16 @@ def _configs(config_class: Any, kind: str) -> Iterator[Any]:
     without += [{name} for name in doubtful[4:]]
     for left_out in without:
         try:
-            yield own_class(**{name: value for name, value in sizes.items() if name not in left_out})
+            yield text_class(**{name: value for name, value in sizes.items() if name not in left_out})
         except Exception:
             continue
 
 
 def _takes(config: Any, name: str) -> bool:
-    """Whether the config has a number of that name that can be set."""
+    """Return whether the config has an attribute of that name that can be set."""
     try:
-        known = hasattr(config, name)
+        exists = hasattr(config, name)
     except RuntimeError:
-        known = True
-    shown = getattr(type(config), name, None)
-    return known and not (isinstance(shown, property) and shown.fset is None)
+        exists = True
+    attribute = getattr(type(config), name, None)
+    return exists and not (isinstance(attribute, property) and attribute.fset is None)

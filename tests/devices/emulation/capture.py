@@ -1,9 +1,9 @@
 """Graphs of the emulated device: a capture records a tape of operators, and a replay runs the tape again.
 
-Contract: as with CUDA, a capture computes nothing: memory keeps its contents, and the outputs are NaN until a
-replay. Host numbers are frozen at capture; memory allocated inside is NaN before each replay; reading or waiting
-during a capture raises and makes the capture fail at its end. `at_end` is called when a capture ends: it may raise
-or take time.
+As with CUDA, a capture computes nothing: memory keeps its contents, and the outputs are NaN until a replay. The
+capture freezes numbers of the host. Memory allocated in it is NaN before each replay. Reading or waiting during a
+capture raises, and the capture fails at its end. A test may set `at_end`, which is called when a capture ends and
+may raise or take time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from . import memory, order, streams
 from .memory import Memory
 
 at_end: Callable[[], None] | None = None
-# Number of captures begun, failed ones included.
+# Number of started captures, including failed ones.
 captured = 0
 _handles = itertools.count(1)
 
 
 @dataclass
 class Pool:
-    """Memory that graphs share, so they must not run at the same time."""
+    """Memory that graphs share, so that they must not run at the same time."""
 
     writer: tuple[order.Key, int] | None = None
     readers: dict[order.Key, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ _pools: dict[Any, Pool] = {}
 
 @dataclass
 class Recorded:
-    """An operator with CPU tensors in place of the device's, and the tensors its results go to."""
+    """An operator with CPU tensors instead of the device's, and the tensors for its results."""
 
     operator: Callable[..., Any]
     args: tuple[Any, ...]
@@ -58,7 +58,7 @@ class Recorded:
 
 @dataclass
 class Capture:
-    """A tape being recorded."""
+    """A tape that is being recorded, and the memory that it uses."""
 
     key: order.Key
     mode: str
@@ -66,14 +66,14 @@ class Capture:
     thread: int = field(default_factory=threading.get_ident)
     broken: str | None = None
     tape: list[Recorded] = field(default_factory=list)
-    made: list[Tensor] = field(default_factory=list)
+    allocated: list[Tensor] = field(default_factory=list)
     reads: dict[int, Memory] = field(default_factory=dict)
     writes: dict[int, Memory] = field(default_factory=dict)
     inside: dict[int, Memory] = field(default_factory=dict)
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def will_write(self, target: Memory) -> None:
-        """Save the current contents, to be restored at the end: a capture writes nothing."""
+        """Save the current contents, which `undo` restores: a capture writes nothing."""
         if id(target) not in self.writes and id(target) not in self.inside:
             now = _bytes(target)
             self.before.append((now, now.clone()))
@@ -86,7 +86,7 @@ class Capture:
     def undo(self) -> None:
         for target, content in self.before:
             target.copy_(content)
-        poison(self.made)
+        poison(self.allocated)
 
 
 def _bytes(target: Memory) -> Tensor:
@@ -94,7 +94,7 @@ def _bytes(target: Memory) -> Tensor:
 
 
 def poison(tensors: list[Tensor]) -> None:
-    """Fill with NaN, True, or the largest integer, which is no valid index."""
+    """Fill with NaN, True, or the largest integer, which is not a valid index."""
     for tensor in tensors:
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.fill_(torch.nan)
@@ -105,7 +105,6 @@ def poison(tensors: list[Tensor]) -> None:
 
 
 def of(key: order.Key) -> Capture | None:
-    """The capture that a stream is part of, if any."""
     return next((capture for capture in order.captures if capture.key == key), None)
 
 
@@ -114,7 +113,6 @@ def is_current_stream_capturing() -> bool:
 
 
 def graph_pool_handle() -> tuple[int, int]:
-    """An id for memory that graphs may share."""
     return (0, next(_handles))
 
 
@@ -141,13 +139,13 @@ class CUDAGraph:
         order.captures.append(self._capture)
 
     def capture_end(self) -> None:
-        """Raises if the capture is broken; the allocator and the thread's current stream then stay as they are."""
+        """End the capture; if it is broken, raise and leave the allocator and the current stream as they are."""
         capture = self._capture
         assert capture is not None, "capture_end without capture_begin"
         order.captures.remove(capture)
         capture.undo()
-        self.nbytes = sum(made.nbytes for made in capture.made)
-        if capture.made:
+        self.nbytes = sum(tensor.nbytes for tensor in capture.allocated)
+        if capture.allocated:
             weakref.finalize(self, memory.give_back, self.device, self._pool, self.nbytes).atexit = False
         try:
             if at_end is not None:
@@ -178,7 +176,7 @@ class CUDAGraph:
             inside = list(self._capture.inside.values())
             order.touch(key, reads, [*writes, *inside, _pools.setdefault(self._pool, Pool())], "replay")
             order.queue(key).ms += order.OP_MS * len(self._capture.tape)
-            poison(self._capture.made)
+            poison(self._capture.allocated)
             for recorded in self._capture.tape:
                 recorded.run()
             self.replays += 1

@@ -1,8 +1,8 @@
 """Tensors and operators of the device "emul": torch's PrivateUse1, in Python, computed by the CPU.
 
-Contract: importing this registers the device for the rest of the process; nothing else changes. A tensor of the
-device has the usual shape, strides and views, but no data: it stands for a CPU storage (memory.py). An operator
-given tensors of two devices raises, as on a GPU; reads on the host are counted (ledger.py); each operator belongs
+Importing this module registers the device for the rest of the process and changes nothing else. A tensor of the
+device has the usual shape, strides and views, but its data is in a CPU storage (memory.py). As on a GPU, an
+operator raises if its tensors are on two devices. Reads on the host are counted (ledger.py). Each operator belongs
 to the current stream (order.py), or to the tape of a capture on that stream.
 """
 
@@ -25,18 +25,18 @@ from .transfers import copy, host_reads
 CPU = torch.device("cpu")
 _SET = torch.ops.aten.set_.source_Storage_storage_offset
 _ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-# Operators that make the host wait: their results are values, or have sizes that depend on values.
+# Operators that make the host wait, because their results are values or have sizes that depend on values.
 _READS = {
     "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select",
     "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
 }  # fmt: skip
-# Operators whose indices may be on the host and whose masks the host counts; torch handles both for "index".
+# Operators with indices that may be on the host and masks that the host counts; for "index" torch does both.
 _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 _RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential", "dropout")
 
 
 class _Shell(torch.Tensor):
-    """Used only to make tensors of a device without data; `wrap` keeps the plain tensor (`.data`)."""
+    """Makes tensors without data; `wrap` keeps only the plain tensor (`.data`)."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -46,19 +46,19 @@ class _Shell(torch.Tensor):
 
 
 def wrap(raw: Tensor, device: int) -> Tensor:
-    """A tensor of the device that stands for a whole CPU tensor and shares its memory."""
-    place, stands_for = torch.device(TYPE, device), raw.untyped_storage()
-    storage = torch._C._construct_storage_from_data_pointer(stands_for.data_ptr(), place, stands_for.nbytes())
-    # Outside inference mode, because torch requires plain tensors for a view of a plain tensor.
+    """Return a tensor of the device that shares the memory of a whole CPU tensor."""
+    place, cpu_storage = torch.device(TYPE, device), raw.untyped_storage()
+    storage = torch._C._construct_storage_from_data_pointer(cpu_storage.data_ptr(), place, cpu_storage.nbytes())
+    # Leave inference mode, because torch requires plain tensors for a view of a plain tensor.
     with torch._C._InferenceMode(False), torch._C._DisableTorchDispatch():
         tensor: Tensor = torch.Tensor._make_wrapper_subclass(_Shell, (0,), dtype=raw.dtype, device=place).data
         _SET.redispatch(_ON_CPU, tensor, storage, 0, raw.size(), raw.stride())
-    at = capture.of(streams.current_stream(device).key)
-    made = memory.Memory(stands_for, device, None if at is None else at.pool)
-    memory.show(tensor, made)
-    if at is not None:
-        at.made.append(raw)
-        at.inside[id(made)] = made
+    tape = capture.of(streams.current_stream(device).key)
+    allocated = memory.Memory(cpu_storage, device, None if tape is None else tape.pool)
+    memory.attach(tensor, allocated)
+    if tape is not None:
+        tape.allocated.append(raw)
+        tape.inside[id(allocated)] = allocated
     return tensor
 
 
@@ -68,22 +68,22 @@ def _run(op: Any, *args: Any, **named: Any) -> Any:
 
 
 def _each(x: Any, change: Callable[[Any], Any]) -> Any:
-    """Applies `change` in lists, tuples and dicts; torch's tree_map costs more than most operators here."""
+    """Apply `change` in lists, tuples and dicts; torch's tree_map costs more than most operators here."""
     if isinstance(x, list | tuple):
-        return type(x)(_each(one, change) for one in x)
-    return {name: _each(one, change) for name, one in x.items()} if isinstance(x, dict) else change(x)
+        return type(x)(_each(item, change) for item in x)
+    return {name: _each(item, change) for name, item in x.items()} if isinstance(x, dict) else change(x)
 
 
 def _leaves(values: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
+    leaves: list[Any] = []
     for x in values:
-        found += _leaves(x) if isinstance(x, list | tuple) else [x]
-    return found
+        leaves += _leaves(x) if isinstance(x, list | tuple) else [x]
+    return leaves
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """An operator's schema: its name, its arguments, which of them are tensors, and which are written."""
+class _Schema:
+    """An operator's name, its arguments, and which of them are tensors or are written."""
 
     name: str
     arguments: tuple[str, ...]
@@ -92,9 +92,9 @@ class _Facts:
 
 
 @cache
-def _facts(op: Any) -> _Facts:
+def _schema_of(op: Any) -> _Schema:
     specs = op._schema.arguments
-    return _Facts(
+    return _Schema(
         op._schema.name,
         tuple(spec.name for spec in specs),
         frozenset(spec.name for spec in specs if "Tensor" in str(spec.type)),
@@ -103,31 +103,29 @@ def _facts(op: Any) -> _Facts:
 
 
 class _Call:
-    """One operator call on the device."""
-
     def __init__(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.op, self.args, self.named = op, args, named
-        self.facts = _facts(op)
-        self.name = self.facts.name
+        self.schema = _schema_of(op)
+        self.name = self.schema.name
         self.leaves = _leaves((*args, *named.values()))
         self.tensors = [t for t in self.leaves if isinstance(t, Tensor)]
-        self.own = [t for t in self.tensors if is_emulated(t)]
+        self.emulated = [t for t in self.tensors if is_emulated(t)]
         self.device = self._device()
         self.key = streams.current_stream(self.device).key
         self.capture = capture.of(self.key)
 
     def _device(self) -> int:
-        devices = {t.device.index for t in self.own}
-        # As on a GPU, a CPU scalar is allowed anywhere, and CPU indices where a tensor is indexed.
+        devices = {t.device.index for t in self.emulated}
+        # As on a GPU, scalars and the indices of a tensor may be on the CPU.
         indices = _leaves(self.args[1]) if self.name in _INDEXED else []
-        strangers = [t for t in self.tensors if not is_emulated(t) and t.dim() > 0]
-        if len(devices) > 1 or (devices and any(all(t is not i for i in indices) for t in strangers)):
+        cpu_tensors = [t for t in self.tensors if not is_emulated(t) and t.dim() > 0]
+        if len(devices) > 1 or (devices and any(all(t is not i for i in indices) for t in cpu_tensors)):
             shown = [f"{tuple(t.shape)} on {t.device}" for t in self.tensors]
             raise RuntimeError(f"devices mixed in {self.name}: {', '.join(shown)}")
         if devices:
             return int(devices.pop())
-        asked = [x for x in self.leaves if isinstance(x, torch.device)]
-        return order.index_of(asked[0] if asked else None)
+        named = [x for x in self.leaves if isinstance(x, torch.device)]
+        return order.index_of(named[0] if named else None)
 
     def result(self) -> Any:
         reads = self._reads_on_host()
@@ -135,11 +133,11 @@ class _Call:
             host_reads(self.name, self.device)
         if order.captures and self.capture is None and any(word in self.name for word in _RANDOM):
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
-        raws = {id(t): raw_of(t) for t in self.own}
-        args, named = _each((self.args, self.named), lambda x: self._inside(x, raws))
+        raws = {id(t): raw_of(t) for t in self.emulated}
+        args, named = _each((self.args, self.named), lambda x: self._to_cpu(x, raws))
         args = tuple(
-            torch.tensor(value) if isinstance(value, bool | int | float) and name in self.facts.tensors else value
-            for value, name in zip(args, self.facts.arguments, strict=False)
+            torch.tensor(value) if isinstance(value, bool | int | float) and name in self.schema.tensors else value
+            for value, name in zip(args, self.schema.arguments, strict=False)
         )
         written = self._written()
         if self.capture is not None:
@@ -147,8 +145,8 @@ class _Call:
                 self.capture.will_write(memory_of(target))
         out = self.op(*args, **named)
         self._follow_resized(raws)
-        shown = _each(out, lambda x: self._show(x, raws))
-        self._note(args, named, written, shown)
+        shown = _each(out, lambda x: self._to_emulated(x, raws))
+        self._record(args, named, written, shown)
         if reads:
             order.host_waits(order.queue(self.key).clock)
         return shown
@@ -163,17 +161,16 @@ class _Call:
         fills = self.args[2].numel() == 1 and len(masks) == 1
         return bool(masks) and not fills
 
-    def _inside(self, x: Any, raws: dict[int, Tensor]) -> Any:
+    def _to_cpu(self, x: Any, raws: dict[int, Tensor]) -> Any:
         if isinstance(x, torch.device) and x.type == TYPE:
             return CPU
         return raws.get(id(x), x) if isinstance(x, Tensor) else x
 
     def _written(self) -> list[Tensor]:
-        """The arguments that the operator writes to."""
-        if not self.facts.written:
+        if not self.schema.written:
             return []
-        given = dict(zip(self.facts.arguments, self.args, strict=False)) | self.named
-        return [t for t in _leaves([given.get(name) for name in self.facts.written]) if is_emulated(t)]
+        arguments = dict(zip(self.schema.arguments, self.args, strict=False)) | self.named
+        return [t for t in _leaves([arguments.get(name) for name in self.schema.written]) if is_emulated(t)]
 
     def _follow_resized(self, raws: dict[int, Tensor]) -> None:
         """If the operator resized an `out` argument, give the device tensor the new size too."""
@@ -183,12 +180,12 @@ class _Call:
                 raws[id(x)] = raw = raw.clone(memory_format=torch.preserve_format)
                 x.data = wrap(raw, self.device)
 
-    def _show(self, out: Any, raws: dict[int, Tensor]) -> Any:
-        """A result as a tensor of the device: an argument, a view of one, or a new tensor."""
+    def _to_emulated(self, out: Any, raws: dict[int, Tensor]) -> Any:
+        """Return a result as a tensor of the device: an argument, a view of one, or a new tensor."""
         if not isinstance(out, Tensor):
             return out
         address = out.untyped_storage()._cdata
-        for x in self.own:
+        for x in self.emulated:
             raw = raws[id(x)]
             if raw is out:
                 return x
@@ -197,12 +194,12 @@ class _Call:
         whole = out.storage_offset() == 0 and out.untyped_storage().nbytes() == out.numel() * out.itemsize
         return wrap(out if whole else out.clone(), self.device)
 
-    def _note(self, args: tuple[Any, ...], named: dict[str, Any], written: list[Tensor], shown: Any) -> None:
-        """Record the operator on the stream or on the capture's tape."""
+    def _record(self, args: tuple[Any, ...], named: dict[str, Any], written: list[Tensor], shown: Any) -> None:
+        """Record the operator on its stream or on the capture's tape."""
         results = [t for t in _leaves((shown,)) if is_emulated(t)]
-        reads = {id(m): m for m in map(memory_of, self.own)}
+        reads = {id(m): m for m in map(memory_of, self.emulated)}
         writes = {id(m): m for m in map(memory_of, written)}
-        # Empty memory does not count as written: a replay that reads it before writing it gets NaN.
+        # Empty memory does not count as written, so that a replay that reads it first gets NaN.
         empty = self.name.startswith("aten::empty")
         if not empty:
             writes |= {id(m): m for m in map(memory_of, results) if id(m) not in reads}
@@ -216,19 +213,19 @@ class _Call:
 
 
 def _as_strided(x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
-    """A view of the same memory, made by the CPU's operator, which touches no data."""
+    """Return a view of the same memory, by the CPU's operator, which touches no data."""
     view: Tensor = torch.ops.aten.as_strided.default.redispatch(_ON_CPU, x, size, stride, offset)
     return view
 
 
-def _of_cpu(name: str) -> Callable[..., Any]:
-    """A view operator that torch implements per device although it touches no data."""
+def _cpu_view(name: str) -> Callable[..., Any]:
+    """Return a view operator that torch implements per device although it touches no data."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     return lambda *args, **named: op.redispatch(_ON_CPU, *args, **named)
 
 
-def _made_by(name: str) -> Callable[..., Any]:
+def _without_pinning(name: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     return lambda *args, **named: _run(op, *args, **{**named, "pin_memory": None})
@@ -239,7 +236,7 @@ _any, _aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", 
 _any.fallback(_run, "PrivateUse1")
 _aten.impl("_copy_from", copy, "PrivateUse1")
 for _name in ["as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex"]:
-    _aten.impl(_name, _of_cpu(_name), "PrivateUse1")
+    _aten.impl(_name, _cpu_view(_name), "PrivateUse1")
 # By default torch would make these tensors empty and fill them through `out`.
 for _name in ["arange", "arange.start", "arange.start_step", "linspace", "eye", "scalar_tensor"]:
-    _aten.impl(_name, _made_by(_name), "PrivateUse1")
+    _aten.impl(_name, _without_pinning(_name), "PrivateUse1")

@@ -1,6 +1,6 @@
-"""What the emulated device records for tests to read.
+"""The emulated device's records, for tests to read.
 
-Contract: counters only grow until `clear`; only the emulation writes them.
+Counters grow until `clear`; only the emulation writes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ races: list[Race] = []
 
 
 def clear() -> None:
-    """Reset all records."""
     for counter in (reads, waits, uploads):
         counter.clear()
     races.clear()

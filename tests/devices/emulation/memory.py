@@ -1,7 +1,7 @@
-"""The emulated device's memory: contents, use, and running out.
+"""The emulated device's memory: its contents, its use, and its limit.
 
-Contract: a Memory lives as long as a tensor that shows it; a graph's own memory as long as the graph. As with
-torch's allocator, freed memory stays reserved until `empty_cache`, and a graph's until the graph is gone.
+A Memory lives as long as a tensor that uses it, and a graph's memory as long as the graph. As with torch's
+allocator, freed memory stays reserved until `empty_cache`, and a graph's until the graph is deleted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .order import TYPE
 total_bytes = 4 << 30
 _allocated = [0] * order.DEVICES
 _cached = [0] * order.DEVICES
-# For each pool of a device's graphs: bytes taken, and the part of them that tensors show.
+# For each pool of a device's graphs: reserved bytes, and the bytes that tensors use.
 _pools: dict[tuple[int, Any], list[int]] = {}
-# Set by a capture that failed to end: torch's allocator then refuses to give memory back.
+# Set by a capture that failed to end: torch's allocator then refuses to free memory.
 stuck = False
-# From the address of a tensor's storage to the memory it stands for on the CPU.
-_shown: dict[int, Memory] = {}
+# Maps the address of a device tensor's storage to its memory on the CPU.
+_memories: dict[int, Memory] = {}
 
 
 class Memory:
-    """One allocation: the CPU storage that stands for it, its last writer, and its readers since."""
+    """One allocation: its CPU storage, its last writer, and its readers since."""
 
     def __init__(self, storage: torch.UntypedStorage, device: int, pool: Any = None) -> None:
         self.storage, self.device, self.pool = storage, device, pool
@@ -45,7 +45,7 @@ class Memory:
 
 
 def _take(device: int, nbytes: int, pool: Any) -> None:
-    taken = _allocated[device] + sum(held for held, _ in _pools_of(device).values())
+    taken = _allocated[device] + sum(reserved for reserved, _ in _pools_of(device).values())
     if taken + nbytes > total_bytes:
         raise torch.OutOfMemoryError(
             f"emul out of memory. Tried to allocate {nbytes} bytes of {total_bytes}; {taken} are taken."
@@ -62,19 +62,19 @@ def _pools_of(device: int) -> dict[Any, list[int]]:
     return {pool: counts for (number, pool), counts in _pools.items() if number == device}
 
 
-def show(tensor: Tensor, memory: Memory) -> None:
-    """Let a newly made tensor of the device stand for that memory."""
+def attach(tensor: Tensor, memory: Memory) -> None:
+    """Let a new tensor of the device use this memory."""
     storage = tensor.untyped_storage()
-    _shown[storage._cdata] = memory
+    _memories[storage._cdata] = memory
     weakref.finalize(storage, _forget, storage._cdata).atexit = False
 
 
 def _forget(address: int) -> None:
-    _shown.pop(address).free()
+    _memories.pop(address).free()
 
 
 def memory_of(tensor: Tensor) -> Memory:
-    return _shown[tensor.untyped_storage()._cdata]
+    return _memories[tensor.untyped_storage()._cdata]
 
 
 def is_emulated(x: object) -> bool:
@@ -82,45 +82,43 @@ def is_emulated(x: object) -> bool:
 
 
 def raw_of(x: Any) -> Any:
-    """For a tensor of the device, the CPU tensor it stands for, sharing its memory; anything else unchanged."""
+    """Return the CPU tensor that shares the memory of a tensor of the device; return anything else unchanged."""
     if not is_emulated(x):
         return x
     return torch.empty(0, dtype=x.dtype).set_(memory_of(x).storage, x.storage_offset(), x.size(), x.stride())
 
 
 def give_back(device: int, pool: Any, nbytes: int) -> None:
-    """Return a freed graph's bytes from its pool."""
+    """Return a deleted graph's bytes from its pool to the device."""
     _pools[device, pool][0] -= nbytes
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes that tensors show."""
     number = order.index_of(device)
-    return _allocated[number] + sum(shown for _, shown in _pools_of(number).values())
+    return _allocated[number] + sum(used for _, used in _pools_of(number).values())
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes taken from the device: shown by tensors, freed but kept, or held by graphs."""
+    """Return the bytes taken from the device: used by tensors, cached after they were freed, or held by graphs."""
     number = order.index_of(device)
-    return _cached[number] + sum(held for held, _ in _pools_of(number).values())
+    return _cached[number] + sum(reserved for reserved, _ in _pools_of(number).values())
 
 
 def memory_snapshot() -> list[dict[str, Any]]:
-    """One segment for each device's own memory, with pool id (0, 0), and one for each pool of graphs."""
-    own = {(number, (0, 0)): (_cached[number], _allocated[number]) for number in range(order.DEVICES)}
+    """Return one segment per device, with pool id (0, 0), and one per pool of graphs."""
+    devices = {(number, (0, 0)): (_cached[number], _allocated[number]) for number in range(order.DEVICES)}
     return [
-        {"device": number, "segment_pool_id": pool, "total_size": held, "allocated_size": shown}
-        for (number, pool), (held, shown) in {**own, **_pools}.items()
+        {"device": number, "segment_pool_id": pool, "total_size": reserved, "allocated_size": used}
+        for (number, pool), (reserved, used) in {**devices, **_pools}.items()
     ]
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free bytes and total bytes."""
     return max(0, total_bytes - memory_reserved(device)), total_bytes
 
 
 def empty_cache() -> None:
-    """Give back what no tensor shows; raises if a failed capture has left the allocator stuck."""
+    """Free the memory that no tensor uses; raise if a failed capture has left the allocator stuck."""
     if stuck:
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
     _cached[:] = _allocated

@@ -1,6 +1,6 @@
-"""The conformance suite's models and cases on the emulated device, and small tensors there.
+"""The conformance suite's models and cases on the emulated device: `pair`, `run`; and small tensors: `numbers`.
 
-Contract: `run` returns the text that a case writes there; a pair is made once and shares no models with the CPU's.
+Each pair is made once and shares no models with the CPU's.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ from ...conformance import table
 from . import ledger
 
 TYPE = "emul"
-# New tokens per text, fewer than in the conformance suite: each operator of the device costs a Python call.
+# New tokens per text. Fewer than in the conformance suite, because each operator of the device is a Python call.
 TOKENS = 8
 
 
 @cache
 def pair(architecture: str, kind: str) -> ModelPair:
-    """The conformance suite's pair of that name, on the device.
-
-    A model is tried when its pair is made; what that reads is forgotten.
-    """
-    made = tiny_pair(kind, architecture=architecture, to=TYPE)
+    """Return the conformance suite's pair of that kind, on the device."""
+    models = tiny_pair(kind, architecture=architecture, to=TYPE)
+    # Making a pair runs its models once: forget what that reads.
     ledger.clear()
-    return made
+    return models
 
 
 def run(case: table.Case, **arguments: Any) -> Generation:
-    """The text that the case's method writes there; `arguments` override the case's own."""
+    """Return the case's generation on the device; `arguments` override the case's own."""
     draft = table.DRAFTS[case.draft]
-    asked = {
+    options = {
         "method": case.method,
         "drafter": draft.drafter,
         "attention": case.attention,
@@ -48,10 +46,10 @@ def run(case: table.Case, **arguments: Any) -> Generation:
         "seed": table.SEED,
     }
     return generate(
-        pair(case.architecture, draft.kind), table.PROMPTS[case.prompts][: case.batch], **{**asked, **arguments}
+        pair(case.architecture, draft.kind), table.PROMPTS[case.prompts][: case.batch], **{**options, **arguments}
     )
 
 
 def numbers(count: int = 6) -> Tensor:
-    """0, 1, 2 ... as float32 on the device."""
+    """Return 0, 1, 2 ... as float32 on the device."""
     return torch.arange(count, dtype=torch.float32, device=TYPE)

@@ -1,9 +1,9 @@
-"""The order of the emulated device's work, and what the host waits for.
+"""The order of the emulated device's work, and the host's waits.
 
-Contract: work is done at once, in the order of the host's calls; only the order a GPU would guarantee is emulated.
-Each stream has a vector clock; if two streams touch the same memory without an order between them, `ledger.races`
-records it. Non-blocking copies to the host arrive when the host waits for them. Times are made up: each operator
-takes OP_MS milliseconds of its stream, so that equal work takes equal times.
+Work is done at once, in the order of the host's calls; only the order that a GPU would guarantee is emulated. Each
+stream has a vector clock: if two streams use the same memory without an order between them, `ledger.races` records
+it. Non-blocking copies to the host arrive when the host waits for them. Each operator takes OP_MS milliseconds of
+its stream, so that equal work takes equal times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Clock = dict[Key, int]
 
 
 class Touched(Protocol):
-    """What is tracked of a memory: its last writer, and its readers since."""
+    """The tracked fields of a memory: its last writer, and its readers since."""
 
     writer: tuple[Key, int] | None
     readers: dict[Key, int]
 
 
 class Underway(Protocol):
-    """What the host's calls need to know of a capture."""
+    """The fields of a capture that the host's calls need."""
 
     key: Key
     thread: int
@@ -44,7 +44,7 @@ class Underway(Protocol):
 
 @dataclass
 class Queue:
-    """A stream's work: what is known to come before its end, its time in ms, and copies still under way."""
+    """A stream's work: the ticks that precede its end, its time in ms, and copies that have not arrived."""
 
     clock: Clock = field(default_factory=dict)
     ms: float = 0.0
@@ -60,35 +60,32 @@ local = threading.local()
 
 
 def index_of(device: Any = None) -> int:
-    """The number of a device given in any form torch accepts; the current device for None or no number."""
+    """Return the number of a device, in any form that torch accepts; without a number, the current device's."""
     if device is None:
         return current_device()
     if isinstance(device, int):
-        found: int | None = device
+        index: int | None = device
     else:
         device = torch.device(device)
         if device.type != TYPE:
             raise ValueError(f"Expected a device of type {TYPE}, got {device}")
-        found = device.index
-    number = current_device() if found is None else found
+        index = device.index
+    number = current_device() if index is None else index
     if not 0 <= number < DEVICES:
         raise RuntimeError(f"{TYPE} has no device {number}: invalid device ordinal")
     return number
 
 
 def current_device() -> int:
-    """This thread's current device."""
     return getattr(local, "device", 0)
 
 
 def set_device(device: Any) -> None:
-    """Make a device this thread's current one."""
     local.device = index_of(device)
 
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
-    """Make a device this thread's current one for the block."""
     before = current_device()
     set_device(device)
     try:
@@ -102,49 +99,49 @@ def queue(key: Key) -> Queue:
 
 
 def forbid(what: str, key: Key | None = None) -> None:
-    """Raises if a capture under way forbids a call that waits, and breaks that capture, as CUDA does."""
+    """Raise and break the capture if one under way forbids a call that waits, as CUDA does."""
     for capture in captures:
-        own = capture.thread == threading.get_ident()
-        if capture.key == key or capture.mode == "global" or (capture.mode == "thread_local" and own):
+        same_thread = capture.thread == threading.get_ident()
+        if capture.key == key or capture.mode == "global" or (capture.mode == "thread_local" and same_thread):
             capture.broken = what
             raise torch.AcceleratorError(f"{what}: operation not permitted when stream is capturing")
 
 
 def check_synchronising(what: str) -> None:
-    """Raises under set_sync_debug_mode("error")."""
+    """Raise under set_sync_debug_mode("error")."""
     if sync_debug_mode == 2:
         raise RuntimeError(f"called a synchronizing operation: {what}")
 
 
 def host_waits(clock: Clock) -> None:
-    """The host has waited for all work in `clock`: copies arrive, and later work comes after it."""
+    """Record that the host waited for all work in `clock`: copies arrive, and later work comes after it."""
     for key, tick in clock.items():
         host[key] = max(tick, host.get(key, 0))
-        own = queue(key)
-        for due, copy in [entry for entry in own.arriving if entry[0] <= tick]:
-            own.arriving.remove((due, copy))
+        stream_queue = queue(key)
+        for due, copy in [entry for entry in stream_queue.arriving if entry[0] <= tick]:
+            stream_queue.arriving.remove((due, copy))
             copy()
 
 
 def follows(clock: Clock, other: Clock) -> None:
-    """Order what comes after `clock` after `other` as well."""
+    """Order the work after `clock` after `other` too."""
     for key, tick in other.items():
         clock[key] = max(tick, clock.get(key, 0))
 
 
 def touch(key: Key, reads: Iterable[Touched], writes: Iterable[Touched], operator: str) -> int:
-    """One operator on a stream; records a race with unordered earlier work and returns the operator's tick."""
-    own = queue(key)
-    follows(own.clock, host)
-    own.clock[key] += 1
-    own.ms += OP_MS
-    tick, written = own.clock[key], list(writes)
+    """Run an operator on a stream: record races with unordered earlier work, and return the operator's tick."""
+    stream_queue = queue(key)
+    follows(stream_queue.clock, host)
+    stream_queue.clock[key] += 1
+    stream_queue.ms += OP_MS
+    tick, written = stream_queue.clock[key], list(writes)
     for memory in [*reads, *written]:
-        if memory.writer is not None and own.clock.get(memory.writer[0], 0) < memory.writer[1]:
+        if memory.writer is not None and stream_queue.clock.get(memory.writer[0], 0) < memory.writer[1]:
             ledger.races.append(ledger.Race(operator, key, memory.writer[0], "after a write"))
     for memory in written:
         for reader, at in memory.readers.items():
-            if own.clock.get(reader, 0) < at:
+            if stream_queue.clock.get(reader, 0) < at:
                 ledger.races.append(ledger.Race(operator, key, reader, "a write after a read"))
         memory.writer, memory.readers = (key, tick), {}
     for memory in reads:
@@ -153,7 +150,6 @@ def touch(key: Key, reads: Iterable[Touched], writes: Iterable[Touched], operato
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for all streams of a device."""
     number = index_of(device)
     forbid("synchronize")
     with lock:
@@ -163,7 +159,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    """0 or "default": off; 2 or "error": reading on the host raises ("warn" counts as off)."""
+    """Let reads on the host raise for 2 or "error"; other modes are off."""
     global sync_debug_mode
     sync_debug_mode = {"default": 0, "warn": 1, "error": 2}[mode] if isinstance(mode, str) else mode
 

@@ -1,6 +1,6 @@
-"""`torch.emul`: the emulated device's module, with the parts of torch.cuda that are used.
+"""`torch.emul`, the emulated device's module, with the parts of torch.cuda that this project uses.
 
-Contract: `kernels.support.runtime(device)` returns it for a device of type "emul".
+`kernels.support.runtime(device)` returns it for a device of type "emul".
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from .streams import stream as stream
 
 @dataclass(frozen=True)
 class Properties:
-    """The properties that torch reports of a device."""
-
     name: str
     total_memory: int
     major: int = 9
@@ -72,11 +70,11 @@ def _is_in_bad_fork() -> bool:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Does nothing of its own: random numbers come from the CPU."""
+    """Do nothing: random numbers come from the CPU."""
 
 
 def restore() -> None:
-    """Reset the emulation: counters, hooks, current streams, and captures under way or failed."""
+    """Reset counters, hooks, current streams, and unfinished or failed captures."""
     ledger.clear()
     capture.at_end, capture.captured, memory.stuck = None, 0, False
     order.captures.clear()

@@ -1,6 +1,6 @@
 """Streams and events of the emulated device, as in torch.cuda.
 
-Contract: as in order.py. Streams are handed out in turn from a pool, so two of them may be the same stream.
+order.py defines the order of their work. New streams come in turn from a pool, so two of them may be the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from . import ledger, order
 
-# torch's number of pooled streams for each device and priority, handed out in turn.
+# torch's number of pooled streams per device and priority.
 POOLED = 32
 _turns = {
     (number, urgent): itertools.cycle(range(1 + urgent * POOLED, 1 + (1 + urgent) * POOLED))
@@ -22,7 +22,7 @@ _turns = {
 
 
 class Stream:
-    """One of a device's POOLED streams, in turn; priorities below 0 have a pool of their own."""
+    """One of a device's POOLED streams, in turn; priorities below 0 have a separate pool."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> None:
         number = order.index_of(device)
@@ -65,19 +65,17 @@ class Stream:
 
 
 def default_stream(device: Any = None) -> Stream:
-    """The stream used where none was chosen."""
+    """Return the stream that is used if none was chosen."""
     return Stream(order.index_of(device), stream_id=0)
 
 
 def current_stream(device: Any = None) -> Stream:
-    """This thread's current stream on a device."""
     number = order.index_of(device)
     chosen: dict[int, Stream] = getattr(order.local, "streams", {})
     return chosen.get(number) or default_stream(number)
 
 
 def set_stream(stream: Stream) -> None:
-    """Make a stream and its device this thread's current ones."""
     order.local.device = stream.key[0]
     order.local.streams = {**getattr(order.local, "streams", {}), stream.key[0]: stream}
 
@@ -101,7 +99,7 @@ class stream:
 
 
 class Event:
-    """A point in a stream; by default the current device's current stream, wherever the work was done."""
+    """A point in a stream, by default the current device's, even if the work ran on another device."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.timing = enable_timing
@@ -114,16 +112,16 @@ class Event:
         if self.key is not None and self.key[0] != stream.key[0]:
             raise RuntimeError(f"Event device {self.key[0]} does not match recording stream's {stream.key[0]}.")
         with order.lock:
-            own = order.queue(stream.key)
-            order.follows(own.clock, order.host)
-            own.clock[stream.key] += 1
-            self.key, self.clock, self.ms = stream.key, dict(own.clock), own.ms
+            stream_queue = order.queue(stream.key)
+            order.follows(stream_queue.clock, order.host)
+            stream_queue.clock[stream.key] += 1
+            self.key, self.clock, self.ms = stream.key, dict(stream_queue.clock), stream_queue.ms
 
     def wait(self, stream: Stream | None = None) -> None:
-        own = order.queue((current_stream() if stream is None else stream).key)
+        stream_queue = order.queue((current_stream() if stream is None else stream).key)
         with order.lock:
-            order.follows(own.clock, self.clock)
-            own.ms = max(own.ms, self.ms)
+            order.follows(stream_queue.clock, self.clock)
+            stream_queue.ms = max(stream_queue.ms, self.ms)
 
     def synchronize(self) -> None:
         order.forbid("event.synchronize", self.key)
@@ -138,7 +136,7 @@ class Event:
         return True
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds of the stream from this event to `end`, once both are done; made up."""
+        """Return the emulated milliseconds from this event to `end`, once both are done."""
         if not (self.timing and end.timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.key is None or end.key is None:

@@ -1,7 +1,6 @@
 """Copies between the host and the emulated device, and the waits they cause.
 
-Contract: `copy` is copy_ between any two devices. A non-blocking copy to the host arrives when the host waits for
-it.
+`copy` is copy_ between any two devices. A non-blocking copy to the host arrives when the host waits for it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from .memory import is_emulated, memory_of, raw_of
 
 
 def host_reads(what: str, device: int) -> None:
-    """The host needs a value of the device, so it is about to wait for the current stream."""
+    """Count a read: the host needs a value of the device, so it waits for the current stream."""
     key = streams.current_stream(device).key
     order.forbid(what, key)
     order.check_synchronising(what)
@@ -36,17 +35,16 @@ def upload(what: str, blocking: bool, device: int) -> None:
 
 
 def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """copy_ between any two devices."""
     with order.lock, torch._C._InferenceMode(False), torch.no_grad():
         if is_emulated(source) and not is_emulated(target):
             _to_host(source, target, non_blocking)
         else:
             device = target.device.index
             if not is_emulated(source):
-                # One of a view with gaps goes by way of pageable memory.
+                # A copy of a view with gaps goes through pageable memory.
                 gaps = not source.is_contiguous() and source.stride() != target.stride()
                 upload("copy", gaps or not non_blocking, device)
-                # The caller may change its own tensor right away.
+                # The caller may change its tensor right after the call.
                 source = source.clone()
             _on_device(source, target, device)
     return target
@@ -54,25 +52,25 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
 
 def _on_device(source: Tensor, target: Tensor, device: int) -> None:
     key = streams.current_stream(device).key
-    at = capture.of(key)
+    tape = capture.of(key)
     reads = [memory_of(source)] if is_emulated(source) else []
     if reads and source.device != target.device:
-        # torch makes the two devices' streams wait for each other; here the target's waits for the source's.
+        # torch makes the streams of both devices wait for each other; here the target's waits for the source's.
         order.follows(order.queue(key).clock, order.queue(streams.current_stream(source.device).key).clock)
     args = (raw_of(target), raw_of(source))
-    if at is None:
+    if tape is None:
         torch.ops.aten.copy_.default(*args)
         order.touch(key, reads, [memory_of(target)], "aten::copy_")
         return
-    at.will_write(memory_of(target))
+    tape.will_write(memory_of(target))
     for memory_read in reads:
-        at.will_read(memory_read)
+        tape.will_read(memory_read)
     torch.ops.aten.copy_.default(*args)
-    at.tape.append(capture.Recorded(torch.ops.aten.copy_.default, args, {}, [args[0]]))
+    tape.tape.append(capture.Recorded(torch.ops.aten.copy_.default, args, {}, [args[0]]))
 
 
 def _to_host(source: Tensor, target: Tensor, non_blocking: bool) -> None:
-    """Blocking: copies at once. Non-blocking: the target keeps its old contents until the host waits."""
+    """Copy at once if blocking; otherwise the target keeps its old contents until the host waits."""
     device = source.device.index
     key = streams.current_stream(device).key
     order.forbid("a copy to the host", key)
@@ -88,6 +86,6 @@ def _to_host(source: Tensor, target: Tensor, non_blocking: bool) -> None:
 
 
 def _arrive(target: Tensor, content: Tensor) -> None:
-    """The target may be an inference tensor, which can only be written in inference mode."""
+    """Write `content` into the target, even if that is an inference tensor outside inference mode."""
     plain = torch.empty(0, dtype=target.dtype)
     plain.set_(target.untyped_storage(), target.storage_offset(), target.size(), target.stride()).copy_(content)
