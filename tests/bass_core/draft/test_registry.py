@@ -15,7 +15,7 @@ ROWS = [prompt * 2 for prompt in prompts(3)]
 
 
 class Tree:
-    """By default proposes two drafts after the newest token, and one after the first of them."""
+    """Proposes three drafts; by default, two follow the newest token and one follows the first draft."""
 
     branches = True
 

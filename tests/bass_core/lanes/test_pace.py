@@ -1,4 +1,4 @@
-"""The speed figures of random ragged races: their values, and what must not change them."""
+"""The speed figures of random ragged races: their values, and changes that must not affect them."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_each_pair_warms_up_once(built: list[Any], draft: Any) -> None:
     assert len(built) == 1
     first = next(race(other, row, max_new_tokens=9))
     assert len(built) == 2
-    # The warm-up's prefill and one round, which no lane counts.
+    # The warm-up's prefill and one round; no lane counts them.
     assert [decoder.target_forwards for decoder in built] == [2, 2]
     assert all(lane["metrics"]["target_forwards"] <= 9 for lane in first["lanes"].values())
 

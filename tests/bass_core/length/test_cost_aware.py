@@ -138,7 +138,7 @@ def test_trials_lose_little_if_drafting_does_not_pay():
 
 
 def test_a_trial_waits_until_it_can_pay_for_unread_text():
-    """The draft would need 250 forwards of 5 ms to read its 2,000 unread tokens."""
+    """Reading the 8 rows' 2,000 unread tokens takes as long as 250 draft forwards of 5 ms."""
     policy = CostAware(DEAR)
     lengths = play(policy, 300, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards, unread=250)
     assert not any(map(any, lengths))

@@ -109,15 +109,15 @@ def test_the_clock_does_not_change_the_text() -> None:
     """Repeat a simulated run on other clocks, with its recorded lengths per row."""
     arguments: dict[str, Any] = dict(sampling=SamplingParams(0.8), seed=5, max_new_tokens=24, **REQUEST)
     first = list(stream(PAIR, ROWS, draft_length="auto", clock=H100, **arguments))
-    entries = [one.lengths for one in first if one.kind != "prefill"]
+    entries = [round_.lengths for round_ in first if round_.kind != "prefill"]
     assert any(map(any, entries))
     texts: dict[int, list[int]] = {index: [] for index in range(len(ROWS))}
-    for one in first:
-        for row in one.rows:
+    for round_ in first:
+        for row in round_.rows:
             texts[row.sequence] += row.tokens
     for clock in (None, H100, SimulatedClock("laptop", target="1.7b", draft="135m")):
         out = generate(PAIR, ROWS, draft_length=RecordedLengths(entries), clock=clock, **arguments)
-        assert {index: one.token_ids for index, one in enumerate(out.sequences)} == texts
+        assert {index: sequence.token_ids for index, sequence in enumerate(out.sequences)} == texts
 
 
 @pytest.mark.parametrize("length", ["auto", "cost-aware"])
