@@ -354,7 +354,7 @@ def test_states_of_another_dtype_are_accepted(pair):
 
 
 def test_stored_weights_can_be_read_as_float16(tmp_path):
-    """A CPU would have to read weights that float16 rounds as float32, at twice the bytes."""
+    """A CPU reads weights that do not fit float16 as float32, at twice the bytes."""
     target = tiny("llama")
     head = tiny_head(target, reads_layers=(1,))
     with torch.no_grad():

@@ -42,7 +42,7 @@ def test_invalid_parents_are_refused(parents):
 
 @pytest.mark.parametrize(("proposal_type", "branches"), [(TreeProposal, False), (Proposal, True)])
 def test_a_proposal_of_the_wrong_type_is_refused(proposal_type, branches):
-    """The type chooses the verification rule, so a tree that is a single line is no chain, and vice versa."""
+    """The type chooses the verification rule, so even a tree without branches may not pass as a chain."""
 
     class WrongType(Threes):
         def propose(self, rows, max_drafts, keys):
