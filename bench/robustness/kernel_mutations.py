@@ -57,7 +57,7 @@ KERNEL_MUTANTS = [
            [_CPU + "sampling.py::test_many_draws_equal_the_argmax_over_stored_noise"]),
     Mutant("CPU kernels: a pointer to the oldest match", "kernels/cpu/chain.py", "            if size > best:\n",
            "            if size >= best:\n",
-           ["tests/bass_core/draft/test_head.py::test_a_pointer_in_one_call_points_alike"]),
+           ["tests/bass_core/draft/test_head.py::test_a_pointer_is_the_same_in_one_compiled_call"]),
     Mutant("Triton: the residual of the rejection rule", "kernels/triton/accept.py",
            "tl.maximum(factor * weight - taken, 0.0)", "tl.maximum(weight - taken, 0.0)", _RECOVERED),
     Mutant("a launch that could not be compiled is launched", "kernels/triton/launch.py",

@@ -28,8 +28,8 @@ from tests.support.models import prompts, texts_of, tiny, tiny_head, tiny_pair
 
 from ..model.test_pointer import by_hand
 
-DRAWN = SamplingParams(temperature=0.9, top_k=20)
-CHAINS = [
+SAMPLED = SamplingParams(temperature=0.9, top_k=20)
+SAMPLINGS = [
     SamplingParams(),
     SamplingParams(temperature=0.9),
     SamplingParams(temperature=0.9, top_k=30, top_p=0.8, min_p=0.01),
@@ -44,8 +44,8 @@ def pair():
 @pytest.mark.parametrize(
     "layers, reads_states, reads_layers", [(1, True, ()), (2, True, (0, 1)), (1, True, (1,)), (1, False, ())]
 )
-def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states, reads_layers):
-    """Each round's proposal against one pass over all positions: target states where settled, then its own."""
+def test_proposals_equal_those_of_an_uncached_head(layers, reads_states, reads_layers):
+    """One pass over all positions reads target states for accepted text and the head's own for drafts."""
     target = tiny("llama")
     head = tiny_head(target, layers, reads_states, reads_layers)
     fuse, project = head.fuse, head.project
@@ -68,32 +68,32 @@ def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states
     assert checked > 10
 
 
-def of_few_words(head, longest):
-    """Rows of texts of three words, one of which the head does not have; its pointer decides where it points."""
-    chosen, unknown = random.Random(2), next(i for i in range(96) if i not in head.vocabulary)
+def rows_of_three_words(head, longest):
+    """Rows with texts of three tokens, one not in the head's vocabulary; the pointer decides if it points."""
+    rng, unknown = random.Random(2), next(i for i in range(96) if i not in head.vocabulary)
     words = [*head.vocabulary[:2].tolist() * 3, unknown]
     head.pointer.by_size += 8
     lengths = [longest, longest - 7, longest - 14, 1, 2, longest - 21]
-    rows = [Sequence(i, i, chosen.choices(words, k=length), 24, frozenset()) for i, length in enumerate(lengths)]
+    rows = [Sequence(i, i, rng.choices(words, k=length), 24, frozenset()) for i, length in enumerate(lengths)]
     for row in rows:
-        row.tokens.append(chosen.choice(words))
+        row.tokens.append(rng.choice(words))
     return rows
 
 
-def proposals_of(drafter):
-    """A list to which all that the drafter proposes from now on is added."""
-    said, propose = [], drafter.propose
-    drafter.propose = lambda *given: said.append(propose(*given)) or said[-1]
-    return said
+def record_proposals(drafter):
+    """Return a list to which the drafter's later proposals are added."""
+    proposals, propose = [], drafter.propose
+    drafter.propose = lambda *arguments: proposals.append(propose(*arguments)) or proposals[-1]
+    return proposals
 
 
 @torch.inference_mode()
-def first_proposal(pair, rows, params=None, tree=None, whole=False, confidence=0.0):
+def first_proposal(pair, rows, params=None, tree=None, in_one_call=False, confidence=0.0):
     head, params = pair.draft, params or SamplingParams()
     body = ModelRunner(pair.draft_step, 6, 600, len(head.vocabulary), "pad" if tree is None else "sdpa")
     drafter = HeadDrafter(head, body, pair.vocab, params, confidence=confidence, tree=tree)
-    drafter._in_one_call = drafter._in_one_call and whole
-    assert drafter._in_one_call == whole
+    drafter._in_one_call = drafter._in_one_call and in_one_call
+    assert drafter._in_one_call == in_one_call
     drafter.start(rows)
     pair.target_step.readout, states = head.readout(), []
     for row in rows:
@@ -110,11 +110,11 @@ def first_proposal(pair, rows, params=None, tree=None, whole=False, confidence=0
 
 
 @pytest.mark.parametrize("tree", [None, (2, 1, 1)])
-def test_a_pointer_goes_on_with_what_the_text_had(tree):
-    """A first proposal for texts of few words: a chain, and in a tree its likeliest path."""
+def test_a_pointer_repeats_what_followed_earlier_in_the_text(tree):
+    """The first proposal for texts of three tokens: a chain, or the likeliest path of a tree."""
     target = tiny("llama")
     head, pointed = tiny_head(target, reads_layers=(0,)), 0
-    rows = of_few_words(head, 50)
+    rows = rows_of_three_words(head, 50)
     proposal = first_proposal(ModelPair(target, head), rows, tree=tree)
     for r, row in enumerate(rows):
         expected, points = expected_drafts(target, head, head.fuse, head.project, row.tokens, 3)
@@ -127,154 +127,157 @@ def test_a_pointer_goes_on_with_what_the_text_had(tree):
 
 @pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
 @pytest.mark.parametrize("confidence", [0.0, 0.1])
-@pytest.mark.parametrize("params", CHAINS)
-def test_a_pointer_in_one_call_points_alike(params, confidence):
+@pytest.mark.parametrize("params", SAMPLINGS)
+def test_a_pointer_is_the_same_in_one_compiled_call(params, confidence):
     target = tiny("llama").to(torch.bfloat16)
     pair = ModelPair(target, tiny_head(target, reads_layers=(0,), size=70).to(torch.bfloat16))
-    rows = of_few_words(pair.draft, 500)
-    one, other = (
-        first_proposal(pair, rows, params, whole=whole, confidence=confidence) for whole in (True, False)
+    rows = rows_of_three_words(pair.draft, 500)
+    compiled, by_levels = (
+        first_proposal(pair, rows, params, in_one_call=in_one_call, confidence=confidence)
+        for in_one_call in (True, False)
     )
-    assert one.num_drafted == other.num_drafted and (confidence == 0) == (one.num_drafted == [3] * 6)
-    drafts = [row[:count] for row, count in zip(one.tokens.tolist(), one.num_drafted, strict=True)]
-    assert drafts == [row[:count] for row, count in zip(other.tokens.tolist(), other.num_drafted, strict=True)]
+    assert compiled.num_drafted == by_levels.num_drafted and (confidence == 0) == (compiled.num_drafted == [3] * 6)
+    drafts = [row[:count] for row, count in zip(compiled.tokens.tolist(), compiled.num_drafted, strict=True)]
+    assert drafts == [
+        row[:count] for row, count in zip(by_levels.tokens.tolist(), by_levels.num_drafted, strict=True)
+    ]
     words = set(pair.draft.vocabulary[:2].tolist())
     assert sum(token in words for row in drafts for token in row) > 7
-    for r, count in enumerate(one.num_drafted):
-        assert params.greedy or torch.equal(one.probs[r, :count], other.probs[r, :count])
+    for r, count in enumerate(compiled.num_drafted):
+        assert params.greedy or torch.equal(compiled.probs[r, :count], by_levels.probs[r, :count])
 
 
 def expected_drafts(target, head, fuse, project, tokens, count):
-    """Greedy drafts from uncached passes of the target and of the head's body; of how many the pointer decided."""
+    """Greedy drafts from uncached passes of target and head, and how many of them the pointer changed."""
     ids = torch.tensor([tokens])
     *streams, states = target(ids, output_hidden_states=True).hidden_states
     if layers := head.config.reads_layers:
         scaled = [F.rms_norm(streams[layer], (64,), eps=1e-6) for layer in layers]
         states = project(torch.cat((*scaled, states), dim=-1))
-    seen = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
-    found, points, columns = [], 0, head.vocabulary.tolist()
+    previous = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
+    drafts, points, columns = [], 0, head.vocabulary.tolist()
     for _ in range(count):
         embedded = target.get_input_embeddings()(ids)
-        x = torch.cat((embedded, seen), dim=-1) if head.config.reads_states else embedded
-        out = head.body(inputs_embeds=fuse(x), output_hidden_states=True)
-        logits, (behind, size) = out.logits[0, -1].clone(), by_hand(tokens, found)
-        if behind in columns:
-            before = logits.argmax()
-            logits[columns.index(behind)] += head.pointer(out.hidden_states[-1][0, -1], torch.tensor(size))
-            points += int(before != logits.argmax())
+        inputs = torch.cat((embedded, previous), dim=-1) if head.config.reads_states else embedded
+        out = head.body(inputs_embeds=fuse(inputs), output_hidden_states=True)
+        logits, (candidate, size) = out.logits[0, -1].clone(), by_hand(tokens, drafts)
+        if candidate in columns:
+            unpointed = logits.argmax()
+            logits[columns.index(candidate)] += head.pointer(out.hidden_states[-1][0, -1], torch.tensor(size))
+            points += int(unpointed != logits.argmax())
         token = head.vocabulary[logits.argmax()]
-        found.append(token.item())
+        drafts.append(token.item())
         ids = torch.cat((ids, token.view(1, 1)), dim=1)
-        seen = torch.cat((seen, out.hidden_states[-1][:, -1:]), dim=1)
-    return found, points
+        previous = torch.cat((previous, out.hidden_states[-1][:, -1:]), dim=1)
+    return drafts, points
 
 
 @pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("params", CHAINS)
+@pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("confidence", [0.0, 0.003])
-def test_a_chain_in_one_call_is_the_chain_level_by_level(dtype, params, confidence):
-    """The same drafts, distributions and where a row stops, bit for bit, also across segments."""
+def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confidence):
+    """Drafts, distributions and stops are equal bit for bit, also across segments."""
     target = tiny("llama").to(dtype)
     pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(dtype))
     assert isinstance(pair.draft, DraftHead)
     texts = [prompts(1)[0] * 40, prompts(2)[1], prompts(3)[2] * 30]
-    made = {}
-    for whole in (True, False):
+    results = {}
+    for in_one_call in (True, False):
         rows = [Sequence(i, i, text[: 510 - i], 24, frozenset()) for i, text in enumerate(texts)]
         body = ModelRunner(pair.draft_step, 3, 600, 70, "sdpa")
         drafter = HeadDrafter(pair.draft, body, pair.vocab, params, confidence=confidence)
         assert drafter._in_one_call
-        drafter._in_one_call, drafter.tells = whole, True
+        drafter._in_one_call, drafter.tells = in_one_call, True
         runner = ModelRunner(pair.target_step, 3, 600, pair.vocab, "sdpa")
-        decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, Lengths())
-        said = proposals_of(drafter)
+        decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, VaryingLengths())
+        proposals = record_proposals(drafter)
         while not decoder.finished:
             decoder.step()
-        made[whole] = said, drafter.calls, drafter.drafted, [row.token_ids for row in rows]
-    assert made[True][1:] == made[False][1:]
-    for one, other in zip(made[True][0], made[False][0], strict=True):
-        assert one.num_drafted == other.num_drafted and one.tokens.shape == other.tokens.shape
-        own = [proposal.own() if proposal.own else [[]] * 3 for proposal in (one, other)]
-        for r, count in enumerate(one.num_drafted):
-            assert torch.equal(one.tokens[r, :count], other.tokens[r, :count])
-            assert own[0][r][:count] == own[1][r][:count]
-            if one.probs is not None:
-                assert torch.equal(one.probs[r, :count], other.probs[r, :count])
-    assert sum(max(one.num_drafted) > 2 for one in made[True][0]) > 3
+        results[in_one_call] = proposals, drafter.calls, drafter.drafted, [row.token_ids for row in rows]
+    assert results[True][1:] == results[False][1:]
+    for compiled, by_levels in zip(results[True][0], results[False][0], strict=True):
+        assert compiled.num_drafted == by_levels.num_drafted and compiled.tokens.shape == by_levels.tokens.shape
+        greedy_probs = [proposal.own() if proposal.own else [[]] * 3 for proposal in (compiled, by_levels)]
+        for r, count in enumerate(compiled.num_drafted):
+            assert torch.equal(compiled.tokens[r, :count], by_levels.tokens[r, :count])
+            assert greedy_probs[0][r][:count] == greedy_probs[1][r][:count]
+            if compiled.probs is not None:
+                assert torch.equal(compiled.probs[r, :count], by_levels.probs[r, :count])
+    assert sum(max(compiled.num_drafted) > 2 for compiled in results[True][0]) > 3
 
 
-@pytest.mark.parametrize("params", CHAINS)
+@pytest.mark.parametrize("params", SAMPLINGS)
 def test_a_rows_drafts_depend_on_no_other_row(params):
-    """Alone, or beside a row that drafts later, whose first token is then fed beside others' later ones."""
+    """The other row starts to draft later, so its first token is fed together with the first row's later ones."""
     target = tiny("llama").to(torch.bfloat16)
     pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(torch.bfloat16))
     assert isinstance(pair.draft, DraftHead)
-    made = []
+    runs = []
     for count in (1, 2):
         rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(2))][:count]
         body = ModelRunner(pair.draft_step, 2, 200, 70, "sdpa")
         drafter = HeadDrafter(pair.draft, body, pair.vocab, params)
         runner = ModelRunner(pair.target_step, 2, 200, pair.vocab, "sdpa")
-        decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, Later())
-        said = proposals_of(drafter)
+        decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, LaterRows())
+        proposals = record_proposals(drafter)
         while not rows[0].finish_reason:
             decoder.step()
         # The other row may go on drafting when there is no room left for the first one's drafts.
-        made.append([proposal for proposal in said if proposal.num_drafted[0]])
-    assert len(made[0]) > 8
-    for alone, beside in zip(*made, strict=True):
+        runs.append([proposal for proposal in proposals if proposal.num_drafted[0]])
+    assert len(runs[0]) > 8
+    for alone, batched in zip(*runs, strict=True):
         count = alone.num_drafted[0]
-        assert count == beside.num_drafted[0]
-        assert torch.equal(alone.tokens[0, :count], beside.tokens[0, :count])
-        assert alone.probs is None or torch.equal(alone.probs[0, :count], beside.probs[0, :count])
+        assert count == batched.num_drafted[0]
+        assert torch.equal(alone.tokens[0, :count], batched.tokens[0, :count])
+        assert alone.probs is None or torch.equal(alone.probs[0, :count], batched.probs[0, :count])
 
 
-class Later:
-    """Three drafts of the first row, and of others from the fifth round on."""
+class LaterRows:
+    """Three drafts for the first row, and for the others from the fifth round on."""
 
     limit, _round = 4, 0
 
     def lengths(self, offers):
         self._round += 1
-        return [min(max(one.most, 0), 3) if r == 0 or self._round > 4 else 0 for r, one in enumerate(offers)]
+        return [min(max(offer.most, 0), 3) if r == 0 or self._round > 4 else 0 for r, offer in enumerate(offers)]
 
     def observe(self, feedback):
         pass
 
 
-def test_another_thread_may_begin_with_a_chain():
-    """Its scratch memory is its own; plain rounds come first, so the head has read nothing before."""
+def test_another_thread_can_draft_the_first_chain():
+    """Each thread has its own scratch memory. Plain rounds come first, so the head has read nothing yet."""
     target = tiny("llama").to(torch.bfloat16)
     pair = ModelPair(target, tiny_head(target, reads_layers=(0,), size=70).to(torch.bfloat16))
-    ask = {"max_new_tokens": 12, "drafter": "model", "eos_token_id": None}
-    found = []
+    request = {"max_new_tokens": 12, "drafter": "model", "eos_token_id": None}
+    outputs = []
     worker = threading.Thread(
-        target=lambda: found.append(generate(pair, prompts(1), draft_length=Sometimes(), **ask))
+        target=lambda: outputs.append(generate(pair, prompts(1), draft_length=LaterRounds(), **request))
     )
     worker.start()
     worker.join()
-    assert found[0].metrics.drafted
+    assert outputs[0].metrics.drafted
     plain = generate(pair, prompts(1), method="regular", max_new_tokens=12, eos_token_id=None)
-    assert found[0].sequences[0].token_ids == plain.sequences[0].token_ids
+    assert outputs[0].sequences[0].token_ids == plain.sequences[0].token_ids
 
 
-class Sometimes(Later):
-    """No draft in the first rounds, and none wanted after the prompt."""
+class LaterRounds(LaterRows):
+    """No drafts in the first three rounds."""
 
     def lengths(self, offers):
         self._round += 1
-        return [min(max(one.most, 0), 3) if self._round > 3 else 0 for one in offers]
+        return [min(max(offer.most, 0), 3) if self._round > 3 else 0 for offer in offers]
 
 
-class Lengths:
-    """Other lengths for each row and round, some of them none."""
+class VaryingLengths:
+    """A different length for each row and round, sometimes 0."""
 
     limit, _round = 4, 0
 
     def lengths(self, offers):
         self._round += 1
-        return [min(max(one.most, 0), (self._round + 3 * r) % 5) for r, one in enumerate(offers)]
+        return [min(max(offer.most, 0), (self._round + 3 * r) % 5) for r, offer in enumerate(offers)]
 
     def observe(self, feedback):
         pass
@@ -293,14 +296,14 @@ def test_a_saved_head_drafts_the_same(tmp_path, pair):
     assert stored < 4 * sum(p.numel() for n, p in head.named_parameters() if "lm_head" not in n) + 8192
 
 
-def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
+def test_a_head_for_another_target_or_with_broken_files_is_refused(tmp_path, pair):
     target = tiny("llama")
     pair.draft.save(tmp_path)
     with pytest.raises(PairError, match="choose another draft"):
         load_draft_head(tmp_path, tiny("gpt2"))
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     whole = weights.read_bytes()
-    # A pointer in place of the file, a file of the right form with one number changed, a file that is cut off.
+    # A Git LFS pointer instead of the file, a file with one changed byte, and a truncated file.
     for broken in (
         b"version https://git-lfs.github.com/spec/v1\n",
         whole[:-1] + bytes([whole[-1] ^ 1]),
@@ -314,8 +317,8 @@ def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
     fields = json.loads(config.read_text())["draft_head"]
     config.write_text(json.dumps({"draft_head": fields | {"positions": 3, "link_rank": 8}}))
     assert load_draft_head(tmp_path, target).config == pair.draft.config
-    # Those of earlier versions have no pointer: nothing is raised.
-    save_file({name: one for name, one in load_file(weights).items() if "pointer" not in name}, weights)
+    # Heads of earlier versions have no pointer, so no logit is raised.
+    save_file({name: tensor for name, tensor in load_file(weights).items() if "pointer" not in name}, weights)
     older = load_draft_head(tmp_path, target).pointer
     assert not older(torch.randn(9, 64), torch.arange(9)).any()
     save_file(load_file(weights) | {"pointer.weight": torch.ones(64)}, weights)
@@ -330,7 +333,7 @@ def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
     assert not is_draft_head(tmp_path / "nowhere")
 
 
-def test_long_prompts_of_different_lengths_are_caught_up_in_chunks(pair):
+def test_long_prompts_of_different_lengths_are_read_in_chunks(pair):
     texts = [prompts(1)[0] * 60, prompts(2)[1], prompts(3)[2] * 30]
     texts = [text[:200] for text in texts]
     request = dict(max_new_tokens=12, eos_token_id=None)
@@ -338,11 +341,11 @@ def test_long_prompts_of_different_lengths_are_caught_up_in_chunks(pair):
     together = generate(pair, texts, draft_length=2, **request)
     alone = [generate(pair, text, draft_length=2, **request) for text in texts]
     assert texts_of(together) == texts_of(plain)
-    assert together.metrics.accepted == sum(one.metrics.accepted for one in alone)
+    assert together.metrics.accepted == sum(out.metrics.accepted for out in alone)
 
 
-def test_states_of_another_dtype_are_taken(pair):
-    """As on a GPU, where the layers are not packed and the first state is a float32 zero."""
+def test_states_of_another_dtype_are_accepted(pair):
+    """On a GPU, for example, the layers are not packed and the first state is a float32 zero."""
     head = tiny_head(tiny("llama")).to(torch.bfloat16)
     out = head.inputs(torch.tensor([[1, 2]]), torch.zeros(1, 2, 64))
     assert out.dtype == torch.bfloat16 and out.shape == (1, 2, 64)
@@ -351,7 +354,7 @@ def test_states_of_another_dtype_are_taken(pair):
 
 
 def test_stored_weights_can_be_read_as_float16(tmp_path):
-    """Weights that float16 would round must be read as float32 on a CPU, at twice the bytes."""
+    """A CPU reads weights that do not fit float16 as float32, at twice the bytes."""
     target = tiny("llama")
     head = tiny_head(target, reads_layers=(1,))
     with torch.no_grad():
@@ -372,23 +375,23 @@ def test_layers_that_a_target_does_not_have_are_refused():
 
 
 def test_a_packed_head_can_be_copied():
-    """As AMUSD does for a draft on a second device."""
+    """AMUSD copies its draft to a second device."""
     target = tiny("llama").to(torch.bfloat16)
     head = tiny_head(target, reads_layers=(0,)).to(torch.bfloat16)
     states, ids = torch.randn(1, 3, 128), torch.tensor([[1, 2, 3]])
     head.pack()
-    other = copy.deepcopy(head)
-    other.pack()
-    seen, seen_ = head.readout().project(states), other.readout().project(states)
-    torch.testing.assert_close(seen, seen_)
-    torch.testing.assert_close(head.inputs(ids, seen), other.inputs(ids, seen_))
+    duplicate = copy.deepcopy(head)
+    duplicate.pack()
+    projected, projected_by_copy = head.readout().project(states), duplicate.readout().project(states)
+    torch.testing.assert_close(projected, projected_by_copy)
+    torch.testing.assert_close(head.inputs(ids, projected), duplicate.inputs(ids, projected_by_copy))
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
-def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, monkeypatch):
-    """Its stops are recomputed from a head that never stops and gets the same rows and keys.
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, monkeypatch):
+    """Recompute its stops from a head that never stops, with the same rows and keys.
 
-    On an accelerator, where a stop would have to be waited for, none stops.
+    On an accelerator no head stops, because the host would have to wait for the decision.
     """
     keys = NoiseKeys(2, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
 
@@ -398,42 +401,42 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, mo
         drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
         drafter.start(rows)
         drafter._source._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]
-        said, draw = [], drafter._draw
+        history, draw = [], drafter._draw
 
         def recorded(logits, q, keys, step):
             column = draw(logits, q, keys, step)
             q = logits.softmax(-1) if sampling.greedy else probabilities(logits, sampling)
-            said.append((q.amax(-1).tolist(), q.gather(1, column[:, None])[:, 0].tolist()))
+            history.append((q.amax(-1).tolist(), q.gather(1, column[:, None])[:, 0].tolist()))
             return column
 
         drafter._draw = recorded
         proposal = drafter.propose(rows, [6, 6, 2], keys)
-        return proposal, drafter.calls, said
+        return proposal, drafter.calls, history
 
-    endless, calls, said = proposed(0.0)
+    endless, calls, history = proposed(0.0)
     assert endless.num_drafted == [6, 6, 2] and calls == 6
-    stopped = set()
+    counts = set()
     for confidence in (0.002, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0):
-        found, calls, _ = proposed(confidence)
-        width = found.tokens.shape[1]
-        assert width == max(found.num_drafted)
-        assert torch.equal(found.tokens, endless.tokens[:, :width])
-        stopped.update(found.num_drafted)
-        worth = 1
-        for r, count in enumerate(found.num_drafted):
+        shortened, calls, _ = proposed(confidence)
+        width = shortened.tokens.shape[1]
+        assert width == max(shortened.num_drafted)
+        assert torch.equal(shortened.tokens, endless.tokens[:, :width])
+        counts.update(shortened.num_drafted)
+        expected_calls = 1
+        for r, count in enumerate(shortened.num_drafted):
             chance, limit, headroom = 1.0, 6, 6
-            for step, (peaks, drawn) in enumerate(said):
+            for step, (peaks, drawn) in enumerate(history):
                 if step and chance < HEADROOM * confidence:
                     headroom = min(headroom, step)
                 if chance * peaks[r] < confidence:
                     limit = min(limit, step)
                 chance *= drawn[r]
             assert count == min([6, 6, 2][r], limit, headroom)
-            worth = max(worth, 1 + min([5, 5, 1][r], limit, headroom - 1))
+            expected_calls = max(expected_calls, 1 + min([5, 5, 1][r], limit, headroom - 1))
         # One forward for the first token, and none for a token that no row would use.
-        assert calls == worth
-        assert found.probs is None or torch.equal(found.probs, endless.probs[:, :width])
-    assert len(stopped) > 3 and proposed(1.1)[0].tokens.shape[1] == 0
+        assert calls == expected_calls
+        assert shortened.probs is None or torch.equal(shortened.probs, endless.probs[:, :width])
+    assert len(counts) > 3 and proposed(1.1)[0].tokens.shape[1] == 0
     monkeypatch.setattr(head_drafter, "is_accelerator", lambda device: True)
     assert proposed(1.1)[0].num_drafted == [6, 6, 2]
 
@@ -442,7 +445,7 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, mo
 @pytest.mark.parametrize("panels", [1.5, 2])
 @pytest.mark.parametrize("reads_layers", [(), (0,)])
 def test_only_hidden_sizes_of_whole_panels_are_fused(reads_layers, panels):
-    """The compiled call writes whole panels, past the end of any other token's inputs."""
+    """The compiled call writes whole panels: with other sizes it would write past the end of a token's inputs."""
     from kernels.cpu.kinds import PANEL
 
     hidden = int(panels * PANEL)

@@ -1,4 +1,4 @@
-"""Drafters that copy: what they propose, and what a pair must have for each."""
+"""Drafters that copy from the text: prompt lookup, and the cascade, which asks a model for the other rows."""
 
 import torch
 
@@ -37,7 +37,7 @@ def test_a_match_that_overlaps_the_end_repeats_itself():
     assert proposed(drafter, rows, [5]) == [[7] * 5]
 
 
-def test_rows_that_move_keep_their_own_text():
+def test_moved_rows_keep_their_text():
     rows = [row([1, 2, 8, 1, 2]), row([3, 4, 9, 3, 4], 1)]
     drafter = PromptLookupDrafter()
     drafter.start(rows)
@@ -46,7 +46,7 @@ def test_rows_that_move_keep_their_own_text():
     assert proposed(drafter, [rows[1]], [1]) == [[9]]
 
 
-def test_a_cascade_spares_the_model_where_every_row_copies():
+def test_a_cascade_asks_the_model_only_for_rows_that_cannot_copy():
     class Counting(Drafter):
         def propose(self, rows, max_drafts, keys):
             self.calls += 1
@@ -67,4 +67,4 @@ def test_a_cascade_spares_the_model_where_every_row_copies():
     assert torch.allclose(proposal.probs[1, :2], torch.full((2, 10), 0.1))
     cascade.propose([rows[0], row([1, 2, 3, 9, 1, 2, 3], 1)], [1, 1], KEYS)
     assert model.calls == cascade.calls == 1
-    assert cascade.drafted == 2, "copies are no work of the model"
+    assert cascade.drafted == 2, "copies must not count as the model's drafts"

@@ -1,4 +1,4 @@
-"""Pending text longer than a chunk, beside a row that lacks little."""
+"""Pending text longer than a chunk, next to a row with little pending text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCAB = 8
 
 
 class OneBuffer:
-    """A model whose every forward writes its logits, each row's chosen token one-hot, over those of the last."""
+    """A model whose forwards share one logits buffer; the logits are the one-hot of each row's chosen token."""
 
     device = torch.device("cpu")
 

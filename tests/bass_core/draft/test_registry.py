@@ -1,4 +1,4 @@
-"""What holds for every drafter: its counters, chains only (no trees), and a user's drafter with only `propose`."""
+"""Rules for every drafter: its counters, the types of proposals, and user drafters with only `propose`."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.draft.base import Proposal, TreeProposal, own_drafter
 from bass_core.draft.registry import DRAFTERS
 from tests.conformance.table import DRAFTS
-from tests.conformance.table import pair as made_pair
+from tests.conformance.table import pair as conformance_pair
 from tests.support.models import prompts, small_window, texts_of, tiny
 
 # Prompts that repeat themselves, so that there is something to copy.
@@ -15,7 +15,7 @@ ROWS = [prompt * 2 for prompt in prompts(3)]
 
 
 class Tree:
-    """Proposes two drafts that are both children of the newest token."""
+    """Proposes three drafts; by default, two follow the newest token and one follows the first draft."""
 
     branches = True
 
@@ -28,34 +28,34 @@ class Tree:
 
 
 class Threes:
-    """Has no method but `propose`."""
+    """Proposes only the token 3, and has no other method."""
 
     def propose(self, rows, max_drafts, keys):
         return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
 
 
 @pytest.mark.parametrize("parents", [[-1, 1, 0], [-1, -2, 0], [-1, 0], torch.tensor([-1, -1, 0])])
-def test_what_is_no_tree_is_refused(parents):
+def test_invalid_parents_are_refused(parents):
     with pytest.raises(RequestError, match="one number per draft"):
         generate(ModelPair(tiny("llama")), ROWS, drafter=Tree(parents), draft_length=3)
 
 
-@pytest.mark.parametrize(("made", "branches"), [(TreeProposal, False), (Proposal, True)])
-def test_a_proposal_has_the_type_that_its_drafter_says(made, branches):
-    """The type chooses the rule, so a tree that happens to be a line is none, and the reverse."""
+@pytest.mark.parametrize(("proposal_type", "branches"), [(TreeProposal, False), (Proposal, True)])
+def test_a_proposal_of_the_wrong_type_is_refused(proposal_type, branches):
+    """The type chooses the verification rule, so even a tree without branches may not pass as a chain."""
 
-    class Other(Threes):
+    class WrongType(Threes):
         def propose(self, rows, max_drafts, keys):
-            lines = {} if branches else {"parents": [[-1]] * len(rows)}
-            return made(torch.full((len(rows), 1), 3), [1] * len(rows), **lines)
+            fields = {} if branches else {"parents": [[-1]] * len(rows)}
+            return proposal_type(torch.full((len(rows), 1), 3), [1] * len(rows), **fields)
 
-    drafter = Other()
+    drafter = WrongType()
     drafter.branches = branches
     with pytest.raises(RequestError, match="branches = True"):
         generate(ModelPair(tiny("llama")), ROWS, drafter=drafter, draft_length=3)
 
 
-def test_a_tree_is_refused_where_only_chains_are_verified():
+def test_a_tree_is_refused_by_a_rule_for_chains():
     with pytest.raises(RequestError, match="judges chains"):
         generate(
             ModelPair(tiny("llama")), ROWS, drafter=Tree(), draft_length=3, sampling=SamplingParams(1.0),
@@ -63,25 +63,25 @@ def test_a_tree_is_refused_where_only_chains_are_verified():
         )  # fmt: skip
 
 
-def test_a_drafter_of_ones_own_needs_propose_alone():
+def test_a_user_drafter_needs_only_propose():
     pair = ModelPair(tiny("llama"))
     drafter = Threes()
-    ours = generate(pair, ROWS, drafter=drafter, draft_length=3, max_new_tokens=12)
-    theirs = generate(pair, ROWS, method="regular", max_new_tokens=12)
-    assert texts_of(ours) == texts_of(theirs)
-    assert not hasattr(drafter, "calls"), "a copy of it was used"
-    made = own_drafter(drafter)
-    assert (made.calls, made.drafted, made.observes_states, made.start([])) == (0, 0, False, None)
+    drafted = generate(pair, ROWS, drafter=drafter, draft_length=3, max_new_tokens=12)
+    regular = generate(pair, ROWS, method="regular", max_new_tokens=12)
+    assert texts_of(drafted) == texts_of(regular)
+    assert not hasattr(drafter, "calls"), "generate must use a copy"
+    wrapped = own_drafter(drafter)
+    assert (wrapped.calls, wrapped.drafted, wrapped.observes_states, wrapped.start([])) == (0, 0, False, None)
     drafter.observe_states = lambda rows, states: None
     assert own_drafter(drafter).observes_states
 
 
 @pytest.mark.parametrize("name", [name for name, draft in DRAFTS.items() if "llama" in draft.only])
-def test_a_round_counts_what_a_draft_model_drew(name, monkeypatch):
+def test_a_round_counts_the_tokens_that_a_draft_model_drew(name, monkeypatch):
     """Copies cost no forward and do not count as drawn; all other drafted tokens do."""
     small_window(monkeypatch)
     draft = DRAFTS[name]
-    pair = made_pair("llama", draft.kind)
+    pair = conformance_pair("llama", draft.kind)
     rounds = [
         round_
         for round_ in stream(
@@ -107,20 +107,20 @@ def test_a_round_counts_what_a_draft_model_drew(name, monkeypatch):
         assert sum(drawn)
 
 
-def test_the_conformance_suite_knows_every_drafter():
+def test_the_conformance_suite_covers_every_drafter():
     assert {draft.drafter for draft in DRAFTS.values()} == set(DRAFTERS)
 
 
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
-def test_a_head_reads_the_prompts_with_the_prefill(drafter):
-    """So the first round that drafts costs no more than any other, however long the prompts are."""
-    pair = made_pair("llama", "head")
+def test_a_head_reads_the_prompts_during_the_prefill(drafter):
+    """The first round that drafts then costs no more than any other, however long the prompts are."""
+    pair = conformance_pair("llama", "head")
     rounds = list(stream(pair, [[3] * 300, [5, 6] * 140], drafter=drafter, draft_length=1, max_new_tokens=5))
     decoding = [round_ for round_ in rounds if round_.kind != "prefill"]
     assert {round_.draft_forwards for round_ in decoding} <= {0, 1} and decoding[0].draft_tokens
 
 
-def test_what_a_pair_lacks_and_what_is_gone_is_refused_by_name():
+def test_drafters_that_are_unknown_or_lack_a_draft_model_are_refused():
     pair = ModelPair(tiny("llama"))
     for drafter, reason in (
         ("adaptive", "no draft model"),

@@ -1,4 +1,4 @@
-"""The shipped model pair, in float32: the text equals the target's own with every drafter."""
+"""The shipped pair in float32: with every drafter, the text equals the target's own."""
 
 import pytest
 import torch
@@ -42,15 +42,15 @@ def test_the_default_pair_has_a_trained_head(pair):
 @pytest.mark.parametrize(
     ("drafter", "method"), [*((drafter, "bass") for drafter in DRAFTERS), ("adaptive", "speculative")]
 )
-def test_greedy_text_is_what_transformers_writes(pair, references, drafter, method):
+def test_greedy_text_equals_that_of_transformers(pair, references, drafter, method):
     out = generate(pair, PROMPTS, method=method, drafter=drafter, max_new_tokens=32)
     assert texts_of(out) == references
-    # The prompts are too short for a window to leave anything out, and then its drafters propose nothing.
+    # The prompts are too short for a window to leave anything out, so window drafters propose nothing.
     assert out.metrics.accepted > 0 or DRAFTERS[drafter].windows
 
 
 @pytest.mark.parametrize("drafter", ["adaptive", "window_model"])
-def test_coupled_text_is_regular_decodings(pair, drafter):
+def test_coupled_text_equals_regular_decoding(pair, drafter):
     request = dict(
         max_new_tokens=24, sampling=SamplingParams(temperature=0.8, top_p=0.95), verification="coupled", seed=4
     )

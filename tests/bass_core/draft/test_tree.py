@@ -1,7 +1,6 @@
-"""What a draft model and a draft head say in a tree: the same as behind each path, fed one token after another.
+"""In a tree, a draft model and a draft head give the same logits as when each path is fed token by token.
 
-Contract: in float32, up to rounding. A tree leaves nothing behind: the next proposal is that of a drafter which
-never drafted one.
+The logits are compared in float32, up to rounding. A tree has no effect on later proposals.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from bass_core.sequence import Sequence
 from tests.support.models import prompts, tiny, tiny_pair
 
 TARGET = tiny("llama")
-WARM = SamplingParams(1.0)
-# Of three rows, the drafts of two levels and more: a token, and which of the row's drafts it follows.
+SAMPLED = SamplingParams(1.0)
+# LEVELS[level][row]: drafts as pairs of a token and the index of the row's draft before it (-1: the newest token).
 LEVELS: list[list[list[Fed]]] = [
     [[(5, -1), (9, -1), (40, -1)], [(7, -1)], []],
     [[(6, 0), (6, 2), (11, 0), (12, 2)], [(8, 0), (3, 0)], [(2, -1), (4, -1)]],
@@ -33,107 +32,110 @@ LEVELS: list[list[list[Fed]]] = [
 ]
 
 
-def drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, list[Sequence]]:
-    """A drafter over three rows that has read their prompts."""
+def make_drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, list[Sequence]]:
+    """Return a drafter that has read the prompts of three rows, and the rows."""
     rows = [Sequence(i, i, prompt, 60, frozenset()) for i, prompt in enumerate(prompts(3))]
     pair = tiny_pair("head" if kind == "head" else "perturbed", target=TARGET)
     size = len(pair.draft.vocabulary) if kind == "head" else pair.vocab
     runner = ModelRunner(pair.draft_step, 3, 120, size, "pad")
-    made: Any = (
-        HeadDrafter(pair.draft, runner, pair.vocab, WARM, tree=tree)
+    drafter: Any = (
+        HeadDrafter(pair.draft, runner, pair.vocab, SAMPLED, tree=tree)
         if kind == "head"
-        else ModelDrafter(runner, WARM, tree=tree)
+        else ModelDrafter(runner, SAMPLED, tree=tree)
     )
-    prefill = made.start(rows)
+    prefill = drafter.start(rows)
     while prefill is not None and not prefill.done:
         prefill.step()
     if kind == "head":
         torch.manual_seed(3)
-        made.observe_states(rows, [torch.randn(len(row.tokens) - 1, 64) for row in rows])
-    return made, rows
+        drafter.observe_states(rows, [torch.randn(len(row.tokens) - 1, 64) for row in rows])
+    return drafter, rows
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
-def test_a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path(kind: str) -> None:
-    """Each path is fed to a drafter of its own, as its chains are: token by token, by length alone."""
-    one, rows = drafter(kind)
-    found = [one.root(rows, [True] * 3)]
-    said: list[dict[int, torch.Tensor]] = [{} for _ in rows]
+def test_logits_in_a_tree_equal_those_after_the_path(kind: str) -> None:
+    """Feed each path as a chain to a fresh drafter, and compare."""
+    drafter, rows = make_drafter(kind)
+    roots = [drafter.root(rows, [True] * 3)]
+    node_logits: list[dict[int, torch.Tensor]] = [{} for _ in rows]
     paths: list[list[list[int]]] = [[] for _ in rows]
     for drafts in LEVELS:
         width = max(map(len, drafts))
         tokens = torch.tensor([([token for token, _ in row] + [0] * width)[:width] for row in drafts])
-        logits = one.level([[parent for _, parent in row] for row in drafts], tokens)
+        logits = drafter.level([[parent for _, parent in row] for row in drafts], tokens)
         for r, row in enumerate(drafts):
             for i, (token, parent) in enumerate(row):
-                said[r][len(paths[r])] = logits[r, i].clone()
+                node_logits[r][len(paths[r])] = logits[r, i].clone()
                 paths[r].append([*(paths[r][parent] if parent >= 0 else []), token])
     for r in range(3):
         for node, path in enumerate(paths[r]):
-            alone, rows_ = drafter(kind)
-            expected = chained(alone, rows_, kind, r, path)
-            torch.testing.assert_close(found[0][r], expected[0], atol=1e-4, rtol=1e-4)
+            fresh, fresh_rows = make_drafter(kind)
+            expected = path_logits(fresh, fresh_rows, kind, r, path)
+            torch.testing.assert_close(roots[0][r], expected[0], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(
-                said[r][node], expected[-1], atol=1e-4, rtol=1e-4, msg=f"{row.index} {path}"
+                node_logits[r][node], expected[-1], atol=1e-4, rtol=1e-4, msg=f"row {r}, path {path}"
             )
 
 
-def chained(one: Any, rows: list[Sequence], kind: str, r: int, path: list[int]) -> list[torch.Tensor]:
-    """Logits [V'] of row r behind its newest token and behind each token of a path, without any tree."""
+def path_logits(drafter: Any, rows: list[Sequence], kind: str, r: int, path: list[int]) -> list[torch.Tensor]:
+    """Logits [V'] of row r after its newest token and after each token of the path, without a tree."""
     states = None
     if kind == "head":
-        logits, states = one._catch_up(rows, [1] * 3)
-        ends = list(one.runner.lengths)
+        logits, states = drafter._catch_up(rows, [1] * 3)
+        ends = list(drafter.runner.lengths)
     else:
-        logits, ends = one._catch_up(rows, [True] * 3)
-    found = [logits[r].clone()]
+        logits, ends = drafter._catch_up(rows, [True] * 3)
+    logits_after = [logits[r].clone()]
     for step, token in enumerate(path):
         ids = torch.full((3, 1), token)
-        x = ids if states is None else one.head.inputs(ids, states[:, None])
-        fed = ForwardBatch(x, [end + step for end in ends], return_states=states is not None)
-        out = one.runner.forward(fed)
+        inputs = ids if states is None else drafter.head.inputs(ids, states[:, None])
+        fed = ForwardBatch(inputs, [end + step for end in ends], return_states=states is not None)
+        out = drafter.runner.forward(fed)
         states = None if states is None else out.require_states()[:, 0].clone()
-        found.append(out.logits[r, 0].clone())
-    return found
+        logits_after.append(out.logits[r, 0].clone())
+    return logits_after
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
-def test_a_tree_leaves_nothing_behind(kind: str) -> None:
+def test_a_tree_does_not_change_the_next_proposal(kind: str) -> None:
     keys = NoiseKeys(1, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
-    branching, rows = drafter(kind, tree=(3, 2, 1))
+    branching, rows = make_drafter(kind, tree=(3, 2, 1))
     tree = branching.propose(rows, [9] * 3, keys)
     assert branching.drafted == sum(tree.num_drafted) == 45 and branching.calls == 3
     branching.on_verified(rows, tree, [0, 0, 0])
     # The next proposal is a chain.
     branching.branches = False
-    fresh, rows_ = drafter(kind)
-    for one, own in ((branching, rows), (fresh, rows_)):
-        for row in own:
+    fresh, fresh_rows = make_drafter(kind)
+    for drafter, sequences in ((branching, rows), (fresh, fresh_rows)):
+        for row in sequences:
             row.write([4], ["sampled"])
         if kind == "head":
-            one.observe_states(own, [torch.ones(1, 64)] * 3)
-    after, expected = (one.propose(own, [4] * 3, keys) for one, own in ((branching, rows), (fresh, rows_)))
+            drafter.observe_states(sequences, [torch.ones(1, 64)] * 3)
+    after, expected = (
+        drafter.propose(sequences, [4] * 3, keys)
+        for drafter, sequences in ((branching, rows), (fresh, fresh_rows))
+    )
     assert torch.equal(after.tokens, expected.tokens)
     torch.testing.assert_close(after.probs, expected.probs, atol=1e-4, rtol=1e-4)
 
 
 def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that it observes of a row, against one forward over the row's text."""
+    """Compare all observed states of a row with one forward over its text."""
     pair = tiny_pair("head", target=TARGET)
-    seen: dict[int, list[torch.Tensor]] = {}
+    observed: dict[int, list[torch.Tensor]] = {}
     observe = HeadDrafter.observe_states
 
-    def noted(self: HeadDrafter, rows: list[Sequence], states: list[torch.Tensor]) -> None:
+    def recording(self: HeadDrafter, rows: list[Sequence], states: list[torch.Tensor]) -> None:
         for row, new in zip(rows, states, strict=True):
-            # A lane warms up on the same rows before it begins.
-            seen[row.index] = [*(seen[row.index] if row.token_ids else []), new.clone()]
+            # Drop the states of the lane's warm-up, which uses the same rows.
+            observed[row.index] = [*(observed[row.index] if row.token_ids else []), new.clone()]
         observe(self, rows, states)
 
-    monkeypatch.setattr(HeadDrafter, "observe_states", noted)
+    monkeypatch.setattr(HeadDrafter, "observe_states", recording)
     out = generate(pair, prompts(3), tree=(4, 3), drafter="model", max_new_tokens=40, eos_token_id=None)
     assert out.metrics.accepted > 5 and out.metrics.drafted > 3 * out.metrics.accepted
     for row, (prompt, sequence) in enumerate(zip(prompts(3), out.sequences, strict=True)):
-        states = torch.cat(seen[row])
+        states = torch.cat(observed[row])
         text = torch.tensor([[*prompt, *sequence.token_ids][: len(states)]])
         fed = ForwardBatch(text, [0], return_states=True)
         whole = pair.target_step.forward(fed, pair.target_step.new_cache(1, 120)).require_states()[0]
@@ -142,7 +144,7 @@ def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("in_torch", [False, True])
-def test_what_siblings_leave_of_a_q_that_is_nan_is_q(in_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_siblings_leaves_a_q_with_nan_as_it_is(in_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if in_torch:
         monkeypatch.setattr(trees, "compiled", lambda q: False)
     q = torch.tensor([[0.5, 0.25, 0.25], [0.5, torch.nan, 0.5], [1.0, 0.0, 0.0]])

@@ -1,4 +1,4 @@
-"""The target as its own draft: what it proposes, where it proposes nothing, and that the cache's lengths stay."""
+"""The target as its own draft: its proposals, when it proposes nothing, and that it leaves the cache unchanged."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tests.support.models import VOCAB, small_window, texts_of, tiny_pair
 PAIR = tiny_pair()
 TARGET = PAIR.target
 LENGTHS = (300, 190, 60, 191)
-SOME = torch.Generator().manual_seed(0)
-ROWS = [torch.randint(1, VOCAB, (length,), generator=SOME).tolist() for length in LENGTHS]
-ANY: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": None}
-WAYS = [("auto", 0.0), ("coupled", 0.9), ("rejection", 0.9), ("block", 0.9)]
+RNG = torch.Generator().manual_seed(0)
+ROWS = [torch.randint(1, VOCAB, (length,), generator=RNG).tolist() for length in LENGTHS]
+REQUEST: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": None}
+CASES = [("auto", 0.0), ("coupled", 0.9), ("rejection", 0.9), ("block", 0.9)]
 
 
-def narrow(monkeypatch: pytest.MonkeyPatch, window: int = 32) -> None:
+def shrink_window(monkeypatch: pytest.MonkeyPatch, window: int = 32) -> None:
     for user in ("registry", "window"):
         monkeypatch.setattr(f"bass_core.draft.{user}.WINDOW", window)
 
 
-class Everything(WindowDrafter):
-    """Its window hides nothing, and it drafts all the same."""
+class WholeText(WindowDrafter):
+    """Drafts although its window hides nothing."""
 
     def __init__(self, target: Any, params: Any, verification: Any, window: int) -> None:
         super().__init__(target, params, verification, 10**6)
@@ -48,33 +48,35 @@ class Everything(WindowDrafter):
         return max_drafts
 
 
-@pytest.mark.parametrize(("verification", "temperature"), WAYS)
+@pytest.mark.parametrize(("verification", "temperature"), CASES)
 @pytest.mark.parametrize("drafter", ["window", "head"])
-def test_a_window_that_hides_nothing_is_always_right(
+def test_drafts_of_a_window_that_hides_nothing_are_accepted(
     drafter: str, verification: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So each draft was drawn at its own place in the text, from the q that it came with."""
-    monkeypatch.setattr("bass_core.draft.registry.WindowDrafter", Everything)
+    """This shows that each draft was drawn at its own position, from the reported q."""
+    monkeypatch.setattr("bass_core.draft.registry.WindowDrafter", WholeText)
     pair = tiny_pair("head", target=TARGET) if drafter == "head" else PAIR
     name = "window_model" if drafter == "head" else drafter
     sampling = SamplingParams(temperature)
-    out = generate(pair, ROWS, drafter=name, draft_length=6, sampling=sampling, verification=verification, **ANY)
+    out = generate(
+        pair, ROWS, drafter=name, draft_length=6, sampling=sampling, verification=verification, **REQUEST
+    )
     drafted, rate = out.metrics.drafted, out.metrics.acceptance_rate
     assert drafted and rate is not None
-    assert rate > 0.99, "rounding may part p and q by a hair"
+    assert rate > 0.99, "only rounding separates p and q"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("verification", "temperature"), WAYS[:2])
+@pytest.mark.parametrize(("verification", "temperature"), CASES[:2])
 @pytest.mark.parametrize("drafter", ["window", "window_model"])
-def test_the_text_is_regular_decodings(
+def test_text_equals_regular_decoding(
     drafter: str, verification: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the true sinks and blocks: two rows have a gap, one gets it on the way, one never."""
-    narrow(monkeypatch)
-    ways: dict[str, Any] = ANY | {"sampling": SamplingParams(temperature), "verification": verification}
-    regular = generate(PAIR, ROWS, method="regular", **ways)
-    rounds = list(stream(PAIR, ROWS, drafter=drafter, draft_length=4, **ways))
+    """Two rows have a gap between sinks and window from the start, one gets it later, and one never does."""
+    shrink_window(monkeypatch)
+    arguments: dict[str, Any] = REQUEST | {"sampling": SamplingParams(temperature), "verification": verification}
+    regular = generate(PAIR, ROWS, method="regular", **arguments)
+    rounds = list(stream(PAIR, ROWS, drafter=drafter, draft_length=4, **arguments))
     texts: dict[int, list[int]] = {}
     drafted = [0] * len(ROWS)
     for round_ in rounds:
@@ -85,7 +87,7 @@ def test_the_text_is_regular_decodings(
     assert drafted[0] and drafted[1] and drafted[3] and not drafted[2], "a row without a gap drafts nothing"
 
 
-def test_lengths_stay_and_the_cache_behind_them_is_the_verifications() -> None:
+def test_drafting_changes_neither_lengths_nor_cached_tokens() -> None:
     runner = ModelRunner(PAIR.target_step, 2, 400, VOCAB, "pad")
     rows = [Sequence(i, i, ROWS[i], 40, frozenset()) for i in range(2)]
     width = max(map(len, ROWS[:2]))
@@ -93,19 +95,19 @@ def test_lengths_stay_and_the_cache_behind_them_is_the_verifications() -> None:
     for r, row in enumerate(rows):
         runner.commit(r, len(row.tokens) - 1)
     before, cached = list(runner.lengths), [len(row.tokens) - 1 for row in rows]
-    kept = [runner.cache.buffer[:, :, r, :, :length].clone() for r, length in enumerate(cached)]
+    stored = [runner.cache.buffer[:, :, r, :, :length].clone() for r, length in enumerate(cached)]
     drafter = WindowDrafter(runner, SamplingParams(), VERIFICATIONS["auto"], 32)
     keys = NoiseKeys(0, torch.arange(2), torch.tensor([len(row.tokens) for row in rows]))
     proposal = drafter.propose(rows, [5, 2], keys)
     assert proposal.num_drafted == [5, 2] and proposal.tokens.shape == (2, 5)
     assert (drafter.calls, drafter.drafted, list(runner.lengths)) == (5, 7, before)
     for r, length in enumerate(cached):
-        assert torch.equal(runner.cache.buffer[:, :, r, :, :length], kept[r])
-    sees = sum(SINKS + n + i - window_start(n + i, 32) for n in cached for i in range(5))
-    assert proposal.windowed == WindowWork(5, 10, sees, sees)
+        assert torch.equal(runner.cache.buffer[:, :, r, :, :length], stored[r])
+    num_read = sum(SINKS + n + i - window_start(n + i, 32) for n in cached for i in range(5))
+    assert proposal.windowed == WindowWork(5, 10, num_read, num_read)
 
 
-def test_drafts_stop_where_the_cache_ends() -> None:
+def test_drafts_stop_at_the_end_of_the_cache() -> None:
     runner = ModelRunner(PAIR.target_step, 1, 302, VOCAB, "pad")
     rows = [Sequence(0, 0, ROWS[0], 40, frozenset())]
     keys = NoiseKeys(0, torch.arange(1), torch.tensor([300]))
@@ -115,10 +117,8 @@ def test_drafts_stop_where_the_cache_ends() -> None:
 
 
 @pytest.mark.parametrize("drafter", [name for name, kind in DRAFTERS.items() if kind.windows])
-def test_an_attention_without_windows_is_refused_in_one_sentence(
-    drafter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before a step fails in it, which would leave the target without captured steps as well."""
+def test_an_attention_without_windows_is_refused(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a step would fail, and the target would lose its captured steps too."""
     monkeypatch.setattr("bass_core.decode.request.choose_backend", lambda *arguments: "flash")
     with pytest.raises(RequestError, match=f'drafter="{drafter}" .* choose attention="sdpa".'):
         make_request(PAIR, ROWS, drafter=drafter)
@@ -126,7 +126,7 @@ def test_an_attention_without_windows_is_refused_in_one_sentence(
 
 
 def test_the_target_is_billed_for_its_own_drafts() -> None:
-    """One row of 10 tokens: 3 windowed forwards of a token each read 4 of them, and the verification reads all."""
+    """One row of 10 tokens: 3 windowed forwards of one token read 4 tokens each; the verification reads all."""
     target = ModelCost(100, 200, 8, 5)
     sequence = Sequence(0, 0, [1] * 10, 9, frozenset())
     sequence.write([1], ["recovered"])
@@ -137,8 +137,8 @@ def test_the_target_is_billed_for_its_own_drafts() -> None:
     assert work.bytes_read == 200 * (1 + 3) + 8 * (13 + 12)
 
 
-def test_its_drafts_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cost table has a cost of a draft, near that of a plain step, and a file of its own."""
+def test_window_drafts_have_a_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost table has a draft cost, and is stored in a separate file."""
     small_window(monkeypatch)
     for drafter in ("window", "window_model"):
         table = measure_costs(PAIR, DRAFTERS[drafter], "pad", SamplingParams(), [1])
@@ -150,20 +150,20 @@ def test_its_drafts_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(paths) == 3
 
 
-def test_a_captured_step_with_a_window_is_a_step_of_its_own() -> None:
+def test_each_window_size_is_captured_separately() -> None:
     tokens = torch.tensor([ROWS[0]])
     plain = ModelRunner(PAIR.target_step, 1, 512, VOCAB, "pad")
     captured = GraphRunner(PAIR.target_step, 1, 512, VOCAB, "pad", record_calls)
-    found = []
+    logits = []
     for runner in (plain, captured):
         runner.forward(ForwardBatch(tokens, [0], eager=True))
-        found.append(
+        logits.append(
             [
                 runner.forward(ForwardBatch(tokens[:, -1:], [299], window=window)).logits.clone()
                 for window in (None, 32, 64, None, 32)
             ]
         )
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(found[0][0], found[0][1], atol=1e-2)
+    for expected, actual in zip(*logits, strict=True):
+        torch.testing.assert_close(expected, actual, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(logits[0][0], logits[0][1], atol=1e-2)
     assert WINDOW % 64 == 0

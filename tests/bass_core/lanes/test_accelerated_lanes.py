@@ -1,7 +1,6 @@
-"""Lanes on the emulated accelerator: which stream waits for which, what a clock counts, and what is measured when.
+"""Lanes on the emulated accelerator: which stream waits for which, what a clock counts, and when measurements run.
 
-Contract: tests/devices says what the emulated device can show; test_clock.py tests the clock's arithmetic.
-The parts of a round fit into it, on the CPU too.
+tests/devices describes what the emulated device can detect; test_clock.py tests the clock's arithmetic.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ pytestmark = pytest.mark.usefixtures("small")
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_lane_waits_for_what_clears_its_buffers(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The buffers are made on the stream of the race's thread; the lane's thread has its own stream."""
+def test_a_lane_waits_until_its_buffers_are_cleared(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The race's thread makes the buffers on its stream; the lane's thread has another stream."""
     if not captured:
         monkeypatch.setenv("BASS_GRAPHS", "0")
     pair = on_device()
@@ -55,41 +54,40 @@ def test_a_lane_waits_for_what_clears_its_buffers(captured: bool, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["model", "head", "adaptive", "prompt_lookup"])
-def test_lanes_that_overlap_find_their_first_shapes_captured(
+def test_overlapping_lanes_capture_their_first_shapes_before_the_clock_runs(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the first round replays is captured before the clock runs."""
     pair = on_device()
     if drafter == "head":
         pair = ModelPair(pair.target, tiny_head(tiny("llama")).to(DEVICE))
-    by: list[str] = []
+    capture_threads: list[str] = []
     real = graphs.capture
 
-    def noted(*arguments: Any) -> Any:
-        by.append(threading.current_thread().name)
+    def recording(*arguments: Any) -> Any:
+        capture_threads.append(threading.current_thread().name)
         return real(*arguments)
 
-    monkeypatch.setattr(graphs, "capture", noted)
+    monkeypatch.setattr(graphs, "capture", recording)
     arguments = {**TEXT, "drafter": "model" if drafter == "head" else drafter}
     for method in ("regular", "speculative", "bass"):
         lane = Lane(pair, make_request(pair, ROWS, **arguments), method)
         lane.prepare()
-        prepared = len(by)
+        prepared = len(capture_threads)
         assert prepared and lane.clock.ms == 0
         while lane.step().kind == "prefill":
             pass
-        # A head is fed the whole prompt in its first round, at a width that occurs once.
-        assert len(by) - prepared <= (drafter == "head" and method != "regular")
+        # A head reads the whole prompt in its first round, at a width that occurs only once.
+        assert len(capture_threads) - prepared <= (drafter == "head" and method != "regular")
         lane.end("stopped")
-        by.clear()
+        capture_threads.clear()
         gc.collect()
         graphs._idle.clear()
     list(race(pair, ROWS, scheduling="overlap", **arguments))
-    assert by[0] == threading.current_thread().name and not ledger.races
+    assert capture_threads[0] == threading.current_thread().name and not ledger.races
 
 
-def test_captures_cost_a_lane_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes 200 ms in which the device idles; host and stream share one clock here."""
+def test_captures_do_not_count_as_lane_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each capture takes 200 ms in which the device is idle; host and stream share one clock here."""
     pair = on_device()
     stream = order.queue(runtime(DEVICE).current_stream(DEVICE).key)
 
@@ -110,27 +108,27 @@ def test_captures_cost_a_lane_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another thread captures, drawing a random number would break its capture."""
+    """Drawing a random number would break a capture in another thread."""
     other = torch.device("emul", 1)
     assert hardware.copy_bandwidth(other) == pytest.approx(2 * (1 << 12) / (order.OP_MS / 1000))
     hardware.copy_bandwidth.cache_clear()
-    done: list[float] = []
+    measured: list[float] = []
 
     def measure() -> None:
-        done.append(hardware.copy_bandwidth(other))
+        measured.append(hardware.copy_bandwidth(other))
 
     model = on_device().target_step
     while_capturing(monkeypatch, model, lambda: together(measure))
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
-    assert done
+    assert measured
 
 
-def test_a_device_without_memory_for_a_measurement_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(device: torch.device) -> float:
+def test_bandwidth_is_none_without_memory_to_measure_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(device: torch.device) -> float:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(hardware, "copy_bandwidth", short)
+    monkeypatch.setattr(hardware, "copy_bandwidth", out_of_memory)
     assert hardware.known_bandwidth(DEVICE) is None and hardware.known_bandwidth(torch.device("cpu")) is None
     out = generate(on_device(), ROWS, **TEXT)
     assert out.metrics.bandwidth_utilization is None
@@ -139,32 +137,32 @@ def test_a_device_without_memory_for_a_measurement_has_no_figure(monkeypatch: py
 PAIR = tiny_pair()
 
 
-def check(rounds: list[Round], drafts: bool) -> None:
-    """The parts fit into each round, and a round that drafted nothing has no time for drafts."""
-    before, seen = 0.0, set()
+def check_parts(rounds: list[Round], drafts: bool) -> None:
+    """The draft and verify times fit into each round; a round without drafts has no draft time."""
+    before, kinds = 0.0, set()
     for round_ in rounds:
-        took, before = round_.time_ms - before, round_.time_ms
+        duration, before = round_.time_ms - before, round_.time_ms
         if round_.kind == "prefill":
             assert round_.draft_ms is round_.verify_ms is None
             continue
         assert round_.draft_ms is not None and round_.verify_ms is not None
         draft, verify = round_.draft_ms, round_.verify_ms
-        assert verify > 0 and draft + verify <= took + 1e-6
+        assert verify > 0 and draft + verify <= duration + 1e-6
         assert (draft > 0) == (round_.kind == "verify")
-        seen.add(round_.kind)
-    assert ("verify" in seen) == drafts
+        kinds.add(round_.kind)
+    assert ("verify" in kinds) == drafts
 
 
 @pytest.mark.parametrize("method", ["regular", "speculative", "bass"])
-def test_parts_fit_into_their_round(method: str) -> None:
-    for ways in ({"draft_length": 3}, {"draft_length": "auto", "tree": (2, 1)}):
-        asked: dict[str, Any] = {**TEXT, **ways, "sampling": SamplingParams(0.8)}
-        check(list(stream(PAIR, ROWS, method=method, **asked)), drafts=method != "regular")
+def test_draft_and_verify_times_fit_into_their_round(method: str) -> None:
+    for options in ({"draft_length": 3}, {"draft_length": "auto", "tree": (2, 1)}):
+        arguments: dict[str, Any] = {**TEXT, **options, "sampling": SamplingParams(0.8)}
+        check_parts(list(stream(PAIR, ROWS, method=method, **arguments)), drafts=method != "regular")
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("graphs", ["0", "1"])
-def test_an_accelerator_s_events_give_the_parts_and_no_more_waits(
+def test_events_time_the_parts_without_waiting_for_the_device(
     graphs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BASS_GRAPHS", graphs)
@@ -172,11 +170,11 @@ def test_an_accelerator_s_events_give_the_parts_and_no_more_waits(
     list(stream(pair, ROWS, **TEXT))
     ledger.clear()
     rounds = list(stream(pair, ROWS, **TEXT))
-    check(rounds, drafts=True)
+    check_parts(rounds, drafts=True)
     assert not ledger.races and not ledger.waits["device"]
 
 
-def test_laps_leave_set_up_time_out_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laps_exclude_setup_time_and_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, clock = Stopwatch(torch.device("cpu")), SimpleNamespace(now=0.0, setup=0.0)
     monkeypatch.setattr(stopwatch, "setup_ms", lambda: clock.setup)
     monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: clock.now / 1000))

@@ -1,6 +1,6 @@
-"""What a lane's clock counts: the device's time on the lane's work, without one-time work such as compilation.
+"""A lane's clock counts the device's time on the lane's work, without one-time work such as compilation.
 
-Contract: the test sets the times of host and stream; `Host` has the part of torch.cuda that a clock uses.
+The tests set the times of host and stream; `Host` imitates the part of torch.cuda that a clock uses.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Host:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
-    made = Host()
+    fake = Host()
     for module in (clock, setup_time, support):
-        monkeypatch.setattr(module, "runtime", lambda device: made)
-    monkeypatch.setattr(setup_time, "time", SimpleNamespace(perf_counter=lambda: made.now / 1000))
-    return made
+        monkeypatch.setattr(module, "runtime", lambda device: fake)
+    monkeypatch.setattr(setup_time, "time", SimpleNamespace(perf_counter=lambda: fake.now / 1000))
+    return fake
 
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Triton's hooks with ours installed; `seen` lists the calls of the hooks that were there before."""
+    """Triton's hooks with ours installed; `seen` lists the calls of the hooks installed before ours."""
     seen: list[str] = []
     loaded: list[Callable[..., None]] = []
     knobs = SimpleNamespace(
@@ -84,7 +84,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def launch(host: Host, knobs: Any, compile_ms: float = 0.0, load_ms: float = 0.0, run_ms: float = 0.0) -> None:
-    """A kernel's first launch, with the hooks called in the order of Triton's JITFunction.run."""
+    """Launch a kernel for the first time: the hooks run in the order of Triton's JITFunction.run."""
     facts = {"compile": {"device": 0}, "is_manual_warmup": False}
     knobs.jit_cache_hook(**facts)
     host.now += compile_ms
@@ -95,7 +95,7 @@ def launch(host: Host, knobs: Any, compile_ms: float = 0.0, load_ms: float = 0.0
     host.queue(run_ms)
 
 
-def test_what_is_queued_counts_until_it_is_done(host: Host) -> None:
+def test_queued_work_counts_until_it_is_done(host: Host) -> None:
     clock = LaneClock(DEVICE)
     host.queue(7)
     host.synchronize()
@@ -106,7 +106,7 @@ def test_what_is_queued_counts_until_it_is_done(host: Host) -> None:
     assert clock.ms == pytest.approx(35) and host.now == 42
 
 
-def test_setting_up_is_left_out_and_what_was_queued_before_it_is_not(host: Host) -> None:
+def test_setup_is_excluded_but_not_work_queued_before_it(host: Host) -> None:
     clock = LaneClock(DEVICE)
     with clock.running():
         host.queue(30)
@@ -121,7 +121,7 @@ def test_setting_up_is_left_out_and_what_was_queued_before_it_is_not(host: Host)
     assert clock.ms == pytest.approx(40)
 
 
-def test_compiling_is_left_out(host: Host, compiler: Any) -> None:
+def test_compile_time_is_excluded(host: Host, compiler: Any) -> None:
     clock = LaneClock(DEVICE)
     with clock.running():
         host.queue(30)
@@ -132,7 +132,7 @@ def test_compiling_is_left_out(host: Host, compiler: Any) -> None:
     assert compiler.seen == ["cache", "compiled"] * 2
 
 
-def test_compiling_while_setting_up_counts_once(host: Host, compiler: Any) -> None:
+def test_compiling_during_setup_counts_once(host: Host, compiler: Any) -> None:
     before = setup_ms()
     with setting_up(DEVICE):
         launch(host, compiler, compile_ms=2000, load_ms=300)
@@ -140,8 +140,8 @@ def test_compiling_while_setting_up_counts_once(host: Host, compiler: Any) -> No
     assert setup_ms() - before == pytest.approx(2310)
 
 
-def test_a_compiler_that_failed_is_forgotten(host: Host, compiler: Any) -> None:
-    """A failed compilation never calls the second hook; a kernel loaded later must not be charged to it."""
+def test_a_failed_compilation_is_forgotten(host: Host, compiler: Any) -> None:
+    """It never calls the second hook; the time until a later kernel loads must not count as setup."""
     before = setup_ms()
     compiler.jit_cache_hook(compile={"device": 0})
     host.now += 1000
@@ -152,17 +152,17 @@ def test_a_compiler_that_failed_is_forgotten(host: Host, compiler: Any) -> None:
     assert setup_ms() - before == pytest.approx(20)
 
 
-def test_a_stream_that_is_being_captured_is_not_waited_for(host: Host, compiler: Any) -> None:
+def test_setup_does_not_wait_for_a_stream_under_capture(host: Host, compiler: Any) -> None:
     host.capturing = True
     launch(host, compiler, compile_ms=20)
 
 
-def test_no_triton_and_no_hooks_are_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_and_its_hooks_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    for found in (missing, lambda name: SimpleNamespace(runtime=SimpleNamespace())):
-        monkeypatch.setattr(setup_time, "import_module", found)
+    for imported in (missing, lambda name: SimpleNamespace(runtime=SimpleNamespace())):
+        monkeypatch.setattr(setup_time, "import_module", imported)
         setup_time.watch_compiler.__wrapped__()
 
 

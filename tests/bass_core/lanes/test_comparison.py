@@ -1,4 +1,4 @@
-"""Rows that differ from regular decoding's: the first position that differs, and the target's p of both tokens."""
+"""Rows that differ from regular decoding: the first position that differs, and the target's p of both tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ race_module = import_module("bass_core.lanes.race")  # the package binds this na
 PAIR = tiny_pair(tokenizer=byte_tokenizer())
 TARGET = PAIR.target
 ROWS = prompts(3)
-WARM = SamplingParams(temperature=3.0)
+SAMPLED = SamplingParams(temperature=3.0)
 KEYS = {"at", "ours", "theirs", "p_ours", "p_theirs", "tie"}
 
 
-def last(**arguments: Any) -> dict[str, Any]:
+def last_snapshot(**arguments: Any) -> dict[str, Any]:
     """The last snapshot of a race, passed through JSON as a client would get it."""
     arguments = {"max_new_tokens": 12, "draft_length": 3} | arguments
     *_, shot = race(PAIR, ROWS, **arguments)
@@ -35,9 +35,9 @@ def last(**arguments: Any) -> dict[str, Any]:
 
 @pytest.fixture(params=[((1, 5), (2, 0))])
 def altered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes tokens that the bass lane wrote, at the given (sequence, index) pairs."""
+    """Change tokens that the bass lane wrote, at the given (sequence, index) pairs."""
 
-    class Altered(Lane):
+    class AlteredLane(Lane):
         def _release(self) -> None:
             super()._release()
             if self.method == "bass":
@@ -45,15 +45,15 @@ def altered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
                     ids = self.sequences[row].token_ids
                     ids[at] = (ids[at] + 1) % PAIR.vocab
 
-    monkeypatch.setattr(race_module, "Lane", Altered)
+    monkeypatch.setattr(race_module, "Lane", AlteredLane)
 
 
 def expected(row: int, at: int, tokens: list[int], sampling: SamplingParams, seed: int) -> list[float]:
     """The probabilities of both tokens and the tie ratio, from transformers' own forward."""
-    written = generate(
+    regular = generate(
         PAIR, ROWS, method="regular", max_new_tokens=12, sampling=sampling, seed=seed, verification="coupled"
     )
-    text = [*ROWS[row], *written.sequences[row].token_ids[:at]]
+    text = [*ROWS[row], *regular.sequences[row].token_ids[:at]]
     with torch.inference_mode():
         logits = TARGET(torch.tensor([text])).logits[0, -1]
     if sampling.greedy:
@@ -68,39 +68,45 @@ def expected(row: int, at: int, tokens: list[int], sampling: SamplingParams, see
     return [*p.tolist(), float(scores.min() / scores.max())]
 
 
-def test_rows_that_agree_are_none_and_the_last_snapshot_alone_says_so() -> None:
+def test_rows_that_agree_are_none_in_the_last_snapshot_only() -> None:
     shots = list(race(PAIR, ROWS, max_new_tokens=12, draft_length=3))
     assert [shot for shot in shots[:-1] if "comparison" in shot] == []
     assert shots[-1]["comparison"] == {"speculative": [None] * 3, "bass": [None] * 3}
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), WARM], ids=["greedy", "coupled"])
-def test_a_row_that_differs_has_its_place_both_tokens_and_both_probabilities(
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "coupled"])
+def test_a_row_that_differs_has_its_position_tokens_and_probabilities(
     altered: None, sampling: SamplingParams
 ) -> None:
-    shot = last(sampling=sampling, verification="coupled", seed=4)
+    shot = last_snapshot(sampling=sampling, verification="coupled", seed=4)
     assert shot["comparison"]["speculative"] == [None] * 3
     none, second, third = shot["comparison"]["bass"]
     assert none is None
-    for row, at, found in ((1, 5, second), (2, 0, third)):
+    for row, at, difference in ((1, 5, second), (2, 0, third)):
         theirs = shot["lanes"]["regular"]["sequences"][row]["token_ids"][at]
-        assert set(found) == KEYS
-        assert (found["at"], found["ours"], found["theirs"]) == (at, (theirs + 1) % PAIR.vocab, theirs)
-        wanted = expected(row, at, [found["ours"], theirs], sampling, seed=4)
-        assert [found[key] for key in ("p_ours", "p_theirs", "tie")] == pytest.approx(wanted, rel=1e-3, abs=0)
+        assert set(difference) == KEYS
+        assert (difference["at"], difference["ours"], difference["theirs"]) == (
+            at,
+            (theirs + 1) % PAIR.vocab,
+            theirs,
+        )
+        probabilities_and_tie = expected(row, at, [difference["ours"], theirs], sampling, seed=4)
+        assert [difference[key] for key in ("p_ours", "p_theirs", "tie")] == pytest.approx(
+            probabilities_and_tie, rel=1e-3, abs=0
+        )
         # Regular decoding took the token with the larger score.
-        assert 0 <= found["tie"] < 1 and not math.isclose(found["p_ours"], found["p_theirs"])
+        assert 0 <= difference["tie"] < 1 and not math.isclose(difference["p_ours"], difference["p_theirs"])
 
 
-def test_nothing_is_claimed_where_the_texts_need_not_agree() -> None:
-    """Under the rejection rule, without regular decoding or with it alone, and of synthetic acceptance."""
-    asked: list[dict[str, Any]] = [
-        {"sampling": WARM},
+def test_texts_that_need_not_agree_are_not_compared() -> None:
+    """Under the rejection rule, without regular decoding, with no other lane, and with synthetic acceptance."""
+    cases: list[dict[str, Any]] = [
+        {"sampling": SAMPLED},
         {"lanes": ("speculative", "bass")},
         {"lanes": ("regular",)},
         {"synthetic_acceptance": 0.5},
     ]
-    assert not any("comparison" in last(**arguments) for arguments in asked)
+    assert not any("comparison" in last_snapshot(**arguments) for arguments in cases)
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MOST_FORWARDS", 1), ("MOST_TOKENS", {"cpu": 16})])
@@ -116,14 +122,14 @@ def test_forwards_are_bounded_in_number_and_length(
         return real(pair, text, backend)
 
     monkeypatch.setattr(comparison_module, "next_logits", counted)
-    _, second, third = last()["comparison"]["bass"]
-    assert [found["at"] for found in (second, third)] == [5, 0]
+    _, second, third = last_snapshot()["comparison"]["bass"]
+    assert [difference["at"] for difference in (second, third)] == [5, 0]
     assert lengths == [len(ROWS[1]) + 5] == [15]
     assert second["tie"] is not None and third["tie"] is None
 
 
 @pytest.mark.parametrize("altered", [((0, 3), (1, 3), (2, 4))], indirect=True)
-def test_equal_texts_are_computed_once_and_a_failure_costs_the_numbers_alone(
+def test_equal_texts_share_a_forward_and_a_failure_loses_only_probabilities(
     altered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
@@ -134,21 +140,23 @@ def test_equal_texts_are_computed_once_and_a_failure_costs_the_numbers_alone(
 
     monkeypatch.setattr(comparison_module, "next_logits", failing)
     *_, shot = race(PAIR, ROWS[0], n=3, max_new_tokens=12, draft_length=3)
-    found = shot["comparison"]["bass"]
-    assert [one["at"] for one in found] == [3, 3, 4] and [one["p_ours"] for one in found] == [None] * 3
+    differences = shot["comparison"]["bass"]
+    assert [difference["at"] for difference in differences] == [3, 3, 4] and [
+        difference["p_ours"] for difference in differences
+    ] == [None] * 3
     assert lengths == [len(ROWS[0]) + 3, len(ROWS[0]) + 4]
 
 
-def test_a_lane_that_ended_early_is_compared_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Short(Lane):
+def test_a_lane_that_ended_early_is_compared_up_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ShortLane(Lane):
         def step(self) -> Any:
-            done = super().step()
+            round_ = super().step()
             if self.method == "bass" and len(self.trace.records) == 2:
                 self.end("budget")
-            return done
+            return round_
 
-    monkeypatch.setattr(race_module, "Lane", Short)
-    shot = last()
+    monkeypatch.setattr(race_module, "Lane", ShortLane)
+    shot = last_snapshot()
     bass = shot["lanes"]["bass"]["sequences"]
-    assert {one["finish_reason"] for one in bass} == {"budget"} and len(bass[0]["token_ids"]) < 12
+    assert {sequence["finish_reason"] for sequence in bass} == {"budget"} and len(bass[0]["token_ids"]) < 12
     assert shot["comparison"]["bass"] == [None] * 3

@@ -1,7 +1,6 @@
 """A new decoder takes one file and one line in the table, and then works like any other method.
 
-Contract: the toy decoder is greedy and feeds the whole text again for every token, without a cache or a batch; it
-appears wherever methods are listed.
+The toy decoder is greedy and reads the whole text again for every token, without a cache or a batch.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ TARGET = PAIR.target
 
 
 class Slow:
-    """The members a lane needs of a decoder, and no others."""
+    """Has only the members that a lane needs of a decoder."""
 
     timeline = None
 
@@ -74,12 +73,12 @@ class Slow:
         return Round(kind, rows=rows)
 
 
-def refuse_heat(pair: ModelPair, request: Request) -> None:
+def refuse_sampling(pair: ModelPair, request: Request) -> None:
     if not request.sampling.greedy:
         raise RequestError('method="slow" is greedy: leave sampling out.')
 
 
-SLOW = Method("slow", "Slow", "Reads the whole text for every token.", Slow, drafts=False, check=refuse_heat)
+SLOW = Method("slow", "Slow", "Reads the whole text for every token.", Slow, drafts=False, check=refuse_sampling)
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def toy() -> Iterator[Method]:
     unregister("slow")
 
 
-def test_the_toy_answers_and_races(toy: Method) -> None:
+def test_the_toy_generates_and_races(toy: Method) -> None:
     rows = prompts(3)
     texts = [reference(TARGET, row, 8) for row in rows]
     out = generate(PAIR, rows, method="slow", max_new_tokens=8)
@@ -101,18 +100,18 @@ def test_the_toy_answers_and_races(toy: Method) -> None:
     assert lane["metrics"]["speedup"] and last["comparison"]["slow"] == [None] * 3
 
 
-def test_the_toy_refuses_what_it_cannot_do(toy: Method) -> None:
-    warm: Any = table.SAMPLING["coupled"]
-    for ask in (
-        lambda: generate(PAIR, [1], method="slow", sampling=warm),
-        lambda: race(PAIR, [1], lanes=["slow"], sampling=warm),
+def test_the_toy_refuses_sampling(toy: Method) -> None:
+    sampling: Any = table.SAMPLING["coupled"]
+    for call in (
+        lambda: generate(PAIR, [1], method="slow", sampling=sampling),
+        lambda: race(PAIR, [1], lanes=["slow"], sampling=sampling),
     ):
         with pytest.raises(RequestError, match="is greedy"):
-            ask()
+            call()
 
 
 @pytest.mark.slow
-def test_the_toy_is_run_by_the_conformance_suite(toy: Method) -> None:
+def test_the_conformance_suite_runs_the_toy(toy: Method) -> None:
     cases = [case for case in table.covering(2) if case.method == "slow"]
     assert {case.architecture for case in cases} == set(table.BUILDERS)
     assert {case.text for case in cases} == {"greedy"}
@@ -120,7 +119,7 @@ def test_the_toy_is_run_by_the_conformance_suite(toy: Method) -> None:
         assert texts_of(case.run()) == case.expected(), str(case)
 
 
-def test_the_table(toy: Method) -> None:
+def test_methods_have_unique_names_in_order(toy: Method) -> None:
     assert list(METHODS) == ["regular", "speculative", "bass", "amusd", "transformers", "slow"]
     assert set(DEFAULT_LANES) <= set(METHODS)
     assert [name for name, method in METHODS.items() if method.reference] == ["regular"]
@@ -132,7 +131,7 @@ def test_the_table(toy: Method) -> None:
     register(SLOW)
 
 
-def test_a_stream_that_is_closed_ends_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_stream_ends_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(Lane, "end", lambda lane, reason: ended.append(reason))
     rounds: Any = stream(PAIR, [1, 2], method="regular", max_new_tokens=8)
@@ -142,25 +141,29 @@ def test_a_stream_that_is_closed_ends_its_lane(monkeypatch: pytest.MonkeyPatch) 
 
 
 NAMED = ModelPair(TARGET, tiny("llama", seed=1, layers=1), byte_tokenizer(), name="tiny")
-OWN = {"generate": {"method"}, "stream": {"method"}, "race": {"lanes", "scheduling", "stopped"}}
+OTHER_PARAMETERS = {"generate": {"method"}, "stream": {"method"}, "race": {"lanes", "scheduling", "stopped"}}
 
 
 @pytest.mark.parametrize("function", [generate, stream, race, make_request])
 def test_every_keyword_is_listed_and_has_one_default(function: Any) -> None:
-    """The signature lists the fields of Options with their defaults, as editors and help() show them."""
+    """Signatures list the fields of Options with their defaults, for editors and help()."""
     listed = inspect.signature(function).parameters
-    own = {"pair", "prompt", "options"} | OWN.get(function.__name__, set())
-    mine = {name: one for name, one in listed.items() if name not in own}
-    assert {name: one.default for name, one in mine.items()} == {one.name: one.default for one in fields(Options)}
-    assert all(one.kind is one.KEYWORD_ONLY and one.annotation is not one.empty for one in mine.values())
-    assert own <= set(listed)
+    others = {"pair", "prompt", "options"} | OTHER_PARAMETERS.get(function.__name__, set())
+    options = {name: entry for name, entry in listed.items() if name not in others}
+    assert {name: entry.default for name, entry in options.items()} == {
+        entry.name: entry.default for entry in fields(Options)
+    }
+    assert all(
+        entry.kind is entry.KEYWORD_ONLY and entry.annotation is not entry.empty for entry in options.values()
+    )
+    assert others <= set(listed)
 
 
-def test_options_are_frozen_and_explained() -> None:
-    """Type checkers see the same names and types as keywords; the docstring explains each, in order."""
+def test_options_are_frozen_and_documented() -> None:
+    """Type checkers see the same names and types as keywords; the docstring explains each in order."""
     assert get_type_hints(Keywords) == get_type_hints(Options)
     assert re.findall(r"^    (\w+): ", inspect.getdoc(Options) or "", re.MULTILINE) == [
-        one.name for one in fields(Options)
+        field.name for field in fields(Options)
     ]
     with pytest.raises(FrozenInstanceError):
         Options().n = 2  # type: ignore[misc]
@@ -171,14 +174,14 @@ def test_options_may_be_given_as_one_object() -> None:
     out = generate(NAMED, "abc", method="speculative", options=options)
     *_, last = race(NAMED, "abc", lanes=["speculative"], options=options)
     streamed = [row.tokens for round_ in stream(NAMED, "abc", options=options) for row in round_.rows]
-    same = generate(NAMED, "abc", method="speculative", **vars(options))
-    texts = texts_of(same)
+    from_keywords = generate(NAMED, "abc", method="speculative", **vars(options))
+    texts = texts_of(from_keywords)
     assert texts_of(out) == texts
     assert [s["token_ids"] for s in last["lanes"]["speculative"]["sequences"]] == texts
     assert sum(map(len, streamed)) == 6
 
 
-def test_options_are_given_in_one_way_and_no_other_keywords() -> None:
+def test_mixed_options_and_unknown_keywords_are_refused() -> None:
     for function in (generate, stream, race):
         refused: list[tuple[dict[str, Any], str]] = [
             ({"options": Options(), "seed": 1}, "seed was given together with options: put it into Options(...)."),
@@ -190,9 +193,9 @@ def test_options_are_given_in_one_way_and_no_other_keywords() -> None:
                 for name in ("temperature", "top_k", "top_p")
             ),
         ]
-        for asked, says in refused:
-            with pytest.raises(RequestError, match=re.escape(says)):
-                function(NAMED, [1, 2], **asked)
+        for arguments, message in refused:
+            with pytest.raises(RequestError, match=re.escape(message)):
+                function(NAMED, [1, 2], **arguments)
 
 
 def test_short_reprs() -> None:

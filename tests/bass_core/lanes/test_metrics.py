@@ -1,4 +1,4 @@
-"""The rounds that `stream` yields add up to the metrics."""
+"""Metrics of hand-made rounds, and of a lane whose clock the test sets."""
 
 from contextlib import contextmanager
 
@@ -18,7 +18,7 @@ def _row(drafted, accepted):
     return RowRound(0, [0] * drafted, [], [], [], accepted, [0] * (accepted + 1), [], None)
 
 
-def test_figures_of_hand_made_rounds():
+def test_metrics_of_hand_made_rounds():
     counts = Counts()
     counts.add(Round("prefill"), 4.0)
     counts.add(Round("prefill", rows=[_row(0, 0), _row(0, 0)], time_ms=10.0), 6.0)
@@ -39,26 +39,26 @@ def test_figures_of_hand_made_rounds():
     assert summarise(Counts(), [done], 50.0, 1).acceptance_rate is None
 
 
-@pytest.mark.parametrize(("method", "prefills", "tokens_a_step"), [("regular", 1, 3), ("speculative", 3, 1)])
-def test_ms_per_token_leaves_out_every_prefill_and_its_tokens(method, prefills, tokens_a_step, monkeypatch):
-    """Steps take 10 ms, prefills 1000 ms: always rows x 10 ms / tokens per step. No draft reads prompts."""
+@pytest.mark.parametrize(("method", "prefills", "tokens_per_step"), [("regular", 1, 3), ("speculative", 3, 1)])
+def test_ms_per_token_excludes_prefills_and_their_tokens(method, prefills, tokens_per_step, monkeypatch):
+    """Steps take 10 ms and prefills 1000 ms; no draft model reads the prompts."""
     lane = Lane(PAIR, make_request(PAIR, prompts(3), max_new_tokens=5, draft_length=0), method)
-    lane.clock = Timed({"prefill": 1000.0, "plain": 10.0})
+    lane.clock = FakeClock({"prefill": 1000.0, "plain": 10.0})
     step = lane._decoder.step
     monkeypatch.setattr(lane._decoder, "step", lambda: lane.clock.spend(step()))
     first = lane.step()
     assert first.kind == "prefill" and lane.metrics().ms_per_token is None
     while not lane.finished:
         if lane.step().kind != "prefill":
-            assert lane.metrics().ms_per_token == pytest.approx(3 * 10 / tokens_a_step)
+            assert lane.metrics().ms_per_token == pytest.approx(3 * 10 / tokens_per_step)
     metrics = lane.metrics()
-    assert metrics.ms_per_token == pytest.approx(3 * 10 / tokens_a_step)
-    assert lane.decode_ms == pytest.approx(10 * 12 / tokens_a_step)
+    assert metrics.ms_per_token == pytest.approx(3 * 10 / tokens_per_step)
+    assert lane.decode_ms == pytest.approx(10 * 12 / tokens_per_step)
     assert metrics.throughput_tps == pytest.approx(1000 * 15 / (1000 * prefills + lane.decode_ms))
     assert metrics.ttft_ms == 1000
 
 
-class Timed:
+class FakeClock:
     """A lane's clock on which each round takes the time of its kind."""
 
     def __init__(self, costs):

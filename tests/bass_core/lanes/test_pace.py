@@ -1,4 +1,4 @@
-"""The figures of speed, on random ragged races: what they are, and what must not change them."""
+"""The speed figures of random ragged races: their values, and changes that must not affect them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEEDS = range(40)
 
 @dataclass(frozen=True)
 class Step:
-    """A round: its ms, and for each row in it how many tokens it writes."""
+    """A round: its time in ms, and the number of tokens that each of its rows writes."""
 
     ms: float
     written: dict[int, int]
@@ -39,9 +39,9 @@ def regular(rng: random.Random, lengths: list[int], cost: float = 50.0) -> list[
     return steps
 
 
-def drafting(rng: random.Random, lengths: list[int], alone: bool = False) -> list[Step]:
-    """Rounds of 1 to 5 tokens for each unfinished row; alone: one row after another, each with a prefill."""
-    groups = [[row] for row in range(len(lengths))] if alone else [list(range(len(lengths)))]
+def drafting(rng: random.Random, lengths: list[int], one_by_one: bool = False) -> list[Step]:
+    """Rounds of 1 to 5 tokens per unfinished row. one_by_one: one row after another, each with a prefill."""
+    groups = [[row] for row in range(len(lengths))] if one_by_one else [list(range(len(lengths)))]
     steps = []
     for rows in groups:
         steps.append(Step(rng.uniform(5, 500), dict.fromkeys(rows, 1), "prefill"))
@@ -53,12 +53,12 @@ def drafting(rng: random.Random, lengths: list[int], alone: bool = False) -> lis
     return steps
 
 
-def pace(steps: list[Step], lengths: list[int], over: bool = True) -> Pace:
+def pace(steps: list[Step], lengths: list[int], finished: bool = True) -> Pace:
     tally, at = Tally(len(lengths)), Counter()
     for step in steps:
         at.update(step.written)
         tally.add(step.kind, step.ms, [(row, n, at[row] == lengths[row]) for row, n in step.written.items()])
-    return tally.pace(over)
+    return tally.pace(finished)
 
 
 def decode_ms(steps: list[Step]) -> float:
@@ -78,21 +78,21 @@ def test_equal_texts_give_the_ratio_of_the_finishing_times(seed: int) -> None:
     assert reference.speedup(reference) == pytest.approx(1)
     assert reference.round_cost(reference) == pytest.approx(1)
     assert reference.plain_steps == pytest.approx(max(lengths) - 1)
-    for steps in (drafting(rng, lengths), drafting(rng, lengths, alone=True), regular(rng, lengths)):
+    for steps in (drafting(rng, lengths), drafting(rng, lengths, one_by_one=True), regular(rng, lengths)):
         lane = pace(steps, lengths)
         speedup = lane.speedup(reference)
         assert speedup == pytest.approx(decode_ms(plain) / decode_ms(steps))
-        # The main figure never names the loser.
+        # The speed-up is above 1 only if the lane finishes first.
         assert speedup is not None and (speedup > 1) == (decode_ms(steps) < decode_ms(plain))
         assert lane.plain_steps == pytest.approx(max(lengths) - 1)
         assert lane.ms_per_token == pytest.approx(decode_ms(steps) / (max(lengths) - 1))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_must_not_change_the_figures(seed: int) -> None:
+def test_figures_do_not_depend_on_row_order_units_or_split_rounds(seed: int) -> None:
     rng = random.Random(seed)
     lengths, theirs = some_lengths(rng), some_lengths(rng)
-    plain, steps = regular(rng, theirs), drafting(rng, lengths, alone=seed % 2 == 0)
+    plain, steps = regular(rng, theirs), drafting(rng, lengths, one_by_one=seed % 2 == 0)
     reference, lane = pace(plain, theirs), pace(steps, lengths)
     speedup, cost = lane.speedup(reference), lane.round_cost(reference)
     assert speedup and cost
@@ -109,7 +109,7 @@ def test_what_must_not_change_the_figures(seed: int) -> None:
     assert both[0].speedup(both[1]) == pytest.approx(speedup)
     assert both[0].round_cost(both[1]) == pytest.approx(cost)
 
-    # The first rows of each round are served in a round of their own, of half the time.
+    # Split each round into two of half the time, each with half of the rows.
     halves = []
     for step in steps:
         rows = list(step.written.items())
@@ -118,19 +118,19 @@ def test_what_must_not_change_the_figures(seed: int) -> None:
     assert pace(halves, lengths).speedup(reference) == pytest.approx(speedup)
     assert pace(halves, lengths).ms_per_token == pytest.approx(lane.ms_per_token)
 
-    # Where the cost of a step does not depend on its rows, the speed-up is the ratio of the times per token.
+    # If the cost of a step does not depend on its rows, the speed-up is the ratio of the times per token.
     level = pace([replace(step, ms=50.0) for step in plain], theirs)
     assert lane.ms_per_token and lane.speedup(level) == pytest.approx(50 / lane.ms_per_token)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_token_is_worth_one_over_the_rows_that_share_its_place(seed: int) -> None:
-    """Against the definition token by token, at every moment of a race."""
+def test_a_token_counts_as_one_over_the_rows_at_its_position(seed: int) -> None:
+    """Compare with the definition, token by token, after every round of a race."""
     rng = random.Random(seed)
     lengths = some_lengths(rng)
     theirs = some_lengths(rng)
     plain = regular(rng, theirs)
-    steps = drafting(rng, lengths, alone=seed % 2 == 0)
+    steps = drafting(rng, lengths, one_by_one=seed % 2 == 0)
     for end in range(1, len(steps) + 1):
         so_far, written = steps[:end], Counter()
         for step in so_far:
@@ -141,7 +141,7 @@ def test_every_token_is_worth_one_over_the_rows_that_share_its_place(seed: int) 
             for row, length in enumerate(texts)
             for place in range(2, length + 1)
         }
-        lane = pace(so_far, lengths, over=end == len(steps))
+        lane = pace(so_far, lengths, finished=end == len(steps))
         assert lane.plain_steps == pytest.approx(sum(1 / m for m in sharing.values()))
         if end == len(steps):
             step_ms = means(plain, theirs)
@@ -150,12 +150,12 @@ def test_every_token_is_worth_one_over_the_rows_that_share_its_place(seed: int) 
 
 
 def means(plain: list[Step], lengths: list[int]):  # type: ignore[no-untyped-def]
-    """Regular's mean time of a step by its rows, between and beyond those that it has seen."""
-    taken: dict[int, list[float]] = {}
+    """Regular decoding's mean step time by number of rows, interpolated, and constant at the ends."""
+    times: dict[int, list[float]] = {}
     for step in plain:
         if step.kind != "prefill":
-            taken.setdefault(len(step.written), []).append(step.ms)
-    known = sorted((m, sum(ms) / len(ms)) for m, ms in taken.items())
+            times.setdefault(len(step.written), []).append(step.ms)
+    known = sorted((m, sum(ms) / len(ms)) for m, ms in times.items())
 
     def step_ms(m: int) -> float:
         if m <= known[0][0]:
@@ -168,8 +168,8 @@ def means(plain: list[Step], lengths: list[int]):  # type: ignore[no-untyped-def
     return step_ms
 
 
-def test_a_lane_with_ended_rows_is_not_faster_for_it() -> None:
-    """Four rows, of which three end early: the old figure divided by all four, and named the loser."""
+def test_ended_rows_do_not_make_a_lane_faster() -> None:
+    """Three of four rows end early. An older figure divided by all four rows, and named the wrong winner."""
     lengths, other = [40, 40, 40, 40], [60, 4, 4, 4]
     plain = [Step(9.0, dict.fromkeys(range(4), 1), "prefill")]
     plain += [Step(50.0, dict.fromkeys(range(4), 1), "plain")] * 39
@@ -182,40 +182,42 @@ def test_a_lane_with_ended_rows_is_not_faster_for_it() -> None:
     assert lane.round_cost(reference) == pytest.approx(1)
 
 
-def test_a_lane_that_waits_writes_a_quarter_of_a_step() -> None:
+def test_a_token_of_one_of_four_rows_is_a_quarter_of_a_step() -> None:
     rng = random.Random(0)
     lengths = [20] * 4
-    alone = drafting(rng, lengths, alone=True)
-    first = 1 + next(i for i, step in enumerate(alone) if i and step.kind == "prefill")
-    lane = pace(alone[: first - 1], lengths, over=False)
+    one_by_one = drafting(rng, lengths, one_by_one=True)
+    first = 1 + next(i for i, step in enumerate(one_by_one) if i and step.kind == "prefill")
+    lane = pace(one_by_one[: first - 1], lengths, finished=False)
     assert lane.plain_steps == pytest.approx(19 / 4)
 
 
 def test_a_cut_text_counts_as_unfinished() -> None:
-    """A lane whose time is up has not written more for it."""
+    """A lane gains nothing by running out of time."""
     rng = random.Random(1)
     lengths = [30] * 3
-    steps = drafting(rng, lengths, alone=True)[:5]
-    cut, running = pace(steps, lengths, over=True), pace(steps, lengths, over=False)
+    steps = drafting(rng, lengths, one_by_one=True)[:5]
+    cut, running = pace(steps, lengths, finished=True), pace(steps, lengths, finished=False)
     assert cut.plain_steps == running.plain_steps
 
 
-def test_nothing_is_said_early_and_a_stall_is_no_speed() -> None:
+def test_there_is_no_early_speedup_and_none_from_a_stall() -> None:
     lengths = [100]
     plain = [Step(9.0, {0: 1}, "prefill"), *[Step(50.0, {0: 1}, "plain")] * 20]
-    lane, few = pace(plain, lengths, over=False), pace(plain[:LEAST_ROUNDS], lengths, over=False)
+    lane, few = pace(plain, lengths, finished=False), pace(plain[:LEAST_ROUNDS], lengths, finished=False)
     assert few.speedup(lane) is None and lane.speedup(few) is None and few.round_cost(lane) is None
-    assert pace(plain[: LEAST_ROUNDS + 1], lengths, over=False).speedup(lane) == pytest.approx(1)
+    assert pace(plain[: LEAST_ROUNDS + 1], lengths, finished=False).speedup(lane) == pytest.approx(1)
     stalled = [*plain, Step(10_000.0, {0: 1}, "plain")]
-    reference = pace(stalled, lengths, over=False)
+    reference = pace(stalled, lengths, finished=False)
     assert lane.speedup(reference) == pytest.approx((20 + STALL) / 21)
     assert reference.speedup(reference) == pytest.approx(1)
-    over = pace(stalled, [22]), pace([*plain, Step(50.0, {0: 1}, "plain")], [22])
-    assert over[1].speedup(over[0]) == pytest.approx((20 * 50 + 10_000) / (21 * 50)), "at the end all time counts"
+    finished = pace(stalled, [22]), pace([*plain, Step(50.0, {0: 1}, "plain")], [22])
+    assert finished[1].speedup(finished[0]) == pytest.approx((20 * 50 + 10_000) / (21 * 50)), (
+        "after the end all time must count"
+    )
     assert pace(plain[:1], lengths).speedup(lane) is None
 
 
-def test_scatter_is_that_of_the_rounds() -> None:
+def test_scatter_measures_how_much_rounds_vary() -> None:
     rng = random.Random(2)
     lengths = [300, 300]
     plain = pace(regular(rng, lengths), lengths)
@@ -228,15 +230,16 @@ def test_scatter_is_that_of_the_rounds() -> None:
     assert half / whole == pytest.approx(math.sqrt(2), rel=0.1)
 
 
-def test_several_races_of_a_lane_are_one() -> None:
+def test_several_races_add_up_to_one_pace() -> None:
     rng = random.Random(3)
     lengths = [[9, 20], [14, 5]]
-    plain = [regular(rng, own) for own in lengths]
-    steps = [drafting(rng, own) for own in lengths]
-    together = [
-        Pace.together(pace(one, own) for one, own in zip(many, lengths, strict=True)) for many in (steps, plain)
+    plain = [regular(rng, row_lengths) for row_lengths in lengths]
+    steps = [drafting(rng, row_lengths) for row_lengths in lengths]
+    combined = [
+        Pace.together(pace(rounds, row_lengths) for rounds, row_lengths in zip(races, lengths, strict=True))
+        for races in (steps, plain)
     ]
-    assert together[0].speedup(together[1]) == pytest.approx(
+    assert combined[0].speedup(combined[1]) == pytest.approx(
         sum(map(decode_ms, plain)) / sum(map(decode_ms, steps))
     )
 
@@ -252,9 +255,9 @@ def test_predicted_speed_ups_follow_the_same_definition() -> None:
         policy = make_policy(length, costs, timed=False)
         (played,) = play(policy, Acceptance.same(0.8), rows, tokens, 0, 1)
         steps = [Step(1.0, dict.fromkeys(range(rows), 1), "prefill")]
-        for one in played:
-            written = {row: n + 1 for row, n in zip(one.rows, one.accepted, strict=True)}
-            steps.append(Step(one.ms(costs), written))
+        for round_ in played:
+            written = {row: n + 1 for row, n in zip(round_.rows, round_.accepted, strict=True)}
+            steps.append(Step(round_.ms(costs), written))
         paces.append(pace(steps, [tokens] * rows))
     assert point["speedup"] == pytest.approx(paces[0].speedup(paces[1]))
     assert point["ms_per_token"] == pytest.approx(paces[0].ms_per_token)
@@ -262,11 +265,11 @@ def test_predicted_speed_ups_follow_the_same_definition() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_race_reports_the_pace_of_its_snapshots(temperature: float) -> None:
-    """Each snapshot's figures follow from its own rounds, and Regular is 1 from its first figure on."""
+    """Each snapshot's figures follow from its rounds, and regular decoding's speed-up is always 1."""
     pair = ModelPair(tiny("llama"), tiny("llama"))
     ids = prompts(3)
     snapshots = list(race(pair, ids, max_new_tokens=24, draft_length=3, sampling=SamplingParams(temperature)))
-    seen = 0
+    num_speedups = 0
     for snapshot in snapshots:
         lanes = snapshot["lanes"]
         if not lanes:
@@ -279,12 +282,12 @@ def test_a_race_reports_the_pace_of_its_snapshots(temperature: float) -> None:
             )
             speedup = paces[name].speedup(paces["regular"])
             assert metrics["speedup"] == (None if speedup is None else pytest.approx(speedup))
-            seen += speedup is not None
+            num_speedups += speedup is not None
         if lanes["regular"]["metrics"]["speedup"] is not None:
             assert lanes["regular"]["metrics"]["speedup"] == pytest.approx(1)
-    assert seen
+    assert num_speedups
     last = snapshots[-1]["lanes"]
-    texts = [[one["token_ids"] for one in lane["sequences"]] for lane in last.values()]
+    texts = [[sequence["token_ids"] for sequence in lane["sequences"]] for lane in last.values()]
     if temperature == 0:
         assert texts[0] == texts[1] == texts[2]
         ends = {name: float(np.sum(Pace.of(lane).ms)) for name, lane in last.items()}

@@ -1,7 +1,7 @@
-"""A race: snapshots that grow, lanes that fail alone, and nothing left behind.
+"""A race: snapshots grow, a lane that fails does not stop the others, and no memory leaks.
 
-Contract: the page and API clients read the snapshot's keys. Fair scheduling is checked with clocks that the test
-sets. Freeing is checked without the garbage collector: the memory must be free once the generator is.
+The page and API clients read the snapshot's keys. The tests set the clocks to check fair scheduling, and check
+without the garbage collector that the memory is freed together with the generator.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ DEVICE = {
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot after every step (with overlap: every millisecond)."""
     monkeypatch.setattr(race_module, "SNAPSHOT_SECONDS", 0.001)
 
 
-def run(**arguments: Any) -> list[dict[str, Any]]:
+def run_race(**arguments: Any) -> list[dict[str, Any]]:
     """All snapshots, each passed through JSON as a client would get them."""
     arguments = {"max_new_tokens": 14, "draft_length": 3} | arguments
     return [json.loads(json.dumps(s, allow_nan=False)) for s in race(PAIR, ROWS, **arguments)]
@@ -58,8 +58,8 @@ def run(**arguments: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("scheduling", SCHEDULINGS)
 def test_snapshots_grow_and_the_last_is_done(scheduling: str) -> None:
-    shots = run(scheduling=scheduling)
-    # How many there are depends on timing.
+    shots = run_race(scheduling=scheduling)
+    # Their number depends on timing.
     assert len(shots) > 1
     assert [shot["done"] for shot in shots] == [False] * (len(shots) - 1) + [True]
     for shot in shots:
@@ -112,26 +112,26 @@ def check_growth(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def test_figures_that_do_not_apply_are_none() -> None:
-    first, *_, last = run(lanes=("bass", "regular"))
+    first, *_, last = run_race(lanes=("bass", "regular"))
     regular = last["lanes"]["regular"]["metrics"]
     assert first["lanes"]["bass"]["metrics"]["ptl_last_ms"] is None
     for name in ("acceptance_rate", "token_acceptance", "mean_acceptance_length", "per_position_acceptance"):
         assert regular[name] is None and last["lanes"]["bass"]["metrics"][name] is not None
     assert regular["speedup"] == pytest.approx(1)
-    own = last["lanes"]["bass"]["metrics"]
-    assert own["speedup"] == pytest.approx(regular["ms_per_token"] / own["ms_per_token"])
-    alone = run(lanes=("bass",))[-1]["lanes"]["bass"]["metrics"]
-    assert alone["speedup"] is None
+    bass = last["lanes"]["bass"]["metrics"]
+    assert bass["speedup"] == pytest.approx(regular["ms_per_token"] / bass["ms_per_token"])
+    without_regular = run_race(lanes=("bass",))[-1]["lanes"]["bass"]["metrics"]
+    assert without_regular["speedup"] is None
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, float]]]:
-    """Each step's lane and the clocks of all unfinished lanes just before it; a step takes a set time per lane."""
+    """Each step's lane and the clocks of all unfinished lanes before it; a lane's steps take a fixed time."""
     cost = {"regular": 10.0, "speculative": 4.0, "bass": 25.0}
     seen: list[tuple[str, dict[str, float]]] = []
     lanes: list[lane_module.Lane] = []
 
-    class Clocked(lane_module.Lane):
+    class ClockedLane(lane_module.Lane):
         def __init__(self, pair: ModelPair, request: Any, method: str) -> None:
             super().__init__(pair, request, method)
             self.clock.running = self.running  # type: ignore[method-assign]
@@ -143,19 +143,19 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, float]]]
             yield
             self.clock.ms += cost[self.method]
 
-    monkeypatch.setattr(race_module, "Lane", Clocked)
+    monkeypatch.setattr(race_module, "Lane", ClockedLane)
     return seen
 
 
-def test_fair_steps_the_lane_that_is_furthest_behind(steps: list[tuple[str, dict[str, float]]]) -> None:
-    run(scheduling="fair")
+def test_fair_scheduling_steps_the_lane_that_is_furthest_behind(steps: list[tuple[str, dict[str, float]]]) -> None:
+    run_race(scheduling="fair")
     assert {method for method, _ in steps} == set(DEFAULT_LANES)
     for method, clocks in steps:
         assert clocks[method] == min(clocks.values())
 
 
-def test_who_waits_for_a_lane_gets_it_next() -> None:
-    """A thread that re-acquires the lock at once must wait behind the thread already waiting for it."""
+def test_a_waiting_thread_gets_the_lane_next() -> None:
+    """A thread that takes the lock again at once must queue after the one that is already waiting."""
     for _ in range(20):
         lock, order = FairLock(), []
 
@@ -177,7 +177,7 @@ def test_who_waits_for_a_lane_gets_it_next() -> None:
 
 
 def test_in_turn_runs_one_lane_to_its_end(steps: list[tuple[str, dict[str, float]]]) -> None:
-    shots = run(scheduling="in_turn", lanes=("bass", "regular"))
+    shots = run_race(scheduling="in_turn", lanes=("bass", "regular"))
     order = [method for method, _ in steps]
     assert order == sorted(order, key=("bass", "regular").index)
     waiting = [s["lanes"]["regular"]["clock_ms"] for s in shots if not s["lanes"]["bass"]["finished"]]
@@ -185,11 +185,13 @@ def test_in_turn_runs_one_lane_to_its_end(steps: list[tuple[str, dict[str, float
 
 
 @pytest.mark.parametrize(("scheduling", "known"), zip(SCHEDULINGS, (True, False, False), strict=True))
-def test_a_lane_that_fails_ends_alone(scheduling: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_that_fails_does_not_stop_the_others(
+    scheduling: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bass = METHODS["bass"]
     failing = replace(bass, build=lambda *arguments: Failing(bass.build(*arguments), known))
     monkeypatch.setitem(METHODS, "bass", failing)
-    last = run(scheduling=scheduling)[-1]
+    last = run_race(scheduling=scheduling)[-1]
     failed = last["lanes"]["bass"]
     assert failed["finished"]
     assert failed["error"] == "Choose less." if known else "RuntimeError" in failed["error"]
@@ -236,32 +238,32 @@ def test_closing_frees_everything_at_once(scheduling: str, taken: int | None) ->
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The decoders made for a warm-up."""
-    made: list[Any] = []
+    """The decoders built for warm-ups."""
+    decoders: list[Any] = []
     build = warmup.build_bass
 
-    def remembered(*arguments: Any) -> Any:
-        made.append(build(*arguments))
-        return made[-1]
+    def recording(*arguments: Any) -> Any:
+        decoders.append(build(*arguments))
+        return decoders[-1]
 
-    monkeypatch.setattr(warmup, "build_bass", remembered)
-    return made
+    monkeypatch.setattr(warmup, "build_bass", recording)
+    return decoders
 
 
 @pytest.mark.parametrize("draft", [None, perturbed(TARGET, 0.02)])
-def test_once_a_pair(built: list[Any], draft: Any) -> None:
+def test_each_pair_warms_up_once(built: list[Any], draft: Any) -> None:
     pair, other, row = ModelPair(TARGET, draft), ModelPair(TARGET, draft), prompts(1)[0]
     for _ in range(2):
         assert generate(pair, row, max_new_tokens=9).sequences[0].token_ids == reference(TARGET, row, 9)
     assert len(built) == 1
     first = next(race(other, row, max_new_tokens=9))
     assert len(built) == 2
-    # The warm-up's prefill and one round, which no lane counts.
+    # The warm-up's prefill and one round; no lane counts them.
     assert [decoder.target_forwards for decoder in built] == [2, 2]
     assert all(lane["metrics"]["target_forwards"] <= 9 for lane in first["lanes"].values())
 
 
-def test_a_warm_up_that_fails_leaves_the_failure_to_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_warm_up_does_not_stop_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("cold")
 

@@ -17,7 +17,7 @@ TARGET = PAIR.target
 ROWS = prompts(3)
 
 
-def last(**arguments: Any) -> dict[str, Any]:
+def last_lanes(**arguments: Any) -> dict[str, Any]:
     """The lanes of the last snapshot, passed through JSON."""
     arguments = {"max_new_tokens": 24, "sampling": SamplingParams(0.8), "seed": 3} | arguments
     *_, snapshot = race(PAIR, ROWS, **arguments)
@@ -27,7 +27,7 @@ def last(**arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
 def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str) -> None:
-    for name, lane in last(verification=verification, draft_length=3).items():
+    for name, lane in last_lanes(verification=verification, draft_length=3).items():
         written = [0] * len(ROWS)
         drafted = accepted = 0
         for record in lane["rounds"]:
@@ -36,14 +36,14 @@ def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str
                 start, end = row["start"], row["start"] + row["written"]
                 assert start == written[row["sequence"]]
                 written[row["sequence"]] = end
-                kept = row["accepted"]
-                assert row["drafted"][:kept] == sequence["token_ids"][start : start + kept]
-                assert sequence["origins"][start:end].count("accepted") == kept
+                accepted_len = row["accepted"]
+                assert row["drafted"][:accepted_len] == sequence["token_ids"][start : start + accepted_len]
+                assert sequence["origins"][start:end].count("accepted") == accepted_len
                 assert set(sequence["times_ms"][start:end]) == {record["time_ms"]}
                 widths = {len(row[key]) for key in ("drafted", "drafted_text", "p", "q", "u", "chance")}
                 assert widths == {len(row["drafted"])}
                 drafted += len(row["drafted"])
-                accepted += kept
+                accepted += accepted_len
                 check_verdicts(row, record["kind"], verification)
         assert written == [len(sequence["token_ids"]) for sequence in lane["sequences"]]
         assert (drafted, accepted) == (lane["metrics"]["drafted"], lane["metrics"]["accepted"])
@@ -52,7 +52,7 @@ def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str
 
 
 def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
-    """Recomputes each verdict from the logged p, q and u, and under the block rule from the chances."""
+    """Recompute each verdict from the logged p, q and u, or from the chances under the block rule."""
     if kind == "prefill":
         assert row["next_p"] is None and not row["drafted"]
         return
@@ -61,35 +61,39 @@ def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
         assert set(row["u"]) | set(row["chance"]) <= {None}
         assert row["one_by_one"] == row["accepted"]
         return
-    stands = [u * q < p for p, q, u in zip(row["p"], row["q"], row["u"], strict=True)]
-    kept, alone = row["accepted"], row["one_by_one"]
-    assert all(stands[:alone]) and not any(stands[alone : alone + 1])
+    rejection_rule = [u * q < p for p, q, u in zip(row["p"], row["q"], row["u"], strict=True)]
+    accepted_len, one_by_one = row["accepted"], row["one_by_one"]
+    assert all(rejection_rule[:one_by_one]) and not any(rejection_rule[one_by_one : one_by_one + 1])
     passed = [u < chance for u, chance in zip(row["u"], row["chance"], strict=True)]
     if verification == "rejection":
-        assert kept == alone and all(passed[:kept]) and not any(passed[kept : kept + 1])
-    elif row["written"] > kept:  # else the text ended among the accepted drafts
-        assert not any(passed[kept:]) and (not kept or passed[kept - 1])
+        assert (
+            accepted_len == one_by_one
+            and all(passed[:accepted_len])
+            and not any(passed[accepted_len : accepted_len + 1])
+        )
+    elif row["written"] > accepted_len:  # otherwise the text ended at an accepted draft
+        assert not any(passed[accepted_len:]) and (not accepted_len or passed[accepted_len - 1])
 
 
 class Growing(Algorithm1):
-    """Not the default rule: only the recorded lengths can repeat such a run."""
+    """Not the default policy, so only recorded lengths can repeat such a run."""
 
     def observe(self, feedback: Feedback) -> None:
         self.length = 1 + (self.length + sum(feedback.accepted)) % 5
 
 
 def test_a_run_repeats_from_its_recorded_lengths() -> None:
-    rounds = last(draft_length=Growing())["bass"]["rounds"]
+    rounds = last_lanes(draft_length=Growing())["bass"]["rounds"]
     lengths = [record["draft_length"] for record in rounds if record["kind"] != "prefill"]
     assert len(set(lengths)) > 2
     again = generate(
         PAIR, ROWS, max_new_tokens=24, sampling=SamplingParams(0.8), seed=3, draft_length=RecordedLengths(lengths)
     )
-    first = last(draft_length=Growing())["bass"]["sequences"]
-    assert texts_of(again) == [s["token_ids"] for s in first]
+    original = last_lanes(draft_length=Growing())["bass"]["sequences"]
+    assert texts_of(again) == [s["token_ids"] for s in original]
 
 
-def test_what_is_no_recorded_length_is_refused() -> None:
+def test_invalid_recorded_lengths_are_refused() -> None:
     for length in (2.5, "x", -3, None, True, 1025):
         with pytest.raises(RequestError, match=r"whole numbers from 0 to 1024, one per round, .*; got .*\.$"):
             RecordedLengths([4, length])
@@ -101,8 +105,10 @@ def test_what_is_no_recorded_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_a_tree_is_logged_with_its_parents_and_the_path_that_stood(temperature: float) -> None:
-    lane = last(draft_length="auto", tree=(3, 2), sampling=SamplingParams(temperature), lanes=["bass"])["bass"]
+def test_a_tree_is_logged_with_its_parents_and_accepted_path(temperature: float) -> None:
+    lane = last_lanes(draft_length="auto", tree=(3, 2), sampling=SamplingParams(temperature), lanes=["bass"])[
+        "bass"
+    ]
     branched = 0
     for record in lane["rounds"]:
         for row in record["rows"]:

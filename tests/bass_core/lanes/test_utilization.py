@@ -15,7 +15,7 @@ from bass_core.sequence import Round, RowRound, Sequence
 from tests.support.models import prompts, tiny, tiny_pair
 
 
-def test_peaks() -> None:
+def test_peak_flops_by_gpu_name() -> None:
     for name, teraflops in (
         ("NVIDIA H200", 989.4),
         ("NVIDIA H100 80GB HBM3", 989.4),
@@ -34,15 +34,15 @@ def test_peaks() -> None:
     assert dense_peak("NVIDIA A100-SXM4-80GB", torch.float32) == pytest.approx(19.5e12)
 
 
-def test_one_round_by_hand() -> None:
+def test_flops_and_bytes_of_a_round() -> None:
     """A row of 10 tokens drafts 3 and writes 2; another of 4 tokens drafts 1 and writes 2."""
     target, draft = ModelCost(100, 200, 8, 5), ModelCost(10, 20, 2, 1)
     sequences = [Sequence(i, i, [1] * n, 9, frozenset()) for i, n in enumerate((10, 4))]
     rows = []
     for index, drafted in ((0, 3), (1, 1)):
         sequences[index].write([1, 1], ["accepted", "recovered"])
-        nothing = [0.0] * drafted
-        rows.append(RowRound(index, [1] * drafted, nothing, nothing, nothing, 1, [1, 1], ["", ""], None))
+        zeros = [0.0] * drafted
+        rows.append(RowRound(index, [1] * drafted, zeros, zeros, zeros, 1, [1, 1], ["", ""], None))
     work = Work(target, draft)
     work.add(Round("prefill"), sequences)
     assert work.flops == 0
@@ -55,7 +55,7 @@ def test_one_round_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("drawn", "forwards"), [(0, 0), (9, 3)])
-def test_the_draft_model_is_billed_for_what_it_drew(drawn: int, forwards: int) -> None:
+def test_the_draft_model_is_billed_for_the_tokens_that_it_drew(drawn: int, forwards: int) -> None:
     """A row of 10 tokens gets 4 drafts: copied ones cost nothing, drawn ones count even if thrown away."""
     target, draft = ModelCost(0, 0, 0, 0), ModelCost(10, 20, 2, 1)
     sequence = Sequence(0, 0, [1] * 10, 9, frozenset())
@@ -64,12 +64,12 @@ def test_the_draft_model_is_billed_for_what_it_drew(drawn: int, forwards: int) -
     work = Work(target, draft)
     work.add(Round("verify", 4, [row], draft_forwards=forwards, draft_tokens=drawn), [sequence])
     assert work.flops == 2 * 10 * drawn + sum(10 + i for i in range(1, drawn + 1))
-    # Nine tokens of one row take nine forwards, whatever `draft_forwards` says.
+    # Nine tokens of one row take nine forwards, whatever `draft_forwards` is.
     assert work.bytes_read == drawn * 20 + 2 * sum(10 + i for i in range(drawn))
 
 
 def test_shares_of_the_peaks() -> None:
-    """300 FLOPs, 120 of them useful, and 50 bytes in 2 s: the share of a peak that is known, and None."""
+    """300 FLOPs (120 useful) and 50 bytes in 2 s, as shares of the peaks; None if a peak is unknown."""
     work = Work(ModelCost(0, 0, 0, 0), None, Peaks(bandwidth=100.0, flops=1000.0), 300.0, 120.0, 50.0)
     names = ("flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
     assert work.utilization(2000.0) == dict(zip(names, (0.15, 0.06, 0.25), strict=True))
@@ -80,7 +80,7 @@ def test_shares_of_the_peaks() -> None:
     assert work.utilization(2000.0)["bandwidth_utilization"] is None
 
 
-def test_a_lane_counts_its_own() -> None:
+def test_a_lane_counts_its_work() -> None:
     model = tiny("llama")
     pair = tiny_pair(0.02, target=model)
     lane = Lane(pair, make_request(pair, prompts(2), max_new_tokens=6, draft_length=2), "bass")

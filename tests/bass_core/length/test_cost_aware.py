@@ -20,14 +20,14 @@ from bass_core.length.costs import CostTable, read_table
 from bass_core.sample.params import SamplingParams
 from tests.support.models import tiny, tiny_pair
 
-# Milliseconds: a round costs 10 and 1 more per token; a draft forward costs 0.5.
+# In milliseconds: a round costs 10 plus 1 per token; a draft forward costs 0.5.
 CHEAP = CostTable({1: [(1, 11), (17, 27)], 8: [(8, 18), (136, 146)]}, {1: 0.5, 8: 0.5}, padded=False)
 # Every token costs as much as the first, so drafting can only lose.
 DEAR = CostTable({8: [(8, 80), (136, 1360)]}, {8: 5.0}, padded=False)
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
+def separate_cost_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     # The CPU's peaks, which come with the costs, have tests of their own (tests/bass_core/decode/test_peaks.py).
@@ -38,42 +38,42 @@ HEAD, COPY = Offer(40, "head", True, 1), Offer(40, "copy", False, 0)
 
 
 def play(policy, rounds, offers, accepts, clock=None, unread=0):
-    """The lengths of so many rounds in which every row drafts what it may and accepts at most `accepts`.
+    """Play rounds in which every row drafts all it may and accepts at most `accepts`; return their lengths.
 
-    clock: the milliseconds of a round by its tokens and its deepest drafts of a model; None: not measured.
+    clock: gives a round's milliseconds for its number of tokens and of model forwards; None: not measured.
     """
-    found = []
+    history = []
     for _ in range(rounds):
         told = [offer._replace(unread=offer.unread + unread) for offer in offers]
         lengths = policy.lengths(told)
         assert policy.lengths(told) == lengths, "asking changes nothing"
-        found.append(lengths)
+        history.append(lengths)
         forwards = max((n for n, offer in zip(lengths, offers, strict=True) if offer.forwards), default=0)
         ms = math.nan if clock is None else clock(len(offers) + sum(lengths), forwards)
         accepted = [min(length, accepts) for length in lengths]
         policy.observe(Feedback(told, lengths, lengths, accepted, forwards, ms, 0.5 * forwards))
-    return found
+    return history
 
 
-def test_costs_are_interpolated_and_go_on_at_the_ends():
+def test_costs_are_interpolated_and_extrapolated():
     assert CHEAP.verify_ms(1, 1) == 11
     assert CHEAP.verify_ms(1, 9) == 19
     assert CHEAP.verify_ms(1, 33) == pytest.approx(43)
     assert CHEAP.verify_ms(8, 16) == 26
     assert CHEAP.verify_ms(64, 16) == 26
-    # Between two measured row counts, the two tables' times for the same tokens are interpolated.
+    # Between two measured row counts, their times for the same number of tokens are interpolated.
     assert CostTable({2: [(2, 10), (4, 12)], 4: [(4, 30), (8, 38)]}, {}, False).verify_ms(3, 4) == 21
     assert CostTable({1: [(1, 5)]}, {}, False).draft_ms(1) == 0
 
 
-def test_it_drafts_long_where_all_is_accepted_and_short_where_nothing_is():
+def test_it_drafts_as_many_tokens_as_are_accepted():
     assert play(CostAware(CHEAP), 60, [HEAD], 16)[-1] == [16]
     assert median(length for (length,) in play(CostAware(CHEAP), 60, [HEAD], 3)[-20:]) == 3
     assert set(map(max, play(CostAware(CHEAP), 60, [HEAD] * 8, 2)[-5:])) == {2}
 
 
 def test_the_best_drafts_of_all_rows_are_taken_first():
-    """Copies stand, the head's drafts don't: then rows that copy draft, and the others do not."""
+    """Copies are accepted and the head's drafts are not, so only the rows that copy draft."""
     policy = CostAware(CHEAP)
     play(policy, 40, [COPY], 16)
     play(policy, 40, [HEAD], 0)
@@ -84,8 +84,8 @@ def test_the_best_drafts_of_all_rows_are_taken_first():
     assert policy.lengths([Offer(0), Offer(-1)]) == [0, 0]
 
 
-def test_drafts_that_are_not_made_gain_nothing():
-    """The drafter stops after one of eight that it may draft, which is accepted: two never will be."""
+def test_drafts_that_are_never_proposed_gain_nothing():
+    """The drafter stops after one of eight allowed drafts, which is accepted: two are never accepted."""
     believed = Believed(16, copies=False)
     for _ in range(60):
         believed.fade()
@@ -93,8 +93,8 @@ def test_drafts_that_are_not_made_gain_nothing():
     assert believed.accepted(0)[0] > 0.9 and believed.accepted(0)[1] < 0.1
 
 
-def test_a_row_is_believed_to_go_on_as_it_did():
-    """All of one row's drafts stand and none of the other's."""
+def test_acceptance_is_estimated_per_row():
+    """All of one row's drafts are accepted and none of the other's."""
     policy, easy, hard = CostAware(CHEAP), HEAD._replace(row=7), HEAD._replace(row=3)
     for _ in range(40):
         offers = [easy, hard]
@@ -106,7 +106,7 @@ def test_a_row_is_believed_to_go_on_as_it_did():
 
 
 def test_a_row_that_is_ahead_waits_for_the_others():
-    """It has half as much to write: what it would gain does not finish the batch earlier."""
+    """It has half as many tokens left to write, so drafts for it would not end the batch earlier."""
     policy = CostAware(CHEAP)
     play(policy, 40, [COPY], 3)
     assert play(policy, 1, [COPY, COPY], 3)[0] == [3, 3]
@@ -114,7 +114,7 @@ def test_a_row_that_is_ahead_waits_for_the_others():
     assert behind >= 3 and ahead == 0
 
 
-def test_rows_that_have_nothing_to_copy_neither_hold_up_the_others_nor_count_for_them():
+def test_rows_with_nothing_to_copy_do_not_affect_the_others():
     none = COPY._replace(most=0)
     policy = CostAware(CHEAP)
     play(policy, 5, [none, none], 0)
@@ -123,63 +123,63 @@ def test_rows_that_have_nothing_to_copy_neither_hold_up_the_others_nor_count_for
     assert sum(map(any, lost)) <= 6, "at 10 ms each, of 3,200"
 
 
-def test_where_padding_costs_what_tokens_cost_all_rows_get_as_many():
+def test_rows_get_equal_lengths_if_padding_costs_as_much_as_tokens():
     wide = CostTable({8: [(8, 10), (64, 11)]}, {8: 0.1}, padded=True)
     lengths = play(CostAware(wide), 30, [HEAD._replace(most=3)] * 7 + [HEAD._replace(most=1)], 3)[-1]
     assert lengths == [3] * 7 + [1]
 
 
-def test_where_drafting_loses_little_is_lost_by_trying():
-    """A round with drafts takes 25 ms more than a plain one here: 80 ms, of which 1 % may be lost."""
+def test_trials_lose_little_if_drafting_does_not_pay():
+    """A plain round takes 80 ms here, of which trials may lose 1 %."""
     lengths = play(CostAware(DEAR), 400, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards)
     tried = [sum(row) for row in lengths if any(row)]
     assert len(tried) >= 3 and max(tried[1:]) == 1, "a try is as small as it can be"
     assert sum(10 * drafts + 5 for drafts in tried) <= 0.02 * 400 * 80 + 0.5 * 80
 
 
-def test_a_try_waits_until_it_may_read_what_the_model_has_not():
-    """The prompt of 2,000 tokens would take the draft 2,000 / 8 forwards of 5 ms."""
+def test_a_trial_waits_until_it_can_pay_for_unread_text():
+    """Reading the 8 rows' 2,000 unread tokens takes as long as 250 draft forwards of 5 ms."""
     policy = CostAware(DEAR)
     lengths = play(policy, 300, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards, unread=250)
     assert not any(map(any, lengths))
 
 
 def test_a_plain_round_is_tried_too():
-    """The table says that drafts are cheap; here they cost so much that plain rounds win."""
+    """Drafts are cheap by the table, but in fact cost so much that plain rounds win."""
     policy = CostAware(CHEAP)
     lengths = play(policy, 200, [HEAD], 1, lambda tokens, forwards: 11 if tokens == 1 else 40)
     assert sum(map(any, lengths[60:])) < 10
 
 
-def test_what_surrounds_the_drafts_forwards_counts():
-    """A forward takes 0.5 ms as before, but each proposal 20 more: two plain steps."""
+def test_the_fixed_cost_of_a_proposal_counts():
+    """A forward takes 0.5 ms as before, but each proposal 20 ms more: as long as two plain steps."""
     dear = CostTable(CHEAP.verify, CHEAP.draft, padded=False, proposal={1: 20.0, 8: 20.0})
     assert CostAware(CHEAP).lengths([HEAD]) != [0]
     assert CostAware(dear).lengths([HEAD]) == [0]
 
 
 def test_costs_that_were_measured_under_load_are_corrected():
-    """All rounds take a third of what the table says, and wide ones a tenth: it drafts as that is."""
+    """Rounds take a third of the time in the table, and wide ones a tenth, so it drafts accordingly."""
     policy = CostAware(DEAR)
     lengths = play(policy, 400, [HEAD] * 8, 16, lambda tokens, forwards: 26 + 0.1 * tokens)
     assert min(lengths[-1]) > 3
 
 
-def test_it_comes_back_when_drafts_are_accepted_again():
+def test_it_drafts_again_once_drafts_are_accepted_again():
     policy = CostAware(CHEAP)
     play(policy, 60, [HEAD] * 8, 0)
     assert max(play(policy, 300, [HEAD] * 8, 16)[-1]) >= 7
 
 
-def test_rows_that_stop_early_make_a_longer_length_no_dearer():
-    """The drafter never proposes more than two: more costs nothing and gains nothing."""
+def test_a_longer_length_costs_nothing_if_the_drafter_stops_early():
+    """The drafter never proposes more than two tokens, so a longer length costs and gains nothing."""
     policy = CostAware(CHEAP)
     for _ in range(60):
         policy.observe(Feedback([HEAD], [8], [2], [2], 2, math.nan, math.nan))
     assert max(map(max, play(policy, 4, [HEAD], 2))) >= 2
 
 
-def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
+def test_the_table_is_measured_once_and_stored(tmp_path, monkeypatch):
     target = tiny("llama")
     pair = tiny_pair(0.05, target=target)
     ask = (pair, DRAFTERS["model"], "sdpa", SamplingParams())
@@ -237,16 +237,16 @@ SOUND = {
         {"verify": {"1": [[1, True]]}},
     ],
 )
-def test_a_table_that_was_not_measured_is_measured_anew(damage, tmp_path):
+def test_an_invalid_table_is_not_used(damage, tmp_path):
     path = tmp_path / "table.json"
     path.write_text(json.dumps(SOUND))
     assert read_table(path).verify_ms(2, 2) == 7.0
-    # With only the verifications damaged, the table is given no draft times: they would reveal the missing rows.
+    # If the verify times are damaged, drop the draft times too: they would reveal the missing rows.
     path.write_text(json.dumps(SOUND | ({"draft": {}, "proposal": {}} if "verify" in damage else {}) | damage))
     assert read_table(path) is None
 
 
-def test_a_table_without_its_draft_is_measured_anew(tmp_path, monkeypatch):
+def test_a_table_without_draft_times_is_measured_again(tmp_path, monkeypatch):
     """Otherwise the draft model would count as free for ever."""
     target = tiny("llama")
     ask = (tiny_pair(0.05, target=target), DRAFTERS["model"], "sdpa", SamplingParams())
@@ -258,7 +258,7 @@ def test_a_table_without_its_draft_is_measured_anew(tmp_path, monkeypatch):
     assert cost_table(*ask, rows=1).draft_ms(1) >= 0
 
 
-def test_a_table_nested_too_deeply_is_measured_anew(tmp_path):
+def test_a_table_nested_too_deeply_is_not_used(tmp_path):
     (tmp_path / "table.json").write_text("[" * 100_000)
     assert read_table(tmp_path / "table.json") is None
 
@@ -274,7 +274,7 @@ def test_costs_are_measured_with_a_draft_head(temperature, drafter):
     assert all(ms > 0 for points in table.verify.values() for _, ms in points)
 
 
-def test_what_was_measured_ahead_is_not_measured_for_a_request(tmp_path, monkeypatch):
+def test_costs_measured_ahead_are_not_measured_again(tmp_path, monkeypatch):
     target = tiny("llama")
     pair = tiny_pair(0.05, target=target)
     assert len(list(measure_ahead(pair, 2))) > 10 and len(list(tmp_path.rglob("*.json"))) == 2
@@ -289,14 +289,14 @@ def test_what_was_measured_ahead_is_not_measured_for_a_request(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("home", [True, False])
-def test_a_cache_that_cant_be_written_is_no_obstacle(home, tmp_path, monkeypatch):
+def test_costs_work_without_a_writable_cache(home, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if home else "")
     if not home:
         monkeypatch.delenv("HOME")
         monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     pair = ModelPair(tiny("gpt2"))
-    asked = {"drafter": "prompt_lookup", "draft_length": "cost-aware"}
-    costs = with_costs(pair, make_request(pair, [1, 2, 3], **asked), 1).costs
+    arguments = {"drafter": "prompt_lookup", "draft_length": "cost-aware"}
+    costs = with_costs(pair, make_request(pair, [1, 2, 3], **arguments), 1).costs
     assert costs.padded and costs.draft_ms(1) == 0
     assert with_costs(pair, make_request(pair, [1, 2, 3]), 1).costs is None, "measured with no place to keep it"

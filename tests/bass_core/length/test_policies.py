@@ -32,10 +32,10 @@ def test_algorithm_1():
 
 
 def test_make_policy():
-    own = FixedLength(3)
+    fixed = FixedLength(3)
     assert make_policy("bass") == Algorithm1()
     assert make_policy(5) == FixedLength(5)
-    assert make_policy(own) == own and make_policy(own) is not own
+    assert make_policy(fixed) == fixed and make_policy(fixed) is not fixed
     for bad in ("fast", -1, 2.5, None, True):
         with pytest.raises(RequestError, match="draft_length"):
             make_policy(bad)
@@ -44,33 +44,33 @@ def test_make_policy():
 class Recorder(Algorithm1):
     """Algorithm 1 that records its updates; each decoder works on a copy, so the record belongs to the class."""
 
-    told: ClassVar[list[int]] = []
+    updates: ClassVar[list[int]] = []
 
     def update(self, best: int) -> None:
-        self.told.append(best)
+        self.updates.append(best)
         super().update(best)
 
 
 @pytest.mark.parametrize("amount", [0.0, NEAR["llama"]])
-def test_a_decoder_asks_for_what_the_policy_says(amount):
-    """Algorithm 1 goes by rounds in which some row drafted the full length; other rounds change nothing."""
+def test_a_decoder_uses_the_lengths_of_its_policy(amount):
+    """Algorithm 1 changes its length only after rounds in which some row drafted the full length."""
     target = tiny("llama")
     pair = ModelPair(target, perturbed(target, amount) if amount else target)
-    Recorder.told.clear()
+    Recorder.updates.clear()
     steps = stream(pair, prompts(4), max_new_tokens=70, draft_length=Recorder())
     rounds = [round_ for round_ in steps if round_.kind != "prefill"]
-    replayed, told = Algorithm1(), iter(list(Recorder.told))
-    cut = 0
+    replayed, updates = Algorithm1(), iter(list(Recorder.updates))
+    num_short_rounds = 0
     for round_ in rounds:
         assert round_.draft_length == replayed.length
         if any(len(row.drafted) == round_.draft_length for row in round_.rows):
             best = max(row.accepted for row in round_.rows)
-            assert next(told) == best
+            assert next(updates) == best
             replayed.update(best)
         else:
-            cut += 1
-    assert next(told, None) is None
-    assert cut
+            num_short_rounds += 1
+    assert next(updates, None) is None
+    assert num_short_rounds
     if not amount:
         assert [round_.draft_length for round_ in rounds] == [7, 9, 11, 13, 15, 17]
 
@@ -81,17 +81,17 @@ class OddRows:
     limit = 6
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def lengths(self, offers):
-        self.told.append(offers)
+        self.calls.append(offers)
         return [6, 0, 2][: len(offers)]
 
     def observe(self, feedback):
-        self.told.append(feedback)
+        self.calls.append(feedback)
 
 
-def test_a_policy_gives_each_row_a_number_of_its_own():
+def test_a_policy_sets_the_length_of_each_row():
     target, tokens = tiny("llama"), 9
     runners = [ModelRunner(ModelPair(target).target_step, 3, 60, VOCAB, "pad") for _ in range(2)]
     drafter, policy = ModelDrafter(runners[1], SamplingParams()), OddRows()
@@ -102,13 +102,13 @@ def test_a_policy_gives_each_row_a_number_of_its_own():
         rounds.append(decoder.step())
     first, second, *_ = (round_ for round_ in rounds if round_.kind == "verify")
     assert [len(row.drafted) for row in first.rows] == [6, 0, 2] and first.draft_length == 6
-    told = next(one for one in policy.told if isinstance(one, Feedback))
-    assert [offer.most for offer in told.offers] == [7, 7, 7] and {offer.source for offer in told.offers} == {
-        "model"
-    }
-    assert [offer.unread for offer in told.offers] == [1, 1, 1], "the prompts were read before"
-    assert told[1:5] == ([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards)
-    assert told.ms > told.draft_ms > 0
+    feedback = next(call for call in policy.calls if isinstance(call, Feedback))
+    assert [offer.most for offer in feedback.offers] == [7, 7, 7] and {
+        offer.source for offer in feedback.offers
+    } == {"model"}
+    assert [offer.unread for offer in feedback.offers] == [1, 1, 1], "the prompts were read before"
+    assert feedback[1:5] == ([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards)
+    assert feedback.ms > feedback.draft_ms > 0
     # The first row has one token left to write, which is the target's own, so it drafts none.
     assert [len(row.drafted) for row in second.rows] == [0, 0, 2]
     regular = generate(ModelPair(target), prompts(3), method="regular", max_new_tokens=tokens)

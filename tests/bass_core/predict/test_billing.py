@@ -1,7 +1,4 @@
-"""A step's bill: what a decoder's forwards were fed, counted by hand and by what was seen at the runner.
-
-Contract: nothing here reads a clock.
-"""
+"""The predicted cost of a step: what its forwards were fed, counted by hand and at the runner."""
 
 from __future__ import annotations
 
@@ -25,41 +22,41 @@ TABLE = CostTable(
     {1: 1.0, 3: 2.0},
     padded=False,
 )
-ANY: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None}
+REQUEST: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None}
 
 
 def row(sequence: int, drafted: int, written: int, parents: list[int] | None = None) -> RowRound:
-    nothing = [0.0] * drafted
+    zeros = [0.0] * drafted
     return RowRound(
-        sequence, [1] * drafted, nothing, nothing, nothing, 0, [1] * written, [""] * written, None, parents=parents
+        sequence, [1] * drafted, zeros, zeros, zeros, 0, [1] * written, [""] * written, None, parents=parents
     )
 
 
 def test_a_round_is_billed_at_the_rows_mean_cached_length() -> None:
     fed = Forward([9, 5], [4, 2])
-    made = Round("verify", 3, [row(0, 3, 1), row(1, 1, 1)], draft_forwards=3, draft_tokens=4, fed=fed)
+    round_ = Round("verify", 3, [row(0, 3, 1), row(1, 1, 1)], draft_forwards=3, draft_tokens=4, fed=fed)
     costs = CLOCK.costs(7)
     assert isinstance(costs, Roofline) and costs.context == 7
-    spent = bill(CLOCK, made, [])
+    spent = bill(CLOCK, round_, [])
     assert spent.verify_ms == costs.verify_ms(2, 8) and spent.draft_ms == 3 * costs.draft_ms(2)
-    table = bill(SimulatedClock(TABLE), made, [])
+    table = bill(SimulatedClock(TABLE), round_, [])
     assert table.verify_ms == TABLE.verify_ms(2, 6) and table.draft_ms == 3 * TABLE.draft_ms(2)
 
 
-def test_several_drafts_behind_one_forward_are_a_draft_models_forwards() -> None:
-    """Eight tokens of two rows take a draft model four forwards; copies take none, and trees a forward a level."""
+def test_each_draft_is_billed_as_a_forward_of_a_draft_model() -> None:
+    """Eight drafts of two rows take a draft model four forwards. Copies take none, and trees one per level."""
     fed = Forward([9, 5], [5, 5])
     rows = [row(0, 4, 1), row(1, 4, 1)]
-    behind = Round("verify", 4, rows, draft_forwards=1, draft_tokens=8, fed=fed)
-    assert bill(CLOCK, behind, []).draft_ms == 4 * CLOCK.costs(7).draft_ms(2)
+    chains = Round("verify", 4, rows, draft_forwards=1, draft_tokens=8, fed=fed)
+    assert bill(CLOCK, chains, []).draft_ms == 4 * CLOCK.costs(7).draft_ms(2)
     assert bill(CLOCK, Round("verify", 4, rows, fed=fed), []).draft_ms == 0
     trees = [row(0, 4, 1, parents=[-1, -1, 0, 0]), row(1, 4, 1, parents=[-1, -1, 0, 1])]
-    grown = Round("verify", 2, trees, draft_forwards=2, draft_tokens=8, fed=fed)
-    assert bill(CLOCK, grown, []).draft_ms == 2 * CLOCK.costs(7).draft_ms(2)
-    assert bill(SimulatedClock(TABLE), grown, []).draft_ms == 2 * TABLE.draft_ms(2)
+    branching = Round("verify", 2, trees, draft_forwards=2, draft_tokens=8, fed=fed)
+    assert bill(CLOCK, branching, []).draft_ms == 2 * CLOCK.costs(7).draft_ms(2)
+    assert bill(SimulatedClock(TABLE), branching, []).draft_ms == 2 * TABLE.draft_ms(2)
 
 
-def test_a_decoder_that_does_not_tell_is_counted_by_its_rows() -> None:
+def test_rounds_without_recorded_forwards_are_billed_by_their_rows() -> None:
     sequences = [Sequence(i, i, [1] * (4 + i), 9, frozenset()) for i in range(2)]
     for sequence in sequences:
         sequence.write([7], ["sampled"])
@@ -68,30 +65,30 @@ def test_a_decoder_that_does_not_tell_is_counted_by_its_rows() -> None:
     assert bill(CLOCK, Round("prefill"), sequences).verify_ms == 0
     for sequence in sequences:
         sequence.write([7, 7], ["accepted", "bonus"])
-    made = Round("verify", 2, [row(0, 2, 2), row(1, 1, 2)])
-    spent, costs = bill(CLOCK, made, sequences), CLOCK.costs(4.5)
+    round_ = Round("verify", 2, [row(0, 2, 2), row(1, 1, 2)])
+    spent, costs = bill(CLOCK, round_, sequences), CLOCK.costs(4.5)
     assert (spent.verify_ms, spent.draft_ms) == (costs.verify_ms(2, 6), 2 * costs.draft_ms(2))
 
 
-def test_a_window_is_billed_for_the_few_tokens_that_it_sees() -> None:
+def test_a_window_is_billed_only_for_the_tokens_that_it_reads() -> None:
     work = WindowWork()
     for _ in range(3):
         work.add(tokens=2, read=600, width=1)
     fed = Forward([9000, 7000], [4, 4])
-    made = Round(
+    round_ = Round(
         "verify", 3, [row(0, 3, 1), row(1, 3, 1)], draft_forwards=3, draft_tokens=6, windowed=work, fed=fed
     )
     costs = CLOCK.costs(8000)
-    own = pytest.approx(3 * CLOCK.costs(300).verify_ms(2, 2))
-    assert bill(CLOCK, made, [], runs_draft=False).draft_ms == own
-    assert bill(SimulatedClock(TABLE), made, [], runs_draft=False).draft_ms == 3 * TABLE.draft_ms(2)
-    made.draft_forwards = 2  # of the pair's draft, beside the target's three
-    assert bill(CLOCK, made, []).draft_ms == pytest.approx(
+    window_ms = pytest.approx(3 * CLOCK.costs(300).verify_ms(2, 2))
+    assert bill(CLOCK, round_, [], runs_draft=False).draft_ms == window_ms
+    assert bill(SimulatedClock(TABLE), round_, [], runs_draft=False).draft_ms == 3 * TABLE.draft_ms(2)
+    round_.draft_forwards = 2  # of the pair's draft, besides the target's three
+    assert bill(CLOCK, round_, []).draft_ms == pytest.approx(
         3 * CLOCK.costs(300).verify_ms(2, 2) + 2 * costs.draft_ms(2)
     )
 
 
-def test_a_prefill_of_the_draft() -> None:
+def test_a_prefill_of_the_draft_is_billed_as_draft_time() -> None:
     chunk = Round("prefill", fed=Forward([0, 0, 0], [5, 3, 1], draft=True))
     spent, costs = bill(CLOCK, chunk, []), CLOCK.costs(0)
     assert isinstance(costs, Roofline)
@@ -103,8 +100,8 @@ DRAFTERS = ("model", "head", "adaptive", "prompt_lookup", "window", "window_mode
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_rounds_tell_what_their_forwards_were_fed(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside every forward that reaches a runner: the target's own, and as many more as are billed for drafts."""
+def test_rounds_record_what_their_forwards_were_fed(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with the forwards that reach a runner: one of the target, the others billed for drafts."""
     if drafter.startswith("window"):
         small_window(monkeypatch)
     pair = tiny_pair("head", target=TARGET) if drafter == "head" else PAIR
@@ -112,25 +109,25 @@ def test_rounds_tell_what_their_forwards_were_fed(drafter: str, monkeypatch: pyt
     seen: list[tuple[Any, list[int], list[int]]] = []
     forward = ModelRunner.forward
 
-    def spy(self: ModelRunner, batch: Any) -> Any:
+    def recording(self: ModelRunner, batch: Any) -> Any:
         width = batch.tokens.shape[1]
         counts = [width] * len(batch.lengths) if batch.counts is None else list(batch.counts)
         seen.append((self.model, list(batch.lengths), counts))
         return forward(self, batch)
 
-    monkeypatch.setattr(ModelRunner, "forward", spy)
+    monkeypatch.setattr(ModelRunner, "forward", recording)
     name = "model" if drafter == "head" else drafter
-    ways: dict[str, Any] = {"tree": (2, 1)} if drafter == "adaptive" else {"draft_length": 3}
-    told = stream(pair, rows, drafter=name, **ways, sampling=SamplingParams(1.0), clock=CLOCK, **ANY)
+    options: dict[str, Any] = {"tree": (2, 1)} if drafter == "adaptive" else {"draft_length": 3}
+    rounds = stream(pair, rows, drafter=name, **options, sampling=SamplingParams(1.0), clock=CLOCK, **REQUEST)
     drafted = 0
-    for made in told:
-        model = pair.draft_step if made.fed is not None and made.fed.draft else pair.target_step
-        assert made.fed is not None
-        if made.fed.counts:
-            assert (model, made.fed.cached, made.fed.counts) in seen
-        if made.kind != "prefill":
-            own = 0 if made.windowed is None or drafter == "window" else made.windowed.forwards
-            assert len(seen) - 1 == made.draft_forwards + own
-            drafted += made.draft_forwards
+    for round_ in rounds:
+        model = pair.draft_step if round_.fed is not None and round_.fed.draft else pair.target_step
+        assert round_.fed is not None
+        if round_.fed.counts:
+            assert (model, round_.fed.cached, round_.fed.counts) in seen
+        if round_.kind != "prefill":
+            window_forwards = 0 if round_.windowed is None or drafter == "window" else round_.windowed.forwards
+            assert len(seen) - 1 == round_.draft_forwards + window_forwards
+            drafted += round_.draft_forwards
         seen.clear()
     assert (drafted > 0) == (drafter != "prompt_lookup")

@@ -1,6 +1,6 @@
-"""Another machine's clock: what it takes and refuses, the roofline behind it, and rounds and speed-ups on paper.
+"""Simulated clocks: their arguments, the roofline behind them, and predicted rounds and speed-ups.
 
-Contract: nothing here reads a clock.
+Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tests.support.models import tiny_pair
 
 PERFECT = Assumptions(1.0, 1.0, 1.0, 0.0, 0.0)
 TABLE = CostTable({1: [(1.0, 10.0), (9.0, 18.0)], 4: [(4.0, 12.0), (36.0, 60.0)]}, {1: 1.0, 4: 2.0}, padded=False)
-OWN = Hardware("mine", bandwidth=500.0, flops=50e12, memory=48.0)
+CUSTOM = Hardware("mine", bandwidth=500.0, flops=50e12, memory=48.0)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         (
             {"hardware": "h800"},
@@ -53,9 +53,9 @@ OWN = Hardware("mine", bandwidth=500.0, flops=50e12, memory=48.0)
             "target must be one of 7.8b, 310m, 1.7b, 135m, 70b, 8b, 1b, or your own ModelSize",
         ),
         ({"draft": 310}, "draft must be one of"),
-        ({"hardware": replace(OWN, bandwidth=0)}, "bandwidth of hardware must be a number above 0; got 0"),
-        ({"hardware": replace(OWN, flops=float("nan"))}, "flops of hardware must be a number above 0"),
-        ({"hardware": replace(OWN, nvlink=-1.0)}, "nvlink of hardware must be a number 0 or more"),
+        ({"hardware": replace(CUSTOM, bandwidth=0)}, "bandwidth of hardware must be a number above 0; got 0"),
+        ({"hardware": replace(CUSTOM, flops=float("nan"))}, "flops of hardware must be a number above 0"),
+        ({"hardware": replace(CUSTOM, nvlink=-1.0)}, "nvlink of hardware must be a number 0 or more"),
         ({"target": ModelSize(-1)}, "parameters of target must be a number above 0"),
         ({"draft": ModelSize(1e9, layers=0)}, "layers of draft must be a number above 0"),
         ({"assumed": {"bandwidth": 0.5}}, "assumed must be Assumptions"),
@@ -66,38 +66,40 @@ OWN = Hardware("mine", bandwidth=500.0, flops=50e12, memory=48.0)
         ({"target": ModelSize(1e12)}, "1e\\+03B and 310M do not fit 8 x H100 of 80 GB"),
     ],
 )
-def test_what_it_cannot_be_is_refused_in_one_sentence(given, said):
-    with pytest.raises(RequestError, match=said) as refused:
-        SimulatedClock(**given)
+def test_a_simulated_clock_refuses_bad_arguments_in_one_sentence(arguments, message):
+    with pytest.raises(RequestError, match=message) as refused:
+        SimulatedClock(**arguments)
     assert str(refused.value).count(". ") == 0 and str(refused.value).endswith(".")
 
 
-def test_names_stand_for_the_tables() -> None:
+def test_names_select_hardware_and_shapes() -> None:
     assert PAIRS["7.8B"] == "310M" and PAIRS["1.7B"] == "135M"
     for name in HARDWARE:
         clock = SimulatedClock(name.lower(), target="1.7b", draft="135m").fitted(4, 600)
         assert clock.costs(512) == Roofline(HARDWARE[name], *shapes("1.7B"), 512)
 
 
-def test_it_takes_the_fewest_gpus_that_hold_models_and_texts():
+def test_it_uses_the_fewest_gpus_that_hold_models_and_texts():
     large = SimulatedClock("a100", target="70b", draft="8b")
     assert large.gpus is None and large.fitted(8, 1000).gpus == 4
     assert SimulatedClock("b200", target="70b", draft="8b").fitted(1, 100).gpus == 1
     # 8 rows of 100,000 tokens of 131,072 bytes are 105 GB.
-    assert [SimulatedClock("a100").fitted(*asked).gpus for asked in ((8, 100), (8, 100_000))] == [1, 2]
+    assert [SimulatedClock("a100").fitted(*sizes).gpus for sizes in ((8, 100), (8, 100_000))] == [1, 2]
     with pytest.raises(RequestError, match="with 8 rows of 100000 tokens do not fit 1 x A100 of 80 GB"):
         SimulatedClock("a100", gpus=1).fitted(8, 100_000)
     wide = large.fitted(8, 1000)
     assert wide.costs(512).gpus == 4 and wide.peaks.flops == 4 * HARDWARE["A100"].flops
 
 
-def test_a_size_of_ones_own_needs_parameters_alone():
-    """7.8B parameters in a guessed shape are as fast as in ours to within a tenth."""
+def test_a_custom_size_needs_only_its_parameters():
+    """A guessed shape of 7.8B parameters is as fast as ours to within a tenth."""
     guessed, ours = ModelSize(7.8e9).shape(), shape("7.8B")
     assert guessed.name == "7.8B" and guessed.cost.weight_bytes == 15.6e9
     assert guessed.layers == 34 and guessed.cost.kv_bytes == 2 * 34 * 8 * 128 * 2
-    own = SimulatedClock("h100", target=ModelSize(7.8e9)).costs(512)
-    assert own.verify_ms(8, 40) == pytest.approx(SimulatedClock("h100").costs(512).verify_ms(8, 40), rel=0.1)
+    guessed_costs = SimulatedClock("h100", target=ModelSize(7.8e9)).costs(512)
+    assert guessed_costs.verify_ms(8, 40) == pytest.approx(
+        SimulatedClock("h100").costs(512).verify_ms(8, 40), rel=0.1
+    )
     small = ModelSize(7.8e9, bytes_per_weight=0.5, layers=32, kv_bytes=1000, name="int4").shape()
     assert (small.name, small.layers, small.cost.kv_bytes) == ("int4", 32, 1000)
     assert (
@@ -107,9 +109,9 @@ def test_a_size_of_ones_own_needs_parameters_alone():
     assert ModelSize(0.31e9).shape().name == "310M"
 
 
-def test_it_crosses_processes_and_says_what_it_is() -> None:
+def test_a_clock_can_be_pickled_and_recorded() -> None:
     keys = {"kind", "hardware", "gpus", "target", "draft", "assumptions", "source"}
-    for clock in (SimulatedClock("laptop").fitted(1, 50), SimulatedClock(OWN), SimulatedClock(TABLE)):
+    for clock in (SimulatedClock("laptop").fitted(1, 50), SimulatedClock(CUSTOM), SimulatedClock(TABLE)):
         assert pickle.loads(pickle.dumps(clock)) == clock
         record = json.loads(json.dumps(clock.record()))
         assert record["kind"] == "predicted" and record.keys() == keys
@@ -135,8 +137,8 @@ def test_shapes_have_the_sizes_of_their_names():
     assert small.cost.kv_bytes == 2 * 24 * 32 * 64 * 2 and tied.cost.parameters == tied.parameters
 
 
-def test_a_laptops_gpu_is_no_desktops():
-    """16 sparse FP4 operations stand for one dense bfloat16 FLOP on both; alone, for there is no NVLink."""
+def test_a_laptop_gpu_has_a_peak_of_its_own_and_no_link():
+    """On laptop and desktop, one dense bfloat16 FLOP is worth 16 sparse FP4 operations."""
     laptop, target, draft = HARDWARE["laptop"], *shapes("1.7B")
     assert laptop.flops == 1824e12 / 16
     assert dense_peak("NVIDIA GeForce RTX 5090", torch.bfloat16) == pytest.approx(3352e12 / 16)
@@ -146,7 +148,7 @@ def test_a_laptops_gpu_is_no_desktops():
     assert not costs.windowed(1024).fits(512) and not replace(costs, gpus=2).windowed(1024).fits(8)
 
 
-def test_a_roofline_is_bytes_or_flops():
+def test_a_roofline_step_takes_the_time_of_its_bytes_or_flops():
     for hardware in HARDWARE.values():
         target, draft = shapes("7.8B")
         costs = Roofline(hardware, target, draft, context=0, assumed=PERFECT)
@@ -174,7 +176,7 @@ def test_a_roofline_over_several_gpus():
     assert [replace(a100, gpus=n).fits(8) for n in (1, 2, 4)] == [False, False, True]
 
 
-# Drafting pays here whatever the draft has to read, of which the rounds on paper know nothing.
+# Drafting pays here however much the draft has to read; simulated rounds don't model that reading.
 CHEAP = CostTable({1: [(1.0, 10.0), (9.0, 10.5)], 4: [(4.0, 12.0), (36.0, 13.0)]}, {1: 0.1, 4: 0.1}, padded=False)
 
 
@@ -187,25 +189,25 @@ class Replay:
     """An acceptance model that replays recorded counts of accepted drafts for each row."""
 
     def __init__(self, counts):
-        self.counts = {row: deque(mine) for row, mine in counts.items()}
+        self.counts = {row: deque(row_counts) for row, row_counts in counts.items()}
 
     def draw(self, rng, rows, drafted):
         return [self.counts[row].popleft() for row in rows]
 
 
 @pytest.mark.parametrize("policy", ["bass", 3, CostAware(CHEAP, timed=False)])
-def test_rounds_are_those_of_the_decoder(pair, policy):
-    """Given the decoder's accepted counts, the simulator asks for the same draft lengths and drafts as much."""
+def test_simulated_rounds_equal_those_of_the_decoder(pair, policy):
+    """Given the decoder's accepted counts, the simulator uses the same draft lengths and drafts as much."""
     prompts = [[1, 2, 3], [7, 5], [11, 3, 9, 4], [2]]
-    asked = dict(draft_length=policy, drafter="model", max_new_tokens=24, eos_token_id=None)
-    real = [one for one in stream(pair, prompts, **asked) if one.kind != "prefill"]
-    counts = {row: [r.accepted for one in real for r in one.rows if r.sequence == row] for row in range(4)}
-    played = list(rounds(make_policy(policy), Replay(counts), 4, 23, np.random.default_rng(0)))
-    assert [one.draft_length for one in real] == [one.asked for one in played]
-    assert [{r.sequence: len(r.drafted) for r in one.rows} for one in real] == [
-        dict(zip(one.rows, one.drafted, strict=True)) for one in played
+    arguments = dict(draft_length=policy, drafter="model", max_new_tokens=24, eos_token_id=None)
+    real = [round_ for round_ in stream(pair, prompts, **arguments) if round_.kind != "prefill"]
+    counts = {row: [r.accepted for round_ in real for r in round_.rows if r.sequence == row] for row in range(4)}
+    simulated = list(rounds(make_policy(policy), Replay(counts), 4, 23, np.random.default_rng(0)))
+    assert [round_.draft_length for round_ in real] == [round_.asked for round_ in simulated]
+    assert [{r.sequence: len(r.drafted) for r in round_.rows} for round_ in real] == [
+        dict(zip(round_.rows, round_.drafted, strict=True)) for round_ in simulated
     ]
-    assert len({tuple(mine) for mine in counts.values()}) > 1
+    assert len({tuple(row_counts) for row_counts in counts.values()}) > 1
 
 
 def test_a_prediction_of_plain_steps_and_of_a_perfect_draft():
@@ -217,63 +219,65 @@ def test_a_prediction_of_plain_steps_and_of_a_perfect_draft():
     assert perfect.rounds == 2 and perfect.mean_acceptance_length == 5
     assert perfect.ptl_all_ms == pytest.approx(2 * (14.0 + 4 * 1.0) / 10)
     rates = Acceptance(np.array([[0.95], [0.2]]))
-    made = predict(TABLE, make_policy(4), rates, 2, 40)
-    assert made.ptl_first_ms < made.ptl_all_ms < made.ptl_last_ms
-    assert made == predict(TABLE, make_policy(4), rates, 2, 40)
+    ragged = predict(TABLE, make_policy(4), rates, 2, 40)
+    assert ragged.ptl_first_ms < ragged.ptl_all_ms < ragged.ptl_last_ms
+    assert ragged == predict(TABLE, make_policy(4), rates, 2, 40)
 
 
 A100 = SimulatedClock("A100")
 SMALL: dict[str, Any] = {"batches": (1, 8), "max_new_tokens": 24, "trials": 2}
 
 
-def test_the_figures_are_plain_data_that_names_its_assumptions() -> None:
-    found, cost = predict_speedups(SimulatedClock("h100"), **SMALL), shapes("7.8B")[0].cost
-    assert json.loads(json.dumps(found)) == found
-    assert found["clock"] == SimulatedClock("h100", gpus=1).record()
-    assert found["clock"]["assumptions"] == vars(Assumptions()) and "H100 SXM" in found["clock"]["source"]
-    assert [(one["batch"], one["draft_length"]) for one in found["points"]] == [
+def test_predictions_are_plain_data_with_their_assumptions() -> None:
+    result, cost = predict_speedups(SimulatedClock("h100"), **SMALL), shapes("7.8B")[0].cost
+    assert json.loads(json.dumps(result)) == result
+    assert result["clock"] == SimulatedClock("h100", gpus=1).record()
+    assert result["clock"]["assumptions"] == vars(Assumptions()) and "H100 SXM" in result["clock"]["source"]
+    assert [(point["batch"], point["draft_length"]) for point in result["points"]] == [
         (batch, length) for batch in (1, 8) for length in ("bass", "auto", 4)
     ]
-    for one in found["points"]:
-        assert one["speedup"] == pytest.approx(one["regular_ms_per_token"] / one["ms_per_token"])
-    assert found == predict_speedups(SimulatedClock("H100", "7.8b"), **SMALL), "the same arguments, other figures"
+    for point in result["points"]:
+        assert point["speedup"] == pytest.approx(point["regular_ms_per_token"] / point["ms_per_token"])
+    assert result == predict_speedups(SimulatedClock("H100", "7.8b"), **SMALL), (
+        "equal arguments must give equal figures"
+    )
     read_s = (cost.weight_bytes + 512 * cost.kv_bytes) / (
         Assumptions().bandwidth * HARDWARE["H100"].bandwidth * 1e9
     )
     flops = 2 * cost.parameters + 512 * cost.attention_flops
     token_s = flops / (Assumptions().compute * HARDWARE["H100"].flops)
-    assert found["ridge_tokens"] == pytest.approx(read_s / token_s, rel=0.01)
+    assert result["ridge_tokens"] == pytest.approx(read_s / token_s, rel=0.01)
 
 
-def test_without_drafts_nothing_is_won_and_with_hopeless_ones_time_is_lost() -> None:
+def test_no_drafts_change_nothing_and_rejected_drafts_lose_time() -> None:
     plain = predict_speedups(A100, draft_lengths=(0,), **SMALL)
-    assert all(one["speedup"] == 1 and one["error"] == 0 for one in plain["points"])
+    assert all(point["speedup"] == 1 and point["error"] == 0 for point in plain["points"])
     lost = predict_speedups(A100, acceptance=0, draft_lengths=(4,), **SMALL)
-    assert all(one["tokens"] == 1 and one["speedup"] < 1 for one in lost["points"])
+    assert all(point["tokens"] == 1 and point["speedup"] < 1 for point in lost["points"])
     won = predict_speedups(A100, acceptance=1, draft_lengths=(4,), **SMALL)
-    # 23 tokens behind the prefill's: four rounds of 5, and one that ends short with the last 3.
-    assert all(one["rounds"] == 5 and one["tokens"] == pytest.approx(23 / 5) for one in won["points"])
+    # 23 tokens after the prefill's: four rounds of 5, and one that ends short with the last 3.
+    assert all(point["rounds"] == 5 and point["tokens"] == pytest.approx(23 / 5) for point in won["points"])
 
 
-def test_models_are_split_where_they_must_and_what_does_not_fit_has_no_figure() -> None:
+def test_large_models_are_split_and_batches_that_do_not_fit_have_no_figure() -> None:
     assert predict_speedups(SimulatedClock("A100", "70B", "8B"), **SMALL)["clock"]["gpus"] == 4
-    # The 24 GB of a laptop hold the models and some rows.
-    found = predict_speedups(SimulatedClock("laptop"), **(SMALL | {"batches": (8, 256)}))
-    assert [one["speedup"] is None for one in found["points"]] == [False] * 3 + [True] * 3
-    assert found["points"][-1]["ms_per_token"] is None and found["clock"]["gpus"] == 1
+    # The 24 GB of a laptop hold the models and 8 rows, but not 256.
+    result = predict_speedups(SimulatedClock("laptop"), **(SMALL | {"batches": (8, 256)}))
+    assert [point["speedup"] is None for point in result["points"]] == [False] * 3 + [True] * 3
+    assert result["points"][-1]["ms_per_token"] is None and result["clock"]["gpus"] == 1
 
 
-def test_step_times_of_one_s_own_give_figures_without_a_ridge() -> None:
-    """A step takes 10 ms whatever it holds, a draft 1 ms: a round of 4 sure drafts writes 5 tokens in 14 ms."""
+def test_custom_step_times_give_figures_without_a_ridge() -> None:
+    """Any step takes 10 ms and a draft 1 ms: a round with 4 accepted drafts writes 5 tokens in 14 ms."""
     table = CostTable({rows: [(1, 10.0), (96, 10.0)] for rows in (1, 8)}, {1: 1.0, 8: 1.0}, True)
-    found = predict_speedups(
+    result = predict_speedups(
         SimulatedClock(table), acceptance=1, draft_lengths=(4,), batches=(1, 8), max_new_tokens=101
     )
-    assert found["ridge_tokens"] is None
-    assert all(one["speedup"] == pytest.approx(5 * 10 / 14) for one in found["points"])
+    assert result["ridge_tokens"] is None
+    assert all(point["speedup"] == pytest.approx(5 * 10 / 14) for point in result["points"])
 
 
-def test_bad_arguments_are_refused_in_a_sentence() -> None:
+def test_predict_speedups_refuses_bad_arguments() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"clock": "h100"}, "clock must be a SimulatedClock"),
         ({"acceptance": 1.5}, "acceptance must be a number from 0 to 1"),
@@ -285,6 +289,6 @@ def test_bad_arguments_are_refused_in_a_sentence() -> None:
         ({"trials": 0}, "trials must be"),
         ({"context": -1}, "context must be"),
     ]
-    for arguments, says in refused:
-        with pytest.raises(RequestError, match=says):
+    for arguments, message in refused:
+        with pytest.raises(RequestError, match=message):
             predict_speedups(**({"clock": A100} | arguments))

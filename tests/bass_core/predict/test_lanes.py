@@ -1,7 +1,6 @@
 """Lanes on a simulated clock: this run's texts, another machine's times.
 
-Contract: nothing here reads a clock, and that is what most of it shows: each figure is computed a second time from
-the rounds.
+Nothing here reads a clock: most tests compute each figure a second time from the rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from bass_core import (
     race,
     stream,
 )
-from bass_core.decode import measuring as budgets
+from bass_core.decode import measuring
 from bass_core.lanes.clock import LaneClock
 from bass_core.predict.hardware import HARDWARE
 from bass_core.predict.roofline import Roofline
@@ -39,139 +38,141 @@ TARGET = PAIR.target
 ROWS = prompts(4)
 TABLE = CostTable({1: [(1.0, 10.0), (9.0, 18.0)], 4: [(4.0, 12.0), (36.0, 60.0)]}, {1: 1.0, 4: 2.0}, padded=False)
 H100 = SimulatedClock("h100", target="7.8b", draft="310m")
-MODEL: dict[str, Any] = {"drafter": "model", "eos_token_id": None}
+REQUEST: dict[str, Any] = {"drafter": "model", "eos_token_id": None}
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever would measure this machine's rounds fails; with BASS_MEASURE=0 "auto" would only do without."""
+    """Fail on any measurement of this machine; with BASS_MEASURE=0, "auto" would only skip it."""
     monkeypatch.delenv("BASS_MEASURE")
-    monkeypatch.setattr(budgets, "may_measure", lambda: pytest.fail("asked whether to measure"))
-    monkeypatch.setattr(budgets, "MeasuredCosts", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(measuring, "may_measure", lambda: pytest.fail("asked whether to measure"))
+    monkeypatch.setattr(measuring, "MeasuredCosts", lambda *_: pytest.fail("measured"))
 
 
-def last(**arguments: Any) -> dict[str, Any]:
-    """The last snapshot, as a client would get it."""
-    *_, shot = race(PAIR, ROWS, **MODEL | arguments)
-    made: dict[str, Any] = json.loads(json.dumps(shot, allow_nan=False))
-    return made
+def last_snapshot(**arguments: Any) -> dict[str, Any]:
+    """The last snapshot, passed through JSON."""
+    *_, shot = race(PAIR, ROWS, **REQUEST | arguments)
+    snapshot: dict[str, Any] = json.loads(json.dumps(shot, allow_nan=False))
+    return snapshot
 
 
-def played(rounds: list[Round]) -> list[Played]:
-    """The rounds as bench simulate's."""
+def as_played(rounds: list[Round]) -> list[Played]:
+    """Convert the rounds to those of bench simulate."""
     return [
         Played(
-            one.draft_length,
-            [row.sequence for row in one.rows],
-            [len(row.drafted) for row in one.rows],
-            [row.accepted for row in one.rows],
+            round_.draft_length,
+            [row.sequence for row in round_.rows],
+            [len(row.drafted) for row in round_.rows],
+            [row.accepted for row in round_.rows],
         )
-        for one in rounds
-        if one.kind != "prefill"
+        for round_ in rounds
+        if round_.kind != "prefill"
     ]
 
 
 @pytest.mark.parametrize("method", ["regular", "speculative", "bass"])
-def test_a_lanes_time_is_that_of_bench_simulate_for_its_rounds(method: str) -> None:
-    """Each round takes Played.ms on a roofline at its rows' mean cached length, which is followed here anew."""
-    told = list(
-        stream(PAIR, ROWS, method=method, draft_length=Algorithm1(), max_new_tokens=24, clock=H100, **MODEL)
+def test_lane_time_equals_that_of_bench_simulate(method: str) -> None:
+    """Each round takes Played.ms on a roofline at the mean cached length, which the test tracks itself."""
+    rounds = list(
+        stream(PAIR, ROWS, method=method, draft_length=Algorithm1(), max_new_tokens=24, clock=H100, **REQUEST)
     )
     cached = {index: len(prompt) for index, prompt in enumerate(ROWS)}
-    before, simulated = 0.0, iter(played(told))
-    for one in told:
-        if one.kind == "prefill":
-            assert one.draft_ms is one.verify_ms is None
+    before, simulated = 0.0, iter(as_played(rounds))
+    for round_ in rounds:
+        if round_.kind == "prefill":
+            assert round_.draft_ms is round_.verify_ms is None
         else:
-            context = fmean(cached[row.sequence] for row in one.rows)
+            context = fmean(cached[row.sequence] for row in round_.rows)
             costs = Roofline(HARDWARE["H100"], *shapes("7.8B"), context)
-            assert one.time_ms - before == pytest.approx(next(simulated).ms(costs))
-            assert one.draft_ms is not None and one.verify_ms is not None
-            assert one.draft_ms + one.verify_ms == pytest.approx(one.time_ms - before)
-            for row in one.rows:
+            assert round_.time_ms - before == pytest.approx(next(simulated).ms(costs))
+            assert round_.draft_ms is not None and round_.verify_ms is not None
+            assert round_.draft_ms + round_.verify_ms == pytest.approx(round_.time_ms - before)
+            for row in round_.rows:
                 cached[row.sequence] += len(row.tokens)
-        before = one.time_ms
+        before = round_.time_ms
     assert next(simulated, None) is None
 
 
-def test_the_figures_are_those_of_bench_simulate() -> None:
-    """On a table, whose times depend on no context: per-token latency of all kinds, tokens and rounds."""
-    asked: dict[str, Any] = dict(
-        draft_length=Algorithm1(), max_new_tokens=24, clock=SimulatedClock(TABLE), **MODEL
+def test_figures_equal_those_of_bench_simulate() -> None:
+    """On a cost table, because its times don't depend on the context."""
+    arguments: dict[str, Any] = dict(
+        draft_length=Algorithm1(), max_new_tokens=24, clock=SimulatedClock(TABLE), **REQUEST
     )
-    rounds = played(list(stream(PAIR, ROWS, **asked)))
-    made, expected = generate(PAIR, ROWS, **asked).metrics, timed(TABLE, [rounds], 24)
+    rounds = as_played(list(stream(PAIR, ROWS, **arguments)))
+    metrics, expected = generate(PAIR, ROWS, **arguments).metrics, timed(TABLE, [rounds], 24)
     for name in ("ms_per_token", "ptl_first_ms", "ptl_last_ms", "ptl_all_ms", "mean_acceptance_length", "rounds"):
-        assert getattr(made, name) == pytest.approx(getattr(expected, name)), name
-    assert made.ttft_ms is not None and made.ttft_ms > 0
+        assert getattr(metrics, name) == pytest.approx(getattr(expected, name)), name
+    assert metrics.ttft_ms is not None and metrics.ttft_ms > 0
 
 
-def test_the_same_seed_writes_the_same_texts_as_on_this_machines_clock() -> None:
-    """Under a recorded policy. The lengths of a simulated run, one a row, are recorded."""
-    ways: dict[str, Any] = dict(sampling=SamplingParams(0.8), seed=5, max_new_tokens=24, **MODEL)
-    first = list(stream(PAIR, ROWS, draft_length="auto", clock=H100, **ways))
-    entries = [one.lengths for one in first if one.kind != "prefill"]
+def test_the_clock_does_not_change_the_text() -> None:
+    """Repeat a simulated run on other clocks, with its recorded lengths per row."""
+    arguments: dict[str, Any] = dict(sampling=SamplingParams(0.8), seed=5, max_new_tokens=24, **REQUEST)
+    first = list(stream(PAIR, ROWS, draft_length="auto", clock=H100, **arguments))
+    entries = [round_.lengths for round_ in first if round_.kind != "prefill"]
     assert any(map(any, entries))
     texts: dict[int, list[int]] = {index: [] for index in range(len(ROWS))}
-    for one in first:
-        for row in one.rows:
+    for round_ in first:
+        for row in round_.rows:
             texts[row.sequence] += row.tokens
     for clock in (None, H100, SimulatedClock("laptop", target="1.7b", draft="135m")):
-        made = generate(PAIR, ROWS, draft_length=RecordedLengths(entries), clock=clock, **ways)
-        assert {index: one.token_ids for index, one in enumerate(made.sequences)} == texts
+        out = generate(PAIR, ROWS, draft_length=RecordedLengths(entries), clock=clock, **arguments)
+        assert {index: sequence.token_ids for index, sequence in enumerate(out.sequences)} == texts
 
 
 @pytest.mark.parametrize("length", ["auto", "cost-aware"])
-def test_policies_ask_the_simulated_machine_and_measure_nothing(length: str) -> None:
-    """Where multiplying costs nothing they draft; where only multiplying costs, and a draft a step, they don't."""
+def test_policies_use_the_simulated_costs_and_measure_nothing(length: str) -> None:
+    """They draft if multiplying is free, but not if only multiplying costs and a draft costs a step."""
     wide = SimulatedClock(Hardware("wide", 1000, 1e18, 80), target=ModelSize(7e9), draft=ModelSize(1e6, layers=1))
     slow = SimulatedClock(Hardware("slow", 1e6, 1e12, 80), target=ModelSize(7e9), draft=ModelSize(7e9))
-    found = []
+    drafted = []
     for clock in (wide, slow):
-        shot = last(draft_length=length, clock=clock, max_new_tokens=24, lanes=["bass"], synthetic_acceptance=0.9)
+        shot = last_snapshot(
+            draft_length=length, clock=clock, max_new_tokens=24, lanes=["bass"], synthetic_acceptance=0.9
+        )
         assert shot["lanes"]["bass"]["error"] is None
-        found.append(shot["lanes"]["bass"]["metrics"]["drafted"])
-    assert found[0] > 40 and found[1] < 12
+        drafted.append(shot["lanes"]["bass"]["metrics"]["drafted"])
+    assert drafted[0] > 40 and drafted[1] < 12
 
 
-def test_a_time_budget_counts_on_that_clock() -> None:
-    """A plain step takes about 6 ms on an H100, so 50 ms are eight of them, however long they take here."""
-    made = generate(PAIR, ROWS, method="regular", max_new_tokens=64, time_budget_ms=50, clock=H100, **MODEL)
-    counts = {len(one.token_ids) for one in made.sequences}
-    assert {one.finish_reason for one in made.sequences} == {"budget"} and counts <= {8, 9}
-    assert all(one.times_ms[-1] >= 50 > one.times_ms[-2] for one in made.sequences)
+def test_a_time_budget_is_in_simulated_time() -> None:
+    """A plain step takes about 6 ms on an H100, so 50 ms allow eight, however long they take here."""
+    out = generate(PAIR, ROWS, method="regular", max_new_tokens=64, time_budget_ms=50, clock=H100, **REQUEST)
+    counts = {len(sequence.token_ids) for sequence in out.sequences}
+    assert {sequence.finish_reason for sequence in out.sequences} == {"budget"} and counts <= {8, 9}
+    assert all(sequence.times_ms[-1] >= 50 > sequence.times_ms[-2] for sequence in out.sequences)
 
 
-def test_utilisation_is_that_of_the_hardware_and_the_shape() -> None:
-    """Plain steps: 2 x parameters x rows, and the weights, over the predicted time and the datasheet's peaks."""
-    found = generate(PAIR, ROWS, method="regular", max_new_tokens=24, clock=H100, **MODEL).metrics
+def test_utilisation_uses_the_simulated_hardware_and_shape() -> None:
+    """A plain step has 2 x parameters x rows FLOPs, over the predicted time and the datasheet's peak."""
+    metrics = generate(PAIR, ROWS, method="regular", max_new_tokens=24, clock=H100, **REQUEST).metrics
     (target, _), gpu = shapes("7.8B"), HARDWARE["H100"]
-    assert found.ms_per_token is not None and found.flops_utilization is not None
-    flops = 2 * target.cost.parameters * 4 / (found.ms_per_token / 1000) / gpu.flops
-    assert found.flops_utilization == pytest.approx(flops, rel=0.01)
-    assert found.bandwidth_utilization is not None and 0.75 < found.bandwidth_utilization <= 0.8
-    table = last(max_new_tokens=6, draft_length=2, clock=SimulatedClock(TABLE))["lanes"]["bass"]
+    assert metrics.ms_per_token is not None and metrics.flops_utilization is not None
+    flops = 2 * target.cost.parameters * 4 / (metrics.ms_per_token / 1000) / gpu.flops
+    assert metrics.flops_utilization == pytest.approx(flops, rel=0.01)
+    assert metrics.bandwidth_utilization is not None and 0.75 < metrics.bandwidth_utilization <= 0.8
+    table = last_snapshot(max_new_tokens=6, draft_length=2, clock=SimulatedClock(TABLE))["lanes"]["bass"]
     assert table["cache"] is not None
 
 
-def test_snapshots_wear_it_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = last(max_new_tokens=6, draft_length=2)
+def test_only_snapshots_of_a_simulated_clock_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = last_snapshot(max_new_tokens=6, draft_length=2)
     assert "clock" not in measured and measured["lanes"]["bass"]["cache"] is not None
     monkeypatch.setattr(LaneClock, "__init__", lambda *_: pytest.fail("a clock of this machine"))
-    shots = list(race(PAIR, ROWS, max_new_tokens=6, clock=H100, draft_length=2, **MODEL))
+    shots = list(race(PAIR, ROWS, max_new_tokens=6, clock=H100, draft_length=2, **REQUEST))
     assert all(shot["clock"]["kind"] == "predicted" and shot["clock"]["hardware"] == "H100" for shot in shots)
     assert all(lane["cache"] is None for lane in shots[-1]["lanes"].values())
-    made = generate(PAIR, ROWS, max_new_tokens=6, clock=H100, draft_length=2, **MODEL)
-    assert made.clock == shots[-1]["clock"] and repr(made).endswith("predicted for H100)")
+    out = generate(PAIR, ROWS, max_new_tokens=6, clock=H100, draft_length=2, **REQUEST)
+    assert out.clock == shots[-1]["clock"] and repr(out).endswith("predicted for H100)")
 
 
-def test_what_can_not_run_on_it_is_refused_at_the_call() -> None:
+def test_unsupported_races_are_refused_at_the_call() -> None:
     small = SimulatedClock("a100", target=ModelSize(35.6e9), gpus=1)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"lanes": ["regular", "amusd"], "clock": H100}, "amusd can't run on a simulated clock"),
         ({"clock": "h100"}, "clock must be None or a SimulatedClock"),
         ({"clock": small}, "do not fit 1 x A100 of 80 GB"),
     ]
-    for asked, said in refused:
-        with pytest.raises(RequestError, match=said):
-            race(PAIR, prompts(4, longest=400), max_new_tokens=100, **asked)
+    for arguments, message in refused:
+        with pytest.raises(RequestError, match=message):
+            race(PAIR, prompts(4, longest=400), max_new_tokens=100, **arguments)
