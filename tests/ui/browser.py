@@ -21,6 +21,14 @@ AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(enc
 # Generous, because a machine that also runs other tests can be slow. No test measures speed by this limit.
 PATIENCE_MS = 180_000
 expect.set_options(timeout=60_000)
+# Whether these lanes show all tokens that their figures count.
+ALL_REVEALED = """(lanes) => lanes.every((name) => {
+  const run = Bass.run(), sequences = run?.lanes.get(name)?.sequences ?? [];
+  const texts = sequences.map(({ tokens }) => tokens.map(({ text }) => text).join(""));
+  const count = sequences.reduce((sum, { tokens }) => sum + tokens.length, 0);
+  const shown = [...document.querySelectorAll(`#lane-${name} .sequence`)].map((e) => e.textContent);
+  return count === run?.view?.lanes[name]?.metrics.new_tokens && JSON.stringify(texts) === JSON.stringify(shown);
+})"""
 
 
 def open_page(page: Page, server: str) -> None:
@@ -99,11 +107,10 @@ def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES, *, running: bool 
 
 
 def revealed(page: Page, lanes: tuple[str, ...] = LANES) -> None:
-    """Wait until the texts no longer change: a lane may finish before its last tokens are shown."""
-    before, now = None, [shown(page, lane) for lane in lanes]
-    while before != now:
-        page.wait_for_timeout(500)
-        before, now = now, [shown(page, lane) for lane in lanes]
+    """Wait until the lanes show all tokens of the run: a lane may finish before its last tokens are shown."""
+    page.wait_for_function(ALL_REVEALED, arg=list(lanes))
+    # The charts are drawn after the texts.
+    page.wait_for_timeout(500)
 
 
 def play(
