@@ -204,7 +204,7 @@ def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:
 
 
 def running_chance(step: dict[str, Any], count: int) -> float:
-    """w of block verification after `count` drafts: from 1, w = min(1, w p/q) (Sun et al., section 4)."""
+    """w of block verification after `count` drafts: w is 1, then min(1, w p/q) (Sun et al., section 4)."""
     w = 1.0
     for draft in step["drafts"][:count]:
         w = min(1.0, w * draft["p"] / draft["q"])

@@ -69,8 +69,7 @@ def wait_for_growth(page: Page, count: int = 3) -> None:
         page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=PATIENCE_MS)
 
 
-def box(page: Page) -> dict[str, float]:
-    """The bounding box of the chart's plot area."""
+def plot_area(page: Page) -> dict[str, float]:
     page.locator("[data-chart=race]").scroll_into_view_if_needed()
     bounds = page.locator("[data-chart=race] .nsewdrag").bounding_box()
     assert bounds
@@ -150,7 +149,7 @@ def _zoom(page: Page) -> None:
     """Zoom and hover box stay through updates."""
     hover_box = page.locator("[data-chart=race] .hoverlayer .legend")
     page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=PATIENCE_MS)
-    place, seen = box(page), page.evaluate(f"{BASS}.x[4]")
+    place, seen = plot_area(page), page.evaluate(f"{BASS}.x[4]")
     middle = place["y"] + place["height"] / 2
     # A hover box appears only within a few pixels of a point, and early points lie far apart.
     across = f"x => {PLOT}._fullLayout.xaxis.d2p(x)"

@@ -23,7 +23,6 @@ LARGEST = 200_000
 
 @pytest.fixture(scope="module")
 def snapshots(pair: ModelPair) -> list[Snapshot]:
-    """The snapshots of a short race."""
     return list(race(pair, "Hello", n=2, max_new_tokens=30, sampling=SamplingParams(0.9), seed=1, inspect=True))
 
 
@@ -113,7 +112,6 @@ DETAIL = {"rule": "block", "sources": ["model", "model"], "own_p": None, "own_q"
 
 
 def one_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[str, Any]]:
-    """One round of one row."""
     record = {"round": 1, "kind": "verify", "draft_length": 1, "lengths": [1], "time_ms": 1, "draft_ms": None}
     return [record | {"verify_ms": None, "rows": [ROW | (row or {})]} | changed]
 

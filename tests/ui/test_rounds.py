@@ -37,8 +37,7 @@ pytestmark = pytest.mark.slow
 ROWS, SEED = 3, 4
 
 
-def settings(**given: Any) -> dict[str, Any]:
-    """The settings of a race."""
+def race_settings(**given: Any) -> dict[str, Any]:
     return make_request({"prompt": "Hello", "temperature": 0.9} | given, Limits()).settings()
 
 
@@ -51,13 +50,13 @@ def last_of(pair: ModelPair, **options: Any) -> dict[str, Any]:
 def test_timelines_and_cache_show_the_exported_rounds(page: Page, pair: ModelPair) -> None:
     page.set_viewport_size({"width": 1900, "height": 1000})
     final = of_six_lanes(pair)
-    play(page, [final], settings(batch_size=ROWS, seed=SEED))
+    play(page, [final], race_settings(batch_size=ROWS, seed=SEED))
     # After its end, the timelines show the whole race.
     _widths(page, final)
     _newest_part(page, final)
     _opens_the_round(page)
     _unsplit(page)
-    _beside(page, final)
+    _concurrent(page, final)
     _cache(page, final)
     _elsewhere(page, final)
     page.set_viewport_size({"width": 390, "height": 844})
@@ -174,7 +173,7 @@ def _unsplit(page: Page) -> None:
     expect(page.locator("#lane-whole .strip figcaption")).not_to_contain_text("drafts")
 
 
-def _beside(page: Page, final: dict[str, Any]) -> None:
+def _concurrent(page: Page, final: dict[str, Any]) -> None:
     """A draft that works at the same time as the target has separate spans."""
     lane = final["lanes"]["beside"]
     blocks, begin, _, scale = strip(page, "beside")
@@ -308,8 +307,7 @@ def verdicts(row: dict[str, Any]) -> list[str]:
     return ["accepted" if i in row["path"] else verdict for i, verdict in enumerate(tested)]
 
 
-def choose(page: Page, lane: str, sequence: int, step: int) -> None:
-    """Open a round in the inspector."""
+def open_round(page: Page, lane: str, sequence: int, step: int) -> None:
     # While the field has the focus, it keeps typed text.
     page.locator("[data-pick=round]").blur()
     page.select_option("[data-pick=lane]", lane)
@@ -322,9 +320,9 @@ def test_trees_and_separate_draft_lengths_are_shown(page: Page, pair: ModelPair)
     final, seed = of_trees(pair)
     fill(page)  # hides the preset's sentence
     asked = {"batch_size": 2, "max_new_tokens": 60, "verification": "rejection", "lanes": list(LANES)}
-    play(page, [final], settings(seed=seed, **asked))
+    play(page, [final], race_settings(seed=seed, **asked))
     step, row = tree_step(final) or (0, {})
-    choose(page, "tree", 0, step)
+    open_round(page, "tree", 0, step)
     _verdicts(page, row)
     _numbers(page, row)
     assert_accessible(page)
@@ -332,7 +330,7 @@ def test_trees_and_separate_draft_lengths_are_shown(page: Page, pair: ModelPair)
     # A chain is shown as a table, with its row's draft length.
     for at in (0, 2):
         chain, length = rows_of(final["lanes"]["bass"], 1)[at], ROW_LENGTHS[at][1]
-        choose(page, "bass", 1, at)
+        open_round(page, "bass", 1, at)
         expect(page.locator(".tree-part")).to_be_hidden()
         expect(page.locator(".round [data-row=token] td")).to_have_count(len(chain["drafted"]) + 1)
         expect(page.locator(".round-line")).to_contain_text(f"draft length {length}, {length} drafted")
@@ -341,7 +339,7 @@ def test_trees_and_separate_draft_lengths_are_shown(page: Page, pair: ModelPair)
     # On a phone, the tree scrolls inside its box, and no figure extends beyond its lane's edge.
     assert page.evaluate(OUTSIDE) == []
     page.set_viewport_size({"width": 390, "height": 844})
-    choose(page, "tree", 0, step)
+    open_round(page, "tree", 0, step)
     page.eval_on_selector(".tree", "e => e.style.setProperty('--columns', 12)")
     wide = "e => [e.scrollWidth > e.clientWidth, e.getBoundingClientRect().right <= innerWidth]"
     assert page.eval_on_selector(".tree-box", wide) == [True, True]
@@ -412,9 +410,9 @@ def _path_only(page: Page, row: dict[str, Any]) -> None:
 def _greedy(page: Page, pair: ModelPair) -> None:
     """At temperature 0, trees and tips have no random numbers."""
     snapshot = last_of(pair, lanes=["speculative", "bass"], n=1, max_new_tokens=30, tree=(3, 2))
-    play(page, [snapshot], settings(batch_size=1, temperature=0))
+    play(page, [snapshot], race_settings(batch_size=1, temperature=0))
     rows = rows_of(snapshot["lanes"]["bass"], 0)
-    choose(page, "bass", 0, next(i for i, row in enumerate(rows) if row["parents"]))
+    open_round(page, "bass", 0, next(i for i, row in enumerate(rows) if row["parents"]))
     page.locator(".node-newest").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator(".tree-line")).not_to_contain_text("p(x)")

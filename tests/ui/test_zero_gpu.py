@@ -46,7 +46,6 @@ def events_of(spaces: Spaces, task: Callable[..., Any]) -> Events:
 
 
 def last_message(events: Events) -> str:
-    """The last message on the page."""
     *_, last = events.run(*SETTINGS)
     return str(json.loads(last[3])["message"])
 
