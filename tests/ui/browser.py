@@ -1,4 +1,4 @@
-"""Contract: what tests do with the page in a browser: open it, fill in settings, run or play, read texts."""
+"""Steps of the browser tests: open the page, fill in settings, run or play a race, read texts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,30 @@ FLAGS = [
 ]  # fmt: skip
 LANES = ("regular", "speculative", "bass")
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-# Generous, since two cores that also run other tests can be slow: no test measures speed by this limit.
+# Generous, because a machine that also runs other tests can be slow. No test measures speed by this limit.
 PATIENCE_MS = 180_000
 expect.set_options(timeout=60_000)
+# Whether these lanes show all tokens that their figures count.
+ALL_REVEALED = """(lanes) => lanes.every((name) => {
+  const run = Bass.run(), sequences = run?.lanes.get(name)?.sequences ?? [];
+  const texts = sequences.map(({ tokens }) => tokens.map(({ text }) => text).join(""));
+  const count = sequences.reduce((sum, { tokens }) => sum + tokens.length, 0);
+  const shown = [...document.querySelectorAll(`#lane-${name} .sequence`)].map((e) => e.textContent);
+  return count === run?.view?.lanes[name]?.metrics.new_tokens && JSON.stringify(texts) === JSON.stringify(shown);
+})"""
 
 
 def open_page(page: Page, server: str) -> None:
-    """Open the server's page, which plays nothing, and wait until the first charts are drawn."""
+    """Open the server's page without its opening recording, and wait until the first charts are drawn."""
     address, hash, fragment = server.partition("#")
     page.goto(f"{address}{'&' if '?' in address else '?'}play=off{hash}{fragment}")
     loaded(page)
 
 
 def loaded(page: Page) -> None:
-    """Load Plotly, as charts in view would, and wait until the charts are drawn: the page's fields have the values
-    that its link gives by then.
+    """Load Plotly, as charts in view would, and wait until the charts are drawn.
+
+    By then the page's fields have the values from its link.
     """
     page.wait_for_function("() => window.Bass?.plots?.address")
     page.evaluate("() => Bass.plots.load().then(() => Bass.plots.drawAll())")
@@ -41,7 +50,6 @@ def loaded(page: Page) -> None:
 
 def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object = 150, temperature: object = 0.9,
          seed: object = 3) -> None:  # fmt: skip
-    """Type the settings."""
     page.fill("#prompt textarea", prompt)
     open_settings(page)
     for name, value in (
@@ -80,10 +88,10 @@ def shown(page: Page, lane: str) -> list[str]:
 
 
 def compared(page: Page, lane: str) -> list[str | None]:
-    """What stands below each of a lane's rows of its text and Regular's; None where nothing does."""
+    """The comparison with Regular below each of a lane's rows, or None if there is none."""
     texts = "all => all.map(e => (e.hidden ? null : e.textContent))"
-    found: list[str | None] = page.eval_on_selector_all(f"#lane-{lane} .compared", texts)
-    return found
+    comparisons: list[str | None] = page.eval_on_selector_all(f"#lane-{lane} .compared", texts)
+    return comparisons
 
 
 def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES, *, running: bool = False) -> None:
@@ -99,17 +107,16 @@ def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES, *, running: bool 
 
 
 def revealed(page: Page, lanes: tuple[str, ...] = LANES) -> None:
-    """Wait until the texts stand: a lane may say that it finished before its last tokens are shown."""
-    before, now = None, [shown(page, lane) for lane in lanes]
-    while before != now:
-        page.wait_for_timeout(500)
-        before, now = now, [shown(page, lane) for lane in lanes]
+    """Wait until the lanes show all tokens of the run: a lane may finish before its last tokens are shown."""
+    page.wait_for_function(ALL_REVEALED, arg=list(lanes))
+    # The charts are drawn after the texts.
+    page.wait_for_timeout(500)
 
 
 def play(
     page: Page, snapshots: Iterable[Any], settings: Mapping[str, Any] | None = None, *, to_the_end: bool = True
 ) -> None:
-    """Play a race from its snapshots as a recording, or show its end; settings: the race's."""
+    """Play the snapshots of a race, with its settings, as a recording, or show its end."""
     document = json.loads(json.dumps(record(snapshots, "a test", settings=settings)))
     page.evaluate("(document) => Bass.tape.load(document, { name: 'test' })", document)
     page.evaluate(f"() => Bass.tape.{'live' if to_the_end else 'play'}()")
@@ -129,7 +136,7 @@ def texts_are(page: Page, snapshot: dict[str, Any]) -> None:
 
 
 def exported(page: Page) -> dict[str, Any]:
-    """The run as the page would download it; each sequence with its `steps`, see steps_of."""
+    """The run as the page would download it. Each sequence also gets its `steps` (steps_of)."""
     document: dict[str, Any] = json.loads(page.evaluate("() => Bass.asJson()"))
     for lane in document["lanes"].values():
         for at, sequence in enumerate(lane["sequences"]):
@@ -138,17 +145,17 @@ def exported(page: Page) -> dict[str, Any]:
 
 
 def steps_of(lane: dict[str, Any], sequence: int) -> list[dict[str, Any]]:
-    """A sequence's part of each round that has it: its row, with the round's number, kind, time and own length."""
-    found = []
-    for one in lane["rounds"]:
-        for at, row in enumerate(one["rows"]):
+    """A sequence's row of each round, with the number, kind and time of the round and the row's draft length."""
+    steps = []
+    for one_round in lane["rounds"]:
+        for at, row in enumerate(one_round["rows"]):
             if row["sequence"] == sequence:
                 numbers = zip(row["drafted_text"], row["p"], row["q"], row["u"], row["chance"], strict=True)
                 drafts = [dict(zip(("text", "p", "q", "u", "chance"), draft, strict=True)) for draft in numbers]
-                about = {name: one[name] for name in ("round", "kind", "time_ms")}
-                own = one["lengths"][at] if one["lengths"] else 0
-                found.append(row | about | {"length": own, "drafts": drafts})
-    return found
+                about = {name: one_round[name] for name in ("round", "kind", "time_ms")}
+                length = one_round["lengths"][at] if one_round["lengths"] else 0
+                steps.append(row | about | {"length": length, "drafts": drafts})
+    return steps
 
 
 def saved(page: Page, button: str) -> str:
@@ -158,16 +165,16 @@ def saved(page: Page, button: str) -> str:
     return download.value.path().read_text(encoding="utf-8")
 
 
-def chosen(page: Page, label: str, words: Any) -> None:
-    """Choose from one of the lists under "More settings", which are open."""
+def choose_option(page: Page, label: str, words: Any) -> None:
+    """Choose from one of the lists under "More settings", which must be open."""
     page.click(f"#{label} input")
     page.get_by_role("option", name=words).click()
 
 
-def fits(page: Page, *widths: int) -> None:
-    """At each of these widths the page does not scroll sideways, and its header ends inside the window.
+def assert_fits(page: Page, *widths: int) -> None:
+    """Assert for each width that the page does not scroll sideways and its header ends inside the window.
 
-    Then the window has its usual size again.
+    Afterwards the window has its usual size again.
     """
     last = "document.querySelector('.present-switch').getBoundingClientRect()"
     for width in widths:
@@ -178,17 +185,19 @@ def fits(page: Page, *widths: int) -> None:
     page.set_viewport_size({"width": 1400, "height": 900})
 
 
-def accessible(page: Page) -> None:
-    """axe-core calls nothing on the page serious or critical, in either theme."""
+def assert_accessible(page: Page) -> None:
+    """Assert that axe-core finds no serious or critical violation, in either theme."""
     page.evaluate(AXE)
-    found: dict[str, list[str]] = {}
+    violations: dict[str, list[str]] = {}
     for theme in ("light", "dark"):
         page.evaluate("dark => document.body.classList.toggle('dark', dark)", theme == "dark")
         page.wait_for_timeout(500)
-        all_of: list[dict[str, Any]] = page.evaluate("async () => (await axe.run()).violations")
-        serious = [one for one in all_of if one["impact"] in ("serious", "critical")]
-        found[theme] = [
-            f"{one['id']}: {node['target']} {node['html'][:160]}" for one in serious for node in one["nodes"]
+        results: list[dict[str, Any]] = page.evaluate("async () => (await axe.run()).violations")
+        serious = [violation for violation in results if violation["impact"] in ("serious", "critical")]
+        violations[theme] = [
+            f"{violation['id']}: {node['target']} {node['html'][:160]}"
+            for violation in serious
+            for node in violation["nodes"]
         ]
     page.evaluate("document.body.classList.remove('dark')")
-    assert not any(found.values()), json.dumps(found, indent=1)
+    assert not any(violations.values()), json.dumps(violations, indent=1)

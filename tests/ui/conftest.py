@@ -1,4 +1,4 @@
-"""Fixtures of the page's tests: a tiny pair on disk, app.py that serves it, and a browser."""
+"""Fixtures of the page's tests: a tiny pair on disk, a server that runs app.py with it, and a browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
 
 @pytest.fixture(scope="session")
 def server(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of app.py with a tiny pair; draft lengths are Algorithm 1's (tests/conftest.py)."""
+    """Address of a server with a tiny pair. Its draft lengths are those of Algorithm 1 (tests/conftest.py)."""
     log = tmp_path_factory.mktemp("server") / "stderr.txt"
     with serving(log, *pair_options(pair_folders)) as (address, _):
         yield address
@@ -55,14 +55,14 @@ def context(browser_executable: str) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(context: BrowserContext, server: str) -> Iterator[Page]:
-    """The opened page. At the end its console must be clean and all requests must have gone to its own host."""
+    """The opened page, checked as in `watched`."""
     with watched(context, server) as page:
         yield page
 
 
 @contextmanager
 def watched(context: BrowserContext, server: str) -> Iterator[Page]:
-    """A page at the server's address that must log no error or warning and send requests to its own host only."""
+    """Open a page. At the end its console must be clean and all requests must have gone to its own host."""
     page = context.new_page()
     complaints: list[str] = []
     hosts: set[str] = set()

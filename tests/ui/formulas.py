@@ -1,8 +1,7 @@
-"""The page's numbers once more, from an exported run alone.
+"""The page's numbers computed again, only from the JSON that the page downloads.
 
-Contract: plain Python over the JSON that the page downloads. Each formula is written from its definition
-(docs/formulas.md) and calls nothing of the project; the metrics that the JSON also holds are not looked at. A
-figure that does not apply is None.
+Each formula follows its definition in docs/formulas.md. It uses no code of the project, and none of the metrics in
+the JSON. A figure that does not apply is None.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from math import hypot, inf, sqrt
 from typing import Any
 
 TWO_ERRORS = 2
-# How far rounding puts the times of one moment apart.
+# Largest difference that rounding makes between times of the same moment.
 ROUNDED_MS = 2e-3
 NATURAL = ("eos", "stop", "length")
 
@@ -21,9 +20,13 @@ NATURAL = ("eos", "stop", "length")
 class Lane:
     """One lane of a run.
 
-    rounds: verifications and plain steps, each with the ms that it began and took; prefills: those too. steps:
-    row-rounds. drafting: those with drafts. decode_ms: lane time without prefills. ends: (ms of the last token,
-    sequence), the first to finish first.
+    Attributes:
+        rounds: verifications and plain steps, each with `begin` and `spent` in ms.
+        prefills: the same for prefills.
+        steps: row-rounds.
+        drafting: the steps with drafts.
+        decode_ms: lane time without prefills.
+        ends: (ms of the last token, sequence), in order of finishing.
     """
 
     data: dict[str, Any]
@@ -31,22 +34,22 @@ class Lane:
 
     def __post_init__(self) -> None:
         self.sequences: list[dict[str, Any]] = self.data["sequences"]
-        times = [0.0, *(one["time_ms"] for one in self.data["rounds"])]
-        every = [
-            one | {"begin": before, "spent": one["time_ms"] - before}
-            for one, before in zip(self.data["rounds"], times, strict=False)
+        times = [0.0, *(record["time_ms"] for record in self.data["rounds"])]
+        records = [
+            record | {"begin": before, "spent": record["time_ms"] - before}
+            for record, before in zip(self.data["rounds"], times, strict=False)
         ]
-        self.prefills = [one for one in every if one["kind"] == "prefill"]
-        self.rounds = [one for one in every if one["kind"] != "prefill"]
-        self.steps = [step for one in self.sequences for step in one["steps"] if step["kind"] != "prefill"]
+        self.prefills = [record for record in records if record["kind"] == "prefill"]
+        self.rounds = [record for record in records if record["kind"] != "prefill"]
+        self.steps = [step for record in self.sequences for step in record["steps"] if step["kind"] != "prefill"]
         self.drafting = [step for step in self.steps if step["drafts"]]
-        self.decode_ms = sum(one["spent"] for one in self.rounds)
-        self.ends = sorted(((one["times_ms"][-1], one) for one in self.sequences), key=lambda end: end[0])
+        self.decode_ms = sum(record["spent"] for record in self.rounds)
+        self.ends = sorted(((record["times_ms"][-1], record) for record in self.sequences), key=lambda end: end[0])
 
 
 def sharing(lane: Lane) -> list[int]:
-    """For each token after its row's first: how many rows are at least as long at its place, or were cut."""
-    rows = [(len(one["token_ids"]), one["finish_reason"] in NATURAL) for one in lane.sequences]
+    """For each token after the first of its row: the number of rows that are at least that long or cut off."""
+    rows = [(len(sequence["token_ids"]), sequence["finish_reason"] in NATURAL) for sequence in lane.sequences]
     return [
         sum(n >= place or not ended for n, ended in rows) for length, _ in rows for place in range(2, length + 1)
     ]
@@ -58,13 +61,13 @@ def ms_per_token(lane: Lane) -> float:
 
 
 def step_ms(regular: Lane, m: int) -> float:
-    """Regular's mean time of a step with m rows, between and beyond the counts that it has seen."""
-    taken: dict[int, list[float]] = {}
-    for one in regular.rounds:
-        taken.setdefault(len(one["rows"]), []).append(one["spent"])
-    below = max((count for count in taken if count <= m), default=min(taken))
-    above = min((count for count in taken if count >= m), default=max(taken))
-    low, high = (sum(taken[count]) / len(taken[count]) for count in (below, above))
+    """Regular's mean time of a step with m rows, interpolated between measured numbers of rows."""
+    times: dict[int, list[float]] = {}
+    for record in regular.rounds:
+        times.setdefault(len(record["rows"]), []).append(record["spent"])
+    below = max((count for count in times if count <= m), default=min(times))
+    above = min((count for count in times if count >= m), default=max(times))
+    low, high = (sum(times[count]) / len(times[count]) for count in (below, above))
     return low + (high - low) * (m - below) / (above - below) if above > below else low
 
 
@@ -79,7 +82,7 @@ def throughput(lane: Lane) -> float:
 
 
 def new_tokens(lane: Lane) -> int:
-    """Of all sequences."""
+    """New tokens of all sequences."""
     return sum(len(one["token_ids"]) for one in lane.sequences)
 
 
@@ -89,14 +92,14 @@ def first_token(lane: Lane) -> float:
 
 
 def _latencies(lane: Lane) -> list[float]:
-    """(finished - end of the lane's first prefill) / (new tokens - 1), the first to finish first."""
+    """(finished - end of the lane's first prefill) / (new tokens - 1), in order of finishing."""
     return [(end - first_token(lane)) / (len(one["token_ids"]) - 1) for end, one in lane.ends]
 
 
-def _of_one(lane: Lane, which: int) -> float | str:
-    """Per-token latency of one that finished, ms; words where all sequences ended at the same time."""
+def _of_one(lane: Lane, place: int) -> float | str:
+    """Per-token latency of one sequence, ms, or "ended together" if all ended at the same time."""
     together = len({end for end, _ in lane.ends}) == 1
-    return "ended together" if together else _latencies(lane)[which]
+    return "ended together" if together else _latencies(lane)[place]
 
 
 def ptl_first(lane: Lane) -> float | str:
@@ -126,7 +129,7 @@ def acceptance(lane: Lane) -> float | None:
 
 
 def token_acceptance(lane: Lane) -> float | None:
-    """Accepted / tested, percent; tested: the accepted drafts and the first one behind them."""
+    """Accepted / tested, percent. Tested are the accepted drafts and the first one after them."""
     tested = sum(min(len(step["drafts"]), step["accepted"] + 1) for step in lane.drafting)
     return 100 * accepted(lane) / tested if tested else None
 
@@ -170,14 +173,14 @@ def cost(lane: Lane, regular: Lane) -> float:
 
 
 def scatter(lane: Lane, regular: Lane) -> float:
-    """The relative standard error of what rounds write a ms, in regular decoding's time (Cochran, section 6.4)."""
-    each = [
-        (sum(row["written"] for row in one["rows"]) * step_ms(regular, m) / m, one["spent"])
-        for one, m in zip(lane.rounds, unfinished(lane), strict=True)
+    """The relative standard error of a lane's speed, from its rounds (Cochran, section 6.4)."""
+    pairs = [
+        (sum(row["written"] for row in record["rows"]) * step_ms(regular, m) / m, record["spent"])
+        for record, m in zip(lane.rounds, unfinished(lane), strict=True)
     ]
-    worth, count = sum(t for t, _ in each), len(each)
-    rate = worth / sum(ms for _, ms in each)
-    return sqrt(count / (count - 1) * sum((t - rate * s) ** 2 for t, s in each)) / worth if count > 1 else inf
+    worth, count = sum(t for t, _ in pairs), len(pairs)
+    rate = worth / sum(ms for _, ms in pairs)
+    return sqrt(count / (count - 1) * sum((t - rate * s) ** 2 for t, s in pairs)) / worth if count > 1 else inf
 
 
 def level(faster: Lane, slower: Lane, regular: Lane) -> bool:
@@ -187,21 +190,21 @@ def level(faster: Lane, slower: Lane, regular: Lane) -> bool:
 
 
 def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:
-    """(round, kind, begin, end) of a timeline's blocks, ms: draft, then target, then the host's rest."""
-    found = [(one["round"], "prefill", one["begin"], one["time_ms"]) for one in lane.prefills]
-    for one in lane.rounds:
-        drafted_at = one["begin"] + one["draft_ms"]
-        verified_at = drafted_at + one["verify_ms"]
-        found += [
-            (one["round"], "draft", one["begin"], drafted_at),
-            (one["round"], one["kind"], drafted_at, verified_at),
-            (one["round"], "host", verified_at, one["time_ms"]),
+    """(round, kind, begin, end) of a timeline's blocks, ms: draft, target, then the rest, on the host."""
+    spans = [(record["round"], "prefill", record["begin"], record["time_ms"]) for record in lane.prefills]
+    for record in lane.rounds:
+        drafted_at = record["begin"] + record["draft_ms"]
+        verified_at = drafted_at + record["verify_ms"]
+        spans += [
+            (record["round"], "draft", record["begin"], drafted_at),
+            (record["round"], record["kind"], drafted_at, verified_at),
+            (record["round"], "host", verified_at, record["time_ms"]),
         ]
-    return [block for block in found if block[3] > block[2]]
+    return [block for block in spans if block[3] > block[2]]
 
 
 def running_chance(step: dict[str, Any], count: int) -> float:
-    """w of block verification behind `count` drafts: w = min(1, w p/q), from 1 on (Sun et al., section 4)."""
+    """w of block verification after `count` drafts: w is 1, then min(1, w p/q) (Sun et al., section 4)."""
     w = 1.0
     for draft in step["drafts"][:count]:
         w = min(1.0, w * draft["p"] / draft["q"])

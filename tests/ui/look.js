@@ -1,9 +1,9 @@
-/* Opens all that shows times, and collects every visible text of the results by its place. */
+/* Opens everything that shows times, and returns every visible text of the results by its place. */
 async () => {
   const settle = (ms = 400) => new Promise((go) => setTimeout(go, ms));
   const whole = document.querySelector("[data-switch=whole-race]");
   if (whole.getAttribute("aria-pressed") !== "true") whole.click();
-  // Charts are drawn in view alone, one after another.
+  // Charts are drawn only in view, one after another.
   for (const figure of document.querySelectorAll("#results figure, .bass-inspector, .bass-summary")) {
     figure.scrollIntoView({ block: "center" });
     await settle();
@@ -25,7 +25,7 @@ async () => {
     found[key] = { text, says: Boolean(said?.some((words) => MARK.test(words))) };
   };
   const results = document.querySelector("#results");
-  // A plot's texts come and go with its scale: together they are one text.
+  // A plot's texts change with its scale, so they count as one text.
   for (const plot of results.querySelectorAll(".plot")) {
     add(plot, [...plot.querySelectorAll("text")].map((e) => e.textContent).join("|"));
   }

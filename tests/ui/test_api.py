@@ -1,4 +1,4 @@
-"""A script gets the library's results from /race in the documented form, and the page's sentences as errors."""
+"""The endpoints /race and /sweep: results as in the library, errors in one sentence."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def client(server: str) -> Client:
     return Client(server, verbose=False)
 
 
-# The settings between the seed and the pair, at their defaults.
+# Defaults of the settings between the seed and the pair.
 UP_TO_PAIR = (0, 1.0, "auto", "auto", "auto", "fair", "auto", None, None)
 
 
-def test_there_are_two_endpoints_with_defaults_and_one_output(client: Client) -> None:
+def test_both_endpoints_have_defaults_and_one_output(client: Client) -> None:
     api = client.view_api(return_format="dict", print_info=False)
     assert set(api["named_endpoints"]) == {"/race", "/sweep"} and not api["unnamed_endpoints"]
     for name, endpoint in api["named_endpoints"].items():
@@ -35,7 +35,7 @@ def test_there_are_two_endpoints_with_defaults_and_one_output(client: Client) ->
         assert len(endpoint["returns"]) == 1
 
 
-def test_snapshots_grow_to_the_library_s_texts(client: Client, pair: ModelPair) -> None:
+def test_snapshots_grow_and_end_with_the_texts_of_the_library(client: Client, pair: ModelPair) -> None:
     snapshots = list(client.submit("Hello", 2, 200, 0.9, 5, api_name="/race"))
     *_, local = race(pair, "Hello", n=2, max_new_tokens=200, sampling=SamplingParams(temperature=0.9), seed=5)
     assert lane_texts(snapshots[-1]) == lane_texts(local)
@@ -59,15 +59,15 @@ def test_snapshots_grow_to_the_library_s_texts(client: Client, pair: ModelPair) 
     assert "cpu_percent" in snapshots[-1]["device"]
 
 
-def test_a_cancelled_race_makes_room_for_the_next(client: Client) -> None:
+def test_a_cancelled_race_frees_the_device(client: Client) -> None:
     job = client.submit("Hello", 8, 1024, 0.9, 0, api_name="/race")
     next(iter(job))
     job.cancel()
     assert client.submit("Hello", 1, 4, 0, 0, api_name="/race").result()["done"]
 
 
-def test_raw_calls_get_a_sentence(server: str) -> None:
-    """The server's log must hold no traceback at the end, which the fixture looks after."""
+def test_malformed_calls_are_refused_in_one_sentence(server: str) -> None:
+    """At the end, the fixture also checks that the server's log has no traceback."""
     call, queue = f"{server}/gradio_api/call/race", f"{server}/gradio_api/queue"
     event = httpx.post(call, json={"data": ["Hello", 2]}).json()["event_id"]
     answer = httpx.get(f"{call}/{event}").text
@@ -75,45 +75,50 @@ def test_raw_calls_get_a_sentence(server: str) -> None:
     assert "The request lacks 27 of 29 values: /gradio_api/info lists them." in answer
 
     def sentence(event: int, values: list[Any], session: str) -> str:
-        who = {"session_hash": session}
-        assert httpx.post(f"{queue}/join", json={"fn_index": event, "data": values, **who}).is_success
-        with httpx.stream("GET", f"{queue}/data", params=who) as answer:
+        session_key = {"session_hash": session}
+        assert httpx.post(f"{queue}/join", json={"fn_index": event, "data": values, **session_key}).is_success
+        with httpx.stream("GET", f"{queue}/data", params=session_key) as answer:
             (done,) = [json.loads(line[5:]) for line in answer.iter_lines() if "process_completed" in line]
         assert not done["success"]
         return str(done["output"]["error"])
 
     events = httpx.get(f"{server}/config").json()["dependencies"]
-    # The page's own event, and those that belong to its script alone.
+    # The event of Run, and those that only the page's script uses.
     (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 25]
     for values in (["Hello"], ["Hello", 2, 3, 0.5, 0, 0, 1.0, ["no choice"], *[None] * 7]):
         assert "\n" not in sentence(run, values, f"raw{len(values)}")
     idle = [event["id"] for event in events if not event["backend_fn"]]
     assert idle
-    for one in idle:
-        assert "belongs to the page's own script" in sentence(one, [], f"idle{one}")
+    for event_id in idle:
+        assert "belongs to the page's own script" in sentence(event_id, [], f"idle{event_id}")
 
 
 def test_a_sweep_yields_its_points_one_by_one(client: Client) -> None:
-    given: dict[str, Any] = {"batches": [1, 2], "draft_lengths": ["bass", "3"], "seconds": 5, "max_new_tokens": 24}
-    *states, last = client.submit("Hello", **given, api_name="/sweep")
-    assert last["done"] and [(one["batch"], one["draft_length"]) for one in last["points"]] == [
+    settings: dict[str, Any] = {
+        "batches": [1, 2],
+        "draft_lengths": ["bass", "3"],
+        "seconds": 5,
+        "max_new_tokens": 24,
+    }
+    *states, last = client.submit("Hello", **settings, api_name="/sweep")
+    assert last["done"] and [(point["batch"], point["draft_length"]) for point in last["points"]] == [
         (1, "bass"), (1, 3), (2, "bass"), (2, 3)
     ]  # fmt: skip
-    assert all(one["speedup"] > 0 for one in last["points"])
+    assert all(point["speedup"] > 0 for point in last["points"])
     assert [len(state["points"]) for state in states] == sorted(len(state["points"]) for state in states)
     assert states[0]["points"] == [] and not any(state["done"] for state in states)
     with pytest.raises(AppError, match="Each batch must be a whole number from 1 to 32"):
         client.submit("Hello", batches=[33], api_name="/sweep").result()
 
 
-def test_bad_input_reaches_the_script_as_one_sentence(client: Client) -> None:
-    for arguments, says in (
+def test_bad_input_is_refused_in_one_sentence(client: Client) -> None:
+    for arguments, message in (
         (("Hello", "many", 8, 0.7, 0), "Batch size must be a whole number from 1 to 32."),
         (("Hello", 2, 8, "nan", 0), "Temperature must be a number of 0 or more"),
         (("x" * 2**20, 2, 8, 0.7, 0), "this server takes at most 20000: shorten it"),
         (("Hello", 2, 8, 0.7, 0, *UP_TO_PAIR, "/etc"), "races only its own pair"),
         (("Hello", 2, 8, 0.7, 0, 0, 1.0, "quick"), "draft_length must be"),
     ):
-        with pytest.raises(AppError, match=says) as refusal:
+        with pytest.raises(AppError, match=message) as refusal:
             client.submit(*arguments, api_name="/race").result()
         assert "\n" not in str(refusal.value)

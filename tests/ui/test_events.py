@@ -1,4 +1,4 @@
-"""The page's generator event closes the race on every path; which models may be raced, and for how long."""
+"""The event of Run: its updates, its errors, its memory, and its limits on models and time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = ("Hello", 2, 60, 0.9, 0)
 
 
 def is_skip(update: Any) -> bool:
-    """Whether this output stays unchanged on the page."""
+    """Whether the page leaves this output unchanged."""
     return update == {"__type__": "update"}
 
 
@@ -33,7 +33,7 @@ def phase(updates: tuple[Any, ...]) -> str:
     return str(json.loads(updates[3])["phase"])
 
 
-def test_run_is_disabled_while_the_race_runs_and_bad_input_changes_nothing_but_the_message(
+def test_run_is_disabled_during_a_race_and_bad_input_changes_only_the_message(
     pair: ModelPair,
 ) -> None:
     events = Events(race_source(pair), Limits())
@@ -45,7 +45,7 @@ def test_run_is_disabled_while_the_race_runs_and_bad_input_changes_nothing_but_t
     (only,) = events.run("", *SETTINGS[1:])
     assert phase(only) == "error" and "prompt is empty" in only[3]
     assert all(map(is_skip, only[:3])) and only[4]["interactive"] is True
-    # Stop leaves Run to the end of the cancelled race.
+    # Stop does not enable Run: the end of the cancelled race does.
     status, button = events.stop()
     assert json.loads(status)["phase"] == "stopped" and is_skip(button)
 
@@ -59,44 +59,44 @@ def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "says"), [(BassError("Too big: ask for less."), "Too big"), (KeyError("x"), UNEXPECTED)]
+    ("error", "message"), [(BassError("Too big: ask for less."), "Too big"), (KeyError("x"), UNEXPECTED)]
 )
-def test_an_error_inside_the_race_is_a_sentence_and_run_works_again(error: Exception, says: str) -> None:
+def test_an_error_during_a_race_is_one_sentence_and_run_works_again(error: Exception, message: str) -> None:
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
         raise error
         yield {}
 
     *_, last = Events(source, Limits()).run(*SETTINGS)
-    assert phase(last) == "error" and json.loads(last[3])["message"].startswith(says)
+    assert phase(last) == "error" and json.loads(last[3])["message"].startswith(message)
     assert last[4]["interactive"] is True
 
 
-def test_the_status_line_says_while_costs_are_measured() -> None:
+def test_the_status_line_shows_that_costs_are_being_measured() -> None:
     device: Any = {"name": "toy", "kind": "cpu"}
-    bare: Any = {"done": False, "scheduling": "fair", "elapsed_ms": 1.0, "lanes": {}, "device": device}
+    no_lanes: Any = {"done": False, "scheduling": "fair", "elapsed_ms": 1.0, "lanes": {}, "device": device}
     lane = {"sequences": [], "metrics": {}, "rounds": [], "clock_ms": 0.0, "finished": False, "error": None}
 
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
-        yield bare | {"phase": "measuring"}
-        yield bare | {"phase": "measuring", "lanes": {"one": lane}}
-        yield bare | {"lanes": {"one": lane}}
-        yield bare | {"lanes": {"one": lane}, "done": True}
+        yield no_lanes | {"phase": "measuring"}
+        yield no_lanes | {"phase": "measuring", "lanes": {"one": lane}}
+        yield no_lanes | {"lanes": {"one": lane}}
+        yield no_lanes | {"lanes": {"one": lane}, "done": True}
 
     _, *middle, last = Events(source, Limits()).run(*SETTINGS)
-    told = [None if is_skip(update[3]) else json.loads(update[3]) for update in middle]
+    statuses = [None if is_skip(update[3]) else json.loads(update[3]) for update in middle]
     words = "Measuring the cost of a round on this machine, once"
-    assert [one and (one["phase"], one["message"]) for one in told] == [
+    assert [status and (status["phase"], status["message"]) for status in statuses] == [
         ("running", words),
         None,
         ("running", ""),
         None,
     ]
-    # Without lanes there is nothing to draw.
+    # Without lanes, nothing is drawn.
     assert [is_skip(update[0]) for update in middle] == [True, False, False, False] and phase(last) == "done"
 
 
-def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: ModelPair) -> None:
-    """ZeroGPU forks a worker, which needs a sync generator function with plain data in and out."""
+def test_requests_and_snapshots_can_be_pickled_for_a_worker(pair: ModelPair) -> None:
+    """A ZeroGPU worker needs a sync generator function that takes and yields plain data."""
     source, request = (
         race_source(pair),
         make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": 60}, Limits()),
@@ -107,7 +107,7 @@ def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: 
     assert pickle.loads(pickle.dumps(last)) == json.loads(json.dumps(last))
 
 
-def test_no_other_model_is_looked_for_unless_allowed(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_models_are_refused_without_a_lookup(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "bass_core.model.loading.catalogue.locate", lambda *_: pytest.fail("the name was looked up")
     )
@@ -119,7 +119,7 @@ def test_no_other_model_is_looked_for_unless_allowed(pair: ModelPair, monkeypatc
             list(events.api("Hello", 1, 4, 0, 0, pair=name))
 
 
-def test_an_allowed_model_is_loaded_once_and_leaves_for_the_next(
+def test_an_allowed_model_is_loaded_once_and_unloaded_for_the_next(
     pair: ModelPair, pair_folders: tuple[Path, Path]
 ) -> None:
     loaded: list[str] = []
@@ -139,7 +139,7 @@ def test_an_allowed_model_is_loaded_once_and_leaves_for_the_next(
     assert last["done"] and loaded == [str(pair_folders[1]), "nothing here", str(pair_folders[1])]
 
 
-def test_a_race_ends_when_the_operators_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_ends_at_the_operators_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
 
     def endless(request: RaceRequest) -> Generator[Snapshot, None, None]:
@@ -160,7 +160,7 @@ def test_a_race_ends_when_the_operators_time_is_spent(monkeypatch: pytest.Monkey
     assert json.loads(last[3])["phase"] == "error" and closed == [True, True]
 
 
-def test_the_operators_time_does_not_run_while_a_race_waits() -> None:
+def test_waiting_does_not_count_towards_the_time_limit() -> None:
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
         for place in (2, 1):
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The page's data holds every token once, with its origin and lane time, and no value that is unknown."""
+"""The data of the page: each token once, with its origin and lane time, and null for unknown values."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def snapshot(pieces: list[str], at: float, *, done: bool = False) -> dict[str, A
 
 
 def tokens(log: str) -> list[list[Any]]:
-    """Every token of the one sequence, in order."""
+    """All tokens of the only sequence."""
     lines = [json.loads(line) for line in log.split("\n")[2:]]
     return [token for line in lines for token in line["regular"]["new"].get("0", [])]
 
 
-def test_the_log_grows_by_each_token_with_its_origin_text_and_time() -> None:
+def test_each_token_is_appended_to_the_log_with_its_origin_text_and_time() -> None:
     feed = PageFeed("r", SETTINGS)
     first, _, _ = feed.update(snapshot(["a", ""], 20))
     head = json.loads(first.split("\n")[0])
     assert (head["run"], head["batch_size"], head["lanes"]) == ("r", 1, ["regular"])
     assert (head["settings"], head["keywords"]) == (SETTINGS, keywords())
-    # Text that the last token held back is added to it, and no text can hold a tag or end a line.
+    # Text that the last token held back is added to it. No text can contain a tag or end a line.
     log, view, charts = feed.update(snapshot(["a", "\ufffd", "<script>\n"], 80))
     assert log.startswith(first) and "<" not in log + view + charts and log.count("\n") == 3
     assert tokens(log) == [
@@ -53,19 +53,19 @@ def test_the_log_grows_by_each_token_with_its_origin_text_and_time() -> None:
     ]  # fmt: skip
 
 
-def test_values_are_passed_on_and_may_be_missing() -> None:
+def test_optional_values_are_passed_on_or_null() -> None:
     shot = snapshot(["a"], 40)
-    for given in ({}, {"reading": {"fed": 1, "total": 2, "sequences": [0]}, "cache": {"own": 5}}):
-        shot["lanes"]["regular"] |= given
+    for values in ({}, {"reading": {"fed": 1, "total": 2, "sequences": [0]}, "cache": {"own": 5}}):
+        shot["lanes"]["regular"] |= values
         _, view, charts = (json.loads(text.split("\n")[0]) for text in PageFeed("r", SETTINGS).update(shot))
-        assert view["lanes"]["regular"]["reading"] == given.get("reading")
-        assert charts["cache"] == {"regular": given.get("cache")}
+        assert view["lanes"]["regular"]["reading"] == values.get("reading")
+        assert charts["cache"] == {"regular": values.get("cache")}
         assert view["lanes"]["regular"]["metrics"]["throughput_tps"] is None
         assert view["device"]["gpu_utilization"] is None and view["device"]["gpu_power_w"] is None
         assert charts["lanes"]["regular"]["acceptance_rate"] == charts["series"]["rss_mb"] == [None]
 
 
-def test_charts_stay_small_change_a_few_times_a_second_and_end_with_the_last_snapshot() -> None:
+def test_charts_stay_small_are_throttled_and_end_with_the_last_snapshot() -> None:
     feed = PageFeed("r", SETTINGS)
     assert len({feed.update(snapshot([], 50.0 * i))[2] for i in range(21)}) == 6
     for i in range(6, 3000):
@@ -76,22 +76,22 @@ def test_charts_stay_small_change_a_few_times_a_second_and_end_with_the_last_sna
         assert series[0] == 0.0 and series[-1] == 600_001.0 and series == sorted(series)
 
 
-def test_lanes_that_miss_samples_do_not_slow_the_charts_down() -> None:
+def test_lanes_without_some_samples_do_not_slow_the_charts_down() -> None:
     feed, changed, before = PageFeed("r", SETTINGS), 0, ""
     for i in range(900):
         shot = snapshot([], 100.0 * i)
         lane = shot["lanes"]["regular"]
-        # The clocks of the other lanes stand still in some samples.
+        # The clocks of the other lanes do not advance in some samples.
         for name, gap in (("speculative", 10), ("bass", 7), ("amusd", 3)):
             shot["lanes"][name] = lane | {"clock_ms": 1000.0 * (i // 2 - i // 2 // gap)}
         charts = feed.update(shot)[2]
         changed += i >= 600 and charts != before
         before = charts
-    # 30 s at one sample each 800 ms, which is four times the 200 ms of the first 24 s.
+    # 30 s at one sample per 800 ms, four times the 200 ms of the first 24 s.
     assert changed == 38
 
 
-def test_a_lane_whose_clock_stands_adds_no_points() -> None:
+def test_a_lane_whose_clock_does_not_advance_adds_no_points() -> None:
     feed = PageFeed("r", SETTINGS)
     for elapsed in (0.0, 500.0, 1000.0):
         _, _, charts = feed.update(snapshot(["a"], 40.0) | {"elapsed_ms": elapsed})
@@ -100,7 +100,7 @@ def test_a_lane_whose_clock_stands_adds_no_points() -> None:
 
 
 def record(number: int, at: float, drafted: list[str]) -> dict[str, Any]:
-    """A round of one row as bass_core logs it."""
+    """A round of one row, as bass_core records it."""
     row = {
         "sequence": 0, "start": number, "drafted": [1] * len(drafted), "drafted_text": drafted,
         "p": [0.123456789] * len(drafted), "q": [0.5] * len(drafted), "u": [None] * len(drafted),
@@ -121,13 +121,13 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
         shot["elapsed_ms"] *= 20
         log, _, charts = feed.update(shot)
     sent = [line for text in log.split("\n")[2:] for line in json.loads(text)["regular"]["rounds"]]
-    # As it was recorded, with six digits.
-    assert [one["rows"][0].pop("p") for one in sent] == [[0.123457] * 2, []]
-    assert [one["rows"][0].pop("p") for one in rounds] and sent == rounds
+    # As recorded, but with six digits.
+    assert [sent_round["rows"][0].pop("p") for sent_round in sent] == [[0.123457] * 2, []]
+    assert [sent_round["rows"][0].pop("p") for sent_round in rounds] and sent == rounds
     assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
 
 
-def test_the_log_stays_small_and_what_a_page_missed_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_stays_small_and_missed_lines_can_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "WINDOW", 3000)
     monkeypatch.setattr(feed_module, "RESTART_CHARACTERS", 500)
     feed, sizes, sent, before = PageFeed("long", SETTINGS), [], 0, ""
@@ -140,33 +140,33 @@ def test_the_log_stays_small_and_what_a_page_missed_can_be_asked_for(monkeypatch
         sent += len(log) - len(before if log.startswith(before) else head)
         before = log
     assert max(sizes) < 3200
-    # Little is sent twice.
+    # Few characters are sent twice.
     assert sent < 1.6 * sum(map(len, feed.lines))
     assert missed("long", 0).split("\n") == feed.lines and missed("long", 398).split("\n") == feed.lines[398:]
     for run, number in (("other", 0), ("long", 400), (None, 0), ("long", "0")):
         assert missed(run, number) == ""
 
 
-def test_the_lines_of_all_running_races_and_of_few_that_ended_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_stored_for_all_running_races_and_a_few_ended_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(feed_module.time, "monotonic", lambda: now)
     monkeypatch.setattr(feed_module, "_runs", {})
     feeds = [PageFeed(f"run {number}", SETTINGS) for number in range(2 * RUNS + 1)]
     for feed in feeds:
         feed.update(snapshot(["a"], 10.0))
-    kept = lambda: [number for number in range(len(feeds)) if missed(f"run {number}", 0)]  # noqa: E731
-    assert kept() == list(range(2 * RUNS + 1))
+    stored = lambda: [number for number in range(len(feeds)) if missed(f"run {number}", 0)]  # noqa: E731
+    assert stored() == list(range(2 * RUNS + 1))
     for feed in feeds[1:]:
         now += 1
         feed.close()
-    assert kept() == [0, *range(RUNS + 1, 2 * RUNS + 1)], "the first one still runs"
+    assert stored() == [0, *range(RUNS + 1, 2 * RUNS + 1)], "the first one still runs"
     now += ENDED_S
-    assert kept() == [0, 2 * RUNS], "the last one ended just now"
+    assert stored() == [0, 2 * RUNS], "the last one ended just now"
     now += 1
-    assert kept() == [0]
+    assert stored() == [0]
 
 
-def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:
+def test_the_head_of_a_recording_has_its_lanes_rows_and_settings() -> None:
     shot = snapshot(["a"], 10)
     shot["lanes"] = {"bass": shot["lanes"]["regular"], "new": shot["lanes"]["regular"]}
     head = json.loads(PageFeed("r", {}).update(shot)[0].split("\n")[0])
@@ -176,8 +176,8 @@ def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:
 H100 = {"kind": "predicted", "hardware": "H100", "gpus": 1, "target": "7.8B", "draft": "310M"}
 
 
-def told(clock: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """The head of a race by this clock."""
+def head_of(clock: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """The head of a race with this clock."""
     shot: Any = snapshot(["a", "b"], 20, done=True) | ({"clock": clock} if clock else {})
     log, view, _ = PageFeed("r", settings).update(shot)
     assert clock or "predicted" not in view
@@ -185,21 +185,21 @@ def told(clock: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, An
 
 
 def test_the_head_names_the_predicted_machine() -> None:
-    head = told(H100, {"clock": "h100"})
+    head = head_of(H100, {"clock": "h100"})
     assert (head["clock"], head["machine"]) == (H100, "H100 with 7.8B and 310M")
     assert head["code"] == "SimulatedClock('h100', target='7.8b', draft='310m')"
     two = words.on_machine(H100 | {"gpus": 2, "target": "70B", "draft": "8B"})
     assert two == "on 2 predicted H100 with 70B and 8B"
-    assert not told(None, {"clock": "measured"}).keys() & {"clock", "machine", "code"}
+    assert not head_of(None, {"clock": "measured"}).keys() & {"clock", "machine", "code"}
     assert words.machine_of({}) == "machine"
 
 
 @pytest.mark.parametrize("settings", [{}, {"clock": "tpu"}, {"clock": "own", "clock_tflops": "x"}])
-def test_a_recording_whose_settings_do_not_say_has_no_code(settings: dict[str, Any]) -> None:
-    assert told(H100, settings)["code"] is None
+def test_a_recording_with_incomplete_clock_settings_has_no_code(settings: dict[str, Any]) -> None:
+    assert head_of(H100, settings)["code"] is None
 
 
-def test_the_counters_of_a_gpu_reach_the_page_and_energy_counts_from_the_race_on() -> None:
+def test_gpu_counters_reach_the_page_and_energy_counts_from_the_start_of_the_race() -> None:
     feed, shot = PageFeed("r", SETTINGS), snapshot(["a"], 40)
     counters = {"gpu_sm_percent": 51.0, "gpu_tensor_percent": 12.5, "gpu_dram_percent": 70.0}
     for energy in (9000.0, 9500.0):

@@ -1,6 +1,6 @@
-"""The form in a browser: refusals lose nothing, presets leave nothing, a prompt's length is shown, links restore.
+"""The form in a browser: refusals, presets, the prompt's length, links.
 
-Contract: one page is used from one end of the form to the other, so that each step starts from what the last left.
+The test uses one page throughout, so each part starts from the state that the one before it left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BAD_INPUT = [
 ]
 
 
-def test_the_form(page: Page, context: BrowserContext) -> None:
+def test_every_part_of_the_form_works(page: Page, context: BrowserContext) -> None:
     expect(page.locator("#prompt textarea")).to_have_value(REWRITING)
     expect(page.locator("#preset-note")).to_contain_text(presets()["Wins"].look_for)
     expect(page.locator(".prompt-length")).to_have_text(f"{len(REWRITING)} of 4,096 tokens")
@@ -36,15 +36,15 @@ def test_the_form(page: Page, context: BrowserContext) -> None:
 
 
 def _refusals(page: Page) -> None:
-    """Bad input gets a sentence; results and what was typed stay."""
+    """Bad input is refused in one sentence; results and typed values stay."""
     fill(page, tokens=4)
     run_to_the_end(page)
     before = [shown(page, lane) for lane in LANES]
-    for bad, says in BAD_INPUT:
+    for bad, message in BAD_INPUT:
         typed = {"prompt": "Hello", "batch": 2, "tokens": 4, "temperature": 0.9, "seed": 3} | bad
         fill(page, **typed)  # type: ignore[arg-type]
         page.click("#run")
-        expect(page.locator(".message")).to_contain_text(says)
+        expect(page.locator(".message")).to_contain_text(message)
         expect(page.locator("#run")).to_be_enabled()
         assert [shown(page, lane) for lane in LANES] == before
         expect(page.locator(".of-lanes")).to_contain_text("The lanes still show your last race")
@@ -54,7 +54,7 @@ def _refusals(page: Page) -> None:
 
 
 def _presets(page: Page) -> None:
-    """A preset sets the whole form; "Ragged" runs a prompt a row, and the snippet has them."""
+    """A preset sets the whole form. "Ragged" runs one prompt per row, and the snippet contains them."""
     note, coupled = page.locator("#preset-note"), "coupled: the same text in every lane"
     open_settings(page)
     page.get_by_role("button", name="Same words").click()
@@ -82,21 +82,21 @@ def _presets(page: Page) -> None:
 
 
 def _lengths(page: Page) -> None:
-    """The line below the prompt follows the field."""
+    """The line below the prompt shows the length of the field's text."""
     line, field = page.locator(".prompt-length"), page.locator("#prompt textarea")
     expect(line).to_contain_text("4 prompts, the longest 50 of 4,096 tokens")
     page.get_by_role("button", name="Wins").click()
     expect(field).to_have_value(REWRITING)
-    for text, says in (
+    for text, message in (
         ("Hello", "5 of 4,096 tokens"),
         ("x" * 5000, "has 5000 tokens and the model holds 4096"),
         ("y" * 200_000, "has 200000 characters and this server takes at most 20000"),
     ):
         field.fill(text)
-        expect(line).to_contain_text(says)
+        expect(line).to_contain_text(message)
     field.fill("")
     expect(line).to_have_text("")
-    # The last text counts, whatever came before it.
+    # Only the last text counts.
     page.get_by_role("button", name="Same words").click()
     field.press_sequentially(" And more.", delay=20)
     page.get_by_role("button", name="Break-even").click()
@@ -105,7 +105,7 @@ def _lengths(page: Page) -> None:
 
 
 def _links(page: Page, context: BrowserContext) -> None:
-    """A link restores the settings that this server has; back and forth too."""
+    """A link restores the settings that this server knows, and so do back and forward."""
     fill(page, batch=3, tokens=4, seed=11)
     run_to_the_end(page)
     page.click("[data-take=link]")
@@ -119,7 +119,7 @@ def _links(page: Page, context: BrowserContext) -> None:
     expect(other.locator("#batch-size input")).to_have_value("3")
     expect(other.locator("#draft-length input")).to_have_value("fixed, 4")
     expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
-    # Another link in the same tab, then back: each loads the page anew.
+    # Another link in the same tab, then back: each reloads the page.
     with other.expect_event("load"):
         other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
     _seed_is(other, "12")
@@ -131,14 +131,14 @@ def _links(page: Page, context: BrowserContext) -> None:
 
 
 def _seed_is(page: Page, value: str) -> None:
-    """Wait for this seed in the settings, which a link's load has closed."""
+    """Wait until the settings, which loading a link closes, have this seed."""
     loaded(page)
     open_settings(page)
     expect(page.locator("#seed input")).to_have_value(value)
 
 
 def _long_example(page: Page) -> None:
-    """The long example shows its reading and holds its prompt once."""
+    """The long example shows its prefill, and stores its prompt once."""
     page.get_by_role("button", name="Long document").click()
     expect(page.locator("#batch-size input")).to_have_value("8")
     expect(page.locator(".prompt-length.refused")).to_contain_text("the model holds 4096")
@@ -156,15 +156,15 @@ def _long_example(page: Page) -> None:
     )
     run_to_the_end(page)
     seen = page.evaluate("[...window.seen]")
-    assert any(re.fullmatch(rf"Reading the prompt: .* of {count} tokens", one) for one in seen), seen
+    assert any(re.fullmatch(rf"Reading the prompt: .* of {count} tokens", words) for words in seen), seen
     expect(page.locator("#lane-bass .read")).to_have_text("")
     expect(page.locator("#lane-bass .read-bar")).to_be_hidden()
     page.locator("[data-chart=cache]").scroll_into_view_if_needed()
     plot = "document.querySelector('[data-chart=cache] .plot')"
     page.wait_for_function(f"() => {plot}.data?.length")
     bars = page.evaluate(f"{plot}.data.map((trace) => [trace.name, trace.y])")
-    held = {name: dict(zip(LANES, y, strict=True)) for name, y in bars if name}
-    assert list(held) == ["Shared", "Rows' own", "Draft", "As copies"]
-    once = sum(held[part]["bass"] for part in ("Shared", "Rows' own", "Draft"))
-    assert held["As copies"]["bass"] > 6 * once
-    assert held["As copies"]["speculative"] is None, "it has one row at a time"
+    memory = {name: dict(zip(LANES, y, strict=True)) for name, y in bars if name}
+    assert list(memory) == ["Shared", "Rows' own", "Draft", "As copies"]
+    once = sum(memory[part]["bass"] for part in ("Shared", "Rows' own", "Draft"))
+    assert memory["As copies"]["bass"] > 6 * once
+    assert memory["As copies"]["speculative"] is None, "it has one row at a time"

@@ -1,4 +1,4 @@
-"""While a race runs, charts keep pause, zoom and hover box; inspector and stepper work."""
+"""During a race: charts keep their pause, zoom and hover box, and the inspector and the stepper work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT_MISSING = """() => {
   requestAnimationFrame(frame);
 }"""
 
-# Names of the charts in view that have lines. One that comes into view later is drawn from the held data.
+# Names of the charts in view that have lines. A chart that comes into view later is drawn from the paused data.
 IN_SIGHT = """() => [...document.querySelectorAll("[data-chart]")].filter((figure) => {
   const { top, bottom } = figure.getBoundingClientRect();
   return figure.querySelector(".plot").data?.length && top < innerHeight && bottom > 0;
@@ -38,11 +38,11 @@ IN_SIGHT = """() => [...document.querySelectorAll("[data-chart]")].filter((figur
 DRAWN = """(names) => names.map((name) => document.querySelector(`[data-chart=${name}] .plot`).data.map(
   ({ name, x }) => [name, x.length, x.at(-1)]))"""
 # Counts the updates for the charts, and keeps the newest one's lane time in seconds.
-COUNT_NEWS = """() => {
-  const news = window.news = { count: 0, end: 0 };
+COUNT_UPDATES = """() => {
+  const updates = window.updates = { count: 0, end: 0 };
   Bass.on("charts", ({ lanes }) => {
-    news.count += 1;
-    news.end = lanes.speculative.clock_ms.at(-1) * 1e-3;  // as the charts have it
+    updates.count += 1;
+    updates.end = lanes.speculative.clock_ms.at(-1) * 1e-3;  // as the charts have it
   });
 }"""
 WRITTEN = "document.querySelectorAll('.sequence .token').length"
@@ -51,36 +51,35 @@ DRAWN_END = f"{PLOT}.data.find((trace) => trace.name === 'Speculative').x.at(-1)
 
 
 def long_race(pair: ModelPair) -> list[Any]:
-    """A race that is played in about two minutes, however fast or busy the machine is."""
+    """A race that plays for about two minutes on any machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
-        shots: list[Any] = list(
+        snapshots: list[Any] = list(
             race(pair, "Hello", n=2, sampling=SamplingParams(0.9), seed=3, max_new_tokens=150, draft_length=1)
         )
-    shots = [*shots[: -1 : len(shots) // 130 + 1], shots[-1]]
-    for i, shot in enumerate(shots):
-        shot["elapsed_ms"] = 1000.0 * i
-    return shots
+    snapshots = [*snapshots[: -1 : len(snapshots) // 130 + 1], snapshots[-1]]
+    for i, snapshot in enumerate(snapshots):
+        snapshot["elapsed_ms"] = 1000.0 * i
+    return snapshots
 
 
-def more(page: Page, count: int = 3) -> None:
-    """Wait until the chart has grown `count` times. Its last x is compared, since long lines lose points."""
+def wait_for_growth(page: Page, count: int = 3) -> None:
+    """Wait until the chart has grown `count` times. Compares its last x, because long lines are thinned out."""
     for _ in range(count):
         page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=PATIENCE_MS)
 
 
-def box(page: Page) -> dict[str, float]:
-    """The bounding box of the chart's plot area."""
+def plot_area(page: Page) -> dict[str, float]:
     page.locator("[data-chart=race]").scroll_into_view_if_needed()
-    found = page.locator("[data-chart=race] .nsewdrag").bounding_box()
-    assert found
-    return dict(found)
+    bounds = page.locator("[data-chart=race] .nsewdrag").bounding_box()
+    assert bounds
+    return dict(bounds)
 
 
-def test_a_race_that_is_under_way_can_be_looked_at(page: Page, pair: ModelPair) -> None:
-    page.evaluate(COUNT_NEWS)
+def test_inspector_pause_and_zoom_work_during_a_race(page: Page, pair: ModelPair) -> None:
+    page.evaluate(COUNT_UPDATES)
     play(page, long_race(pair), to_the_end=False)
-    # After the first tokens the lanes push nothing down any more.
+    # After the first tokens, the lanes no longer grow and move other parts.
     page.locator(".sequence .token").first.wait_for(timeout=PATIENCE_MS)
     _inspector(page)
     # Scroll before the wait, so that no click scrolls the page.
@@ -97,7 +96,7 @@ def test_a_race_that_is_under_way_can_be_looked_at(page: Page, pair: ModelPair) 
 
 
 def _inspector(page: Page) -> None:
-    """The inspector follows the newest round, and stands still where the reader steps back."""
+    """The inspector follows the newest round until the reader steps back."""
     at, line = page.locator("[data-pick=round]"), page.locator(".round-line")
     # The inspector is drawn only while in view.
     at.scroll_into_view_if_needed()
@@ -108,49 +107,49 @@ def _inspector(page: Page) -> None:
     page.wait_for_function("was => Number(document.querySelector('[data-pick=round]').value) > was", arg=newest)
     page.click("[data-step='-1']")
     expect(page.locator("[data-pick=follow]")).not_to_be_checked()
-    held, words, count = at.input_value(), line.text_content(), page.inner_text("[data-rounds]")
+    shown_round, words, count = at.input_value(), line.text_content(), page.inner_text("[data-rounds]")
     cells = page.locator(".round [data-row=token] td").all_text_contents()
     expect(page.locator("[data-rounds]")).not_to_have_text(count, timeout=PATIENCE_MS)
-    assert (at.input_value(), line.text_content()) == (held, words)
+    assert (at.input_value(), line.text_content()) == (shown_round, words)
     assert page.locator(".round [data-row=token] td").all_text_contents() == cells
     page.click("[data-step='1']")
-    expect(at).to_have_value(str(int(held) + 1))
+    expect(at).to_have_value(str(int(shown_round) + 1))
     page.check("[data-pick=follow]")
     page.wait_for_function(
-        "was => Number(document.querySelector('[data-pick=round]').value) > was", arg=int(held) + 1
+        "was => Number(document.querySelector('[data-pick=round]').value) > was", arg=int(shown_round) + 1
     )
 
 
 def _pause(page: Page) -> None:
-    """Paused charts stand still while the lanes grow on."""
+    """Paused charts stay as they are while the lanes grow."""
     page.click("#pause-charts")
-    charts, known, light = page.evaluate(IN_SIGHT), page.evaluate("window.news.end"), page.evaluate(COLOUR)
+    charts, known, light = page.evaluate(IN_SIGHT), page.evaluate("window.updates.end"), page.evaluate(COLOUR)
     assert "race" in charts
-    held = page.evaluate(DRAWN, charts)
+    drawn = page.evaluate(DRAWN, charts)
     for _ in range(3):
-        count, written = page.evaluate("window.news.count"), page.evaluate(WRITTEN)
+        count, written = page.evaluate("window.updates.count"), page.evaluate(WRITTEN)
         page.wait_for_function(
-            f"([count, written]) => window.news.count >= count + 2 && {WRITTEN} > written",
+            f"([count, written]) => window.updates.count >= count + 2 && {WRITTEN} > written",
             arg=[count, written],
             timeout=PATIENCE_MS,
         )
-        assert page.evaluate(DRAWN, charts) == held
+        assert page.evaluate(DRAWN, charts) == drawn
         expect(page.locator("#pause-charts")).to_have_text("Resume charts")
-    # A change of theme redraws the held data.
+    # A change of theme redraws the paused data.
     page.evaluate("document.body.classList.add('dark')")
     page.wait_for_function(f"colour => {COLOUR} !== colour", arg=light, timeout=PATIENCE_MS)
-    assert page.evaluate(DRAWN_END) <= known < page.evaluate("window.news.end")
-    newest = page.evaluate("window.news.end")
+    assert page.evaluate(DRAWN_END) <= known < page.evaluate("window.updates.end")
+    newest = page.evaluate("window.updates.end")
     page.get_by_role("button", name="Resume charts").click()
     page.wait_for_function(f"newest => {DRAWN_END} >= newest", arg=newest, timeout=PATIENCE_MS)
-    more(page)
+    wait_for_growth(page)
 
 
 def _zoom(page: Page) -> None:
     """Zoom and hover box stay through updates."""
-    said = page.locator("[data-chart=race] .hoverlayer .legend")
+    hover_box = page.locator("[data-chart=race] .hoverlayer .legend")
     page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=PATIENCE_MS)
-    place, seen = box(page), page.evaluate(f"{BASS}.x[4]")
+    place, seen = plot_area(page), page.evaluate(f"{BASS}.x[4]")
     middle = place["y"] + place["height"] / 2
     # A hover box appears only within a few pixels of a point, and early points lie far apart.
     across = f"x => {PLOT}._fullLayout.xaxis.d2p(x)"
@@ -162,16 +161,16 @@ def _zoom(page: Page) -> None:
     page.wait_for_function(f"() => {PLOT}._fullLayout.xaxis.autorange === false")
     zoomed = page.evaluate(RANGE)
     page.mouse.move(place["x"] + page.evaluate(across, seen), middle)
-    expect(said).to_contain_text("BASS")
-    # From here the pointer rests on the plot.
+    expect(hover_box).to_contain_text("BASS")
+    # From here on the pointer stays on the plot.
     page.evaluate(COUNT_MISSING)
-    more(page)
+    wait_for_growth(page)
     assert page.evaluate("window.boxes.frames") > 0 and page.evaluate("window.boxes.missing") == 0
     assert page.evaluate(RANGE) == zoomed
     page.wait_for_function(f"end => Math.max(...{PLOT}.data[1].x) > end", arg=zoomed[1], timeout=PATIENCE_MS)
 
 
-def test_the_page_holds_what_it_shows_until_it_is_told_to_go_on(page: Page) -> None:
+def test_a_held_page_shows_nothing_new_until_it_is_released(page: Page) -> None:
     fill(page, batch=1, tokens=60)
     # Held from the start, so that the test does not depend on how fast the race is.
     page.evaluate("() => { document.querySelector('#run').click(); Bass.hold(true); }")
@@ -184,14 +183,14 @@ def test_the_page_holds_what_it_shows_until_it_is_told_to_go_on(page: Page) -> N
     for _ in range(4):
         page.evaluate("() => document.dispatchEvent(new CustomEvent('bass:step'))")
     expect(line).to_contain_text("so far")
-    held = page.evaluate("() => Bass.run().done")
+    done_while_held = page.evaluate("() => Bass.run().done")
     page.evaluate("() => document.dispatchEvent(new CustomEvent('bass:pause'))")
     expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done")
-    assert held is False
+    assert done_while_held is False
     assert sum(map(len, shown(page, "bass"))) > 0
 
 
-def test_a_print_in_the_middle_of_a_race_draws_what_is_out_of_sight(page: Page) -> None:
+def test_printing_during_a_race_draws_charts_out_of_view(page: Page) -> None:
     page.set_viewport_size({"width": 1400, "height": 300})
     fill(page, batch=8, tokens=1024)
     page.click("#run")

@@ -1,4 +1,4 @@
-"""How the page gets its scripts, Plotly and the lines of a race: again after a failure, late, and all of them."""
+"""Loading of scripts, Plotly and a race's lines: after failures, late, and complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from ui.page import assets
 
-# Gives the log's newest part to a feed of its own, as Gradio would, and a server that knows the lines before it.
+# Passes parts of a log to a separate feed, as Gradio would. Its server has the missing lines.
 GAP = """async () => {
   const heard = [], head = JSON.stringify({ run: "gap", lanes: ["bass"], batch_size: 1, looks: {}, settings: {} });
   const line = (i) => JSON.stringify({ bass: { clock_ms: i, new: { 0: [["s", `${i} `, i, i]] }, rounds: [] } });
@@ -35,8 +35,8 @@ GAP = """async () => {
   Bass.tell("phase", "running");
   await send(0, 2);
   await send(0, 3);
-  await send(2, 4);  // started again, with one line that is known
-  await send(7, 8);  // lines 4 to 6 never came
+  await send(2, 4);  // restarted log, with one known line
+  await send(7, 8);  // lines 4 to 6 are missing
   await send(7, 9);
   return [Bass.run().lanes.get("bass").sequences[0].tokens.map(({ id }) => id), asked];
 }"""
@@ -102,17 +102,17 @@ def bare(context: BrowserContext) -> Page:
     return context.new_page()
 
 
-def test_a_page_asks_for_the_lines_that_it_missed(page: Page) -> None:
+def test_missed_lines_are_fetched(page: Page) -> None:
     ids, asked = page.evaluate(GAP)
     assert ids == list(range(9)) and asked == [["gap", 4]]
 
 
-def test_lines_of_a_stopped_run_that_come_late_are_dropped(page: Page) -> None:
+def test_late_lines_of_a_stopped_run_are_dropped(page: Page) -> None:
     assert page.evaluate(LATE) == [0, 10]
 
 
 @pytest.mark.parametrize("at_once", ["true", "false"])
-def test_the_end_is_announced_after_held_lines_that_were_missed(page: Page, at_once: str) -> None:
+def test_the_end_is_announced_after_missed_lines_that_are_held(page: Page, at_once: str) -> None:
     assert page.evaluate(HELD.replace("atOnce", at_once)) == ["running", 0, "done", 1, 2, "done"]
 
 
@@ -134,7 +134,7 @@ def test_a_script_that_fails_once_is_fetched_again(bare: Page, server: str) -> N
     bare.close()
 
 
-def test_a_page_without_scripts_says_so(bare: Page, server: str) -> None:
+def test_a_page_without_scripts_shows_a_message(bare: Page, server: str) -> None:
     bare.route("**/bass-*.js*", lambda route: route.abort())
     bare.goto(f"{server}?play=off")
     expect(bare.locator(".no-scripts")).to_contain_text("could not be loaded: check the connection")
@@ -142,7 +142,7 @@ def test_a_page_without_scripts_says_so(bare: Page, server: str) -> None:
     bare.close()
 
 
-def test_plotly_waits_for_a_chart_in_view(bare: Page, server: str) -> None:
+def test_plotly_is_loaded_when_a_chart_comes_into_view(bare: Page, server: str) -> None:
     asked: list[str] = []
     bare.on("request", lambda request: asked.append(request.url))
     bare.goto(f"{server}?play=off")
@@ -154,7 +154,7 @@ def test_plotly_waits_for_a_chart_in_view(bare: Page, server: str) -> None:
     bare.close()
 
 
-def test_a_chart_says_that_plotly_failed_until_it_is_there(bare: Page, server: str) -> None:
+def test_a_chart_shows_that_plotly_failed_until_it_is_loaded(bare: Page, server: str) -> None:
     broken = True
     errors: list[str] = []
     bare.on("pageerror", lambda error: errors.append(str(error)))
@@ -187,19 +187,19 @@ def test_ctrl_p_loads_plotly_before_it_prints(bare: Page, server: str) -> None:
     bare.close()
 
 
-def test_the_scripts_are_a_file_that_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_bundle_of_scripts_is_cached_and_repaired(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    fresh = assets.bundle.__wrapped__
-    path, (part,) = fresh(), (tmp_path / "bass" / "page").iterdir()
-    assert path == part and path == fresh()
+    make_bundle = assets.bundle.__wrapped__
+    path, (part,) = make_bundle(), (tmp_path / "bass" / "page").iterdir()
+    assert path == part and path == make_bundle()
     path.write_text("damaged")
-    assert fresh() == path and path.stat().st_size > 100_000
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # no folder
-    other = fresh()
+    assert make_bundle() == path and path.stat().st_size > 100_000
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # not a folder
+    other = make_bundle()
     assert not other.is_relative_to(tmp_path) and other.read_bytes() == path.read_bytes()
 
 
-def test_texts_are_compressed_and_files_only_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_text_is_compressed_and_each_file_only_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     content = b"let x = 1;\n" * 500
     for name in ("a.js", "a.png", "a.json.xz"):
         (tmp_path / name).write_bytes(content)
@@ -215,7 +215,7 @@ def test_texts_are_compressed_and_files_only_once(monkeypatch: pytest.MonkeyPatc
 
     times: list[int] = []
     compress = gzip.compress
-    monkeypatch.setattr(assets.gzip, "compress", lambda *given: times.append(1) or compress(*given))
+    monkeypatch.setattr(assets.gzip, "compress", lambda *arguments: times.append(1) or compress(*arguments))
     routes = [Place("/stream", stream), Place("/{name}", file)]
     client = TestClient(Starlette(routes=routes, middleware=[Middleware(assets.Compressed)]))
 

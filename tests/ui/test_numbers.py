@@ -1,8 +1,8 @@
-"""Every number of three races on the page (greedy, sampled, coupled), computed again from its export.
+"""Every number on the page of three races (greedy, sampled, coupled), computed again from the export.
 
-Contract: TABLE is the list: the number, where it is shown, and its formula (formulas.py). docs/formulas.md has the
-same list in words. p and q are computed by the models themselves as well. Each race is then walked step by step
-with the same numbers, and the sampled one is run again by the snippet that the page shows.
+TABLE lists the numbers, their places on the page and their formulas (formulas.py), as docs/formulas.md does in
+words. p and q are also computed with the models. The step-by-step view is compared with the same numbers, and the
+page's snippet repeats the sampled race.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.support import ROOT
 
 from . import formulas as f
-from .browser import LANES, accessible, chosen, compared, exported, fill, open_settings, run_to_the_end, shown
+from .browser import (
+    LANES,
+    assert_accessible,
+    choose_option,
+    compared,
+    exported,
+    fill,
+    open_settings,
+    run_to_the_end,
+    shown,
+)
 
 RACES = {"greedy": (0.0, "greedy"), "sampled": (0.9, "block"), "coupled": (0.9, "coupled")}
 PROMPT = "Hello"
@@ -41,7 +51,7 @@ SEEN_TABLE = """() => [...document.querySelectorAll('.figures-table tr')]
   .map((row) => [...row.children].map((c) => c.textContent))"""
 SEEN_VERDICT = """() => [document.querySelector('.verdict-head').textContent,
   [...document.querySelectorAll('.verdict li')].map((line) => line.textContent)]"""
-# Plays the part of a reader: chooses lanes, sequences and rounds with the inspector's own controls.
+# Chooses lanes, sequences and rounds with the inspector's controls, as a reader would.
 SEEN_INSPECTOR = """() => {
   const box = document.querySelector('.bass-inspector'), pick = (name) => box.querySelector(`[data-pick=${name}]`);
   const set = (name, value) => { pick(name).value = value; pick(name).dispatchEvent(new Event('change')); };
@@ -68,12 +78,12 @@ SEEN_INSPECTOR = """() => {
 
 
 class Run:
-    """What the page exports at the end of a race, and what it displays, as texts."""
+    """The export of a race, and the texts that the page shows at its end."""
 
     def __init__(self, page: Page) -> None:
         self.lanes = {name: f.Lane(data, name) for name, data in exported(page)["lanes"].items()}
         self.regular = self.lanes["regular"]
-        # The timelines show the whole race at its end.
+        # At the end, the timelines show the whole race.
         expect(page.locator(".bass-lanes")).to_contain_class("whole-race")
         expect(page.locator("#lane-bass .strip figcaption")).to_contain_text("The whole race")
         self.seen = page.evaluate(SEEN_LANES)
@@ -88,16 +98,19 @@ class Run:
 
 
 def same(text: str, value: float | str | None, share: float = 1e-3) -> bool:
-    """Whether the text shows the value: its words, or within half of its last digit and `share`, as times are
-    rounded. "n/a" and dashes show None."""
+    """Whether the text shows the value.
+
+    A number may differ by half of the text's last digit and, because times are rounded, by `share`. "n/a" and
+    dashes show None.
+    """
     if isinstance(value, str):
         return text == value
-    found = re.search(r"-?\d[\d,]*\.?(\d*)(?:e-?\d+)?", text.replace("\u2212", "-"))
-    if found is None or value is None:
-        return found is None and value is None
+    match = re.search(r"-?\d[\d,]*\.?(\d*)(?:e-?\d+)?", text.replace("\u2212", "-"))
+    if match is None or value is None:
+        return match is None and value is None
     digits = re.search(r"\d[\d,]*\.?(\d*)", text)
-    least = 0.5001 * 10 ** -len(digits[1] if digits else "")
-    return abs(float(found[0].replace(",", "")) - value) <= least + share * abs(value)
+    tolerance = 0.5001 * 10 ** -len(digits[1] if digits else "")
+    return abs(float(match[0].replace(",", "")) - value) <= tolerance + share * abs(value)
 
 
 def head(key: str) -> Callable[[Run, str], str]:
@@ -106,48 +119,48 @@ def head(key: str) -> Callable[[Run, str], str]:
 
 
 def cell(label: str) -> Callable[[Run, str], str]:
-    """A cell of the table "Afterwards"; "n/a" where the race has no such row."""
+    """A cell of the table "Afterwards", or "n/a" if the race has no such row."""
     return lambda run, name: str(run.table.get(label, {}).get(run.label(name), "n/a"))
 
 
-def own(formula: Callable[[f.Lane], Any]) -> Callable[[Run, str], Any]:
+def of_lane(formula: Callable[[f.Lane], Any]) -> Callable[[Run, str], Any]:
     return lambda run, name: formula(run.lanes[name])
 
 
-def versus(formula: Callable[[f.Lane, f.Lane], float]) -> Callable[[Run, str], float]:
+def against_regular(formula: Callable[[f.Lane, f.Lane], float]) -> Callable[[Run, str], float]:
     return lambda run, name: formula(run.lanes[name], run.regular)
 
 
-# Number, what is shown of it, its formula.
+# Number, its text on the page, its formula.
 TABLE: list[tuple[str, Callable[[Run, str], str], Callable[[Run, str], Any]]] = [
-    ("ms per token", head("ms_per_token"), own(f.ms_per_token)),
-    ("speed-up", head("speedup"), versus(f.speedup)),
-    ("acceptance", head("acceptance_rate"), own(f.acceptance)),
+    ("ms per token", head("ms_per_token"), of_lane(f.ms_per_token)),
+    ("speed-up", head("speedup"), against_regular(f.speedup)),
+    ("acceptance", head("acceptance_rate"), of_lane(f.acceptance)),
     ("lane time, without the prompt", lambda run, name: str(run.seen[name]["state"]),
-     own(lambda lane: lane.decode_ms / 1000)),
-    ("ms per token", cell("ms per token of one sequence"), own(f.ms_per_token)),
-    ("speed-up", cell("speed-up over regular"), versus(f.speedup)),
-    ("cost of a round", cell("cost of a round, plain steps"), versus(f.cost)),
-    ("tokens/s", cell("throughput, tokens/s"), own(f.throughput)),
-    ("per-token latency, First", cell("per-token latency, First, ms"), own(f.ptl_first)),
-    ("per-token latency, Last", cell("per-token latency, Last, ms"), own(f.ptl_last)),
-    ("per-token latency, All", cell("per-token latency, All, ms"), own(f.ptl_all)),
-    ("time to first token", cell("time to first token, ms"), own(f.first_token)),
-    ("acceptance", cell("draft acceptance rate"), own(f.acceptance)),
-    ("token acceptance", cell("token acceptance"), own(f.token_acceptance)),
-    ("mean acceptance length", cell("mean acceptance length"), own(f.mean_acceptance)),
-    ("rounds", cell("rounds"), own(f.rounds)),
-    ("target forwards", cell("target forwards"), own(f.forwards)),
-    ("new tokens", cell("new tokens"), own(f.new_tokens)),
-    ("lane time", cell("lane time, s"), own(f.lane_seconds)),
+     of_lane(lambda lane: lane.decode_ms / 1000)),
+    ("ms per token", cell("ms per token of one sequence"), of_lane(f.ms_per_token)),
+    ("speed-up", cell("speed-up over regular"), against_regular(f.speedup)),
+    ("cost of a round", cell("cost of a round, plain steps"), against_regular(f.cost)),
+    ("tokens/s", cell("throughput, tokens/s"), of_lane(f.throughput)),
+    ("per-token latency, First", cell("per-token latency, First, ms"), of_lane(f.ptl_first)),
+    ("per-token latency, Last", cell("per-token latency, Last, ms"), of_lane(f.ptl_last)),
+    ("per-token latency, All", cell("per-token latency, All, ms"), of_lane(f.ptl_all)),
+    ("time to first token", cell("time to first token, ms"), of_lane(f.first_token)),
+    ("acceptance", cell("draft acceptance rate"), of_lane(f.acceptance)),
+    ("token acceptance", cell("token acceptance"), of_lane(f.token_acceptance)),
+    ("mean acceptance length", cell("mean acceptance length"), of_lane(f.mean_acceptance)),
+    ("rounds", cell("rounds"), of_lane(f.rounds)),
+    ("target forwards", cell("target forwards"), of_lane(f.forwards)),
+    ("new tokens", cell("new tokens"), of_lane(f.new_tokens)),
+    ("lane time", cell("lane time, s"), of_lane(f.lane_seconds)),
 ]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_every_number_of_three_races(page: Page, pair_folders: tuple[Path, Path]) -> None:
+def test_every_number_of_three_races_follows_from_the_export(page: Page, pair_folders: tuple[Path, Path]) -> None:
     for race, (temperature, rule) in RACES.items():
         if race == "coupled":
-            chosen(page, "verification", re.compile("coupled"))
+            choose_option(page, "verification", re.compile("coupled"))
         fill(page, prompt=PROMPT, batch=2, tokens=24, temperature=temperature)
         if race == "greedy":
             page.locator("#prompt textarea").press("Control+Enter")
@@ -170,7 +183,7 @@ def test_every_number_of_three_races(page: Page, pair_folders: tuple[Path, Path]
             page.click("[data-switch=stepping]")
             page.keyboard.press("ArrowRight")  # half-faded texts have too little contrast
             expect(page.locator(".step-part")).to_contain_class("at-end")
-            accessible(page)
+            assert_accessible(page)
             page.click("[data-close]")
             _snippet(page, pair_folders)
     # A single row is neither first nor last.
@@ -182,7 +195,7 @@ def test_every_number_of_three_races(page: Page, pair_folders: tuple[Path, Path]
 
 
 def _figures(run: Run, race: str) -> None:
-    """Each figure is what its formula says, and so are the counts beside the shares."""
+    """Each figure follows its formula, and so do the counts next to the shares."""
     wrong = [
         f"{name} of {lane}: the page shows {shown(run, lane)!r}, the formula gives {formula(run, lane)}"
         for name, shown, formula in TABLE
@@ -201,7 +214,7 @@ def _figures(run: Run, race: str) -> None:
 
 
 def _verdict(run: Run) -> None:
-    """Its equation of each lane, and who is ahead."""
+    """The verdict has the right equation for each lane, and names the lane that is ahead."""
     words = re.compile(
         r"([\d.]+)×: a round.*? writes as much as ([\d.]+) plain steps, (?:and|but) costs as much as (\d+\.\d+)"
     )
@@ -210,15 +223,15 @@ def _verdict(run: Run) -> None:
         return f.speedup(lane, run.regular)
 
     assert len(run.lines) == len(run.lanes) - 1
-    others = sorted(list(run.lanes.values())[1:], key=speed, reverse=True)
-    for lane, line in zip(others, run.lines, strict=True):
-        found = words.search(line)
-        assert line.startswith(run.label(lane.name)) and found
+    drafting_lanes = sorted(list(run.lanes.values())[1:], key=speed, reverse=True)
+    for lane, line in zip(drafting_lanes, run.lines, strict=True):
+        match = words.search(line)
+        assert line.startswith(run.label(lane.name)) and match
         cost = f.cost(lane, run.regular)
         expected = speed(lane), speed(lane) * cost, cost
-        assert all(same(text, value) for text, value in zip(found.groups(), expected, strict=True)), line
-        # Why counts in the same plain steps.
-        assert found[3] in next(why for why in run.why if why.startswith(run.label(lane.name)))
+        assert all(same(text, value) for text, value in zip(match.groups(), expected, strict=True)), line
+        # "Why" uses the same cost.
+        assert match[3] in next(why for why in run.why if why.startswith(run.label(lane.name)))
     first, second = sorted(run.lanes.values(), key=speed, reverse=True)[:2]
     ratio, level = speed(first) / speed(second), f.level(first, second, run.regular)
     assert run.head.startswith(run.label(first.name)) and ("level" in run.head) == level
@@ -233,7 +246,7 @@ def _verdict(run: Run) -> None:
 
 
 def _timelines(run: Run) -> None:
-    """A timeline's shares are times."""
+    """A timeline's shares follow from the rounds' times."""
     parts = {"drafts": "draft", "verification": "verify", "plain steps": "plain", "host": "host"}
     for name, lane in run.lanes.items():
         spent = {kind: sum(e - b for _, one, b, e in f.blocks(lane) if one == kind) for kind in parts.values()}
@@ -243,7 +256,7 @@ def _timelines(run: Run) -> None:
 
 
 def _inspector(run: Run, race: str) -> None:
-    """min(1, p/q), the chance in the block, u, and what follows from them; at temperature 0 there is no u."""
+    """min(1, p/q), the chance in the block, u, and the verdicts. At temperature 0 there is no u."""
     judged = 0
     for seen in run.inspector:
         lane = run.lanes[seen["lane"]]
@@ -255,10 +268,10 @@ def _inspector(run: Run, race: str) -> None:
         if not step["drafts"]:
             assert race == "greedy" or same(seen["line"].split("p(x) ")[1], step["next_p"])
             continue
-        count, stood = len(step["drafts"]), step["accepted"]
-        assert f"draft length {step['length']}, {count} drafted, {stood} accepted" in seen["line"]
+        count, accepted = len(step["drafts"]), step["accepted"]
+        assert f"draft length {step['length']}, {count} drafted, {accepted} accepted" in seen["line"]
         assert all(
-            ("accepted" in word or "saved" in word) == (i < stood)
+            ("accepted" in word or "saved" in word) == (i < accepted)
             for i, word in enumerate(rows["verdict"][:count])
         )
         texts = zip(rows["token"], [draft["text"] for draft in step["drafts"]], strict=False)
@@ -276,20 +289,26 @@ def _inspector(run: Run, race: str) -> None:
             assert same(rows["ratio"][i], min(1.0, draft["p"] / draft["q"])) and same(rows["u"][i], draft["u"])
             assert same(rows["chance"][i], draft["chance"])
         below = [i for i, draft in enumerate(step["drafts"]) if draft["u"] < draft["chance"]]
-        assert stood == (max(below) + 1 if below else 0), "the last draft with u < h stands, and all before it"
-        # Behind a row's last draft the block's chance is the running product itself.
-        if step["written"] > stood:
+        assert accepted == (max(below) + 1 if below else 0), (
+            "the last draft with u < h is accepted, and all before it"
+        )
+        # After a row's last draft, the chance in the block is the running product.
+        if step["written"] > accepted:
             assert same(rows["chance"][count - 1], f.running_chance(step, count))
-        alone = next((i for i, one in enumerate(step["drafts"]) if one["u"] * one["q"] >= one["p"]), count)
-        assert ("as many would" if alone == stood else f"{alone} of them would") in seen["note"]
-        words = ["accepted"] * min(alone, stood) + ["saved"] * (stood - alone) + ["rejected"] * (count - stood)
+        one_by_one = next((i for i, one in enumerate(step["drafts"]) if one["u"] * one["q"] >= one["p"]), count)
+        assert ("as many would" if one_by_one == accepted else f"{one_by_one} of them would") in seen["note"]
+        words = (
+            ["accepted"] * min(one_by_one, accepted)
+            + ["saved"] * (accepted - one_by_one)
+            + ["rejected"] * (count - accepted)
+        )
         assert rows["verdict"][:count] == words
         judged += 1
     assert judged or race != "sampled"
 
 
 def _models(run: Run, race: str, pair_folders: tuple[Path, Path]) -> None:
-    """p and q are the softmax of the models' logits at the race's temperature (at 0: at 1); so is the residual."""
+    """p, q and the residual follow from the models' logits at the race's temperature (1 for a greedy race)."""
     target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval() for path in pair_folders)
     tokenizer, residuals = AutoTokenizer.from_pretrained(pair_folders[0]), 0
     ids = {tokenizer.decode([i]): i for i in range(len(tokenizer))}
@@ -320,9 +339,9 @@ def _models(run: Run, race: str, pair_folders: tuple[Path, Path]) -> None:
 
 
 def _steps(page: Page, rule: str) -> int:
-    """Walk through the first row's drafting rounds in lane "bass", step by step; how many had a residual."""
+    """Walk step by step through the drafting rounds of BASS's first row. Returns the number with a residual."""
     row = exported(page)["lanes"]["bass"]["sequences"][0]
-    steps, residuals, panel = [one for one in row["steps"] if one["drafts"]], 0, page.locator(".step-part")
+    steps, residuals, panel = [entry for entry in row["steps"] if entry["drafts"]], 0, page.locator(".step-part")
     page.click("[data-switch=stepping]")
     expect(panel.locator("[data-walk=lane]")).to_have_value("bass")
     for at, step in enumerate(steps):
@@ -349,8 +368,8 @@ def _steps(page: Page, rule: str) -> int:
     return residuals
 
 
-def exact(text: str | None, value: float | None) -> bool:
-    """Whether a text shows this number, with three digits or, of a small one, six."""
+def shows(text: str | None, value: float | None) -> bool:
+    """Whether a text shows this number, with three decimals, or six for a small one."""
     if value is None:
         return text == "n/a"
     return abs(float(text or "nan") - value) <= (0.00051 if value >= 0.001 or value == 0 else 6e-7)
@@ -364,7 +383,7 @@ def _draft(card: Locator, step: dict[str, Any], i: int) -> None:
     if detail["rule"] == "greedy":
         assert draft["u"] is None or card.locator(".step-u").count() == 0
         p, q = (card.locator(".step-numbers").text_content() or "").split(" · ")
-        assert exact(p[2:], detail["own_p"][i]) and exact(q[2:], detail["own_q"][i])
+        assert shows(p[2:], detail["own_p"][i]) and shows(q[2:], detail["own_q"][i])
         assert "most likely token" in text or "not tested" in text
     elif detail["rule"] == "coupled":
         assert "the target samples" in text or "not tested" in text
@@ -375,20 +394,20 @@ def _draft(card: Locator, step: dict[str, Any], i: int) -> None:
 
 
 def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
-    """The table where the round ended shows the export's numbers; whether it has a residual."""
+    """The table of the round's last token shows the exported numbers. Returns whether it has a residual."""
     ending = step["detail"]["ending"]
     rows = panel.locator(".step-top tr:has(td)")
     assert rows.count() == (len(ending["top"]) if ending else 0)
     if not ending:
         return False
-    for row, one in zip(rows.all(), ending["top"], strict=True):
+    for row, candidate in zip(rows.all(), ending["top"], strict=True):
         numbers = [cell.text_content() for cell in row.locator(".step-share").all()]
-        expected = [one["p"], *([one["q"], one["residual"]] if ending["mass"] else [])]
-        assert all(exact(*both) for both in zip(numbers, expected, strict=True))
-        assert ("written" in (row.text_content() or "")) == (one["token"] == last)
+        expected = [candidate["p"], *([candidate["q"], candidate["residual"]] if ending["mass"] else [])]
+        assert all(shows(*both) for both in zip(numbers, expected, strict=True))
+        assert ("written" in (row.text_content() or "")) == (candidate["token"] == last)
         if ending["mass"]:
-            left = max(0.0, ending["reach"] * one["p"] - one["q"]) / ending["mass"]
-            assert one["residual"] == pytest.approx(left, abs=1e-4)
+            left = max(0.0, ending["reach"] * candidate["p"] - candidate["q"]) / ending["mass"]
+            assert candidate["residual"] == pytest.approx(left, abs=1e-4)
     if ending["mass"]:
         assert ending["reach"] == pytest.approx(f.running_chance(step, ending["after"]), rel=1e-3)
         assert same((panel.locator(".step-ending").text_content() or "").rsplit("/", 1)[1], ending["mass"])
@@ -396,7 +415,7 @@ def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
 
 
 def _comparison(page: Page, race: str) -> None:
-    """Rows that must agree with Regular's say so, and sampled ones claim nothing. Medals say who ended first."""
+    """Rows that must equal Regular's are marked as equal, sampled ones are not. Medals mark the first and last."""
     if race == "sampled":
         assert [compared(page, lane) for lane in LANES] == [[None] * 2] * 3
         assert exported(page)["comparison"] is None
@@ -407,7 +426,7 @@ def _comparison(page: Page, race: str) -> None:
     if race == "greedy":
         expect(page.locator(".race-note")).to_contain_text("the 2 rows of a lane are the same")
         assert all(len(set(shown(page, lane))) == 1 for lane in LANES)
-        # The rows of regular decoding end together, those that take turns do not.
+        # Rows of regular decoding end together; speculative rows, which take turns, do not.
         for lane, medals in (("regular", ["", ""]), ("speculative", ["First", "Last"])):
             expect(page.locator(f"#lane-{lane} .medal")).to_have_count(2)
             assert sorted(page.locator(f"#lane-{lane} .medal").all_text_contents()) == medals
@@ -415,24 +434,24 @@ def _comparison(page: Page, race: str) -> None:
 
 
 def _bars(page: Page) -> Any:
-    """Of the summary's bars: lane, places, and which of them have no value."""
+    """The lane, the places and the missing values of the summary's bars."""
     bars = "plot => plot.data.filter(t => t.type === 'bar').map(t => [t.name, t.x, t.y.map(v => v === null)])"
     return page.eval_on_selector(".summary-figure .plot", bars)
 
 
 def _snippet(page: Page, pair_folders: tuple[Path, Path]) -> None:
-    """The snippet repeats the run. It names folders without their parent folder, so it is run there."""
+    """The snippet repeats the run. It is run in the parent folder, because it has only the folders' names."""
     code = page.locator(".snippet code").text_content() or ""
     assert "RecordedLengths" in code
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=pair_folders[0].parent, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    texts = re.split(r"--- \w+, sequence \d+\n", ended.stdout)[1:]
+    assert process.returncode == 0, process.stderr
+    texts = re.split(r"--- \w+, sequence \d+\n", process.stdout)[1:]
     assert [text.removesuffix("\n") for text in texts] == [text for lane in LANES for text in shown(page, lane)]
 
 
-def test_the_document_has_every_row() -> None:
+def test_the_formulas_document_has_every_number() -> None:
     text = (ROOT / "docs/formulas.md").read_text(encoding="utf-8")
     assert [name for name, *_ in TABLE if f"| {name.split(',')[0]}" not in text] == []

@@ -1,6 +1,6 @@
-"""The page works wherever it lies and is served: in a folder of any name, behind a proxy, and past one.
+"""The page works in a folder of any name, behind a reverse proxy, and despite a broken proxy.
 
-Contract: each test starts app.py as a user does, with a recording in place of a model.
+The slow tests start app.py as a user does, with a recording instead of a model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ui.page import assets
 
 from .conftest import watched
 
-# As Linux allows them; Windows allows all but ?, ", < and >.
+# Linux allows this name; Windows does not allow ?, ", < and >.
 NAME = "C# 100%25 ü a?b\"c'd&<x>"
 PARTS = ("app.py", "bass_core", "kernels", "ui", "docs")
 NGINX = """
@@ -37,19 +37,19 @@ http {{
     server {{
         listen 127.0.0.1:{port};
         location /bass/ {{ proxy_pass {server}/; }}
-        location = /favicon.ico {{ return 204; }}  # a browser asks for it outside of the page's path
+        location = /favicon.ico {{ return 204; }}  # a browser requests it outside of the page's path
     }}
 }}
 """
 
 
-def test_scripts_are_scripts_whatever_the_registry_says() -> None:
+def test_scripts_get_their_type_despite_a_wrong_registry() -> None:
     mimetypes.add_type("text/plain", ".js")
     assets.serve()
     assert mimetypes.guess_type("page.js")[0] == "text/javascript"
 
 
-def test_a_files_address_is_quoted(tmp_path: Path) -> None:
+def test_a_files_url_is_quoted(tmp_path: Path) -> None:
     file = tmp_path / NAME / "page.js"
     file.parent.mkdir()
     file.write_text("1")
@@ -65,19 +65,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def silent() -> Iterator[str]:
-    """The place of a proxy that takes connections and never answers; nobody may have asked it in the end."""
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(16)
-        yield f"127.0.0.1:{deaf.getsockname()[1]}"
-        deaf.setblocking(False)
+def silent_proxy() -> Iterator[str]:
+    """The address of a proxy that accepts connections and never answers. Nothing may have connected to it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.setblocking(False)
         with pytest.raises(BlockingIOError):
-            deaf.accept()
+            listener.accept()
 
 
 @pytest.mark.slow
-def test_every_file_is_served_from_a_folder_of_any_name_past_a_proxy_that_never_answers(
+def test_every_file_is_served_from_a_folder_of_any_name_and_without_the_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for part in PARTS:
@@ -87,7 +87,7 @@ def test_every_file_is_served_from_a_folder_of_any_name_past_a_proxy_that_never_
     monkeypatch.setattr("tests.support.page.ROOT", tmp_path / NAME)
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with silent() as proxy:
+    with silent_proxy() as proxy:
         for name, kind in (("HTTP_PROXY", "http"), ("https_proxy", "http"), ("all_proxy", "socks5")):
             monkeypatch.setenv(name, f"{kind}://{proxy}")
         with serving(tmp_path / "log", "--replay", "win") as (server, _), httpx.Client(trust_env=False) as client:
@@ -106,7 +106,7 @@ def test_every_file_is_served_from_a_folder_of_any_name_past_a_proxy_that_never_
 
 @contextmanager
 def behind_nginx(folder: Path, server: str) -> Iterator[str]:
-    """The page's address behind a real nginx that serves it under /bass/."""
+    """The page's address under /bass/ of a real nginx."""
     folder.mkdir()
     port = free_port()
     file = folder / "nginx.conf"
@@ -121,12 +121,12 @@ def behind_nginx(folder: Path, server: str) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-@pytest.mark.parametrize("by", ["option", "variable"])
-def test_it_works_behind_nginx_under_a_path(
-    by: str, context: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("setting", ["option", "variable"])
+def test_the_page_works_behind_nginx_under_a_path(
+    setting: str, context: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: tuple[str, ...] = ("--replay", "win")
-    if by == "option":
+    if setting == "option":
         options += ("--root-path", "/bass")
     else:
         monkeypatch.setenv("GRADIO_ROOT_PATH", "/bass")

@@ -1,4 +1,4 @@
-"""A run can be seen again at any instant, during it too, saved and played: the same texts, rounds and figures."""
+"""A run can be rewound to any instant, saved and played, with the same texts, rounds and figures."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from playwright.sync_api import BrowserContext, Page, expect
 from ui.page.choices import DRAFT_LENGTH_WORDS
 from ui.recordings.recording import load
 
-from .browser import LANES, chosen, fill, fits, revealed, run_to_the_end, shown
+from .browser import LANES, assert_fits, choose_option, fill, revealed, run_to_the_end, shown, texts_are
 from .conftest import serving, watched
 
 pytestmark = pytest.mark.slow
 SLIDER = ".scrubber input"
-# The run as the page holds it; what its charts were told last, without the run's name.
+# The run as the page stores it, and the newest data of its charts without the run's name.
 EXPORT = "() => JSON.parse(Bass.asJson())"
-KEEP_CHARTS = "() => Bass.on('charts', (charts) => (window.told = charts))"
-CHARTS = "() => { const { run, ...rest } = window.told; return rest; }"
+KEEP_CHARTS = "() => Bass.on('charts', (charts) => (window.newest = charts))"
+CHARTS = "() => { const { run, ...rest } = window.newest; return rest; }"
 TAPE = "() => JSON.parse(Bass.tape.asRecording({ about: 'a test', made: {} }))"
 STATE, AT = "() => Bass.tape.state", "() => Bass.tape.state.now"
-# What the lanes say, and the summary.
+# The figures and states of the lanes, the verdict and the summary.
 PARTS = ".lane .figures, .lane .state, .verdict, .figures-table"
-SAID = f"() => [...document.querySelectorAll('{PARTS}')].map((e) => e.innerText)"
+WORDS = f"() => [...document.querySelectorAll('{PARTS}')].map((e) => e.innerText)"
 
 
-def test_a_race_is_seen_again_saved_and_played_without_a_model(
+def test_a_race_can_be_rewound_saved_and_played_without_a_model(
     page: Page, context: BrowserContext, tmp_path: Path
 ) -> None:
     page.evaluate(KEEP_CHARTS)
@@ -40,53 +40,53 @@ def test_a_race_is_seen_again_saved_and_played_without_a_model(
     _saved(page, context, tmp_path)
 
 
-def instant(page: Page, i: int) -> None:
+def show_instant(page: Page, i: int) -> None:
     """Show instant `i`, and wait until it is drawn."""
     page.evaluate("(i) => Bass.tape.jump(i)", i)
     page.wait_for_function("() => new Promise((done) => Bass.soon(() => done(true)))")
 
 
 def _back_and_forth(page: Page) -> None:
-    """Back shows a part, and forth the whole."""
-    texts, said, export = {lane: shown(page, lane) for lane in LANES}, page.evaluate(SAID), page.evaluate(EXPORT)
+    """Earlier instants show a part of the run, and Live shows all of it."""
+    texts, words, export = {lane: shown(page, lane) for lane in LANES}, page.evaluate(WORDS), page.evaluate(EXPORT)
     charts, count = page.evaluate(CHARTS), page.evaluate("() => Bass.tape.state.count")
     page.select_option("[data-pick=lane]", "speculative")
     page.select_option("[data-pick=sequence]", index=1)
     expect(page.locator("[data-tape=live]")).to_be_disabled()
     lengths = []
     for i in (0, count // 2, 1, count - 2):
-        instant(page, i)
+        show_instant(page, i)
         assert page.evaluate(AT) == i
         earlier = page.evaluate(EXPORT)
         for lane in LANES:
             now = shown(page, lane)
             assert all(whole.startswith(part) for whole, part in zip(texts[lane], now, strict=True))
-            assert now == [one["text"] for one in earlier["lanes"][lane]["sequences"]]
+            assert now == [entry["text"] for entry in earlier["lanes"][lane]["sequences"]]
             assert page.evaluate("(lane) => Bass.run().view.lanes[lane].metrics.new_tokens", lane) == (
-                sum(len(one["token_ids"]) for one in earlier["lanes"][lane]["sequences"])
+                sum(len(entry["token_ids"]) for entry in earlier["lanes"][lane]["sequences"])
             )
-            # No later round, and no later point of a chart.
+            # No rounds and no points of charts are later than the instant.
             clock = earlier["lanes"][lane]["clock_ms"]
-            rounds = [one["time_ms"] for one in earlier["lanes"][lane]["rounds"]]
-            assert rounds == [one["time_ms"] for one in export["lanes"][lane]["rounds"]][: len(rounds)]
+            rounds = [entry["time_ms"] for entry in earlier["lanes"][lane]["rounds"]]
+            assert rounds == [entry["time_ms"] for entry in export["lanes"][lane]["rounds"]][: len(rounds)]
             points = page.evaluate(CHARTS)["lanes"][lane]["clock_ms"]
             assert points == charts["lanes"][lane]["clock_ms"][: len(points)] and max(points) <= clock + 1e-3
         lengths.append(len(rounds))
         expect(page.locator(".bass-summary")).to_be_hidden()
     assert lengths[0] < lengths[1] < lengths[3]
-    # What a reader chose stays.
+    # The reader's choices stay.
     assert (
         page.input_value("[data-pick=lane]") == "speculative" and page.input_value("[data-pick=sequence]") == "1"
     )
     page.click("[data-tape=live]")
-    assert {lane: shown(page, lane) for lane in LANES} == texts
+    texts_are(page, export)
     expect(page.locator(".bass-summary")).to_be_visible()
-    page.wait_for_function(f"(said) => JSON.stringify(({SAID})()) === JSON.stringify(said)", arg=said)
+    page.wait_for_function(f"(words) => JSON.stringify(({WORDS})()) === JSON.stringify(words)", arg=words)
     assert page.evaluate(EXPORT) == export and page.evaluate(CHARTS) == charts
 
 
 def _slider(page: Page) -> None:
-    """The slider goes by pointer, keys and play."""
+    """The slider follows the pointer, keys and Play."""
     slider, last = page.locator(SLIDER), page.evaluate(AT)
     slider.focus()
     page.keyboard.press("ArrowLeft")
@@ -96,7 +96,7 @@ def _slider(page: Page) -> None:
     page.wait_for_function(f"() => ({AT})() === 0")
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => ({AT})() === 1")
-    # In its middle, as soon as the shorter texts of the start have moved it to its place.
+    # Click its middle once the shorter texts of the start have moved it to its place.
     slider.click()
     page.wait_for_function(f"() => ({AT})() > 1")
     middle = page.evaluate(
@@ -110,8 +110,8 @@ def _slider(page: Page) -> None:
 
 
 def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
-    """A saved recording plays everything, on a server that has no model."""
-    texts, said = {lane: shown(page, lane) for lane in LANES}, page.evaluate(SAID)
+    """A saved recording plays everything on a server without a model."""
+    texts, words = {lane: shown(page, lane) for lane in LANES}, page.evaluate(WORDS)
     export, charts = page.evaluate(EXPORT), page.evaluate(CHARTS)
     with page.expect_download() as saving:
         page.click("[data-take=recording]")
@@ -119,29 +119,29 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
     saving.value.save_as(file)
     assert file.name == "bass-race.json.gz"
     expect(page.locator(".took")).to_contain_text("--replay bass-race.json.gz")
-    # Each instant has the figures of what was written by then.
+    # The figures of each instant count the tokens written by then.
     written = {lane: 0 for lane in LANES}
-    for one in load(file)["snapshots"]:
-        for lane, news in (told for line in one["lines"] for told in line.items()):
-            written[lane] += sum(token[0] != "+" for tokens in news["new"].values() for token in tokens)
-        assert {lane: one["view"]["lanes"][lane]["metrics"]["new_tokens"] for lane in LANES} == written
+    for instant in load(file)["snapshots"]:
+        for lane, lane_update in (update for line in instant["lines"] for update in line.items()):
+            written[lane] += sum(token[0] != "+" for tokens in lane_update["new"].values() for token in tokens)
+        assert {lane: instant["view"]["lanes"][lane]["metrics"]["new_tokens"] for lane in LANES} == written
     with (
         serving(tmp_path / "log.txt", "--replay", str(file)) as (server, _),
         watched(context, server) as other,
     ):
         expect(other.locator("[data-replay]")).to_contain_text("no model is loaded")
-        fits(other, 1024, 1400)
+        assert_fits(other, 1024, 1400)
         expect(other.locator("#prompt")).to_have_count(0)
         other.evaluate(KEEP_CHARTS)
         run_to_the_end(other)
         expect(other.locator(".recording-mark")).to_be_visible()
         expect(other.locator(".recording-about")).not_to_be_empty()
         assert {lane: shown(other, lane) for lane in LANES} == texts
-        other.wait_for_function(f"(said) => JSON.stringify(({SAID})()) === JSON.stringify(said)", arg=said)
+        other.wait_for_function(f"(words) => JSON.stringify(({WORDS})()) === JSON.stringify(words)", arg=words)
         assert other.evaluate(EXPORT) == export and other.evaluate(CHARTS) == charts
-        # Saved again it is the same race.
-        unsaid = {"about": "", "made": ""}
-        assert {**other.evaluate(TAPE), **unsaid} == {**page.evaluate(TAPE), **unsaid}
+        # Saved again, it is the same race.
+        no_origin = {"about": "", "made": ""}
+        assert {**other.evaluate(TAPE), **no_origin} == {**page.evaluate(TAPE), **no_origin}
         other.click("[data-tape=play]")
         other.wait_for_function(f"() => ({AT})() < Bass.tape.state.count - 1")
         other.get_by_role("tab", name="Sweep").click()
@@ -150,32 +150,32 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
         expect(other.locator("#sweep-measure, #sweep-prompts")).to_have_count(0)
 
 
-def begun(page: Page, count: int = 4) -> None:
-    """Start a long race and wait until it has shown some instants."""
+def start_long_race(page: Page, count: int = 4) -> None:
+    """Start a long race and wait until it has more than `count` instants."""
     fill(page, batch=8, tokens=1024)
-    chosen(page, "draft-length", DRAFT_LENGTH_WORDS["auto"])
+    choose_option(page, "draft-length", DRAFT_LENGTH_WORDS["auto"])
     page.click("#run")
     page.wait_for_function("(count) => Bass.tape.state.count > count && !Bass.tape.state.recorded", arg=count)
 
 
-def test_the_page_goes_back_during_a_race_and_returns(page: Page) -> None:
-    begun(page)
+def test_the_page_can_go_back_during_a_race_and_return(page: Page) -> None:
+    start_long_race(page)
     page.evaluate("() => Bass.tape.jump(1)")
     state, before = page.evaluate(STATE), shown(page, "bass")
     assert state["away"] and state["now"] == 1
-    # What the server sends waits, however long.
+    # Values from the server wait, however long.
     page.wait_for_timeout(1500)
     assert shown(page, "bass") == before and page.evaluate(STATE) == state
     page.click("[data-tape=live]")
     page.wait_for_function("(count) => Bass.tape.state.count > count + 3", arg=state["count"])
     texts = shown(page, "bass")
     assert all(text.startswith(part) for text, part in zip(texts, before, strict=True)) and texts != before
-    # The stepper holds the page; then the slider rests.
+    # While the stepper holds the page, the slider is disabled.
     page.click("[data-switch=stepping]")
     expect(page.locator(".scrubber input")).to_be_disabled()
     page.click("[data-switch=stepping]")
     expect(page.locator(".scrubber input")).to_be_enabled()
-    # Stop shows the newest, and the run stays to go back in.
+    # Stop shows the newest instant. Earlier ones can still be shown.
     page.evaluate("() => Bass.tape.jump(2)")
     page.click("#stop")
     expect(page.locator("#lane-bass .state")).to_have_text("Stopped")
@@ -203,7 +203,7 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         page.click("[data-recording=win]")
         expect(page.locator(".recording-mark")).to_be_visible()
         expect(page.locator(".recording-about")).to_contain_text("Recorded: smollm2 on cpu")
-        # The form is of this recording's preset, and says where it is not the other's.
+        # The form has this recording's settings, and lists differences from the other's.
         expect(page.locator(".of-lanes")).to_have_text("")
         expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done")
         assert not job.done()
@@ -217,7 +217,7 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         page.wait_for_function("() => Bass.tape.state.recorded.name === 'loss' && Bass.tape.state.now > 1")
         differs = "The lanes show a recording with batch size 8, temperature 1.5, draft length bass and 2 more"
         expect(page.locator(".of-lanes")).to_contain_text(differs)
-        # Run ends it, and the race is shown once the device is free.
+        # Run ends the recording, and shows the race once the device is free.
         fill(page, tokens=6)
         page.click("#run")
         page.wait_for_function("() => !Bass.tape.state.playing")
@@ -228,9 +228,9 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         assert page.evaluate("() => Bass.asJson()").count("Hello") >= 1
         # Another recording, and back to the visitor's own race.
         revealed(page)
-        own = {lane: shown(page, lane) for lane in LANES}
+        texts = {lane: shown(page, lane) for lane in LANES}
         page.click("[data-recording=win]")
         expect(page.locator("[data-back]")).to_be_visible()
         page.click("[data-back]")
         expect(page.locator(".recording-note")).to_be_hidden()
-        assert {lane: shown(page, lane) for lane in LANES} == own
+        assert {lane: shown(page, lane) for lane in LANES} == texts

@@ -1,7 +1,7 @@
-"""Nothing on the page shows a predicted time without saying so, and nothing of a measured race says so.
+"""Every predicted time on the page is marked as predicted, and no measured time is.
 
-What comes from times is found by looking: the page shows one race twice, with other times the second time; every
-text that differs must stand in a labelled place that says "predicted", or "this machine" where it was read here.
+To find texts that depend on times, the page shows the same race twice, with different times. Each text that
+differs must be in a place whose label contains "predicted", or "this machine" for readings of this machine.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 
-from .browser import accessible, exported, fill, fill_more, fits, open_settings, run_to_the_end
+from .browser import assert_accessible, assert_fits, exported, fill, fill_more, open_settings, run_to_the_end
 from .conftest import watched
 
 pytestmark = pytest.mark.slow
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 
 
-# Metrics that grow with a lane's time, and those that fall.
+# Metrics that grow with a lane's time, and metrics that fall.
 GROW = ("ms_per_token", "ptl_first_ms", "ptl_last_ms", "ptl_all_ms", "ttft_ms")
 FALL = ("speedup", "throughput_tps", "flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
 
 
 def slower(snapshot: dict[str, Any], factor: float = 1.7) -> dict[str, Any]:
     """The same race with longer lane times: the first lane's by `factor`, each other's by a fifth more."""
-    made = copy.deepcopy(snapshot)
-    for at, lane in enumerate(made["lanes"].values()):
-        _slow(lane, factor * 1.2**at)
-    return made
+    slowed = copy.deepcopy(snapshot)
+    for at, lane in enumerate(slowed["lanes"].values()):
+        _slow_down(lane, factor * 1.2**at)
+    return slowed
 
 
-def _slow(lane: dict[str, Any], by: float) -> None:
+def _slow_down(lane: dict[str, Any], by: float) -> None:
     lane["clock_ms"] *= by
     for key in (*GROW, *FALL):
         value = lane["metrics"].get(key)
@@ -57,14 +57,14 @@ def _slow(lane: dict[str, Any], by: float) -> None:
         record["time_ms"] *= by
         for key in ("draft_ms", "verify_ms"):
             record[key] = None if record[key] is None else record[key] * by
-        # Another machine, so that a draft costs more there, and its parts are not in proportion.
+        # As on another machine: drafts cost relatively more, so a round's parts keep no common ratio.
         if record["draft_ms"] is not None:
             record["verify_ms"], record["draft_ms"] = 0.9 * record["verify_ms"], record["draft_ms"] * 1.05
 
 
 @dataclass
 class Served:
-    """A page of this process: its address, its pair, and whether its races are shown with other times."""
+    """A page served by this process: its address, its pair, and whether its races get different times."""
 
     address: str
     pair: ModelPair
@@ -74,18 +74,18 @@ class Served:
 @pytest.fixture(scope="module")
 def served(pair: ModelPair, pair_folders: tuple[Path, Path]) -> Iterator[Served]:
     target, draft = map(str, pair_folders)
-    made = Served("", pair)
+    page = Served("", pair)
 
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
-        for snapshot in race(made.pair, **request.arguments()):
-            yield slower(snapshot) if made.slow else snapshot  # type: ignore[arg-type, misc]
+        for snapshot in race(page.pair, **request.arguments()):
+            yield slower(snapshot) if page.slow else snapshot  # type: ignore[arg-type, misc]
 
     names = {"pair": target, "draft": draft, "device": "cpu", "dtype": "float32"}
-    with hosted(source, choices=choices(pair, "auto"), pair=names) as made.address:
-        yield made
+    with hosted(source, choices=choices(pair, "auto"), pair=names) as page.address:
+        yield page
 
 
-def test_a_predicted_race_says_so_everywhere_and_a_measured_one_nowhere(
+def test_predicted_times_are_marked_everywhere_and_measured_ones_nowhere(
     served: Served, context: BrowserContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = f"{served.address}#race?clock=h100&clock_models=7.8b&draft_length=auto"
@@ -93,27 +93,27 @@ def test_a_predicted_race_says_so_everywhere_and_a_measured_one_nowhere(
         _texts(page, served)
         _tips(page, served)
         _card(page)
-        fits(page, 390)
+        assert_fits(page, 390)
         _exports(page, capsys)
         _coin(page, served)
         _measured(page, served)
 
 
-def raced(page: Page, served: Served, *, slow: bool = False) -> None:
-    """Run the race once more, with its own times or with others."""
+def run_race(page: Page, served: Served, *, slow: bool = False) -> None:
+    """Run the race again, with its own times or with different ones."""
     served.slow = slow
     fill(page, batch=2, tokens=40)
     run_to_the_end(page)
 
 
-def looked(page: Page) -> dict[str, Any]:
-    """Every visible text by its place: {"text", "says"}: whether its labelled place tells whose time it is."""
-    found: dict[str, Any] = page.evaluate(LOOK)
-    return found
+def visible_texts(page: Page) -> dict[str, Any]:
+    """Every visible text by its place, as {"text", "says"}. "says": whether the label names the machine."""
+    texts: dict[str, Any] = page.evaluate(LOOK)
+    return texts
 
 
-def bare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The places whose text differs without a mark."""
+def unmarked(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The places whose text differs and has no mark."""
     return [
         f"{place}: {after[place]['text']!r}"
         for place in before.keys() & after.keys()
@@ -121,7 +121,7 @@ def bare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     ]
 
 
-# A mark of each kind: a chart's badge, a lane figure's word, and the words of a table's row.
+# Removes one mark of each kind: a chart's badge, a word at a lane's figure, and the words in a row of the table.
 UNMARK = """() => {
   document.querySelector("[data-chart=latency] .predicted").remove();
   document.querySelector("#lane-bass .figures dt .predicted").remove();
@@ -131,24 +131,24 @@ UNMARK = """() => {
 
 
 def _texts(page: Page, served: Served) -> None:
-    """Every text that comes from predicted times says so, or this test would miss it without the mark."""
-    raced(page, served)
-    before = looked(page)
-    raced(page, served, slow=True)
-    after = looked(page)
+    """Every text that depends on predicted times has a mark, and the test notices removed marks."""
+    run_race(page, served)
+    before = visible_texts(page)
+    run_race(page, served, slow=True)
+    after = visible_texts(page)
     differing = [place for place in before.keys() & after.keys() if before[place]["text"] != after[place]["text"]]
     # Of three lanes: figures, captions, states, timelines; charts; the verdict; the inspector; the table.
     assert len(differing) > 40
-    assert bare(before, after) == []
+    assert unmarked(before, after) == []
     page.evaluate(UNMARK)
-    missed = bare(before, looked(page))
+    missed = unmarked(before, visible_texts(page))
     # The lane's figure, the chart's plot, and three cells of the row.
     assert len(missed) == 5, missed
 
 
 def _tips(page: Page, served: Served) -> None:
-    """Tips and timelines say it too."""
-    raced(page, served)
+    """Tips and timelines have the mark too."""
+    run_race(page, served)
     page.locator("#lane-bass .sequence .token").nth(3).hover()
     expect(page.locator(".token-tip")).to_contain_text(re.compile(r"at \d+ ms of lane time, predicted"))
     strip = page.locator("#lane-bass .strip")
@@ -163,7 +163,7 @@ def _tips(page: Page, served: Served) -> None:
 
 
 def _card(page: Page) -> None:
-    """The assumptions are one click away from every badge."""
+    """Every badge opens the assumptions."""
     card, badges = page.locator("#predicted-card"), page.locator(".predicted-badge:visible")
     # The verdict, three lanes, five charts over lane time, and the summary's figure.
     expect(badges).to_have_count(10)
@@ -183,13 +183,13 @@ def _card(page: Page) -> None:
         "Texts, drafts and acceptances come from this run",
     ):
         expect(card).to_contain_text(words)
-    accessible(page)
+    assert_accessible(page)
     card.get_by_role("button", name="Close").click()
     expect(card).to_be_hidden()
 
 
 def _exports(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exports and the snippet carry the clock."""
+    """Exports and the snippet contain the clock."""
     document = exported(page)
     assert (document["clock"]["kind"], document["clock"]["hardware"]) == ("predicted", "H100")
     head = page.evaluate("Bass.asCsv()").split("\n")[0].split(",")
@@ -197,17 +197,17 @@ def _exports(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     link = page.evaluate("Bass.link(Bass.run().head.settings)")
     assert "clock=h100" in link and "clock_models=7.8b" in link
     exec(page.locator(".snippet code").text_content() or "", {})
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name, lane in document["lanes"].items():
         # The page's figures are rounded.
-        printed = re.search(rf"^{name} (\S+) ms per token, predicted$", told, re.MULTILINE)
+        printed = re.search(rf"^{name} (\S+) ms per token, predicted$", output, re.MULTILINE)
         assert printed and float(printed[1]) == pytest.approx(lane["metrics"]["ms_per_token"], rel=1e-4)
         for sequence in lane["sequences"]:
-            assert f"\n{sequence['text']}\n" in told
+            assert f"\n{sequence['text']}\n" in output
 
 
 def _coin(page: Page, served: Served) -> None:
-    """A coin is called a coin."""
+    """Synthetic acceptance is called a coin."""
     more = page.locator("#acceptance input")
     open_settings(page)
     page.click("text=Another machine")
@@ -216,7 +216,7 @@ def _coin(page: Page, served: Served) -> None:
     expect(page.locator("#clock-bandwidth")).to_be_hidden()
     expect(page.locator("#clock-target")).to_be_hidden()
     fill_more(page, "acceptance", "0.8")
-    raced(page, served)
+    run_race(page, served)
     accepted = page.locator("#lane-bass .token.accepted").first
     accepted.hover()
     expect(page.locator(".token-tip")).to_contain_text("accepted by the coin: u 0.")
@@ -229,20 +229,20 @@ def _coin(page: Page, served: Served) -> None:
 
 
 def _measured(page: Page, served: Served) -> None:
-    """A measured race says nothing of it."""
+    """A measured race has no marks."""
     page.get_by_role("button", name="Wins").click()
     expect(page.locator("#clock-models")).to_be_hidden()
-    raced(page, served)
+    run_race(page, served)
     assert page.evaluate("Bass.clock()") is None
     assert page.locator(".predicted, .predicted-here, #predicted-card").count() == 0
-    looked(page)  # draws what was out of view
+    visible_texts(page)  # draws the parts out of view
     assert "predicted" not in page.locator("#results").inner_text().lower()
     assert page.locator("#results [aria-label*=predicted]").count() == 0
     expect(page.locator(".about-clock")).to_be_hidden()
     assert "clock" not in exported(page)
 
 
-def test_own_numbers_are_shown_and_a_bad_one_gets_a_sentence(context: BrowserContext, served: Served) -> None:
+def test_the_users_own_machine_is_shown_and_a_bad_number_refused(context: BrowserContext, served: Served) -> None:
     address = f"{served.address}#race?clock=own&clock_models=own&clock_bandwidth=500&clock_bytes=0"
     with watched(context, address) as page:
         open_settings(page)
@@ -259,24 +259,24 @@ def test_own_numbers_are_shown_and_a_bad_one_gets_a_sentence(context: BrowserCon
         assert page.evaluate("Bass.run().head.machine") in machine
 
 
-def test_a_script_asks_for_it_and_gets_the_library_s_sentences(served: Served) -> None:
+def test_a_script_gets_the_same_prediction_and_errors_as_from_the_library(served: Served) -> None:
     served.slow = False
     client = Client(served.address, verbose=False)
     last = client.submit("Hello", 2, 8, 0.9, 3, clock="h100", acceptance=0.5, api_name="/race").result()
     assert last["clock"]["kind"] == "predicted" and last["clock"]["target"] == "7.8B"
-    asked = make_request(
+    request = make_request(
         {"prompt": "Hello", "batch_size": 2, "max_new_tokens": 8, "temperature": 0.9, "seed": 3}
         | {"clock": "h100", "acceptance": 0.5},
         Limits(),
     )
-    *_, local = race(served.pair, **asked.arguments())
+    *_, local = race(served.pair, **request.arguments())
     assert [lane["clock_ms"] for lane in last["lanes"].values()] == [
         pytest.approx(lane["clock_ms"]) for lane in local["lanes"].values()
     ]
-    for given, says in (
+    for settings, message in (
         ({"clock": "tpu"}, "clock must be one of"),
         ({"lanes": ["amusd"], "clock": "h100"}, "amusd can't run"),
     ):
-        with pytest.raises(AppError, match=says) as refusal:
-            client.submit("Hello", 1, 8, 0.9, 3, **given, api_name="/race").result()
+        with pytest.raises(AppError, match=message) as refusal:
+            client.submit("Hello", 1, 8, 0.9, 3, **settings, api_name="/race").result()
         assert "\n" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Presenter mode: larger type, one line for the settings, keys that act there alone; a print with every chart."""
+"""Presenter mode (larger type, settings in one line, keys that work only there) and printing with every chart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from .browser import PATIENCE_MS, accessible, chosen, fill, fits, open_settings, run_to_the_end, shown
+from .browser import (
+    PATIENCE_MS,
+    assert_accessible,
+    assert_fits,
+    choose_option,
+    fill,
+    open_settings,
+    run_to_the_end,
+    shown,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +32,7 @@ SIZES = """(all) => Object.fromEntries(all.map((one) => {
 WRITING = """() => ["speculative", "bass"].every((name) =>
   document.querySelector(`#lane-${name} .sequence`)?.textContent.length > 20)"""
 STRIP = "() => document.querySelector('#lane-bass .strip canvas').clientHeight"
-# What stands on the page while it is printed, of each chart: its width, its drawing's, and its lines and bars.
+# The page while it is printed. For each chart: its width, its drawing's width, and the number of lines and bars.
 PRINTED = """() => addEventListener("beforeprint", () => {
   const plots = [...document.querySelectorAll(".plot")].filter((plot) => plot.checkVisibility());
   window.printed = {
@@ -47,7 +56,7 @@ PRINTED = """() => addEventListener("beforeprint", () => {
 
 
 def sizes(page: Page) -> dict[str, float]:
-    """Font sizes in px, and the height of a timeline, once the chart in view is redrawn for this size."""
+    """Font sizes in px and the height of a timeline, after the chart in view is redrawn in this size."""
     page.locator("[data-chart=latency]").scroll_into_view_if_needed()
     by = page.evaluate("() => Number(getComputedStyle(document.body).getPropertyValue('--type'))")
     page.wait_for_function(
@@ -55,11 +64,11 @@ def sizes(page: Page) -> dict[str, float]:
         " return tick && Math.abs(parseFloat(getComputedStyle(tick).fontSize) - size) < 0.1; }",
         arg=12 * by,
     )
-    found: dict[str, float] = page.evaluate(SIZES, list(READ))
-    return found | {"strip": page.evaluate(STRIP)}
+    font_sizes: dict[str, float] = page.evaluate(SIZES, list(READ))
+    return font_sizes | {"strip": page.evaluate(STRIP)}
 
 
-def test_type_is_larger_and_the_settings_are_a_line(page: Page) -> None:
+def test_type_is_larger_and_the_settings_are_one_line(page: Page) -> None:
     fill(page, prompt="Hello\nyou", tokens=24)
     run_to_the_end(page)
     before, texts = sizes(page), shown(page, "bass")
@@ -69,13 +78,13 @@ def test_type_is_larger_and_the_settings_are_a_line(page: Page) -> None:
     assert {name: size / before[name] for name, size in larger.items()} == pytest.approx(
         dict.fromkeys(larger, 1.6), rel=0.02
     )
-    fits(page, 390, 1400, 1920)
+    assert_fits(page, 390, 1400, 1920)
     line, prompt = page.locator(".present-line"), page.locator("#prompt textarea")
     expect(line).to_contain_text("“Hello you”")
     expect(line).to_contain_text("batch 2 · temperature 0.9 · 24 tokens · drafts: fixed, 3")
     expect(prompt).to_be_hidden()
     expect(page.locator("#run")).to_be_visible()
-    accessible(page)
+    assert_accessible(page)
     line.click()
     expect(line).to_have_attribute("aria-expanded", "true")
     prompt.fill("Another")
@@ -89,7 +98,7 @@ def test_type_is_larger_and_the_settings_are_a_line(page: Page) -> None:
     assert page.evaluate("() => Bass.run().done")
 
 
-def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> None:
+def test_keys_work_only_in_presenter_mode_and_not_in_fields(page: Page) -> None:
     temperature, panel, status = (
         page.locator(at) for at in ("#temperature input", ".step-part", "#status-line .message")
     )
@@ -156,7 +165,7 @@ def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> No
 def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
     fill(page, prompt="Print me", batch=3, tokens=300)
     open_settings(page)
-    chosen(page, "draft-length", "Algorithm 1")
+    choose_option(page, "draft-length", "Algorithm 1")
     run_to_the_end(page)
     page.evaluate("() => { document.body.classList.add('dark'); scrollTo(0, 0); }")
     page.click("[data-present]")
@@ -183,7 +192,7 @@ def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
     )
     assert all(charts[name]["marks"] for name in (*drawn, "Per-token latency and acceptance by position"))
     assert charts["The race"]["marks"] == 3
-    # All is as it was.
+    # The page looks as before.
     assert set(page.evaluate("() => document.body.className").split()) == {"dark", "presenting"}
     expect(page.locator(".print-settings")).to_be_hidden()
     assert page.evaluate("() => Bass.plots.type()") == 1.6

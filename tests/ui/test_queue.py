@@ -1,4 +1,4 @@
-"""Who has the device next: the least work first, nobody overtaken for long, and a race before any idle work."""
+"""The order of races (least work first, limited overtaking), and idle work that gives way to races."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ui.sources.source import waiting, words
 
 
 class Clock:
-    """Time that the test moves on."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,13 +48,13 @@ def test_the_least_work_comes_first(queue: Queue) -> None:
         assert after.worker is None and not queue.wait(after, 0.01)
         queue.leave(before)
         assert after.worker == "a"
-    # Whoever waits is woken.
+    # A waiting race is woken.
     last = queue.enter(asked())
     threading.Timer(0.05, queue.add, ["b"]).start()
     assert queue.wait(last, 60) and last.worker == "b"
 
 
-def test_nobody_is_overtaken_for_more_than_a_minute(queue: Queue, clock: Clock) -> None:
+def test_no_race_is_overtaken_for_more_than_a_minute(queue: Queue, clock: Clock) -> None:
     queue.add("a")
     running, large = queue.enter(asked()), queue.enter(asked(1024, 32))
     clock.now += PATIENCE_S - 1
@@ -65,19 +65,19 @@ def test_nobody_is_overtaken_for_more_than_a_minute(queue: Queue, clock: Clock) 
     assert [queue.outlook(one)[0] for one in (large, early, late)] == [1, 2, 3]
     queue.leave(running)
     assert large.worker == "a"
-    # Without patience it is the order of arrival.
+    # Without patience, races run in order of arrival.
     strict = Queue(patience_s=0.0, clock=clock)
     tickets = [strict.enter(asked()), strict.enter(asked(1024, 32)), strict.enter(asked())]
     assert [strict.outlook(one)[0] for one in tickets] == [1, 2, 3]
 
 
-def test_whoever_gives_up_makes_room(queue: Queue) -> None:
+def test_a_race_that_gives_up_leaves_the_queue(queue: Queue) -> None:
     queue.add("a")
-    running, gone, waits = (queue.enter(asked()) for _ in range(3))
-    queue.leave(gone)
+    running, given_up, waits = (queue.enter(asked()) for _ in range(3))
+    queue.leave(given_up)
     assert queue.outlook(waits)[0] == 1
     queue.leave(running)
-    assert waits.worker == "a" and gone.worker is None
+    assert waits.worker == "a" and given_up.worker is None
 
 
 def test_a_lost_worker_gets_nothing_until_it_is_back(queue: Queue) -> None:
@@ -85,20 +85,20 @@ def test_a_lost_worker_gets_nothing_until_it_is_back(queue: Queue) -> None:
     first, second = queue.enter(asked()), queue.enter(asked())
     queue.remove(first.worker or "")
     third = queue.enter(asked())
-    queue.leave(first)  # its race has failed; the worker is not free
+    queue.leave(first)  # its race has failed, but the worker is not free
     assert third.worker is None
     queue.add(first.worker or "")
     assert third.worker == first.worker
-    queue.leave(first)  # again: it must not free the worker under the third race
+    queue.leave(first)  # a second time: must not free the worker of the third race
     assert queue.enter(asked()).worker is None
     queue.leave(second)
 
 
 def test_a_worker_that_has_the_pair_is_preferred(queue: Queue) -> None:
     queue.add("a"), queue.add("b")
-    own, other = queue.enter(asked()), queue.enter(asked(pair="other"))
-    assert (own.worker, other.worker) == ("a", "b")
-    queue.leave(own), queue.leave(other)
+    same_pair, other_pair = queue.enter(asked()), queue.enter(asked(pair="other"))
+    assert (same_pair.worker, other_pair.worker) == ("a", "b")
+    queue.leave(same_pair), queue.leave(other_pair)
     again = queue.enter(asked(pair="other"))
     assert again.worker == "b"
     queue.leave(again)
@@ -108,10 +108,10 @@ def test_a_worker_that_has_the_pair_is_preferred(queue: Queue) -> None:
     assert queue.enter(asked(pair="other")).worker == "b"
 
 
-def test_place_and_time_are_told(queue: Queue, clock: Clock) -> None:
+def test_the_outlook_gives_place_and_time(queue: Queue, clock: Clock) -> None:
     queue.add("a")
     first, second = queue.enter(asked()), queue.enter(asked())
-    # Nothing has shown yet how fast the workers are.
+    # The speed of the workers is not known yet.
     assert queue.outlook(first) == (0, 0.0) and queue.outlook(second) == (1, None)
     clock.now += 10
     queue.leave(first, finished=True)
@@ -131,7 +131,7 @@ def test_work_grows_with_rows_tokens_and_lanes() -> None:
     assert steps(asked(1024, 32)) > 100 * steps(asked(16, 2))
 
 
-def test_a_pace_is_learnt_from_finished_races_alone() -> None:
+def test_a_pace_is_learnt_only_from_races_without_a_budget() -> None:
     pace = Pace()
     assert pace.expected_s(asked()) is None
     pace.add(asked(time_budget_ms=100), 99.0)
@@ -142,7 +142,7 @@ def test_a_pace_is_learnt_from_finished_races_alone() -> None:
     assert pace.expected_s(asked(64)) == pytest.approx(2.0 * steps(asked(64)) / steps(asked()))
 
 
-def test_the_status_line() -> None:
+def test_the_status_line_gives_place_and_rounded_time() -> None:
     for place, seconds, text in (
         (3, None, "Waiting for a free worker: place 3 in the queue"),
         (1, 4.2, "Waiting for a free worker: place 1 in the queue, about a few seconds"),
@@ -154,7 +154,7 @@ def test_the_status_line() -> None:
         assert words(snapshot) == text and not snapshot["lanes"] and not snapshot["done"]
 
 
-def test_a_worker_that_came_back_belongs_to_its_next_race(queue: Queue) -> None:
+def test_a_worker_that_returns_belongs_to_the_next_race(queue: Queue) -> None:
     queue.add("a")
     first, second = queue.enter(asked()), queue.enter(asked())
     assert queue.holds(first) and not queue.holds(second)
@@ -166,7 +166,7 @@ def test_a_worker_that_came_back_belongs_to_its_next_race(queue: Queue) -> None:
 
 
 class Work:
-    """Counts endless steps until `finish` is set, and notes whether it ever shared the device with a race."""
+    """Endless steps until `finish` is set. Counts its starts, its open generators and its steps."""
 
     def __init__(self) -> None:
         self.begun, self.open, self.steps = 0, 0, 0
@@ -194,7 +194,7 @@ def wait_for(happens: Callable[[], bool]) -> None:
         threading.Event().wait(0.001)
 
 
-def test_a_race_has_the_device_to_itself_and_the_work_begins_anew_behind_it(work: Work) -> None:
+def test_idle_work_ends_for_a_race_and_restarts_after_it(work: Work) -> None:
     idle = IdleWork(work)
 
     def race(request: int) -> Generator[int, None, None]:
@@ -207,14 +207,14 @@ def test_a_race_has_the_device_to_itself_and_the_work_begins_anew_behind_it(work
     wait_for(lambda: work.steps > 3)
     assert list(idle.pausing_for(race)(3)) == [0, 1, 2]
     wait_for(lambda: work.begun == 2)
-    # A race closed midway, by a thread other than the one that started it, also gives the device back.
+    # A race that another thread closes midway also frees the device.
     closed = idle.pausing_for(race)(9)
     assert next(closed) == 0
     other = threading.Thread(target=closed.close)
     other.start()
     other.join()
     wait_for(lambda: work.begun == 3)
-    # With two races, the work starts only after both have ended.
+    # With two races, the work restarts only after both have ended.
     first, second = idle.pausing_for(race)(2), idle.pausing_for(race)(2)
     next(first), next(second), first.close()
     assert work.open == 0
@@ -224,7 +224,7 @@ def test_a_race_has_the_device_to_itself_and_the_work_begins_anew_behind_it(work
     assert work.open == 0
 
 
-def test_work_that_is_done_or_fails_or_is_stopped_ends_its_thread(
+def test_the_thread_ends_when_the_work_is_done_fails_or_is_stopped(
     work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Generator[None, None, None]:

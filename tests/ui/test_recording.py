@@ -1,4 +1,4 @@
-"""A recording holds its race; a file is read or refused with a sentence; those that ship are true."""
+"""Recordings contain the whole race, damaged files are refused, and the shipped ones are consistent."""
 
 from __future__ import annotations
 
@@ -23,36 +23,35 @@ LARGEST = 200_000
 
 @pytest.fixture(scope="module")
 def snapshots(pair: ModelPair) -> list[Snapshot]:
-    """Those of a short race."""
     return list(race(pair, "Hello", n=2, max_new_tokens=30, sampling=SamplingParams(0.9), seed=1, inspect=True))
 
 
-def news(document: dict[str, Any], lane: str, last: int) -> list[dict[str, Any]]:
-    """What the snapshots up to the `last` one, included, bring to a lane."""
+def log_lines(document: dict[str, Any], lane: str, last: int) -> list[dict[str, Any]]:
+    """A lane's log lines in the snapshots up to and including `last`."""
     lines = chain.from_iterable(one["lines"] for one in document["snapshots"][: last + 1])
     return [line[lane] for line in lines if lane in line]
 
 
 def digits(value: Any) -> Any:
-    """A figure with the six digits that the page gets."""
+    """A figure with six digits, as the page gets it."""
     if isinstance(value, list):
-        return [pytest.approx(one, rel=1e-5) for one in value]
+        return [pytest.approx(item, rel=1e-5) for item in value]
     return pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
 
 
 def texts(document: dict[str, Any], lane: str) -> dict[str, list[int]]:
-    """The token ids of a lane's rows, at the end."""
+    """The token ids of a lane's rows at the end."""
     rows: dict[str, list[int]] = {}
-    for line in news(document, lane, len(document["snapshots"])):
+    for line in log_lines(document, lane, len(document["snapshots"])):
         for index, tokens in line["new"].items():
             rows.setdefault(index, []).extend(token[3] for token in tokens if token[0] != "+")
     return rows
 
 
-def test_a_race_comes_back_whatever_its_file_is_packed_with(snapshots: list[Snapshot], tmp_path: Path) -> None:
+def test_a_race_survives_saving_with_any_compression(snapshots: list[Snapshot], tmp_path: Path) -> None:
     document = record(snapshots, "a tiny pair", settings={"seed": 1}, made={"by": "a test"})
     assert save(document, tmp_path / "run.json.xz") == (tmp_path / "run.json.xz").stat().st_size
-    # Packing is known by the file's first bytes, not by its name.
+    # The file's first bytes give its compression, not its name.
     for name, pack in (("run.json", bytes), ("saved", gzip.compress), ("other", lzma.compress)):
         (tmp_path / name).write_bytes(pack(json.dumps(document).encode()))
     for name in ("run.json.xz", "run.json", "saved", "other"):
@@ -61,7 +60,7 @@ def test_a_race_comes_back_whatever_its_file_is_packed_with(snapshots: list[Snap
     assert elapsed == [round(shot["elapsed_ms"], 1) for shot in snapshots]
     for lane, figures in document["snapshots"][-1]["view"]["lanes"].items():
         written: dict[str, str] = {}
-        for line in news(document, lane, len(elapsed)):
+        for line in log_lines(document, lane, len(elapsed)):
             for index, tokens in line["new"].items():
                 written[index] = written.get(index, "") + "".join(token[1] for token in tokens)
         last: Any = snapshots[-1]["lanes"][lane]
@@ -69,15 +68,15 @@ def test_a_race_comes_back_whatever_its_file_is_packed_with(snapshots: list[Snap
         assert list(written.values()) == [sequence["text"] for sequence in last["sequences"]]
 
 
-def test_the_measuring_of_costs_is_no_part_of_it(snapshots: list[Snapshot]) -> None:
-    bare: Any = {**snapshots[0], "lanes": {}, "phase": "measuring"}
-    assert len(record([bare, *snapshots], "")["snapshots"]) == len(snapshots)
+def test_snapshots_without_lanes_are_left_out(snapshots: list[Snapshot]) -> None:
+    measuring: Any = {**snapshots[0], "lanes": {}, "phase": "measuring"}
+    assert len(record([measuring, *snapshots], "")["snapshots"]) == len(snapshots)
     with pytest.raises(ValueError, match="no snapshot has lanes"):
-        record([bare], "")
+        record([measuring], "")
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"not json", "contains no JSON document"),
         (b"[" * 100_000, "contains no JSON document"),
@@ -91,10 +90,10 @@ def test_the_measuring_of_costs_is_no_part_of_it(snapshots: list[Snapshot]) -> N
         (None, "Cannot read the recording"),
     ],
 )
-def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
+def test_files_that_are_no_recordings_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(BassError, match=says) as refusal:
+    with pytest.raises(BassError, match=message) as refusal:
         load(tmp_path / "run.json")
     assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
 
@@ -112,13 +111,12 @@ ENDING = {"after": 1, "draft": 0, "mass": 0.5, "reach": 0.1, "top": [CANDIDATE]}
 DETAIL = {"rule": "block", "sources": ["model", "model"], "own_p": None, "own_q": None, "ending": ENDING}
 
 
-def a_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[str, Any]]:
-    """One round of one row."""
-    one = {"round": 1, "kind": "verify", "draft_length": 1, "lengths": [1], "time_ms": 1, "draft_ms": None}
-    return [one | {"verify_ms": None, "rows": [ROW | (row or {})]} | changed]
+def one_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[str, Any]]:
+    record = {"round": 1, "kind": "verify", "draft_length": 1, "lengths": [1], "time_ms": 1, "draft_ms": None}
+    return [record | {"verify_ms": None, "rows": [ROW | (row or {})]} | changed]
 
 
-# What is replaced, by what, in the part that is named then.
+# For each part that the error must name: (path, replacement).
 BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "its head": [(("head",), None), (("head", "lanes"), []), (("head", "batch_size"), -1)],
     "its snapshots": [
@@ -133,19 +131,19 @@ BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
         *(((*LINE, "bass", "new", "0"), value) for value in ([["+", "x", 1, 5]], {})),
         *(((*BASS, "new", "0"), [value]) for value in (["x", "x", 1, 5], ["s", 7, 1, 5], ["s", "x", True, 5])),
         (ROUNDS, [[1, "ve", 1, 1, []]]),
-        (ROUNDS, a_round(kind="no")),
-        (ROUNDS, a_round(draft_length="1")),
-        (ROUNDS, a_round(draft_ms="2")),
-        (ROUNDS, a_round(lengths=[1, 2])),
-        (ROUNDS, a_round({"sequence": 5})),
-        (ROUNDS, a_round({"start": 4000})),
-        (ROUNDS, a_round({"accepted": 1})),
-        (ROUNDS, a_round(DRAFTS | {"u": [1]})),
-        (ROUNDS, a_round(DRAFTS | {"drafted_text": ["a"]})),
-        (ROUNDS, a_round(DRAFTS | {"parents": [0, -1], "path": []})),
-        (ROUNDS, a_round(DRAFTS | {"parents": [-1, -1], "path": [2]})),
-        (ROUNDS, a_round(DRAFTS | {"detail": DETAIL | {"sources": ["model"]}})),
-        (ROUNDS, a_round(DRAFTS | {"detail": DETAIL | {"ending": ENDING | {"top": [{"token": 5}]}}})),
+        (ROUNDS, one_round(kind="no")),
+        (ROUNDS, one_round(draft_length="1")),
+        (ROUNDS, one_round(draft_ms="2")),
+        (ROUNDS, one_round(lengths=[1, 2])),
+        (ROUNDS, one_round({"sequence": 5})),
+        (ROUNDS, one_round({"start": 4000})),
+        (ROUNDS, one_round({"accepted": 1})),
+        (ROUNDS, one_round(DRAFTS | {"u": [1]})),
+        (ROUNDS, one_round(DRAFTS | {"drafted_text": ["a"]})),
+        (ROUNDS, one_round(DRAFTS | {"parents": [0, -1], "path": []})),
+        (ROUNDS, one_round(DRAFTS | {"parents": [-1, -1], "path": [2]})),
+        (ROUNDS, one_round(DRAFTS | {"detail": DETAIL | {"sources": ["model"]}})),
+        (ROUNDS, one_round(DRAFTS | {"detail": DETAIL | {"ending": ENDING | {"top": [{"token": 5}]}}})),
         ((*VIEW, "lanes", "bass"), {}),
         ((*VIEW, "lanes", "bass", "finish_reasons"), [None] * 99),
         *(((*VIEW, key), value) for key, value in (("elapsed_ms", "soon"), ("device", None), ("verdict", None))),
@@ -155,7 +153,7 @@ BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
 }
 
 
-def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+def test_the_error_names_the_damaged_part(tmp_path: Path) -> None:
     for part, breaks in BREAKS.items():
         for path, value in breaks:
             broken = at = copy.deepcopy(SHIPPED["win"].recording)
@@ -167,17 +165,17 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
                 load(tmp_path / "run.json")
 
 
-def test_a_tree_and_an_inspected_round_are_taken(tmp_path: Path) -> None:
+def test_trees_and_inspected_rounds_are_accepted(tmp_path: Path) -> None:
     whole = copy.deepcopy(SHIPPED["win"].recording)
     line = whole["snapshots"][-1]["lines"][-1]["bass"]
     tree = {"parents": [-1, -1], "path": [1], "accepted": 1, "one_by_one": 1, "next_p": 0.5, "detail": DETAIL}
-    # A decoder that says no row's length records none.
-    line["rounds"] = [*a_round(DRAFTS | tree), *a_round(lengths=[])]
+    # Lengths are empty if the decoder does not report them per row.
+    line["rounds"] = [*one_round(DRAFTS | tree), *one_round(lengths=[])]
     (tmp_path / "run.json").write_text(json.dumps(whole))
     assert load(tmp_path / "run.json") == whole
 
 
-def test_those_that_ship_are_small_and_say_how_they_were_made() -> None:
+def test_shipped_recordings_are_small_and_have_their_command() -> None:
     assert {"win", "loss", "h100"} <= set(SHIPPED)
     for name, offer in SHIPPED.items():
         assert offer.path.stat().st_size <= LARGEST
@@ -195,13 +193,13 @@ def _last(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(SHIPPED))
-def test_figures_follow_from_the_rounds(name: str) -> None:
+def test_figures_of_shipped_recordings_follow_from_their_rounds(name: str) -> None:
     document = SHIPPED[name].recording
     rows, count = document["head"]["batch_size"], len(document["snapshots"])
     for at in (count // 2, count - 1):
         shown = document["snapshots"][at]["view"]["lanes"]
         for lane, figures in shown.items():
-            added = news(document, lane, at)
+            added = log_lines(document, lane, at)
             rounds = list(chain.from_iterable(line["rounds"] for line in added))
             sizes = [0] * rows
             for line in added:
@@ -234,7 +232,7 @@ def test_figures_follow_from_the_rounds(name: str) -> None:
         assert shown["regular"]["metrics"]["speedup"] in (None, pytest.approx(1))
     written = [texts(document, lane) for lane in shown]
     if all(one == written[0] for one in written):
-        # Of equal texts a speed-up is the ratio of the times.
+        # For equal texts, the speed-up is the ratio of the times.
         times = {lane: m["metrics"]["ms_per_token"] * m["metrics"]["plain_steps"] for lane, m in shown.items()}
         for lane, ms in times.items():
             assert shown[lane]["metrics"]["speedup"] == pytest.approx(times["regular"] / ms, rel=1e-3)
@@ -242,7 +240,7 @@ def test_figures_follow_from_the_rounds(name: str) -> None:
         assert name != "win"
 
 
-def test_replay_takes_names_files_and_nothing(tmp_path: Path) -> None:
+def test_replay_accepts_a_name_a_file_or_nothing(tmp_path: Path) -> None:
     assert asked("") == SHIPPED and list(asked("win")) == ["win"]
     save(SHIPPED["win"].recording, tmp_path / "mine.json")
     offer = asked(str(tmp_path / "mine.json"))["file"]

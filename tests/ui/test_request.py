@@ -1,4 +1,4 @@
-"""What a person or a script asks for becomes one request, or is refused in one sentence."""
+"""Input of a form or a script becomes a request, or is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -39,32 +39,36 @@ def asked(**given: Any) -> RaceRequest:
     return make_request(GOOD | given, Limits())
 
 
-def test_good_input_is_taken_and_has_the_arguments_of_race() -> None:
+def test_good_input_becomes_the_arguments_of_race() -> None:
     request = asked(batch_size=2.0, seed=7.0, temperature=0, draft_length="5", time_budget_ms=1500, lanes=["bass"])
     assert (request.prompt, request.batch_size, request.seed, request.temperature) == ("Hello", 2, 7, 0.0)
     assert isinstance(request.batch_size, int)
     assert (request.draft_length, request.time_budget_ms, request.lanes) == (5, 1500.0, ("bass",))
     assert (request.top_k, request.top_p, request.scheduling, request.verification) == (0, 1.0, "fair", "auto")
-    given = asked(top_k=5, pair="other").arguments()
-    assert (given["prompt"], given["n"], given["sampling"]) == ("Hello", 4, SamplingParams(0.7, top_k=5))
-    assert "pair" not in given and asked(pair="other").pair == "other"
-    more = asked(
+    arguments = asked(top_k=5, pair="other").arguments()
+    assert (arguments["prompt"], arguments["n"], arguments["sampling"]) == (
+        "Hello",
+        4,
+        SamplingParams(0.7, top_k=5),
+    )
+    assert "pair" not in arguments and asked(pair="other").pair == "other"
+    other = asked(
         min_p=0.1, repetition_penalty=1.2, stop="#", system="S", chat_template_kwargs={"a": 1}
     ).arguments()
-    assert more["sampling"] == SamplingParams(0.7, min_p=0.1, repetition_penalty=1.2)
-    assert (more["stop"], more["system"], more["chat_template_kwargs"]) == (("#",), "S", {"a": 1})
+    assert other["sampling"] == SamplingParams(0.7, min_p=0.1, repetition_penalty=1.2)
+    assert (other["stop"], other["system"], other["chat_template_kwargs"]) == (("#",), "S", {"a": 1})
     assert request.settings()["lanes"] == list(request.arguments()["lanes"]) == ["bass"]
 
 
-def test_a_length_that_is_no_decimal_number_is_a_policy_s_name() -> None:
-    """For Python a superscript two is a digit, but int() refuses it. The library refuses it as an unknown name."""
+def test_a_draft_length_that_is_not_decimal_is_a_policy_name() -> None:
+    """A superscript two is a digit for str.isdigit, but not for int(). The library refuses it."""
     for text in ("\u00b2", "\u2460", "five", ""):
         assert asked(draft_length=text).draft_length == text
         with pytest.raises(RequestError, match="draft_length must be"):
             make_policy(text)
 
 
-def test_a_batch_has_as_many_rows_as_prompts() -> None:
+def test_a_batch_has_one_row_per_prompt_line() -> None:
     request = asked(prompt="One\n\n  Two \r\nThree\n", prompts="lines", batch_size=7)
     assert request.arguments()["prompt"] == ["One", "Two", "Three"]
     assert request.batch_size == request.arguments()["n"] == request.settings()["batch_size"] == 3
@@ -86,7 +90,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "There are 9 prompts, one per line, and this server takes at most 8",
     ),
     ({"prompt": " \n ", "prompts": "lines"}, "The prompt is empty"),
-    *(({"prompts": how}, 'prompts must be "one"') for how in ("many", None, ["lines"])),
+    *(({"prompts": kind}, 'prompts must be "one"') for kind in ("many", None, ["lines"])),
     ({"clock": "tpu"}, "clock must be one of measured, a100, h100, h200, b200, laptop, own; got 'tpu'."),
     ({"clock": None}, "clock must be one of"),
     ({"clock": "h100", "clock_models": "9b"}, "clock_models must be one of 7.8b, 1.7b, 70b, own; got '9b'."),
@@ -125,45 +129,47 @@ REFUSED_SWEEPS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "says"),
+    ("make", "given", "message"),
     [(make_request, *row) for row in REFUSED] + [(make_sweep, *row) for row in REFUSED_SWEEPS],
 )
-def test_bad_input_is_refused_in_one_sentence(make: Any, given: dict[str, Any], says: str) -> None:
+def test_bad_input_is_refused_in_one_sentence(make: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as refusal:
         make(GOOD | given, Limits(max_batch=8))
-    said = str(refusal.value)
-    assert says in said and said.endswith(".") and "\n" not in said
+    error = str(refusal.value)
+    assert message in error and error.endswith(".") and "\n" not in error
 
 
 def values(name: str, limits: Limits | None = None, choices: Choices | None = None) -> dict[str, object]:
     return starting(presets()[name], limits or Limits(), choices or Choices())
 
 
-def test_a_preset_sets_the_whole_form_and_keeps_to_the_operator_s_limits() -> None:
+def test_a_preset_sets_the_whole_form_within_the_operators_limits() -> None:
     names = ["Wins", "Break-even", "Loses", "Same words", "Ragged", "On an H100", "Long document"]
     assert list(presets()) == names and FIRST_PRESET == "Wins"
-    few, made = Limits(max_batch=2, max_new_tokens=16), {}
+    few, requests = Limits(max_batch=2, max_new_tokens=16), {}
     unshown = {name: setting.default for name, setting in SETTINGS.items() if not setting.control}
     for name, preset in presets().items():
-        given = values(name)
-        assert list(given) == [setting.name for setting in shown()]
-        made[name] = make_request(given, Limits())
-        length = str(made[name].draft_length)  # of a list, in the form
+        form = values(name)
+        assert list(form) == [setting.name for setting in shown()]
+        requests[name] = make_request(form, Limits())
+        length = str(requests[name].draft_length)  # the form has a list of texts
         assert (
-            made[name].settings() | {"draft_length": length} == unshown | given
+            requests[name].settings() | {"draft_length": length} == unshown | form
             and preset.values.keys() <= SETTINGS.keys()
         )
         assert preset.look_for.endswith(".") and preset.look_for.count(".") == 1
         small = make_request(values(name, few), few)
         assert small.batch_size <= 2 and small.max_new_tokens == 16
-    assert made["Same words"].verification == "coupled" and made["Same words"].temperature > 0
-    # One asks for a clock, and each other one sets it back.
-    assert {name: one.clock for name, one in made.items() if one.clock != "measured"} == {"On an H100": "h100"}
-    # What a preset does not name is the operator's, and what this pair lacks is the neutral value.
+    assert requests["Same words"].verification == "coupled" and requests["Same words"].temperature > 0
+    # One preset sets a clock; all others reset it.
+    assert {name: request.clock for name, request in requests.items() if request.clock != "measured"} == {
+        "On an H100": "h100"
+    }
+    # Settings that a preset leaves out come from the operator; values that this pair lacks become neutral ones.
     assert values("Same words", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
     assert values("Loses")["drafter"] == "auto"
-    known = Choices(drafters=(("automatic", "auto"), ("the draft", "model")))
-    assert values("Loses", choices=known)["drafter"] == "model"
+    choices = Choices(drafters=(("automatic", "auto"), ("the draft", "model")))
+    assert values("Loses", choices=choices)["drafter"] == "model"
 
 
 def test_ragged_runs_each_row_with_its_own_prompt(pair: ModelPair) -> None:
@@ -171,37 +177,46 @@ def test_ragged_runs_each_row_with_its_own_prompt(pair: ModelPair) -> None:
     prompts = request.arguments()["prompt"]
     assert prompts == request.prompt.split("\n") and len(set(prompts)) == request.batch_size == 4
     *_, last = race(pair, **request.arguments())
-    alone = [
-        generate(pair, one, method="regular", max_new_tokens=6, sampling=SamplingParams(0)) for one in prompts
+    expected = [
+        generate(pair, prompt, method="regular", max_new_tokens=6, sampling=SamplingParams(0))
+        for prompt in prompts
     ]
     for lane in last["lanes"].values():
-        assert [row["text"] for row in lane["sequences"]] == [out.sequences[0].text for out in alone]
+        assert [row["text"] for row in lane["sequences"]] == [output.sequences[0].text for output in expected]
 
 
-def test_every_machine_and_pair_of_the_library_is_offered_and_no_other() -> None:
+def test_exactly_the_librarys_machines_and_pairs_are_offered() -> None:
     offered = [value for _, value in machine.CLOCKS if value not in (machine.MEASURED, machine.OWN)]
     assert offered == [name.lower() for name in HARDWARE]
     assert [value for _, value in machine.MODELS if value != machine.OWN] == [name.lower() for name in PAIRS]
 
 
-def test_the_settings_of_a_machine_make_its_clock_and_its_code() -> None:
+def test_machine_settings_give_the_clock_and_its_code() -> None:
     measured = asked()
     assert machine.clock(vars(measured)) is machine.code(vars(measured)) is None
     assert "clock" not in measured.arguments() and measured.arguments()["synthetic_acceptance"] is None
     for models, draft in (("7.8b", "310m"), ("1.7b", "135m"), ("70b", "8b")):
-        given = pickle.loads(pickle.dumps(asked(clock="h100", clock_models=models, acceptance=0.8))).arguments()
-        assert given["clock"] == SimulatedClock("h100", models, draft) and given["synthetic_acceptance"] == 0.8
-    own = {"clock": "own", "clock_models": "own", "clock_bandwidth": 500, "clock_tflops": 40}
-    made = asked(**own, clock_target=3, clock_draft=0.5, clock_bytes=0.5).arguments()["clock"]
-    assert (made.machine.bandwidth, made.machine.flops) == (500, 40e12)
-    assert [(one.parameters, one.cost.weight_bytes) for one in made.models] == [(3e9, 1.5e9), (5e8, 2.5e8)]
-    assert words.machine_of(made.record()) == "machine of 500 GB/s and 40 TFLOP/s with 3B and 500M"
+        arguments = pickle.loads(
+            pickle.dumps(asked(clock="h100", clock_models=models, acceptance=0.8))
+        ).arguments()
+        assert (
+            arguments["clock"] == SimulatedClock("h100", models, draft)
+            and arguments["synthetic_acceptance"] == 0.8
+        )
+    custom = {"clock": "own", "clock_models": "own", "clock_bandwidth": 500, "clock_tflops": 40}
+    custom_clock = asked(**custom, clock_target=3, clock_draft=0.5, clock_bytes=0.5).arguments()["clock"]
+    assert (custom_clock.machine.bandwidth, custom_clock.machine.flops) == (500, 40e12)
+    assert [(model.parameters, model.cost.weight_bytes) for model in custom_clock.models] == [
+        (3e9, 1.5e9),
+        (5e8, 2.5e8),
+    ]
+    assert words.machine_of(custom_clock.record()) == "machine of 500 GB/s and 40 TFLOP/s with 3B and 500M"
     names = {"SimulatedClock": SimulatedClock, "Hardware": Hardware, "ModelSize": ModelSize}
     for clock, models in (("h100", "7.8b"), ("laptop", "own"), ("own", "own")):
         settings = vars(asked(clock=clock, clock_models=models))
         assert eval(str(machine.code(settings)), names) == machine.clock(settings)
 
 
-def test_a_number_that_the_form_hides_is_never_refused() -> None:
+def test_hidden_numbers_are_never_refused() -> None:
     for clock, models in (("measured", "own"), ("h100", "7.8b")):
         asked(clock=clock, clock_models=models, clock_bandwidth=-1, clock_target=None, clock_bytes=0)

@@ -1,7 +1,7 @@
-"""What the page draws of races that were played to it: timelines, the cache, trees of drafts, rows that differ.
+"""Drawings of races: timelines, the cache, trees of drafts, rows that differ.
 
-Contract: each race is made here, from snapshots of real lanes, and played as a recording; what is drawn is worked
-out once more from the exported JSON or from the snapshots.
+Each race is built from snapshots of real lanes and played as a recording. The drawings are compared with the
+exported JSON or the snapshots.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ui.page.request import make_request
 
 from .browser import (
     LANES,
-    accessible,
+    assert_accessible,
+    assert_fits,
     compared,
     exported,
     fill,
-    fits,
     open_settings,
     play,
     run_to_the_end,
@@ -37,27 +37,26 @@ pytestmark = pytest.mark.slow
 ROWS, SEED = 3, 4
 
 
-def settings(**given: Any) -> dict[str, Any]:
-    """A request's settings, as a race has them."""
+def race_settings(**given: Any) -> dict[str, Any]:
     return make_request({"prompt": "Hello", "temperature": 0.9} | given, Limits()).settings()
 
 
-def last_of(pair: ModelPair, **ways: Any) -> dict[str, Any]:
-    """The last snapshot of a race, as JSON has it."""
-    *_, shot = race(pair, "Hello", **ways)
-    return dict(json.loads(json.dumps(shot)))
+def last_of(pair: ModelPair, **options: Any) -> dict[str, Any]:
+    """The last snapshot of a race, as plain JSON data."""
+    *_, snapshot = race(pair, "Hello", **options)
+    return dict(json.loads(json.dumps(snapshot)))
 
 
-def test_timelines_and_the_cache_show_the_exported_rounds(page: Page, pair: ModelPair) -> None:
+def test_timelines_and_cache_show_the_exported_rounds(page: Page, pair: ModelPair) -> None:
     page.set_viewport_size({"width": 1900, "height": 1000})
     final = of_six_lanes(pair)
-    play(page, [final], settings(batch_size=ROWS, seed=SEED))
-    # Once the race has ended, the timelines show all of it.
+    play(page, [final], race_settings(batch_size=ROWS, seed=SEED))
+    # After its end, the timelines show the whole race.
     _widths(page, final)
     _newest_part(page, final)
     _opens_the_round(page)
     _unsplit(page)
-    _beside(page, final)
+    _concurrent(page, final)
     _cache(page, final)
     _elsewhere(page, final)
     page.set_viewport_size({"width": 390, "height": 844})
@@ -65,34 +64,35 @@ def test_timelines_and_the_cache_show_the_exported_rounds(page: Page, pair: Mode
     blocks, *_ = strip(page, "bass")
     right = max(block["x"] + block["width"] for block in blocks)
     assert right <= page.locator("#lane-bass .strip canvas").evaluate("e => e.clientWidth") + 1
-    fits(page, 390)
+    assert_fits(page, 390)
 
 
 def of_six_lanes(pair: ModelPair) -> dict[str, Any]:
-    """The last snapshot of a race with three lanes more, some of which report FLOPs utilisation, as on a GPU.
+    """The last snapshot of a race with three more lanes. Some lanes report FLOPs utilisation, as on a GPU.
 
-    "common": the batch stops at its first rejection; "whole": without the parts of a round's time; "beside": draft
-    and target at one time.
+    - "common": the batch stops at its first rejection.
+    - "whole": the parts of a round's time are unknown.
+    - "beside": draft and target work at the same time.
     """
-    ways: dict[str, Any] = {"n": ROWS, "max_new_tokens": 40, "draft_length": 3, "seed": SEED}
-    ways["sampling"] = SamplingParams(0.9)
-    # A pair's first rounds take so long that the others would be too narrow to be drawn.
-    last_of(pair, **ways)
-    shot = last_of(pair, **ways)
-    lanes = shot["lanes"]
+    options: dict[str, Any] = {"n": ROWS, "max_new_tokens": 40, "draft_length": 3, "seed": SEED}
+    options["sampling"] = SamplingParams(0.9)
+    # The first race is a warm-up: its slow first rounds would make the other blocks too narrow to draw.
+    last_of(pair, **options)
+    snapshot = last_of(pair, **options)
+    lanes = snapshot["lanes"]
     lanes["bass"]["metrics"]["flops_utilization"] = 0.125
-    lanes["common"] = last_of(pair, lanes=["bass"], verification="common_stop", **ways)["lanes"]["bass"]
+    lanes["common"] = last_of(pair, lanes=["bass"], verification="common_stop", **options)["lanes"]["bass"]
     rounds = [record | {"draft_ms": None, "verify_ms": None} for record in lanes["bass"]["rounds"]]
     lanes["whole"] = lanes["bass"] | {"rounds": rounds}
     end = lanes["bass"]["clock_ms"]
     spans = {"target": [[0, end / 4], [end / 2, end]], "draft": [[end / 4, 3 * end / 4]], "rollbacks": [end / 2]}
     counts = {"target_busy_ms": 40.0, "draft_busy_ms": 20.0, "rolled_back": 2, "thrown_away": 7, "note": None}
     lanes["beside"] = lanes["bass"] | {"timeline": spans | counts}
-    return shot
+    return snapshot
 
 
 def strip(page: Page, lane: str) -> tuple[list[dict[str, Any]], float, float, float]:
-    """What a lane's timeline shows: its blocks, the shown part of the clock in ms, and pixels a ms."""
+    """A lane's timeline: its blocks, the first and last shown ms, and pixels per ms."""
     figure = page.locator(f"#lane-{lane} .strip")
     figure.scroll_into_view_if_needed()
     shown = "f => f.blocks && [f.blocks, +f.dataset.from, +f.dataset.to, f.querySelector('canvas').clientWidth]"
@@ -101,37 +101,37 @@ def strip(page: Page, lane: str) -> tuple[list[dict[str, Any]], float, float, fl
     return blocks, begin, end, (width - 42) / (end - begin)
 
 
-def parts(lane: dict[str, Any]) -> list[tuple[str, float, float, int]]:
+def exported_blocks(lane: dict[str, Any]) -> list[tuple[str, float, float, int]]:
     """(track, begin, end, round) of all blocks, from the exported rounds."""
     track = {"draft": "draft", "host": "host"}
     return [(track.get(kind, "target"), begin, end, at) for at, kind, begin, end in blocks(Lane(lane, ""))]
 
 
 def _widths(page: Page, final: dict[str, Any]) -> None:
-    """Widths are the exported milliseconds."""
-    lanes, drawn_alone = exported(page)["lanes"], 0
+    """The widths of blocks are the exported milliseconds."""
+    lanes, single_blocks = exported(page)["lanes"], 0
     for name in LANES:
         blocks, begin, end, scale = strip(page, name)
         assert begin == 0 and end == max(lane["clock_ms"] for lane in final["lanes"].values())
-        known = parts(lanes[name])
+        known = exported_blocks(lanes[name])
         for row in ("target", "draft", "host"):
             drawn = sum(block["width"] for block in blocks if block["row"] == row)
-            assert drawn == pytest.approx(scale * sum(b - a for at, a, b, _ in known if at == row), abs=0.01)
-        alone = [block for block in blocks if block["round"] and block["kind"] != "prefill"]
-        drawn_alone += len(alone)
-        for block in alone:
-            (span,) = (one for one in known if (one[0], one[3]) == (block["row"], block["round"]["round"]))
+            assert drawn == pytest.approx(scale * sum(b - a for track, a, b, _ in known if track == row), abs=0.01)
+        single = [block for block in blocks if block["round"] and block["kind"] != "prefill"]
+        single_blocks += len(single)
+        for block in single:
+            (span,) = (part for part in known if (part[0], part[3]) == (block["row"], block["round"]["round"]))
             assert (block["begin"], block["end"]) == pytest.approx(span[1:3])
             place = pytest.approx((42 + scale * span[1], scale * (span[2] - span[1])), abs=0.01)
             assert (block["x"], block["width"]) == place
         kinds = {block["kind"] for block in blocks}
         assert kinds <= ({"prefill", "plain", "host"} if name == "regular" else {*kinds, "verify", "draft"})
-    # Rounds narrower than a pixel are drawn together; those of the slowest lane are wide on any machine.
-    assert drawn_alone
+    # Rounds narrower than a pixel are drawn together. Those of the slowest lane are wider on any machine.
+    assert single_blocks
 
 
 def _newest_part(page: Page, final: dict[str, Any]) -> None:
-    """It has one scale, and ends at each lane's clock."""
+    """The newest part has the same scale in all lanes, and ends at each lane's clock."""
     page.click("[data-switch=whole-race]")
     spans = set()
     for name in LANES:
@@ -144,7 +144,7 @@ def _newest_part(page: Page, final: dict[str, Any]) -> None:
 
 
 def _opens_the_round(page: Page) -> None:
-    """A click opens a round in the inspector, and so does Enter."""
+    """A click or Enter opens a round in the inspector."""
     blocks, *_ = strip(page, "bass")
     block = max((b for b in blocks if b["kind"] == "verify" and b["round"]), key=lambda b: b["width"])
     canvas = page.locator("#lane-bass .strip canvas")
@@ -167,14 +167,14 @@ def _opens_the_round(page: Page) -> None:
 
 
 def _unsplit(page: Page) -> None:
-    """A round whose parts are not known is not split."""
+    """A round with unknown parts is one block."""
     blocks, *_ = strip(page, "whole")
     assert {(block["row"], block["kind"]) for block in blocks} == {("target", "prefill"), ("target", "unsplit")}
     expect(page.locator("#lane-whole .strip figcaption")).not_to_contain_text("drafts")
 
 
-def _beside(page: Page, final: dict[str, Any]) -> None:
-    """A draft beside its target has its own spans."""
+def _concurrent(page: Page, final: dict[str, Any]) -> None:
+    """A draft that works at the same time as the target has separate spans."""
     lane = final["lanes"]["beside"]
     blocks, begin, _, scale = strip(page, "beside")
     for row in ("target", "draft"):
@@ -188,7 +188,7 @@ def _beside(page: Page, final: dict[str, Any]) -> None:
     )
 
 
-# Of every round of the chosen lane: each row's length, ghost, and numbers of cells by kind.
+# For every round of the chosen lane: each row's length, its ghost, and its numbers of cells by kind.
 WALK = """() => {
   const range = document.querySelector(".cache-part input[type=range]");
   return Array.from({ length: Number(range.max) + 1 }, (_, at) => {
@@ -203,12 +203,12 @@ WALK = """() => {
 
 
 def recount(lane: dict[str, Any]) -> list[list[tuple[int, int, dict[str, int]]]]:
-    """The same from the rounds; drafts that were thrown away count together."""
+    """The same, computed from the rounds. Rejected and untested drafts are counted together, as thrown."""
     lengths, ghosts, frames = [0] * ROWS, [0] * ROWS, []
     for record in lane["rounds"]:
         kinds: list[dict[str, int]] = [{} for _ in range(ROWS)]
-        going = [row for row in record["rows"] if row["written"] > row["accepted"]] or record["rows"]
-        least = min(row["accepted"] for row in going)
+        unfinished = [row for row in record["rows"] if row["written"] > row["accepted"]] or record["rows"]
+        least = min(row["accepted"] for row in unfinished)
         for row in record["rows"]:
             at, begin = row["sequence"], row["start"]
             lengths[at], ghosts[at] = lengths[at] + row["written"], ghosts[at] + min(row["written"], 1 + least)
@@ -221,7 +221,7 @@ def recount(lane: dict[str, Any]) -> list[list[tuple[int, int, dict[str, int]]]]
 
 
 def _cache(page: Page, final: dict[str, Any]) -> None:
-    """The cache's cells are the rounds, and the ghost is theirs."""
+    """The cache's cells and ghosts follow from the rounds."""
     page.locator(".cache-part").scroll_into_view_if_needed()
     expect(page.locator(".cache-part select")).to_have_value("bass")
     for name in ("regular", "common", "bass"):
@@ -239,17 +239,17 @@ def _cache(page: Page, final: dict[str, Any]) -> None:
         assert shown == recount(lane)
         lengths, ghosts = zip(*((length, ghost) for length, ghost, _ in shown[-1]), strict=True)
         assert list(lengths) == [len(sequence["token_ids"]) for sequence in lane["sequences"]]
-        # A batch that really stops together is its own ghost.
+        # A batch that really stops at its first rejection equals its ghost.
         assert (lengths == ghosts) == (name != "bass")
-    own, ghost = (sum(row[i] for row in recount(final["lanes"]["bass"])[-1]) for i in (0, 1))
+    written, ghost = (sum(row[i] for row in recount(final["lanes"]["bass"])[-1]) for i in (0, 1))
     expect(page.locator(".cache-line")).to_contain_text(
-        f"So far {own} tokens. With one common stop, the same rounds would have written {ghost}: "
-        f"separate lengths give {own / ghost:.2f} times as many."
+        f"So far {written} tokens. With one common stop, the same rounds would have written {ghost}: "
+        f"separate lengths give {written / ghost:.2f} times as many."
     )
 
 
 def _elsewhere(page: Page, final: dict[str, Any]) -> None:
-    """A lane that no method has gets a section, and a reading that this machine lacks is shown."""
+    """A lane of an unknown method gets a section, and readings that this machine lacks are shown."""
     assert page.inner_text("#lane-common h2") == "common"
     assert shown(page, "common") == [one["text"] for one in final["lanes"]["common"]["sequences"]]
     page.locator("[data-chart=flops]").scroll_into_view_if_needed()
@@ -262,51 +262,53 @@ def _elsewhere(page: Page, final: dict[str, Any]) -> None:
     )
 
 
-# What each row may draft in the first rounds, which are so short that no row ends in them; then four.
-OWN = [[3, 1], [0, 2], [1, 4], [2, 0], [2, 2]]
-LENGTHS: dict[str, Any] = {"speculative": 2, "bass": RecordedLengths([*OWN, 4])}
+# Draft lengths per row in the first rounds, too short for a row to end in them; then 4.
+ROW_LENGTHS = [[3, 1], [0, 2], [1, 4], [2, 0], [2, 2]]
+LENGTHS: dict[str, Any] = {"speculative": 2, "bass": RecordedLengths([*ROW_LENGTHS, 4])}
 VERDICTS = {"accepted", "rejected", "untested"}
-# Figures that reach over their lane's edge.
+# Figures that extend beyond their lane's edge.
 OUTSIDE = """[...document.querySelectorAll(".lane .figures :is(dt, dd)")].filter((e) =>
   e.getBoundingClientRect().right > e.closest(".lane").getBoundingClientRect().right).map((e) => e.textContent)"""
 
 
 def of_trees(pair: ModelPair) -> tuple[dict[str, Any], int]:
-    """(last snapshot, seed) of a race whose BASS rows have lengths of their own; lane "tree" has static trees."""
+    """(last snapshot, seed) of a race with one draft length per row in BASS, and static trees in lane "tree"."""
     for seed in range(30):
-        ways: dict[str, Any] = {"n": 2, "max_new_tokens": 60, "sampling": SamplingParams(0.9), "seed": seed}
-        ways["verification"] = "rejection"
-        shot = last_of(pair, lanes=["regular"], **ways)
+        options: dict[str, Any] = {"n": 2, "max_new_tokens": 60, "sampling": SamplingParams(0.9), "seed": seed}
+        options["verification"] = "rejection"
+        snapshot = last_of(pair, lanes=["regular"], **options)
         for name, lengths in LENGTHS.items():
-            shot["lanes"][name] = last_of(pair, lanes=[name], draft_length=lengths, **ways)["lanes"][name]
-        shot["lanes"]["tree"] = last_of(pair, lanes=["bass"], tree=(3, 2, 1), **ways)["lanes"]["bass"]
-        if a_tree(shot) and [one["lengths"] for one in shot["lanes"]["bass"]["rounds"][1:6]] == OWN:
-            return shot, seed
+            snapshot["lanes"][name] = last_of(pair, lanes=[name], draft_length=lengths, **options)["lanes"][name]
+        snapshot["lanes"]["tree"] = last_of(pair, lanes=["bass"], tree=(3, 2, 1), **options)["lanes"]["bass"]
+        if (
+            tree_step(snapshot)
+            and [one["lengths"] for one in snapshot["lanes"]["bass"]["rounds"][1:6]] == ROW_LENGTHS
+        ):
+            return snapshot, seed
     raise AssertionError("no such race: try more seeds")
 
 
 def rows_of(lane: dict[str, Any], sequence: int) -> list[dict[str, Any]]:
-    """A sequence's part of each round behind its prefill."""
+    """A sequence's rows in the rounds after its prefill."""
     return [row for record in lane["rounds"][1:] for row in record["rows"] if row["sequence"] == sequence]
 
 
-def a_tree(final: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
-    """A step of the first sequence whose tree has drafts of each verdict, and whose first draft was rejected."""
+def tree_step(final: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    """A step of the first sequence whose tree has drafts with every verdict, the first of them rejected."""
     rows = enumerate(rows_of(final["lanes"]["tree"], 0))
     fitting = (at for at in rows if at[1]["path"] and set(verdicts(at[1])) == VERDICTS)
     return next((at for at in fitting if at[1]["path"][0] > 0 and at[1]["written"] > at[1]["accepted"]), None)
 
 
 def verdicts(row: dict[str, Any]) -> list[str]:
-    """What the page shall say of each draft of a tree."""
-    stood = {-1, *row["path"]}
-    tested = ["rejected" if parent in stood else "untested" for parent in row["parents"]]
+    """The expected verdict on each draft of a tree."""
+    on_path = {-1, *row["path"]}
+    tested = ["rejected" if parent in on_path else "untested" for parent in row["parents"]]
     return ["accepted" if i in row["path"] else verdict for i, verdict in enumerate(tested)]
 
 
-def choose(page: Page, lane: str, sequence: int, step: int) -> None:
-    """Open a round in the inspector."""
-    # While it has the focus, the field keeps what was typed.
+def open_round(page: Page, lane: str, sequence: int, step: int) -> None:
+    # While the field has the focus, it keeps typed text.
     page.locator("[data-pick=round]").blur()
     page.select_option("[data-pick=lane]", lane)
     page.select_option("[data-pick=sequence]", index=sequence)
@@ -314,37 +316,37 @@ def choose(page: Page, lane: str, sequence: int, step: int) -> None:
     page.keyboard.press("Enter")
 
 
-def test_trees_of_drafts_and_rows_with_lengths_of_their_own(page: Page, pair: ModelPair) -> None:
+def test_trees_and_separate_draft_lengths_are_shown(page: Page, pair: ModelPair) -> None:
     final, seed = of_trees(pair)
-    fill(page)  # and the preset's sentence goes
+    fill(page)  # hides the preset's sentence
     asked = {"batch_size": 2, "max_new_tokens": 60, "verification": "rejection", "lanes": list(LANES)}
-    play(page, [final], settings(seed=seed, **asked))
-    step, row = a_tree(final) or (0, {})
-    choose(page, "tree", 0, step)
+    play(page, [final], race_settings(seed=seed, **asked))
+    step, row = tree_step(final) or (0, {})
+    open_round(page, "tree", 0, step)
     _verdicts(page, row)
     _numbers(page, row)
-    accessible(page)
-    _path_alone(page, row)
-    # A chain is a table, and has its row's length.
+    assert_accessible(page)
+    _path_only(page, row)
+    # A chain is shown as a table, with its row's draft length.
     for at in (0, 2):
-        chain, length = rows_of(final["lanes"]["bass"], 1)[at], OWN[at][1]
-        choose(page, "bass", 1, at)
+        chain, length = rows_of(final["lanes"]["bass"], 1)[at], ROW_LENGTHS[at][1]
+        open_round(page, "bass", 1, at)
         expect(page.locator(".tree-part")).to_be_hidden()
         expect(page.locator(".round [data-row=token] td")).to_have_count(len(chain["drafted"]) + 1)
         expect(page.locator(".round-line")).to_contain_text(f"draft length {length}, {length} drafted")
     code = page.locator(".snippet code").text_content() or ""
     assert "[[3, 1]] + [[0, 2]] + [[1, 4]] + [[2, 0]] + [2] + [4] * " in code
-    # A phone scrolls the tree inside its own box, and no figure reaches over its lane's edge.
+    # On a phone, the tree scrolls inside its box, and no figure extends beyond its lane's edge.
     assert page.evaluate(OUTSIDE) == []
     page.set_viewport_size({"width": 390, "height": 844})
-    choose(page, "tree", 0, step)
+    open_round(page, "tree", 0, step)
     page.eval_on_selector(".tree", "e => e.style.setProperty('--columns', 12)")
     wide = "e => [e.scrollWidth > e.clientWidth, e.getBoundingClientRect().right <= innerWidth]"
     assert page.eval_on_selector(".tree-box", wide) == [True, True]
     page.eval_on_selector(".tree-box", "e => e.scrollTo(500, 0)")
     assert page.eval_on_selector(".tree-box", "e => e.scrollLeft") > 0
     assert page.evaluate(OUTSIDE) == []
-    fits(page, 390)
+    assert_fits(page, 390)
     _greedy(page, pair)
 
 
@@ -352,23 +354,23 @@ def _verdicts(page: Page, row: dict[str, Any]) -> None:
     """The tree shows each draft once, with its verdict."""
     expect(page.locator(".round-line")).to_contain_text(f"a tree of {len(row['drafted'])} drafts, ")
     expect(page.locator(".round")).to_be_hidden()
-    said = verdicts(row)
+    expected = verdicts(row)
     for verdict in VERDICTS:
-        expect(page.locator(f".node-{verdict}")).to_have_count(said.count(verdict))
-    expect(page.locator(".node")).to_have_count(len(said) + 2)
-    expect(page.locator(".tree path")).to_have_count(len(said) + 1)
-    # The text runs along the top: newest token, accepted path, the target's own token.
+        expect(page.locator(f".node-{verdict}")).to_have_count(expected.count(verdict))
+    expect(page.locator(".node")).to_have_count(len(expected) + 2)
+    expect(page.locator(".tree path")).to_have_count(len(expected) + 1)
+    # The top row is the text: newest token, accepted path, the target's token.
     places = "all => all.map(e => [e.style.getPropertyValue('--row'), e.style.getPropertyValue('--column')])"
     top = page.eval_on_selector_all(".node-newest, .node-accepted, .node-recovered, .node-bonus", places)
     assert sorted(top, key=lambda at: int(at[1])) == [["0", str(i)] for i in range(row["accepted"] + 2)]
-    every = page.eval_on_selector_all(".node", places)
-    assert len({tuple(at) for at in every}) == len(every), "two drafts at one place"
+    all_places = page.eval_on_selector_all(".node", places)
+    assert len({tuple(at) for at in all_places}) == len(all_places), "two drafts at one place"
     struck = page.eval_on_selector(".node-rejected", "e => getComputedStyle(e).textDecorationLine")
     assert struck == "line-through"
 
 
 def _numbers(page: Page, row: dict[str, Any]) -> None:
-    """Pointer, keyboard and touch give a draft's numbers."""
+    """Pointer and keyboard show a draft's numbers."""
     line, first = page.locator(".tree-line"), row["path"][0]
     page.locator(".node-accepted").last.focus()
     page.keyboard.press("Home")
@@ -381,7 +383,7 @@ def _numbers(page: Page, row: dict[str, Any]) -> None:
     expect(page.locator(".node-newest")).to_be_focused()
     page.keyboard.press("End")
     expect(page.locator(".node-newest")).not_to_be_focused()
-    # The pointer's draft, and the chosen one again when it leaves.
+    # The draft under the pointer, then the chosen one again.
     chosen = line.text_content()
     page.locator(".node-rejected").first.hover()
     expect(line).to_contain_text("rejected")
@@ -392,8 +394,8 @@ def _numbers(page: Page, row: dict[str, Any]) -> None:
     expect(line).to_contain_text("not tested")
 
 
-def _path_alone(page: Page, row: dict[str, Any]) -> None:
-    """Figures, tips and the table to download take the drafts of the path."""
+def _path_only(page: Page, row: dict[str, Any]) -> None:
+    """Figures, tips and the downloaded table use the drafts of the path."""
     expect(page.locator(".figures-table tbody")).to_contain_text("drafts accepted (for trees: path / nodes)")
     page.locator("#lane-tree .sequence").first.locator(".token").nth(row["start"]).hover()
     tip, p = page.locator(".token-tip"), row["p"][row["path"][0]]
@@ -406,11 +408,11 @@ def _path_alone(page: Page, row: dict[str, Any]) -> None:
 
 
 def _greedy(page: Page, pair: ModelPair) -> None:
-    """At temperature 0 nothing is drawn: a tree and a token's tip have no random number."""
-    shot = last_of(pair, lanes=["speculative", "bass"], n=1, max_new_tokens=30, tree=(3, 2))
-    play(page, [shot], settings(batch_size=1, temperature=0))
-    rows = rows_of(shot["lanes"]["bass"], 0)
-    choose(page, "bass", 0, next(i for i, row in enumerate(rows) if row["parents"]))
+    """At temperature 0, trees and tips have no random numbers."""
+    snapshot = last_of(pair, lanes=["speculative", "bass"], n=1, max_new_tokens=30, tree=(3, 2))
+    play(page, [snapshot], race_settings(batch_size=1, temperature=0))
+    rows = rows_of(snapshot["lanes"]["bass"], 0)
+    open_round(page, "bass", 0, next(i for i, row in enumerate(rows) if row["parents"]))
     page.locator(".node-newest").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator(".tree-line")).not_to_contain_text("p(x)")
@@ -422,17 +424,17 @@ def _greedy(page: Page, pair: ModelPair) -> None:
             expect(page.locator(".token-tip")).not_to_contain_text("0.500")
 
 
-def test_a_row_that_differs_says_where_and_how_near_the_tie_was(page: Page, pair: ModelPair) -> None:
+def test_a_row_that_differs_shows_where_and_how_near_the_tie_was(page: Page, pair: ModelPair) -> None:
     final = last_of(pair, n=3, max_new_tokens=30)
 
     def tie(at: int, ours: float | None, theirs: float | None, share: float | None) -> dict[str, Any]:
         return {"at": at, "ours": 5, "theirs": 9, "p_ours": ours, "p_theirs": theirs, "tie": share}
 
-    found = {
+    comparison = {
         "speculative": [tie(26, 0.31, 0.30, 0.97), None, tie(0, 0.30312, 0.30348, 0.998)],
         "bass": [tie(4, 0.02, 0.9, 0.02), tie(7, None, None, None), tie(2, 0.30661, 0.30661, 1.0)],
     }
-    play(page, [final | {"comparison": found}])
+    play(page, [final | {"comparison": comparison}])
     assert compared(page, "regular") == [""] * 3
     assert compared(page, "speculative") == [
         "differs at token 27 (a near tie: 0.31 against 0.30)",
@@ -444,11 +446,11 @@ def test_a_row_that_differs_says_where_and_how_near_the_tie_was(page: Page, pair
         "differs at token 8",
         "differs at token 3 (a near tie: 0.31 each)",
     ]
-    assert exported(page)["comparison"] == found
+    assert exported(page)["comparison"] == comparison
     page.evaluate("() => { Bass.run().head.settings.temperature = 0.7; }")
-    dice = "differs at token 27 (a near tie after the random draw: 0.31 against 0.30)"
-    assert page.evaluate("() => Bass.compared().speculative[0].text") == dice
-    # What has no settings can't be repeated, so that there is no snippet. Without the field nothing is claimed.
+    words = "differs at token 27 (a near tie after the random draw: 0.31 against 0.30)"
+    assert page.evaluate("() => Bass.compared().speculative[0].text") == words
+    # A race without settings has no snippet, because it can't be repeated. Without a comparison, no row is marked.
     expect(page.locator(".snippet")).to_be_hidden()
     final.pop("comparison", None)
     play(page, [final])
@@ -456,7 +458,7 @@ def test_a_row_that_differs_says_where_and_how_near_the_tie_was(page: Page, pair
     assert exported(page)["comparison"] is None
 
 
-def test_a_race_of_four_lanes_has_the_fourth_with_its_timeline(page: Page) -> None:
+def test_a_fourth_lane_is_shown_with_its_timeline(page: Page) -> None:
     open_settings(page)
     page.get_by_role("checkbox", name="AMUSD").check()
     fill(page, batch=1, tokens=24)

@@ -1,7 +1,4 @@
-"""The first screen: what it holds at five sizes, that it plays before a model is there, and that nothing moves.
-
-Contract: what is above the fold, and how much a race shifts, are measured in a real Chromium.
-"""
+"""The first screen: its contents at five sizes, its opening recording, and its stable layout."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ from ui.page.page import build, launch_options
 from ui.page.presets import FIRST_PRESET, presets
 from ui.sources.local import race_source
 
-from .browser import LANES, accessible, revealed, run_to_the_end
+from .browser import LANES, assert_accessible, revealed, run_to_the_end
 from .conftest import watched
 
 WIDE = ((1536, 864), (1400, 900), (1280, 720), (1024, 768))
 PHONE = (390, 844)
-# The lower edge of each, and of the first screen.
+# Lower edges of the parts of the first screen.
 EDGES = """() => Object.fromEntries(["#prompt", "#batch-size", "#presets", "#run", "#stop", ".verdict",
   "#lane-regular .sequences", "#lane-speculative .sequences", "#lane-bass .sequences"].map((at) =>
   [at, document.querySelector(at).getBoundingClientRect().bottom + scrollY]))"""
@@ -38,7 +35,7 @@ SHIFTS = """() => {
 PLAYED = "() => window.Bass?.tape?.state.recorded && Bass.run()?.done"
 
 
-def test_the_screen_holds_the_race_plays_one_and_does_not_move(context: BrowserContext, server: str) -> None:
+def test_the_screen_fits_a_race_plays_a_recording_and_does_not_shift(context: BrowserContext, server: str) -> None:
     with watched(context, server) as page:
         page.goto(server)
         page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.tape.state.playing")
@@ -49,13 +46,13 @@ def test_the_screen_holds_the_race_plays_one_and_does_not_move(context: BrowserC
         expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead")
         _above_the_fold(page)
         _presented(page)
-        accessible(page)
+        assert_accessible(page)
         page.evaluate(SHIFTS)
         expect(page.locator(".bass-summary")).to_be_visible()
         run_to_the_end(page)
         assert not page.evaluate("() => Bass.tape.state.recorded")
         assert page.evaluate("() => window.shifted") <= 0.05
-        # A click below the field, which covers it while it has the focus, acts at once.
+        # The focused field grows over Run, but one click still starts a race.
         page.locator("#prompt textarea").focus()
         page.click("#run")
         expect(page.locator("#status-line .message")).not_to_have_attribute("data-phase", "done")
@@ -73,7 +70,7 @@ def _above_the_fold(page: Page) -> None:
 
 
 def _presented(page: Page) -> None:
-    """In presenter mode four rows of each lane stand on the screen too."""
+    """In presenter mode, four rows of each lane fit on the screen too."""
     page.click("[data-present]")
     for width, height in WIDE[:2]:
         page.set_viewport_size({"width": width, "height": height})
@@ -84,7 +81,7 @@ def _presented(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_a_still_page_shows_the_end_of_the_recorded_race(context: BrowserContext, server: str) -> None:
+def test_with_reduced_motion_the_recording_shows_only_its_end(context: BrowserContext, server: str) -> None:
     with watched(context, server) as page:
         page.emulate_media(reduced_motion="reduce")
         page.goto(server)
@@ -94,7 +91,7 @@ def test_a_still_page_shows_the_end_of_the_recorded_race(context: BrowserContext
 
 
 @pytest.mark.slow
-def test_the_page_plays_before_a_model_is_there(
+def test_the_page_plays_a_recording_while_the_model_loads(
     context: BrowserContext, pair: ModelPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def opened(page: gr.Blocks, port: int | None = None) -> tuple[str, None]:
@@ -132,7 +129,7 @@ def test_the_page_plays_before_a_model_is_there(
         ("/a/path: 3 warnings were printed\n", "", "null"),
     ],
 )
-def test_the_progress_that_the_terminal_shows_is_told(line: str, words: str, share: str) -> None:
+def test_progress_in_the_terminal_is_shown_on_the_page(line: str, words: str, share: str) -> None:
     written: list[str] = []
     stream: Callable[[str], object] = written.append
     tee = Tee(type("Stream", (), {"write": lambda _, text: stream(text) or len(text)})())
@@ -141,6 +138,6 @@ def test_the_progress_that_the_terminal_shows_is_told(line: str, words: str, sha
     assert f'{words}", "share": {share}}}' in tee.progress()
 
 
-def test_the_default_race_has_rows_and_drafts_that_no_measurement_chooses() -> None:
+def test_the_default_race_has_fixed_rows_and_draft_lengths() -> None:
     assert presets()[FIRST_PRESET].values["batch_size"] == 4
     assert str(presets()[FIRST_PRESET].values["draft_length"]).isdecimal()

@@ -1,4 +1,4 @@
-"""Each setting, method and formula is one line of its table: form, API, address, documents and scripts have it."""
+"""One line in a table adds a setting, a method or a formula to the form, API, address, documents and scripts."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def nothing(request: RaceRequest) -> Generator[Snapshot, None, None]:
 
 
 def parameters(blocks: gr.Blocks) -> dict[str, dict[str, Any]]:
-    """The parameters of /race, as /gradio_api/info and "Use via API" show them."""
+    """The parameters of /race, as in /gradio_api/info and "Use via API"."""
     info: Any = blocks.get_api_info()
     return {one["parameter_name"]: one for one in info["named_endpoints"]["/race"]["parameters"]}
 
 
-def test_the_api_s_parameters_stay_what_they_are_and_are_described() -> None:
-    found = parameters(build(nothing, limits=Limits(max_batch=5, max_prompt=1234), about="nothing"))
-    assert [(name, one["python_type"]["type"], one["parameter_default"]) for name, one in found.items()] == [
+def test_the_api_keeps_its_parameters_and_describes_them() -> None:
+    described = parameters(build(nothing, limits=Limits(max_batch=5, max_prompt=1234), about="nothing"))
+    assert [(name, one["python_type"]["type"], one["parameter_default"]) for name, one in described.items()] == [
         ("prompt", "str", "Write a Python function that reverses a string."),
         ("batch_size", "int", 4), ("max_new_tokens", "int", 64), ("temperature", "float", 0.7), ("seed", "int", 0),
         ("top_k", "int", 0), ("top_p", "float", 1.0), ("draft_length", "str", "auto"), ("drafter", "str", "auto"),
@@ -71,18 +71,21 @@ def test_the_api_s_parameters_stay_what_they_are_and_are_described() -> None:
         ("min_p", "float", 0.0), ("repetition_penalty", "float", 1.0), ("stop", "None | list[str]", None),
         ("system", "None | str", None), ("chat_template_kwargs", "None | dict(str, Any)", None),
     ]  # fmt: skip
-    said = {}
-    for name, one in found.items():
-        said[name] = words = one["python_type"]["description"]
-        assert words == one["type"]["description"] and len(words) > 15 and words.endswith(".")
+    prompt_line = {}
+    for name, parameter in described.items():
+        prompt_line[name] = words = parameter["python_type"]["description"]
+        assert words == parameter["type"]["description"] and len(words) > 15 and words.endswith(".")
         assert words[0].isupper() or words[0].isdigit()
-        assert one["label"] and one["label"] != "1st" and one["parameter_has_default"], name
-    assert "1 to 5" in said["batch_size"] and "1,234 characters" in said["prompt"]
-    assert "from 0 to 4294967295" in said["seed"]
+        assert parameter["label"] and parameter["label"] != "1st" and parameter["parameter_has_default"], name
+    assert "1 to 5" in prompt_line["batch_size"] and "1,234 characters" in prompt_line["prompt"]
+    assert "from 0 to 4294967295" in prompt_line["seed"]
     for setting in SETTINGS.values():
         for _, value in setting.choices(Choices()) if setting.choices else ():
-            assert value.isdecimal() or repr(value) in said[setting.name], (setting.name, value)
-    assert "or a whole number from 1 to 16" in said["draft_length"] and "'7'" not in said["draft_length"]
+            assert value.isdecimal() or repr(value) in prompt_line[setting.name], (setting.name, value)
+    assert (
+        "or a whole number from 1 to 16" in prompt_line["draft_length"]
+        and "'7'" not in prompt_line["draft_length"]
+    )
     toy = Setting(
         "toy", "a", str, SETTINGS["drafter"].check, "", "Toy", "list", "what it plays",
         lambda known: (("a: the first", "a"), ("the second", "b")), script="For scripts",
@@ -91,48 +94,48 @@ def test_the_api_s_parameters_stay_what_they_are_and_are_described() -> None:
     assert words == "What it plays. For scripts. Values: 'a' (the first); 'b' (the second)."
 
 
-def test_a_new_line_is_in_the_form_the_api_the_address_and_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_setting_is_in_the_form_the_api_the_address_and_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SETTINGS, TOY.name, TOY)
-    made = build(nothing, limits=Limits(), about="nothing")
-    name, parameter = list(parameters(made).items())[-1]
+    page = build(nothing, limits=Limits(), about="nothing")
+    name, parameter = list(parameters(page).items())[-1]
     assert (name, parameter["python_type"]["type"], parameter["parameter_default"]) == (TOY.name, "int", 3)
-    (control,) = [b for b in made.blocks.values() if getattr(b, "elem_id", None) == "first-id"]
+    (control,) = [b for b in page.blocks.values() if getattr(b, "elem_id", None) == "first-id"]
     assert isinstance(control, gr.Number)
     assert (control.label, control.value, control.info) == ("First id", 3, "of the sequences")
-    (restored,) = [f.js for f in made.fns.values() if f.js and "Bass.restore(" in str(f.js)]
+    (restored,) = [f.js for f in page.fns.values() if f.js and "Bass.restore(" in str(f.js)]
     assert f'"{TOY.name}": {json.dumps({"control": "number", "choices": None})}' in str(restored)
     assert '"pair"' not in str(restored), "the form has no such control"
-    (run,) = [f for f in made.fns.values() if len(f.inputs) == len(shown()) and f.fn is not None]
+    (run,) = [f for f in page.fns.values() if len(f.inputs) == len(shown()) and f.fn is not None]
     assert run.inputs[-1] is control
-    # What is sent reaches the request, by the page and by the API.
-    asked: list[RaceRequest] = []
+    # Values from the page and from the API reach the request.
+    requests: list[RaceRequest] = []
 
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
-        asked.append(request)
+        requests.append(request)
         yield from ()
 
     events = Events(source, Limits())
     values = [setting.default if setting.start is None else setting.start for setting in shown()]
     list(events.run(*values[:-1], 5))
     list(events.api(first_id=6))
-    assert [request.arguments()[TOY.name] for request in asked] == [5, 6]
-    assert asked[0].settings()[TOY.name] == 5
+    assert [request.arguments()[TOY.name] for request in requests] == [5, 6]
+    assert requests[0].settings()[TOY.name] == 5
     *_, refused = events.run(*values[:-1], 10)
     assert "First id must be a whole number from 0 to 9." in refused[3]
 
 
-def test_equal_words_are_promised_only_where_sums_are_not_rounded_to_16_bits() -> None:
+def test_equal_texts_are_promised_only_without_16_bit_sums() -> None:
     for low_precision, words, note in (
         (False, "coupled: the same text in every lane", COUPLED),
         (True, "coupled: the same text, except at near ties", NEAR_TIES),
     ):
         pair = ModelPair(tiny("llama"))
         pair.target_step.low_precision = low_precision
-        made = choices(pair, "auto")
-        assert (words, "coupled") in made.verifications and made.verification == note
+        offered = choices(pair, "auto")
+        assert (words, "coupled") in offered.verifications and offered.verification == note
 
 
-def test_every_script_and_sheet_is_fetched_once_and_an_idle_queue_is_calm() -> None:
+def test_scripts_and_sheets_are_fetched_once_and_an_idle_queue_polls_rarely() -> None:
     files = [path.relative_to(STATIC).as_posix() for kind in ("js", "css") for path in STATIC.rglob(f"*.{kind}")]
     assert sorted([*SCRIPTS, *STYLES, *MODES]) == sorted(files)
     assert all(head().count(url(STATIC / name)) == 1 for name in MODES)
@@ -150,7 +153,7 @@ def test_a_formula_is_one_line_of_plain_text_that_a_question_mark_opens() -> Non
     page = template()
     for key, formula in FORMULAS.items():
         assert re.fullmatch(r"[a-z_]+", key) and formula.name and "\n" not in formula.text
-        # The page's templates evaluate these characters, and the document's table is divided by one.
+        # The page's templates evaluate these characters, and | divides the document's table.
         assert not set("`${}<>|\\") & set(formula.name + formula.text), key
         assert formula.text[0] != " " and formula.text.endswith(".") and "  " not in formula.text
         button = formula_button(key)
@@ -158,10 +161,10 @@ def test_a_formula_is_one_line_of_plain_text_that_a_question_mark_opens() -> Non
         (words,) = re.findall(rf'id="what-{key}" class="formula">(.*?)</div>', page)
         assert unescape(re.sub("<.*?>", "", words)) == f"{formula.name} {formula.text}"
     script = (ROOT / "ui/static/race/summary.js").read_text(encoding="utf-8")
-    asked = set(re.findall(r'popovertarget="what-(\w+)"', TEMPLATES))
+    opened = set(re.findall(r'popovertarget="what-(\w+)"', TEMPLATES))
     rows = set(re.findall(r'^    \["(\w+)", ', script, re.MULTILINE))
-    assert (asked | rows) - WORDS.keys() == FORMULAS.keys()
-    # Figures of the lanes are called as in the library.
+    assert (opened | rows) - WORDS.keys() == FORMULAS.keys()
+    # Figures of the lanes have their names in the library.
     figures = set(re.findall(r'data-figure="(\w+)"', lanes()))
     assert figures <= FORMULAS.keys() & set(Metrics.__dataclass_fields__)
     assert markdown() in (ROOT / "docs/formulas.md").read_text(encoding="utf-8")
@@ -181,24 +184,24 @@ def test_no_file_of_the_page_names_a_method() -> None:
         # As a draft length, "bass" is the name of Algorithm 1.
         text = text.replace('"bass": "Algorithm 1', "").replace('"draft_length": "bass"', "")
         text = text.replace('null: "bass" (Algorithm 1)', "").replace('["bass", "auto"', "")
-        # The document's events have the project's name in front.
+        # The document's events begin with the project's name.
         text = re.sub(r"\bbass:(pause|step|back|fold|\$\{name\})", "", text)
         for name, method in METHODS.items():
             named = re.findall(rf"""["'`]({name}|{method.label})["'`]|lane-{name}\b|\b{name}:""", text)
             assert not named, (path, name)
 
 
-def test_each_method_has_a_colour_and_a_line_of_its_own() -> None:
+def test_each_method_has_a_distinct_colour_and_line() -> None:
     known = looks(list(METHODS))
-    assert len({(one["colour"], one["dash"]) for one in known.values()}) == len(METHODS)
+    assert len({(method_look["colour"], method_look["dash"]) for method_look in known.values()}) == len(METHODS)
     sheet = (ROOT / "ui/static/page/page.css").read_text()
     for colour in (*COLOURS, OTHER_COLOUR):
         assert sheet.count(f"--{colour}:") == 2, "one for light, one for dark"
     for dash in {*DASHES, OTHER_DASH} - {"solid"}:
         assert f".line-{dash} " in sheet
-    # How the lengths of a lane that drafts can be set again.
+    # How the snippet can repeat the draft lengths of each method.
     assert [look(name)["lengths"] for name in METHODS] == ["", "row", "batch", "", ""]
-    # A lane that is not in the table is called by its name.
+    # A lane that is not in the table is labelled with its name.
     assert look("my_lane")["label"] == "my lane" and look("my_lane")["colour"] == OTHER_COLOUR
     for name in DEFAULT_LANES:
         label = METHODS[name].label
@@ -206,7 +209,7 @@ def test_each_method_has_a_colour_and_a_line_of_its_own() -> None:
         assert f"</span>{label}</li>" in charts()
 
 
-def test_a_registered_method_is_in_the_choices_the_api_and_the_charts_data(toy: str, pair: ModelPair) -> None:
+def test_a_registered_method_is_in_the_choices_the_api_and_the_log(toy: str, pair: ModelPair) -> None:
     offered = choices(pair, "auto")
     assert offered.lanes[-1] == ("Toy", toy)
     events = Events(race_source(pair), Limits())
@@ -224,22 +227,22 @@ def test_a_registered_method_is_in_the_choices_the_api_and_the_charts_data(toy: 
     assert ("Toy", toy) in boxes.choices and toy not in boxes.value
 
 
-def said(pair: ModelPair, prompt: object, limits: Limits | None = None) -> tuple[str, bool]:
-    """What the line below the prompt says, and whether it refuses."""
+def prompt_line(pair: ModelPair, prompt: object, limits: Limits | None = None) -> tuple[str, bool]:
+    """The line below the prompt, and whether it is a refusal."""
     count = prompt_count(pair, limits or Limits())
     assert count is not None
-    told = json.loads(count(prompt))  # type: ignore[arg-type]
-    return told["text"], told["refused"]
+    line = json.loads(count(prompt))  # type: ignore[arg-type]
+    return line["text"], line["refused"]
 
 
-def test_a_prompt_s_length_is_that_of_the_request_and_refused_in_the_same_words() -> None:
+def test_the_prompt_line_has_the_requests_length_and_refusals() -> None:
     pair, bare = ModelPair(tiny("llama"), tokenizer=byte_tokenizer()), ModelPair(tiny("llama"))
-    assert said(pair, "Hello") == (f"{count_tokens(pair, 'Hello')} of 512 tokens", False)
-    assert [said(pair, empty) for empty in ("", " \n", None, 7)] == [("", False)] * 4
+    assert prompt_line(pair, "Hello") == (f"{count_tokens(pair, 'Hello')} of 512 tokens", False)
+    assert [prompt_line(pair, empty) for empty in ("", " \n", None, 7)] == [("", False)] * 4
     for prompt, limits in (("x" * 600, Limits()), ("x" * 20, Limits(max_prompt=9)), ("\ud800", Limits())):
         with pytest.raises(RequestError) as refusal:
             race(pair, make_request({"prompt": prompt}, limits).prompt)
-        assert said(pair, prompt, limits) == (str(refusal.value), True)
+        assert prompt_line(pair, prompt, limits) == (str(refusal.value), True)
     # Without a tokenizer there is no line.
     assert prompt_count(bare, Limits()) is None
     for source in (pair, bare):
@@ -251,13 +254,13 @@ def test_a_prompt_s_length_is_that_of_the_request_and_refused_in_the_same_words(
 def test_the_long_example_has_about_3000_tokens_and_never_ends_inside_code(
     smollm2_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The real tokenizer and sizes, with a model that is quick to make.
+    # The real tokenizer and context, with a tiny model.
     config = AutoConfig.from_pretrained(smollm2_folder)
     config.hidden_size, config.intermediate_size, config.num_hidden_layers = 18, 8, 1
     config.head_dim = 2
     real = ModelPair(LlamaForCausalLM(config), tokenizer=AutoTokenizer.from_pretrained(smollm2_folder))
     assert 2500 <= count_tokens(real, long_document()) <= 3500
-    assert said(real, long_document())[0].endswith(" of 8,192 tokens")
+    assert prompt_line(real, long_document())[0].endswith(" of 8,192 tokens")
     for characters in (11_000, 7_500):
         monkeypatch.setattr(presets, "LONGEST_TEXT", characters)
         assert "## The page" in long_document() and long_document().count("```") % 2 == 0

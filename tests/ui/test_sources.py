@@ -1,4 +1,4 @@
-"""Where races run, as far as that needs no Ray: app.py's options, a worker, and the deltas that it sends."""
+"""Sources of races without Ray: app.py's options, a worker, and its deltas."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def asked(tokens: int = 40) -> RaceRequest:
     return make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": tokens, "seed": 5}, Limits())
 
 
-def test_it_says_what_it_has_loaded(worker: Worker, ask: Ask) -> None:
+def test_a_worker_describes_its_pair(worker: Worker, ask: Ask) -> None:
     facts = worker.load()
     runs = "transformers' own model (our kernels take 16 bits and fewer)"
     assert facts.about.endswith(f"on cpu, float32, 1 thread, {runs}") and facts.counts
@@ -52,7 +52,7 @@ def test_it_says_what_it_has_loaded(worker: Worker, ask: Ask) -> None:
     assert "tokens" in worker.count("Hello", False)
 
 
-def test_its_race_is_the_librarys(worker: Worker, pair: ModelPair) -> None:
+def test_a_workers_race_equals_the_librarys(worker: Worker, pair: ModelPair) -> None:
     decoder = Decoder()
     *_, last = map(decoder.decode, worker.race(1, asked()))
     *_, same = race(pair, **asked().arguments())
@@ -60,7 +60,7 @@ def test_its_race_is_the_librarys(worker: Worker, pair: ModelPair) -> None:
     assert last["device"]["name"].split(", worker ")[1].startswith("7 on ")
 
 
-def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_reaches_the_worker_within_one_round(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     before = alive(collect=True)
     steps = 0
     step = BatchDecoder.step
@@ -69,11 +69,11 @@ def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.
         nonlocal steps
         steps += 1
         if steps == 9:
-            worker.stop(2)  # as another thread would, in the middle of a round
+            worker.stop(2)  # in the middle of a round, as from another thread
         return step(decoder)
 
     monkeypatch.setattr(BatchDecoder, "step", counted)
-    # No snapshot falls due for ever: the race must look at the flag by itself.
+    # No snapshot is ever due, so the race itself must check for the stop.
     monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 1e9)
     assert list(worker.race(2, asked(1000))) == []
     assert steps == 9
@@ -87,8 +87,8 @@ def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pyt
     assert last["done"]
 
 
-def test_whoever_waits_for_its_end_waits_once(worker: Worker) -> None:
-    """Each caller takes a thread of the worker until the next one comes."""
+def test_a_new_wait_for_the_workers_end_replaces_the_last(worker: Worker) -> None:
+    """A caller takes up a thread of the worker only until the next caller."""
     first, second = (threading.Thread(target=worker.stay, daemon=True) for _ in range(2))
     first.start()
     first.join(0.2)
@@ -98,7 +98,7 @@ def test_whoever_waits_for_its_end_waits_once(worker: Worker) -> None:
     assert not first.is_alive() and second.is_alive()
 
 
-def test_a_model_that_is_not_there_is_one_sentence(ask: Ask) -> None:
+def test_a_missing_model_is_named_in_the_error(ask: Ask) -> None:
     with pytest.raises(BassError, match="nothing-here"):
         Worker(replace(ask, pair="/nothing-here"), Limits(), 1, 1).load()
 
@@ -110,7 +110,7 @@ SPLIT = {
 
 
 def refused(*options: str) -> str:
-    """The sentence with which these options are refused, before any model is loaded."""
+    """The error for these options, raised before any model is loaded."""
     chosen = app.parse([*options, "--pair", "/nothing-here"])
     ask = Ask(chosen.pair, device=chosen.device, device_map=chosen.device_map)
     with pytest.raises(BassError) as error:
@@ -118,30 +118,30 @@ def refused(*options: str) -> str:
     return str(error.value)
 
 
-def test_options_that_do_not_go_together_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conflicting_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("--worker-resources", "CPU=1").startswith("--worker-resources is for workers on a cluster")
     assert refused("--workers", "2", "--device-map", "auto").startswith("With --workers each worker has one GPU")
     assert refused("--workers", "2", "--device", "cuda:1").startswith("With --workers each worker has its own GPU")
-    # Without Ray the sentence says what to install.
+    # Without Ray, the error names the package to install.
     monkeypatch.setitem(sys.modules, "ray", None)
     assert refused("--workers", "2") == refused("--ray", "127.0.0.1:1") == MISSING
 
 
 @pytest.mark.slow
-def test_a_split_pair_names_its_places(pair_folders: tuple[Path, Path]) -> None:
+def test_a_split_pair_names_its_devices(pair_folders: tuple[Path, Path]) -> None:
     target, draft = map(str, pair_folders)
     facts = Local(Ask(target, draft, dtype="float32", device_map=SPLIT)).facts(1)
     assert facts.about.startswith(f"{Path(target).name} on cpu and disk, float32")
     assert "device" not in facts.pair and facts.pair["device_map"] == SPLIT
     assert Local(Ask(target, draft, device="cpu")).facts(1).pair["device"] == "cpu"
-    # A visitor's pair is spread as well.
+    # A visitor's pair is split in the same way.
     local = Local(Ask(target, draft, dtype="float32", any_model=True, device_map=SPLIT))
     assert local.models.get(target).places == ("cpu", "disk")
     with pytest.raises(RequestError):
         Local(Ask(target, device="cpu", device_map="auto"))
 
 
-def test_resources_are_an_actors_options_or_refused_in_one_sentence() -> None:
+def test_worker_resources_become_actor_options_or_are_refused() -> None:
     assert actor_options("GPU=0.5, CPU=4") == {"num_gpus": 0.5, "num_cpus": 4}
     assert actor_options("fast=2") == {"resources": {"fast": 2}}
     for text in ("", "CPU", "CPU=0", "GPU=1.5", "CPU=0.00001", "CPU=1,=2", "CPU=1;GPU=1"):
@@ -157,7 +157,7 @@ PLAIN = st.recursive(
 )
 
 
-def travelled(values: list[Any]) -> list[Any]:
+def sent_and_decoded(values: list[Any]) -> list[Any]:
     """The values, encoded, pickled and decoded one after another."""
     encoder, decoder = Encoder(), Decoder()
     return [decoder.decode(pickle.loads(pickle.dumps(encoder.encode(value)))) for value in values]
@@ -165,21 +165,21 @@ def travelled(values: list[Any]) -> list[Any]:
 
 @given(st.lists(PLAIN, max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_any_plain_data_comes_back(values: list[Any]) -> None:
-    assert travelled(values) == values
+def test_any_plain_data_survives_encoding(values: list[Any]) -> None:
+    assert sent_and_decoded(values) == values
 
 
 @given(PLAIN, PLAIN)
 @settings(max_examples=100, deadline=None)
-def test_what_was_decoded_never_changes(first: Any, second: Any) -> None:
+def test_decoded_values_never_change_later(first: Any, second: Any) -> None:
     encoder, decoder = Encoder(), Decoder()
-    kept = decoder.decode(encoder.encode(first))
-    before = copy.deepcopy(kept)
+    decoded = decoder.decode(encoder.encode(first))
+    before = copy.deepcopy(decoded)
     decoder.decode(encoder.encode(second))
-    assert kept == before
+    assert decoded == before
 
 
-def test_cases() -> None:
+def test_edge_cases_of_deltas() -> None:
     for old, new in (
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),  # equal, in another order
         ({"a": 1}, {}),
@@ -191,22 +191,22 @@ def test_cases() -> None:
         (None, {"a": None}),
         ({"a": float("inf")}, {"a": -float("inf")}),
     ):
-        _, back = travelled([old, new])
+        _, back = sent_and_decoded([old, new])
         assert back == new and repr(back) == repr(new)
-    # A longer list costs its end.
+    # A longer list sends only its new end.
     long = list(range(1000))
     assert difference(long, [*long, 7]) == (LIST, {}, [7])
     assert difference({"a": long}, {"a": [*long]}) == (KEEP,)
 
 
-def test_a_race_comes_back_and_each_token_travels_once(pair: ModelPair) -> None:
+def test_a_race_survives_encoding_and_sends_each_token_once(pair: ModelPair) -> None:
     encoder, decoder = Encoder(), Decoder()
     sent = 0
     for snapshot in race(pair, "Hello", n=2, max_new_tokens=60, inspect=True):
         data = pickle.dumps(encoder.encode(snapshot))
-        back = decoder.decode(pickle.loads(data))
-        assert back == snapshot
+        decoded = decoder.decode(pickle.loads(data))
+        assert decoded == snapshot
         sent += len(data)
-    assert snapshot["done"] and repr(back) == repr(snapshot)
-    # All deltas together are about as long as the last snapshot, however many there were.
+    assert snapshot["done"] and repr(decoded) == repr(snapshot)
+    # All deltas together are about as long as the last snapshot.
     assert sent < 2 * len(pickle.dumps(snapshot))

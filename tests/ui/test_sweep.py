@@ -1,4 +1,4 @@
-"""A sweep: what may be asked for, its races arm by arm, its events on a real pair, and its tab in a browser."""
+"""Sweeps: requests, the races of each arm, events with a real pair, and the tab in a browser."""
 
 from __future__ import annotations
 
@@ -27,58 +27,64 @@ from ui.sweep.figures import sentences
 from ui.sweep.measure import MOST_REPEATS, WARM_UP, measured
 from ui.sweep.request import TEMPERATURE, Arm, make_sweep, own_prompts
 
-from .browser import accessible, fill, fits, saved
+from .browser import assert_accessible, assert_fits, fill, saved
 
-GIVEN = {"prompt": "Hello"}
+PROMPT = {"prompt": "Hello"}
 
 
-def test_the_default_sweep_goes_batch_by_batch_through_three_draft_lengths() -> None:
-    request = make_sweep(GIVEN, Limits())
+def test_the_default_sweep_has_three_draft_lengths_for_each_batch() -> None:
+    request = make_sweep(PROMPT, Limits())
     assert request.arms() == [Arm(batch, length) for batch in (1, 2, 4, 8) for length in ("bass", "auto", 4)]
     assert request.seconds == 60 and not request.resampled
-    small = make_sweep(GIVEN, Limits(max_batch=5, max_seconds=30))
+    small = make_sweep(PROMPT, Limits(max_batch=5, max_seconds=30))
     assert small.batches == (1, 2, 4) and small.seconds == 15
 
 
-def test_each_race_has_its_arm_and_the_form_s_other_settings_and_is_plain_data() -> None:
-    given = GIVEN | {"temperature": 1.1, "seed": 2**32 - 1, "top_k": 7, "verification": "coupled", "batch_size": 3}
-    request = make_sweep(given | {"lanes": ["speculative"], "time_budget_ms": 5}, Limits())
+def test_each_race_has_its_arm_and_the_other_settings_and_can_be_pickled() -> None:
+    settings = PROMPT | {
+        "temperature": 1.1,
+        "seed": 2**32 - 1,
+        "top_k": 7,
+        "verification": "coupled",
+        "batch_size": 3,
+    }
+    request = make_sweep(settings | {"lanes": ["speculative"], "time_budget_ms": 5}, Limits())
     race = request.race_of(Arm(4, "bass"))
     assert (race.batch_size, race.draft_length, race.lanes) == (4, "bass", ("regular", "bass"))
     assert (race.temperature, race.top_k, race.verification) == (1.1, 7, "coupled")
     assert (race.scheduling, race.time_budget_ms) == ("fair", None)
-    # The next race of an arm has the next seed, which begins anew behind the last one.
+    # The next race of an arm has the next seed. After the largest seed comes 0.
     assert race.seed == 2**32 - 1 and request.race_of(Arm(4, "bass"), 2).seed == 1
-    again = pickle.loads(pickle.dumps(race))
-    assert again == race and again.arguments()["n"] == 4 and again.arguments()["inspect"] is False
+    unpickled = pickle.loads(pickle.dumps(race))
+    assert unpickled == race and unpickled.arguments()["n"] == 4 and unpickled.arguments()["inspect"] is False
 
 
-def test_rows_of_one_prompt_are_sampled_so_that_they_differ() -> None:
-    request = make_sweep(GIVEN | {"temperature": 0}, Limits())
+def test_rows_of_one_prompt_are_sampled_even_at_temperature_0() -> None:
+    request = make_sweep(PROMPT | {"temperature": 0}, Limits())
     assert request.resampled and request.race_of(Arm(2, 4)).temperature == TEMPERATURE
     assert request.settings()["temperature"] == TEMPERATURE and request.settings()["resampled"]
     lines = make_sweep({"prompt": "one\ntwo", "prompts": "lines", "temperature": 0}, Limits())
     assert not lines.resampled and lines.race_of(Arm(2, 4)).temperature == 0
 
 
-def test_with_a_prompt_a_line_the_rows_take_the_lines_in_turn() -> None:
+def test_rows_take_the_lines_of_the_prompt_in_turn() -> None:
     request = make_sweep({"prompt": "one\n\n two \nthree", "prompts": "lines"}, Limits())
     for batch, rows in ((1, ["one"]), (2, ["one", "two"]), (8, ["one", "two", "three"] * 2 + ["one", "two"])):
         assert request.race_of(Arm(batch, 4)).arguments()["prompt"] == rows
 
 
-def test_named_batches_and_lengths_are_taken_once_each() -> None:
-    request = make_sweep(GIVEN | {"batches": [4, 1, 4], "draft_lengths": ["2", 2, "auto"]}, Limits())
+def test_repeated_batches_and_lengths_are_used_once() -> None:
+    request = make_sweep(PROMPT | {"batches": [4, 1, 4], "draft_lengths": ["2", 2, "auto"]}, Limits())
     assert request.batches == (1, 4) and request.draft_lengths == (2, "auto")
 
 
 PLAIN_MS, DRAFTING_MS = 100.0, 160.0
 
 
-class Toy:
+class ToySource:
     """A source of races whose lanes take turns: a plain step takes 100 ms, a round of drafts 160 ms.
 
-    `now` is the clock in seconds, which passes with the lanes' rounds; rows of BASS write `each` tokens a round.
+    `now` is the clock in seconds, which advances with the rounds. Each row of BASS writes `each` tokens per round.
     """
 
     def __init__(self, rounds: int = 1000, each: int = 2) -> None:
@@ -124,34 +130,34 @@ def _rows(count: int, start: int, written: int) -> list[dict[str, int]]:
     return [{"sequence": i, "start": start, "written": written} for i in range(count)]
 
 
-def asked(**given: Any) -> Any:
+def a_sweep(**given: Any) -> Any:
     return make_sweep({"prompt": "Hello", "batches": [1, 4], "draft_lengths": ["bass", 4], **given}, Limits())
 
 
-def test_the_figures_are_those_of_the_races() -> None:
-    toy = Toy()
-    *states, last = measured(asked(), toy, Limits(), toy.clock)
+def test_points_have_the_figures_of_their_races() -> None:
+    toy = ToySource()
+    *states, last = measured(a_sweep(), toy, Limits(), toy.clock)
     assert last["done"] and last["progress"] is None and last["device"] == "toy"
-    assert [(one["batch"], one["draft_length"]) for one in last["points"]] == [
+    assert [(point["batch"], point["draft_length"]) for point in last["points"]] == [
         (1, "bass"),
         (1, 4),
         (4, "bass"),
         (4, 4),
     ]
-    for one in last["points"]:
-        # Two tokens in 160 ms against one in 100 ms; rounds that are all alike have no scatter.
-        assert one["speedup"] == pytest.approx(2 / 1.6) and one["error"] == pytest.approx(0, abs=1e-6)
-        assert (one["ms_per_token"], one["regular_ms_per_token"]) == (pytest.approx(80), pytest.approx(100))
-        assert (one["tokens"], one["acceptance"], one["against"]) == (2, 0.5, "ahead")
+    for point in last["points"]:
+        # Two tokens in 160 ms against one in 100 ms. Equal rounds have no scatter.
+        assert point["speedup"] == pytest.approx(2 / 1.6) and point["error"] == pytest.approx(0, abs=1e-6)
+        assert (point["ms_per_token"], point["regular_ms_per_token"]) == (pytest.approx(80), pytest.approx(100))
+        assert (point["tokens"], point["acceptance"], point["against"]) == (2, 0.5, "ahead")
     assert last["ridge"]["tokens"] == pytest.approx(32)
-    # Points come one by one, and each state is a new object.
+    # Points arrive one by one, and each state is a new object.
     assert sorted({len(state["points"]) for state in states}) == [0, 1, 2, 3]
     assert len({id(state) for state in states}) == len(states)
 
 
-def test_an_arm_is_left_after_its_share_of_the_time_and_what_remains_is_told() -> None:
-    toy = Toy()
-    *states, _ = measured(asked(seconds=40), toy, Limits(), toy.clock)
+def test_each_arm_gets_its_share_of_the_time_and_the_rest_is_estimated() -> None:
+    toy = ToySource()
+    *states, _ = measured(a_sweep(seconds=40), toy, Limits(), toy.clock)
     # Four arms share four fifths of 40 s: 8 s each.
     assert toy.asked[0].max_new_tokens == WARM_UP
     arms = [state["progress"] for state in states if state["progress"] and state["progress"]["done"] == 2]
@@ -161,28 +167,28 @@ def test_an_arm_is_left_after_its_share_of_the_time_and_what_remains_is_told() -
 
 
 def test_a_short_race_is_run_again_with_other_seeds() -> None:
-    toy = Toy(rounds=4)
-    *_, last = measured(asked(seconds=20), toy, Limits(), toy.clock)
+    toy = ToySource(rounds=4)
+    *_, last = measured(a_sweep(seconds=20), toy, Limits(), toy.clock)
     # Each arm has 4 s; a race has four rounds of both lanes, 1.04 s.
     seeds = [race.seed for race in toy.asked[1:]]
     assert seeds == [0, 1, 2, 3] * 4
     assert all(one["rounds"] == 16 for one in last["points"])
     assert all(one["speedup"] == pytest.approx(1.25) for one in last["points"])
-    toy = Toy(rounds=2)
-    *_, last = measured(asked(seconds=600, batches=[1], draft_lengths=[4]), toy, Limits(), toy.clock)
+    toy = ToySource(rounds=2)
+    *_, last = measured(a_sweep(seconds=600, batches=[1], draft_lengths=[4]), toy, Limits(), toy.clock)
     assert len(toy.asked) == 1 + MOST_REPEATS and last["points"][0]["rounds"] == 2 * MOST_REPEATS
 
 
-def test_the_operator_s_limit_holds_for_the_whole_sweep_and_frees_the_race() -> None:
-    toy, kept = Toy(), []
+def test_the_operators_limit_ends_the_sweep_and_closes_its_race() -> None:
+    toy, counts = ToySource(), []
     with pytest.raises(BassError, match="The sweep was stopped after 30 s, this server's limit"):
-        for state in measured(asked(seconds=40), toy, Limits(max_seconds=30), toy.clock):
-            kept.append(len(state["points"]))
-    assert kept[-1] >= 1 and toy.now < 60 and toy.open == 0
+        for state in measured(a_sweep(seconds=40), toy, Limits(max_seconds=30), toy.clock):
+            counts.append(len(state["points"]))
+    assert counts[-1] >= 1 and toy.now < 60 and toy.open == 0
 
 
-def test_the_limit_does_not_count_the_wait_for_a_worker_which_is_told() -> None:
-    class Busy(Toy):
+def test_waiting_for_a_worker_is_shown_and_does_not_count_towards_the_limit() -> None:
+    class Busy(ToySource):
         """Each race waits 20 s for a free worker."""
 
         def __call__(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
@@ -191,16 +197,16 @@ def test_the_limit_does_not_count_the_wait_for_a_worker_which_is_told() -> None:
                 yield waiting(place, None)
             yield from super().__call__(request)
 
-    toy, busy = Toy(), Busy()
-    *_, expected = measured(asked(seconds=20), toy, Limits(max_seconds=30), toy.clock)
-    *states, last = measured(asked(seconds=20), busy, Limits(max_seconds=30), busy.clock)
+    toy, busy = ToySource(), Busy()
+    *_, expected = measured(a_sweep(seconds=20), toy, Limits(max_seconds=30), toy.clock)
+    *states, last = measured(a_sweep(seconds=20), busy, Limits(max_seconds=30), busy.clock)
     assert last["points"] == expected["points"] and last["device"] == "toy" and busy.now > 100
-    said = [state["progress"]["now"] for state in states if state["progress"]]
-    assert "waiting for a free worker: place 2 in the queue" in said
+    statuses = [state["progress"]["now"] for state in states if state["progress"]]
+    assert "waiting for a free worker: place 2 in the queue" in statuses
 
 
-class Changed(Toy):
-    """The first of each two rounds of BASS writes one token alone, so its speed is not known well; or it fails."""
+class Scattered(ToySource):
+    """Every second round of BASS writes only one token, so its speed is uncertain. With `error`, BASS fails."""
 
     error: str | None = None
 
@@ -212,29 +218,31 @@ class Changed(Toy):
         return shot
 
 
-def test_scatter_makes_a_difference_level_and_an_error_of_a_lane_is_told() -> None:
-    toy = Changed(rounds=12, each=3)
-    *_, last = measured(asked(seconds=5, batches=[2], draft_lengths=[4]), toy, Limits(), toy.clock)
-    (one,) = last["points"]
-    written, ms = [1.0 if i % 12 % 2 == 0 else 3.0 for i in range(one["rounds"])], DRAFTING_MS
+def test_scatter_makes_lanes_level_and_a_lanes_error_ends_the_sweep() -> None:
+    toy = Scattered(rounds=12, each=3)
+    *_, last = measured(a_sweep(seconds=5, batches=[2], draft_lengths=[4]), toy, Limits(), toy.clock)
+    (point,) = last["points"]
+    written, ms = [1.0 if i % 12 % 2 == 0 else 3.0 for i in range(point["rounds"])], DRAFTING_MS
     rate = sum(written) / (ms * len(written))
     squares = sum((tokens - rate * ms) ** 2 for tokens in written)
     error = math.sqrt(squares * len(written) / (len(written) - 1)) / sum(written)
-    assert one["speedup"] == pytest.approx(2 / 1.6, rel=0.1)
-    assert one["error"] == pytest.approx(error, rel=1e-6)
-    assert one["against"] == ("level" if 2 * one["error"] * one["speedup"] >= one["speedup"] - 1 else "ahead")
+    assert point["speedup"] == pytest.approx(2 / 1.6, rel=0.1)
+    assert point["error"] == pytest.approx(error, rel=1e-6)
+    assert point["against"] == (
+        "level" if 2 * point["error"] * point["speedup"] >= point["speedup"] - 1 else "ahead"
+    )
     toy.error = "out of luck"
     with pytest.raises(BassError, match="out of luck"):
-        list(measured(asked(), toy, Limits(), toy.clock))
+        list(measured(a_sweep(), toy, Limits(), toy.clock))
 
 
-def test_the_sentences_say_where_each_line_is_ahead() -> None:
-    toy = Toy(each=1)
-    *_, last = measured(asked(batches=[1, 2, 4, 8]), toy, Limits(), toy.clock)
-    said = sentences(last)
-    assert said[0] == "Algorithm 1: slower than regular decoding at batch 1 to 8."
-    assert said[1] == "Fixed length 4: slower than regular decoding at batch 1 to 8."
-    assert said[2] == (
+def test_the_sentences_name_the_batches_at_which_each_line_is_ahead() -> None:
+    toy = ToySource(each=1)
+    *_, last = measured(a_sweep(batches=[1, 2, 4, 8]), toy, Limits(), toy.clock)
+    lines = sentences(last)
+    assert lines[0] == "Algorithm 1: slower than regular decoding at batch 1 to 8."
+    assert lines[1] == "Fixed length 4: slower than regular decoding at batch 1 to 8."
+    assert lines[2] == (
         "Ridge: from 32 tokens per step on, multiplying takes longer than reading. Plain steps reach it at batch "
         "32; with 4 drafts per row at batch 6.4."
     )
@@ -247,48 +255,48 @@ def test_the_sentences_say_where_each_line_is_ahead() -> None:
     assert "Ridge: n/a" in sentences({**last, "ridge": {"tokens": None}})[-1]
 
 
-def test_prompts_of_one_s_own_stand_one_a_line_or_between_blank_lines() -> None:
-    for text, found in (
+def test_own_prompts_are_separated_by_lines_or_blank_lines() -> None:
+    for text, prompts in (
         ("one\ntwo\n", ("one", "two")),
         ("\n one\n  more of it\n \n\ntwo\n\nthree ", ("one\n  more of it", "two", "three")),
         ("a\r\nb", ("a", "b")),
         (" \n ", ()),
         (["one\n\nmore of it", "two"], ("one\n\nmore of it", "two")),
     ):
-        assert own_prompts(text, Limits()) == found
-    for given, says in (
+        assert own_prompts(text, Limits()) == prompts
+    for bad, message in (
         ("one", "One prompt gives no interval: write at least two"),
         ("\n".join("abcdefghijklm"), "There are 13 prompts, and a sweep takes at most 12"),
         (["one", " "], "The prompt is empty"),
         (7, "own_prompts must be a list"),
         ("one\n" + 30_000 * "x", "The prompt has 30000 characters"),
     ):
-        with pytest.raises(BassError, match=says):
-            own_prompts(given, Limits())
+        with pytest.raises(BassError, match=message):
+            own_prompts(bad, Limits())
 
 
-def test_a_sweep_over_prompts_has_the_form_s_batch_and_no_coin() -> None:
-    given = {"prompt": "", "prompts": "lines", "acceptance": 0.9, "own_prompts": "one\ntwo", "temperature": 1.1}
-    request = make_sweep(given | {"batches": [3]}, Limits())
+def test_a_sweep_over_prompts_has_one_batch_and_no_synthetic_acceptance() -> None:
+    settings = {"prompt": "", "prompts": "lines", "acceptance": 0.9, "own_prompts": "one\ntwo", "temperature": 1.1}
+    request = make_sweep(settings | {"batches": [3]}, Limits())
     assert request.arms() == [Arm(3, "auto", 1), Arm(3, "auto", 2)] and request.visits == 2
     race = request.race_of(Arm(3, "auto", 2), 1)
     assert (race.arguments()["prompt"], race.batch_size, race.seed) == ("two", 3, 1)
     assert race.acceptance is None and request.settings()["own_prompts"] == ["one", "two"]
     with pytest.raises(BassError, match="one batch and one draft length"):
-        make_sweep(given | {"batches": [1, 2]}, Limits())
+        make_sweep(settings | {"batches": [1, 2]}, Limits())
 
 
-def test_prompts_take_turns_and_each_has_its_share() -> None:
-    class Each(Toy):
-        """BASS writes as many tokens a round as the prompt has letters."""
+def test_prompts_take_turns_with_equal_time() -> None:
+    class Each(ToySource):
+        """BASS writes one token per round for each letter of the prompt."""
 
         def snapshot(self, request: RaceRequest, count: int, done: bool) -> Any:
             self.each = len(request.prompt)
             return super().snapshot(request, count, done)
 
     toy = Each()
-    given = {"own_prompts": "aa\na\naaaa", "seconds": 60}
-    *states, last = measured(make_sweep(given, Limits()), toy, Limits(), toy.clock)
+    settings = {"own_prompts": "aa\na\naaaa", "seconds": 60}
+    *states, last = measured(make_sweep(settings, Limits()), toy, Limits(), toy.clock)
     assert [race.prompt for race in toy.asked[1:]] == 2 * ["aa", "a", "aaaa"]
     assert [race.seed for race in toy.asked[1:]] == [0, 0, 0, 1, 1, 1]
     # Three prompts share four fifths of 60 s.
@@ -296,7 +304,7 @@ def test_prompts_take_turns_and_each_has_its_share() -> None:
     assert [one["rounds"] for one in last["points"]] == [pytest.approx(rounds, abs=2)] * 3
     assert [one["prompt"] for one in last["points"]] == [1, 2, 3]
     assert [one["speedup"] for one in last["points"]] == pytest.approx([2 / 1.6, 1 / 1.6, 4 / 1.6])
-    # The middle is 2 / 1.6; the logarithms lie ln 2 apart: t times their standard error is 4.303 ln 2 / sqrt(3).
+    # The middle is 2 / 1.6. The logarithms differ by ln 2, so t standard errors are 4.303 ln 2 / sqrt(3).
     factor = 2 ** (4.303 / 3**0.5)
     assert last["overall"] == {
         "prompts": 3,
@@ -311,8 +319,8 @@ def test_prompts_take_turns_and_each_has_its_share() -> None:
 
 
 @pytest.mark.parametrize("freedom", range(1, 12))
-def test_student_s_t_is_that_of_its_density(freedom: int) -> None:
-    """Simpson's rule over the density from -t to t: the chance of 95 %."""
+def test_students_t_follows_from_its_density(freedom: int) -> None:
+    """Simpson's rule over the density from -t to t gives 95 %."""
     scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(freedom * math.pi)
     steps, end = 4000, T[freedom - 1]
     density = [
@@ -322,40 +330,44 @@ def test_student_s_t_is_that_of_its_density(freedom: int) -> None:
     assert 2 * end / steps / 3 * (density[0] + inner + density[-1]) == pytest.approx(0.95, abs=5e-5)
 
 
-def said_of(*points: tuple[float, str]) -> str:
-    told = [
+def answer_for(*points: tuple[float, str]) -> str:
+    measured_points = [
         {"prompt": i + 1, "batch": 4, "speedup": speedup, "against": against}
         for i, (speedup, against) in enumerate(points)
     ]
-    sweep: Any = {"points": told, "overall": overall(told), "settings": {"own_prompts": ["x"] * len(points)}}  # type: ignore[arg-type]
+    sweep: Any = {
+        "points": measured_points,
+        "overall": overall(measured_points),
+        "settings": {"own_prompts": ["x"] * len(points)},
+    }  # type: ignore[arg-type]
     (sentence,) = answer(sweep)
     return sentence
 
 
-def test_one_sentence_says_whether_it_helps_on_one_s_own_prompts() -> None:
-    # Two prompts: t is 12.706, and the standard error of their mean logarithm is half of what lies between them.
-    assert said_of((1.5, "ahead"), (1.5, "ahead"), (0.9, "behind"), (1.6, "ahead")).startswith(
+def test_one_sentence_sums_up_the_own_prompts() -> None:
+    # For two prompts, t is 12.706, and the standard error of the mean logarithm is half of their difference.
+    assert answer_for((1.5, "ahead"), (1.5, "ahead"), (0.9, "behind"), (1.6, "ahead")).startswith(
         "At batch 4 these prompts leave open whether it pays off: on your 4 prompts BASS is 1.34 times as fast as "
     )
-    assert said_of((1.5, "ahead"), (1.48, "ahead")) == (
+    assert answer_for((1.5, "ahead"), (1.48, "ahead")) == (
         "On your 2 prompts BASS is 1.49 times as fast as regular decoding at batch 4 (95 % interval over the "
         "prompts: 1.37 to 1.62); it helps most on prompt 1 (1.50) and least on prompt 2 (1.48)."
     )
-    assert said_of((0.8, "behind"), (0.79, "behind"), (0.8, "behind")).startswith(
+    assert answer_for((0.8, "behind"), (0.79, "behind"), (0.8, "behind")).startswith(
         "At batch 4 it does not pay off: on your 3 prompts BASS is 0.80 times as fast as regular decoding (95 % "
     )
-    assert said_of((0.8, "behind"), (1.0, "level")).endswith(
+    assert answer_for((0.8, "behind"), (1.0, "level")).endswith(
         "; it helps on none of them, and comes closest on prompt 2 (1.00)."
     )
-    assert said_of((1.8, "ahead"), (0.9, "behind"), (1.3, "ahead")).endswith(
+    assert answer_for((1.8, "ahead"), (0.9, "behind"), (1.3, "ahead")).endswith(
         "; it helps most on prompt 1 (1.80) and not on prompt 2 (0.90)."
     )
-    assert said_of((1.8, "ahead"), (0.9, "behind"), (0.8, "behind")).endswith(
+    assert answer_for((1.8, "ahead"), (0.9, "behind"), (0.8, "behind")).endswith(
         "; it helps most on prompt 1 (1.80) and not on 2 of them, least on prompt 3 (0.80)."
     )
 
 
-# A value for each setting of the form: a prompt, and four numbers; the others have their defaults.
+# A value for each setting of the form: a prompt, a temperature, all lanes, and the defaults of the others.
 FORM = [{"prompt": "Hello", "temperature": 0.9, "lanes": None}.get(one.name, one.default) for one in shown()]
 
 
@@ -367,17 +379,17 @@ def states(updates: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
     return [json.loads(text) for text, _ in updates]
 
 
-def test_the_button_is_disabled_while_it_runs_and_points_come_one_by_one(pair: ModelPair) -> None:
+def test_the_button_is_disabled_during_a_sweep_and_points_arrive_one_by_one(pair: ModelPair) -> None:
     first, *middle, last = events(race_source(pair), max_batch=2, max_seconds=6).measure(3, "", *FORM)
     assert first[1]["interactive"] is False and json.loads(first[0])["sweep"] is None
-    told = states(middle)
-    assert [len(state["sweep"]["points"]) for state in told][-1] == 6
-    assert {state["phase"] for state in told} == {"running"} and len({state["run"] for state in told}) == 1
+    updates = states(middle)
+    assert [len(state["sweep"]["points"]) for state in updates][-1] == 6
+    assert {state["phase"] for state in updates} == {"running"} and len({state["run"] for state in updates}) == 1
     assert last[1]["interactive"] is True and states([last])[0]["phase"] == "done"
-    assert [line["label"] for line in told[-1]["sweep"]["lines"]] == [
+    assert [line["label"] for line in updates[-1]["sweep"]["lines"]] == [
         "Algorithm 1", "automatic, by measured cost", "fixed length 3",
     ]  # fmt: skip
-    assert told[-1]["sweep"]["sentences"] and math.isfinite(told[-1]["sweep"]["points"][0]["speedup"])
+    assert updates[-1]["sweep"]["sentences"] and math.isfinite(updates[-1]["sweep"]["points"][0]["speedup"])
 
 
 def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
@@ -388,15 +400,15 @@ def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
         running.close()
 
 
-def test_bad_input_is_a_sentence() -> None:
-    for fixed, prompt, says in (
+def test_bad_input_is_refused_in_one_sentence() -> None:
+    for fixed, prompt, message in (
         (4, "", "The prompt is empty"),
         (0, "Hello", "A fixed draft length must be"),
         (None, "Hello", "A fixed draft"),
     ):
         *_, (text, button) = events(never).measure(fixed, "", prompt, *FORM[1:])
         state = json.loads(text)
-        assert state["phase"] == "error" and state["message"].startswith(says) and button["interactive"] is True
+        assert state["phase"] == "error" and state["message"].startswith(message) and button["interactive"] is True
 
 
 def never(request: RaceRequest) -> Generator[Snapshot, None, None]:
@@ -405,9 +417,9 @@ def never(request: RaceRequest) -> Generator[Snapshot, None, None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "says"), [(BassError("Too big: ask for less."), "Too big"), (KeyError("x"), UNEXPECTED)]
+    ("error", "message"), [(BassError("Too big: ask for less."), "Too big"), (KeyError("x"), UNEXPECTED)]
 )
-def test_an_error_inside_a_race_keeps_the_points(pair: ModelPair, error: Exception, says: str) -> None:
+def test_an_error_during_a_race_keeps_the_points(pair: ModelPair, error: Exception, message: str) -> None:
     source = race_source(pair)
 
     def breaking(request: RaceRequest) -> Generator[Snapshot, None, None]:
@@ -417,9 +429,9 @@ def test_an_error_inside_a_race_keeps_the_points(pair: ModelPair, error: Excepti
 
     *_, (text, button) = events(breaking, max_seconds=6).measure(4, "", *FORM)
     state = json.loads(text)
-    assert state["phase"] == "error" and state["message"].startswith(says) and button["interactive"] is True
+    assert state["phase"] == "error" and state["message"].startswith(message) and button["interactive"] is True
     assert [one["batch"] for one in state["sweep"]["points"]] == [1, 1, 1]
-    with pytest.raises(gr.Error, match=says[:7]):
+    with pytest.raises(gr.Error, match=message[:7]):
         list(events(breaking).api("Hello", batches=[2], draft_lengths=[4]))
 
 
@@ -427,7 +439,7 @@ def predicted(*values: Any) -> dict[str, Any]:
     return dict(json.loads(events(never).predict(*values)))
 
 
-def test_a_prediction_runs_no_model_and_names_what_it_assumes() -> None:
+def test_a_prediction_runs_no_model_and_lists_its_assumptions() -> None:
     state = predicted(4, "A100", "7.8B", "0.8", "given")
     sweep = state["sweep"]
     assert sweep["kind"] == "predicted" and sweep["done"] and sweep["device"] == "A100 with 7.8B and 310M"
@@ -444,8 +456,8 @@ def test_a_prediction_runs_no_model_and_names_what_it_assumes() -> None:
     assert "0.61, measured in the last sweep" in swept["assumptions"][0]
 
 
-def test_a_bad_prediction_is_a_sentence() -> None:
-    for values, says in (
+def test_bad_input_of_a_prediction_is_refused_in_one_sentence() -> None:
+    for values, message in (
         ((17, "A100", "7.8B", "", ""), "A fixed draft length must be"),
         ((4, "abacus", "7.8B", "", ""), "hardware must be one of"),
         ((4, "A100", "9b", "", ""), "The models must be one of"),
@@ -455,10 +467,10 @@ def test_a_bad_prediction_is_a_sentence() -> None:
         ((4, "A100", "7.8B", "nan", ""), "Acceptance must be"),
     ):
         state = predicted(*values)
-        assert state["phase"] == "error" and state["message"].startswith(says) and state["sweep"] is None
+        assert state["phase"] == "error" and state["message"].startswith(message) and state["sweep"] is None
 
 
-# Of the sweep's two figures.
+# The sweep's two figures.
 MEASURED, PREDICTED = "#sweep-measured", "#sweep-predicted"
 
 
@@ -479,7 +491,7 @@ def test_the_tab_measures_stops_and_predicts(page: Page) -> None:
     page.click("#sweep-measure")
     expect(line(page, MEASURED)).to_have_text(re.compile(r"Part \d+ of 12: .+ About \d+ s left\."))
     expect(page.locator("#sweep-measure")).to_be_disabled()
-    # The first points are there while the sweep goes on.
+    # The first points appear during the sweep.
     expect(points(page, MEASURED).nth(1)).to_be_visible()
     expect(line(page, MEASURED)).to_have_attribute("data-phase", "running")
     page.click("#sweep-stop")
@@ -492,33 +504,33 @@ def test_the_tab_measures_stops_and_predicts(page: Page) -> None:
     _predict(page)
     _exports(page, kept)
     _own_prompts(page)
-    accessible(page)
-    fits(page, 390)
+    assert_accessible(page)
+    assert_fits(page, 390)
 
 
 def _own_prompts(page: Page) -> None:
-    """The same button answers for prompts of one's own; a refusal keeps what was measured."""
-    field, said = page.locator("#sweep-prompts textarea"), page.locator(f"{MEASURED} .sweep-said li")
-    before = said.all_inner_texts()
+    """The same button measures the visitor's prompts. A refusal keeps the earlier results."""
+    field, answers = page.locator("#sweep-prompts textarea"), page.locator(f"{MEASURED} .sweep-said li")
+    before = answers.all_inner_texts()
     field.fill("Hello")
     page.click("#sweep-measure")
     expect(line(page, MEASURED)).to_contain_text("One prompt gives no interval")
-    assert said.all_inner_texts() == before
+    assert answers.all_inner_texts() == before
     field.fill("\n".join(f"Hello {i}" for i in range(12)))
     page.click("#sweep-measure")
     expect(line(page, MEASURED)).to_have_text(re.compile(r"Part \d+ of 24: prompt \d+, batch 2, automatic\."))
-    expect(said).to_have_text(
+    expect(answers).to_have_text(
         [re.compile(r"on \d+ of your 12 prompts BASS is [\d.]+ times as fast as regular decoding.*95 % interval")]
     )
     page.click("#sweep-stop")
     expect(line(page, MEASURED)).to_have_text("Stopped. The points so far are kept.")
     expect(page.locator("#sweep-measure")).to_be_enabled()
-    expect(said).to_have_count(1)
+    expect(answers).to_have_count(1)
     expect(points(page, MEASURED).first).to_contain_text("1: Hello 0")
 
 
 def _predict(page: Page) -> None:
-    """The device is free again, so a prediction comes at once, with the acceptance of what was measured."""
+    """A prediction appears at once, with the acceptance of the last sweep."""
     page.click("#sweep-predict")
     expect(points(page, PREDICTED)).to_have_count(21)
     assert page.locator(f"{PREDICTED} .badge-predicted").count() == 2

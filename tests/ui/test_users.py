@@ -1,6 +1,6 @@
-"""Several visitors, a lost server, a busy device: after each race its memory is free, and the page says so.
+"""Several visitors, a lost server, costs being measured, a registered method.
 
-This process serves the page itself where it must count the caches that are alive.
+Tests that count the caches in memory serve the page from this process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.le
 LOST = "The connection to the server was lost. The results so far stay here until you reload the page."
 
 
-def ends_with(count: int) -> bool:
-    """Whether this many caches are left within 60 s."""
+def shrinks_to(count: int) -> bool:
+    """Wait up to 60 s until this many caches are left. Returns whether it happened."""
     deadline = time.monotonic() + 60
     while alive(collect=True) != count:
         if time.monotonic() > deadline:
@@ -47,23 +47,23 @@ def start(page: Page) -> None:
     page.wait_for_function(GROWN, timeout=60_000)
 
 
-def test_stop_reload_and_a_second_user_give_the_memory_back(pair: ModelPair, context: BrowserContext) -> None:
+def test_stop_reload_and_a_second_user_free_the_memory(pair: ModelPair, context: BrowserContext) -> None:
     with hosted(race_source(pair), choices=choices(pair, "auto")) as here:
-        _give_back(here, context)
+        _free_memory(here, context)
 
 
-def _give_back(here: str, context: BrowserContext) -> None:
+def _free_memory(address: str, context: BrowserContext) -> None:
     before = alive(collect=True)
     # Not `watched`: Gradio logs an error when a page is reloaded while it receives events.
     page = context.new_page()
-    open_page(page, here)
+    open_page(page, address)
     start(page)
     assert alive() > before
     page.click("#stop")
-    assert ends_with(before), "Stop kept memory"
+    assert shrinks_to(before), "Stop kept memory"
     start(page)
     page.reload()
-    assert ends_with(before), "a reload kept memory"
+    assert shrinks_to(before), "a reload kept memory"
     expect(page.locator(".message")).to_have_text("Reloading ended your race: press Run to start it again.")
     open_settings(page)
     for name, value in (("batch-size", "8"), ("max-new-tokens", "1024"), ("temperature", "0.9")):
@@ -71,12 +71,12 @@ def _give_back(here: str, context: BrowserContext) -> None:
     expect(page.locator("#prompt textarea")).to_have_value("Hello")
     expect(page.locator("#preset-note")).to_have_text("")
     page.reload()
-    open_page(page, here)
+    open_page(page, address)
     expect(page.locator(".message")).to_have_text("")
     assert page.locator(".sequence").count() == 0
     start(page)
     second = context.new_page()
-    open_page(second, here)
+    open_page(second, address)
     fill(second, batch=1, tokens=4)
     second.click("#run")
     expect(second.locator(".message")).to_have_text("Waiting for the device…")
@@ -89,20 +89,20 @@ def _give_back(here: str, context: BrowserContext) -> None:
     expect(second.locator("#status-line")).not_to_contain_text("queue")
     expect(second.locator("#status-line .place")).to_have_text("")
     run_to_the_end(second)
-    assert ends_with(before), "a second user kept memory"
+    assert shrinks_to(before), "a second user kept memory"
     start(second)
     second.close()
-    assert ends_with(before), "a closed tab kept memory"
+    assert shrinks_to(before), "a closed tab kept memory"
     page.close()
 
 
-def test_a_killed_server_is_one_sentence_and_no_lane_still_runs(
+def test_a_lost_server_is_announced_and_ends_every_lane(
     context: BrowserContext, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No costs are stored here yet, so that the race starts by measuring them.
+    # No costs are stored here, so the race first measures them.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
-    # Not `watched`: the browser itself logs an error when a server is gone.
+    # Not `watched`: the browser logs an error when the server is gone.
     page = context.new_page()
     with serving(tmp_path / "log.txt", *pair_options(pair_folders)) as (address, process):
         open_page(page, f"{address}#race?draft_length=auto")
@@ -122,14 +122,14 @@ def test_a_killed_server_is_one_sentence_and_no_lane_still_runs(
     page.close()
 
 
-def test_a_bar_shows_how_far_the_measurements_are(context: BrowserContext) -> None:
-    told, go = [{"done": 0.25, "left_ms": 12_400.0}, {"done": 0.5, "left_ms": None}], Event()
+def test_a_bar_shows_the_progress_of_measuring_costs(context: BrowserContext) -> None:
+    progress, go = [{"done": 0.25, "left_ms": 12_400.0}, {"done": 0.5, "left_ms": None}], Event()
     device: Any = {"name": "toy", "kind": "cpu"}
-    bare: Any = {"done": False, "scheduling": "fair", "elapsed_ms": 1.0, "lanes": {}, "device": device}
+    no_lanes: Any = {"done": False, "scheduling": "fair", "elapsed_ms": 1.0, "lanes": {}, "device": device}
 
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
-        for measuring in told:
-            yield bare | {"phase": "measuring", "measuring": measuring}
+        for measuring in progress:
+            yield no_lanes | {"phase": "measuring", "measuring": measuring}
             assert go.wait(100)
             go.clear()
 

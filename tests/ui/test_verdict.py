@@ -1,4 +1,4 @@
-"""The verdict: who is ahead, the equation in the race's own numbers, ties, and another machine's clock."""
+"""The verdict: the lane that is ahead, the equation with the race's numbers, ties, predicted machines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Rounds = list[tuple[float, int, int]]
 
 
 def lane(rounds: Rounds, finished: bool = True, count: int = 2) -> tuple[dict[str, Any], LaneRounds]:
-    """A lane of `count` rows, of rounds (ms, rows, tokens of all rows) after a prefill of 50 ms; one drafted if it
-    wrote more than a token for each of its rows. With one row in a round, the rows take turns.
+    """A lane of `count` rows with rounds (ms, rows, tokens of all rows) after a prefill of 50 ms.
+
+    A round with more than one token per row counts as drafted. If a round has one row, the rows take turns.
     """
-    counted, at, texts = LaneRounds(), 50.0, [1] * count
+    lane_rounds, at, texts = LaneRounds(), 50.0, [1] * count
     records: list[dict[str, Any]] = [
         {
             "kind": "prefill",
@@ -36,59 +37,68 @@ def lane(rounds: Rounds, finished: bool = True, count: int = 2) -> tuple[dict[st
             texts[row] += written
         records.append({"kind": "verify" if tokens > live else "plain", "time_ms": at, "rows": rows})
     for record in records:
-        counted.add(record)
-    ended = "length" if finished else None
-    sequences = [{"token_ids": [0] * length, "finish_reason": ended} for length in texts]
-    made = {"metrics": {"rounds": len(rounds)}, "finished": finished, "sequences": sequences, "rounds": records}
-    return made | {"error": None}, counted
+        lane_rounds.add(record)
+    finish_reason = "length" if finished else None
+    sequences = [{"token_ids": [0] * length, "finish_reason": finish_reason} for length in texts]
+    snapshot = {
+        "metrics": {"rounds": len(rounds)},
+        "finished": finished,
+        "sequences": sequences,
+        "rounds": records,
+    }
+    return snapshot | {"error": None}, lane_rounds
 
 
-def said(
+def verdict_on(
     settings: dict[str, Any] | None = None, clock: Any = None, **lanes: tuple[dict[str, Any], LaneRounds]
 ) -> dict[str, Any]:
-    """The verdict on these lanes, with the figures that a race gives them."""
-    shots: Any = {name: made for name, (made, _) in lanes.items()}
+    """The verdict on these lanes, with metrics as in a race."""
+    shots: Any = {name: snapshot for name, (snapshot, _) in lanes.items()}
     paces = {name: Pace.of(shot) for name, shot in shots.items()}
-    for name, made in shots.items():
-        made["metrics"] |= {"ms_per_token": paces[name].ms_per_token} | paces[name].against(paces.get("regular"))
-    return dict(judge(shots, {name: counted for name, (_, counted) in lanes.items()}, settings or {}, clock))
+    for name, snapshot in shots.items():
+        snapshot["metrics"] |= {"ms_per_token": paces[name].ms_per_token} | paces[name].against(
+            paces.get("regular")
+        )
+    return dict(
+        judge(shots, {name: lane_rounds for name, (_, lane_rounds) in lanes.items()}, settings or {}, clock)
+    )
 
 
 PLAIN: Rounds = [(10.0, 2, 2)] * 20
 
 
-def test_a_lane_is_taken_apart() -> None:
-    """Rounds write three tokens of two rows; each row of "speculative" has rounds of its own."""
-    ahead = said(regular=lane(PLAIN), bass=lane([(10.0, 2, 3)] * 14))
+def test_a_lanes_speed_is_split_into_tokens_and_cost_of_a_round() -> None:
+    """Rounds write three tokens for two rows. In lane "speculative", each round has one row."""
+    ahead = verdict_on(regular=lane(PLAIN), bass=lane([(10.0, 2, 3)] * 14))
     assert ahead["head"] == "BASS is ahead: 1.50× the speed of Regular."
     assert ahead["lanes"] == {
         "bass": "BASS 1.50×: a round writes as much as 1.50 plain steps, and costs as much as 1.00."
     }
-    behind = said({"draft_length": "auto"}, regular=lane(PLAIN), bass=lane([(20.0, 2, 3)] * 14))
+    behind = verdict_on({"draft_length": "auto"}, regular=lane(PLAIN), bass=lane([(20.0, 2, 3)] * 14))
     assert behind["head"] == "Regular is ahead: 1.33× the speed of BASS, which comes next."
     assert behind["lanes"]["bass"] == (
         "BASS 0.75×: a round writes as much as 1.50 plain steps, but costs as much as 2.00."
     )
-    in_turn = said(regular=lane(PLAIN), speculative=lane([(10.0, 1, 3)] * 20))
+    in_turn = verdict_on(regular=lane(PLAIN), speculative=lane([(10.0, 1, 3)] * 20))
     assert in_turn["lanes"]["speculative"] == (
         "Speculative 1.50×: a round (for one of 2 rows) writes as much as 1.50 plain steps, and costs as much as "
         "1.00."
     )
-    other = said({"draft_length": "auto"}, regular=lane(PLAIN), transformers=lane([(20.0, 2, 2)] * 20))
+    other = verdict_on({"draft_length": "auto"}, regular=lane(PLAIN), transformers=lane([(20.0, 2, 2)] * 20))
     line = "transformers 0.50×: a round writes as much as 1.00 plain steps, and costs as much as 2.00."
-    assert other["lanes"] == {"transformers": line}, "it never drafts, so it is not said to draft seldom"
+    assert other["lanes"] == {"transformers": line}, "a lane that never drafts has no note on few drafts"
     # Overlapping rounds have no cost, and without the reference there is no speed-up.
-    beside = said(regular=lane(PLAIN), amusd=lane([(8.0, 2, 3)] * 14))
+    beside = verdict_on(regular=lane(PLAIN), amusd=lane([(8.0, 2, 3)] * 14))
     assert beside["lanes"]["amusd"].startswith("AMUSD 1.88×: draft and target work at the same time")
-    two = said(speculative=lane(PLAIN), bass=lane([(10.0, 2, 4)] * 10))
+    two = verdict_on(speculative=lane(PLAIN), bass=lane([(10.0, 2, 4)] * 10))
     assert two == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
 
 
 @pytest.mark.parametrize(("drafted", "words"), [(0, "0"), (4, "4")])
 @pytest.mark.parametrize("policy", ["auto", "bass"])
-def test_few_drafts_are_explained_where_a_policy_chose(drafted: int, words: str, policy: str) -> None:
+def test_few_drafts_are_explained_if_a_policy_chose_them(drafted: int, words: str, policy: str) -> None:
     rounds = [(12.0, 2, 3)] * drafted + [(10.0, 2, 2)] * (20 - drafted)
-    line = said({"draft_length": policy}, regular=lane(PLAIN), bass=lane(rounds))["lanes"]["bass"]
+    line = verdict_on({"draft_length": policy}, regular=lane(PLAIN), bass=lane(rounds))["lanes"]["bass"]
     assert f"It drafted in {words} of 20 rounds" in line
     why = "in the others a draft would cost" if drafted else "on this machine a draft costs"
     assert (f": {why} more than it saves" in line) == (policy == "auto")
@@ -98,30 +108,34 @@ def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
     chance = random.Random(0)
     noisy: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]
     other: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]
-    assert "are level: the" in said(regular=lane(noisy), bass=lane(other))["head"]
-    # The same difference of the means, without scatter, is none.
+    assert "are level: the" in verdict_on(regular=lane(noisy), bass=lane(other))["head"]
+    # The same difference of the means without scatter is no tie.
     even = [[(sum(ms for ms, _, _ in rounds) / 20, 2, 2)] * 20 for rounds in (noisy, other)]
-    assert "is ahead" in said(regular=lane(even[0]), bass=lane(even[1]))["head"]
+    assert "is ahead" in verdict_on(regular=lane(even[0]), bass=lane(even[1]))["head"]
     fast: Rounds = [(10.0, 2, 3), (10.0, 2, 5)] * 8
-    found = said(regular=lane(PLAIN), speculative=lane(fast), bass=lane(fast))
-    assert found["head"] == "Speculative and BASS are level, ahead of Regular: the 0 % between them may be chance."
+    verdict = verdict_on(regular=lane(PLAIN), speculative=lane(fast), bass=lane(fast))
+    assert (
+        verdict["head"] == "Speculative and BASS are level, ahead of Regular: the 0 % between them may be chance."
+    )
 
 
-def test_while_a_race_runs_a_tie_is_no_news() -> None:
+def test_a_tie_during_a_race_is_not_announced() -> None:
     fast: Rounds = [(10.0, 2, 3), (10.0, 2, 5)] * 8
-    level = said(speculative=lane(fast, finished=False), bass=lane(fast))
+    level = verdict_on(speculative=lane(fast, finished=False), bass=lane(fast))
     assert level == {"head": None, "lanes": {}}
-    ahead = said(regular=lane(PLAIN), speculative=lane(fast, finished=False), bass=lane(fast))
+    ahead = verdict_on(regular=lane(PLAIN), speculative=lane(fast, finished=False), bass=lane(fast))
     assert ahead["head"] == "Speculative and BASS are ahead of Regular so far."
     assert ahead["lanes"].keys() == {"speculative", "bass"}
 
 
-def test_nothing_is_said_too_early_or_of_one_lane() -> None:
-    assert said(regular=lane(PLAIN))["head"] is None
+def test_there_is_no_verdict_too_early_or_on_one_lane() -> None:
+    assert verdict_on(regular=lane(PLAIN))["head"] is None
     early = lane([(10.0, 2, 3)] * (LEAST_ROUNDS - 1), finished=False)
-    assert said(regular=lane(PLAIN, finished=False), bass=early) == {"head": None, "lanes": {}}
+    assert verdict_on(regular=lane(PLAIN, finished=False), bass=early) == {"head": None, "lanes": {}}
     later = lane([(10.0, 2, 3)] * LEAST_ROUNDS, finished=False)
-    assert said(regular=lane(PLAIN), bass=later)["head"] == "BASS is ahead so far: 1.50× the speed of Regular."
+    assert (
+        verdict_on(regular=lane(PLAIN), bass=later)["head"] == "BASS is ahead so far: 1.50× the speed of Regular."
+    )
 
 
 def test_other_lanes_are_compared_if_the_reference_failed() -> None:
@@ -129,19 +143,21 @@ def test_other_lanes_are_compared_if_the_reference_failed() -> None:
     failed |= {"rounds": [], "error": "out of memory"}
     failed["sequences"] = [{"token_ids": [], "finish_reason": "error"}] * 2
     lanes = {"speculative": lane(PLAIN), "bass": lane([(10.0, 2, 4)] * 10)}
-    found = said(regular=(failed, counted), **lanes)
-    assert found == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
+    verdict = verdict_on(regular=(failed, counted), **lanes)
+    assert verdict == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
     waits = lane([], finished=False)
-    assert said(regular=waits, **lanes) == {"head": None, "lanes": {}}, "a reference that runs is waited for"
+    assert verdict_on(regular=waits, **lanes) == {"head": None, "lanes": {}}, (
+        "the verdict waits for a running reference"
+    )
 
 
-def test_it_names_the_predicted_machine() -> None:
+def test_the_verdict_names_the_predicted_machine() -> None:
     lanes = {"regular": lane(PLAIN), "bass": lane([(10.0, 2, 3)] * 4 + [(10.0, 2, 2)] * 16)}
-    found = said({"draft_length": "auto"}, H100, **lanes)
-    assert found["head"].endswith(", on a predicted H100 with 7.8B and 310M.")
-    line = found["lanes"]["bass"]
+    verdict = verdict_on({"draft_length": "auto"}, H100, **lanes)
+    assert verdict["head"].endswith(", on a predicted H100 with 7.8B and 310M.")
+    line = verdict["lanes"]["bass"]
     assert line.startswith("BASS 1.10×, predicted: a round writes as much as 1.10 plain steps")
     assert line.endswith("It drafted in 4 of 20 rounds: in the others a draft would cost more than it saves.")
     never = {"regular": lane(PLAIN), "bass": lane(PLAIN)}
-    assert "on that machine a draft costs" in said({"draft_length": "auto"}, H100, **never)["lanes"]["bass"]
-    assert "predicted" not in f"{said({'draft_length': 'auto'}, **lanes)}"
+    assert "on that machine a draft costs" in verdict_on({"draft_length": "auto"}, H100, **never)["lanes"]["bass"]
+    assert "predicted" not in f"{verdict_on({'draft_length': 'auto'}, **lanes)}"

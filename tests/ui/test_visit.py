@@ -1,7 +1,7 @@
-"""One visit to one race in a real Chromium reads everything that a reader sees, and the API says the same.
+"""Races in a real Chromium: everything that a reader sees, compared with the results of the API.
 
-Contract: `test_a_reader_sees_a_whole_race` is the quick one, with one server and one race; the slow ones run races
-that a visitor stops, slows down, breaks or watches on a phone.
+The first test is quick, with one server and one race. In the slow ones, a visitor stops the race, slows it down,
+sends hostile text or uses a phone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ui.race.formulas import FORMULAS
 
 from .browser import (
     LANES,
+    assert_fits,
     compared,
     exported,
     fill,
     fill_more,
-    fits,
     run_to_the_end,
     saved,
     shown,
@@ -42,7 +42,7 @@ WATCH_GROWTH = """() => {
       .observe(document.getElementById(`lane-${lane}`), { childList: true, subtree: true, characterData: true });
   }
 }"""
-# Figures, and where their question mark must be.
+# Figures, and the elements that must contain their question marks.
 FIGURES = {
     ".figures [data-figure]": ".figures > div",
     ".verdict-head": ".verdict",
@@ -58,7 +58,7 @@ WITHOUT_MARK = """figures => Object.entries(figures).flatMap(([figure, place]) =
   if (!found.length) return [`none: ${figure}`];
   return found.filter((one) => !one.closest(place)?.querySelector(".what, .term[title]")).map(() => figure);
 })"""
-# Charts and timelines that show no data, wherever the page is scrolled to.
+# Charts and timelines without data, in view or not.
 UNDRAWN = """() => [...document.querySelectorAll("[data-chart] .plot")].filter((plot) =>
   !plot.data?.length && !plot.emptyAs?.startsWith("n/a")).map((plot) => plot.closest("[data-chart]").dataset.chart)
   .concat([...document.querySelectorAll(".lane:not([hidden]) .strip")].filter((strip) => !strip.blocks?.length)
@@ -66,7 +66,7 @@ UNDRAWN = """() => [...document.querySelectorAll("[data-chart] .plot")].filter((
 # The names of each chart's lines and bars.
 DRAWN = """() => Object.fromEntries([...document.querySelectorAll("[data-chart]")].map((figure) =>
   [figure.dataset.chart, (figure.querySelector(".plot").data ?? []).map((trace) => trace.name)]))"""
-# What is left of a kind's look without colours: lines, bars, borders and hatchings.
+# The look of a kind without colours: lines, bars, borders and hatchings.
 LOOK = """([selector]) => {
   const style = getComputedStyle(document.querySelector(selector));
   const colour = /rgba?\\([^)]*\\)|color\\([^)]*\\)/g;
@@ -77,7 +77,7 @@ LOOK = """([selector]) => {
 }"""
 
 
-def test_a_reader_sees_a_whole_race(page: Page, server: str) -> None:
+def test_the_page_shows_the_whole_race(page: Page, server: str) -> None:
     expect(page.locator(".verdict-head")).to_have_text("Three decoders write the same text: which is fastest?")
     fill(page, batch=3, tokens=300, seed=11)
     page.evaluate(WATCH_GROWTH)
@@ -98,11 +98,11 @@ def test_a_reader_sees_a_whole_race(page: Page, server: str) -> None:
         boxes = [page.locator(f"#lane-{lane}").bounding_box() for lane in LANES]
         assert len({round(box["y"]) for box in boxes if box}) == rows
         assert all(box and box["width"] >= 220 for box in boxes)
-    fits(page, 390, 1024, 1400)
+    assert_fits(page, 390, 1024, 1400)
 
 
 def _texts(page: Page, final: dict[str, Any]) -> None:
-    """The API's texts, which grew, and stand at their beginning after the end."""
+    """The texts equal the API's, grew during the race, and show their beginning after it."""
     texts_are(page, final)
     for lane in LANES:
         lengths = page.evaluate("lane => [...window.growth[lane]]", lane)
@@ -116,7 +116,7 @@ def _texts(page: Page, final: dict[str, Any]) -> None:
 
 
 def _figures(page: Page) -> None:
-    """Figures and charts have data or say n/a; a time is of one sequence wherever it stands."""
+    """Figures and charts have data or show n/a. Every ms per token is labelled as that of one sequence."""
     for lane in LANES:
         figures = page.eval_on_selector_all(f"#lane-{lane} [data-figure]", "all => all.map(e => e.textContent)")
         assert (figures.count("–"), len(figures)) == (1 if lane == "regular" else 0, 3)
@@ -126,7 +126,7 @@ def _figures(page: Page) -> None:
     assert drawn["latency"] == drawn["race"] == ["Regular", "Speculative", "BASS"]
     assert drawn["acceptance"] == drawn["lengths"] == ["Speculative", "BASS"]
     assert (drawn["device"], drawn["memory"]) == (["CPU share"], ["Memory"])
-    # This test's server has no GPU to ask.
+    # This test's server has no GPU.
     expect(page.locator("[data-chart=flops]")).to_be_hidden()
     for key in ("gpu_utilization", "gpu_power_w", "flops_utilization"):
         assert page.inner_text(f"[data-reading={key}]") == "n/a"
@@ -135,21 +135,21 @@ def _figures(page: Page) -> None:
     assert kinds[:3] == [["bar", 3]] * 3 and [kind for kind, _ in kinds[3:]] == ["scatter"] * 2
     expect(page.locator(".cache-line")).to_contain_text("Round ")
     texts = page.inner_text("#results").split("\n")
-    # In a lane the words explain themselves.
+    # A lane has the short label.
     assert texts.count("ms per token") == len(LANES)
     times = [text for text in texts if "ms per token" in text.lower() and text != "ms per token"]
     assert len(times) >= 2 and [text for text in times if "of one sequence" not in text] == []
 
 
 def _question_marks(page: Page) -> None:
-    """Every figure has one, which opens its formula by pointer and keyboard beside the figure."""
+    """Every figure has a mark that opens its formula next to it, by pointer and keyboard."""
     assert page.evaluate(WITHOUT_MARK, FIGURES) == []
     keys = page.eval_on_selector_all(".what", "all => all.map(e => e.getAttribute('popovertarget').slice(5))")
     assert set(keys) <= FORMULAS.keys()
     assert page.eval_on_selector_all(
         ".what", "all => all.every(e => document.getElementById(e.getAttribute('aria-describedby')).textContent)"
     )
-    # The mark is no part of a label.
+    # The mark is not part of the label.
     expect(page.locator(".figures-table tbody th").first).to_have_text("ms per token of one sequence")
     opened, mark = page.locator(".formula:popover-open"), page.locator("#lane-bass .of-ms_per_token .term")
     expect(opened).to_have_count(0)
@@ -161,7 +161,7 @@ def _question_marks(page: Page) -> None:
         assert min(abs(box["y"] - at["y"] - at["height"]), abs(at["y"] - box["y"] - box["height"])) < 12
         page.keyboard.press("Escape")
         expect(opened).to_have_count(0)
-    # One more opens and closes the first.
+    # Opening another formula closes the first.
     mark.click()
     page.locator("#lane-regular .figures .term").first.click()
     expect(opened).to_have_count(1)
@@ -182,8 +182,8 @@ def _kinds(page: Page) -> None:
 
 
 def _tips(page: Page, final: dict[str, Any]) -> None:
-    """A tip gives round, position, p, q and verdict; keys go from token to token and open the inspector."""
-    record, row = a_round(final, lambda row: 0 < row["accepted"] < len(row["drafted"]))
+    """Tips show round, position, p, q and verdict. Keys move from token to token and open the inspector."""
+    record, row = round_with(final, lambda row: 0 < row["accepted"] < len(row["drafted"]))
     spans = page.locator("#lane-bass .sequence").nth(row["sequence"]).locator(".token")
     spans.nth(row["start"]).hover()
     tip = page.locator(".token-tip")
@@ -213,7 +213,7 @@ def _tips(page: Page, final: dict[str, Any]) -> None:
     expect(tip).to_be_hidden()
 
 
-def a_round(
+def round_with(
     final: dict[str, Any], accepts: Callable[[dict[str, Any]], bool]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first round of the bass lane with a row for which `accepts` is true, and that row."""
@@ -225,24 +225,26 @@ def a_round(
 
 
 def _exports(page: Page, final: dict[str, Any]) -> None:
-    """JSON and CSV hold the run."""
+    """JSON and CSV contain the run."""
     run = json.loads(saved(page, "[data-take=json]"))
     assert run["settings"]["seed"] == 11 and run["settings"]["prompt"] == "Hello"
     table = list(csv.DictReader(saved(page, "[data-take=csv]").splitlines()))
     for lane in LANES:
         ours, theirs = run["lanes"][lane], final["lanes"][lane]
         assert ours["metrics"]["accepted"] == theirs["metrics"]["accepted"]
-        for index, (own, other) in enumerate(zip(ours["sequences"], theirs["sequences"], strict=True)):
+        for index, (our_sequence, their_sequence) in enumerate(
+            zip(ours["sequences"], theirs["sequences"], strict=True)
+        ):
             for key in ("text", "token_ids", "origins", "finish_reason"):
-                assert own[key] == other[key]
+                assert our_sequence[key] == their_sequence[key]
             rows = [row for row in table if (row["lane"], row["sequence"]) == (lane, str(index))]
-            assert [int(row["token_id"]) for row in rows] == other["token_ids"]
-            assert "".join(json.loads(row["text"]) for row in rows) == other["text"]
-            assert [row["origin"] for row in rows] == other["origins"]
+            assert [int(row["token_id"]) for row in rows] == their_sequence["token_ids"]
+            assert "".join(json.loads(row["text"]) for row in rows) == their_sequence["text"]
+            assert [row["origin"] for row in rows] == their_sequence["origins"]
 
 
 @pytest.mark.slow
-def test_stop_ends_the_race_keeps_its_texts_and_compares_them(page: Page) -> None:
+def test_stop_ends_the_race_and_keeps_and_compares_its_texts(page: Page) -> None:
     fill(page, batch=8, tokens=1024, temperature=0)
     page.click("#run")
     for lane in ("regular", "bass"):
@@ -258,7 +260,7 @@ def test_stop_ends_the_race_keeps_its_texts_and_compares_them(page: Page) -> Non
     assert any(before)
     assert compared(page, "bass") == ["same as Regular so far"] * 8
     assert exported(page)["comparison"]["bass"] == [None] * 8
-    # Where a text differs, the page finds the position itself.
+    # The page itself finds the position at which a text differs.
     page.evaluate("() => { Bass.run().lanes.get('bass').sequences[2].tokens[1].id = -7; }")
     theirs = page.evaluate("() => Bass.run().lanes.get('regular').sequences[2].tokens[1].id")
     assert exported(page)["comparison"]["bass"][2] == {"at": 1, "ours": -7, "theirs": theirs}
@@ -271,7 +273,7 @@ def test_stop_ends_the_race_keeps_its_texts_and_compares_them(page: Page) -> Non
 
 
 @pytest.mark.slow
-def test_model_text_is_only_text_and_32_rows_stay_readable(
+def test_model_text_is_never_markup_and_32_rows_stay_readable(
     page: Page, server: str, hostile: tuple[str, ...]
 ) -> None:
     prompt = "".join(hostile)
@@ -301,7 +303,7 @@ def test_model_text_is_only_text_and_32_rows_stay_readable(
 
 
 @pytest.mark.slow
-def test_half_speed_shows_the_same_race_later_and_a_budget_stops_each_lane_at_its_own_clock(
+def test_half_speed_shows_the_same_race_later_and_a_budget_ends_each_lane_by_its_clock(
     page: Page, server: str
 ) -> None:
     fill(page, batch=4, tokens=120)
@@ -309,7 +311,7 @@ def test_half_speed_shows_the_same_race_later_and_a_budget_stops_each_lane_at_it
     page.click("#run")
     page.wait_for_function("() => document.querySelector('#run').disabled")
     page.wait_for_function("() => !document.querySelector('#run').disabled", timeout=120_000)
-    # The server is done, while the page is still half-way through.
+    # The server is done, but the page has shown only half of the race.
     early = sum(len(text) for lane in LANES for text in shown(page, lane))
     expect(page.locator("#lane-speculative .state")).to_have_text("Running")
     page.click("[data-switch=slow]")
@@ -320,7 +322,7 @@ def test_half_speed_shows_the_same_race_later_and_a_budget_stops_each_lane_at_it
     )
     assert early < sum(len(text) for lane in LANES for text in shown(page, lane))
     fill(page, batch=4, tokens=1024)
-    # Short enough that even on a fast machine no lane is done and not all rows have drawn the end token.
+    # So short that even on a fast machine no lane finishes and not all rows end by themselves.
     fill_more(page, "time-budget-ms", "60")
     run_to_the_end(page)
     for lane in LANES:
@@ -331,7 +333,7 @@ def test_half_speed_shows_the_same_race_later_and_a_budget_stops_each_lane_at_it
 
 
 @pytest.mark.slow
-def test_a_race_by_keyboard_alone_and_one_on_a_phone(page: Page) -> None:
+def test_a_race_works_by_keyboard_only_and_on_a_phone(page: Page) -> None:
     page.locator("#prompt textarea").focus()
     page.keyboard.press("ControlOrMeta+A")
     page.keyboard.type("Hello")
@@ -350,7 +352,7 @@ def test_a_race_by_keyboard_alone_and_one_on_a_phone(page: Page) -> None:
     page.locator("[data-switch=colours]").focus()
     page.keyboard.press("Space")
     expect(page.locator("[data-switch=colours]")).to_have_attribute("aria-pressed", "false")
-    # On a phone the lanes come into view, and all figures stay there.
+    # On a phone the lanes scroll into view, and all figures stay in view.
     expect(page.locator(".glance")).to_be_hidden()
     page.set_viewport_size({"width": 390, "height": 844})
     fill(page, tokens=40)
@@ -359,9 +361,9 @@ def test_a_race_by_keyboard_alone_and_one_on_a_phone(page: Page) -> None:
     expect(page.locator(".glance")).to_be_visible()
     for lane in LANES:
         for figure, place, unit in (("ms_per_token", ".glance-ms", " ms"), ("speedup", ".glance-speedup", "")):
-            own = page.text_content(f"#lane-{lane} [data-figure={figure}]")
-            assert own and page.text_content(f"[data-glance={lane}] {place}") == own + unit
+            value = page.text_content(f"#lane-{lane} [data-figure={figure}]")
+            assert value and page.text_content(f"[data-glance={lane}] {place}") == value + unit
     page.locator("[data-glance=bass]").click()
     expect(page.locator("#lane-bass h2")).to_be_in_viewport()
     expect(page.locator(".glance-stop")).to_be_hidden()
-    fits(page, 390)
+    assert_fits(page, 390)

@@ -1,4 +1,4 @@
-"""How it works: six steps whose pictures are computed, by rules that agree with bass_core's."""
+"""The tab "How it works": six steps whose pictures follow bass_core's rules."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from playwright.sync_api import Page, expect
 
 from bass_core import Algorithm1
 
-from .browser import accessible, fill, run_to_the_end
+from .browser import assert_accessible, fill, run_to_the_end
 
 STEPS = ("memory", "drafting", "rule", "ragged", "policies", "roofline")
 
 
 @pytest.mark.slow
-def test_how_it_works(page: Page) -> None:
+def test_every_step_of_how_it_works_follows_the_rules(page: Page) -> None:
     fill(page, tokens=24)
     run_to_the_end(page)
     page.get_by_role("tab", name="How it works").click()
@@ -29,7 +29,7 @@ def test_how_it_works(page: Page) -> None:
     _what_if(page)
     for theme in ("light", "dark"):
         _colours(page, theme)
-    accessible(page)
+    assert_accessible(page)
     for width in (390, 1400, 1920):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
@@ -38,17 +38,17 @@ def test_how_it_works(page: Page) -> None:
 
 
 def data(page: Page, step: str, key: str) -> Any:
-    """What a step's picture was drawn from."""
+    """The data of a step's picture."""
     return json.loads(page.locator(f"#how-{step}").get_attribute(f"data-{key}") or "null")
 
 
-def put(page: Page, step: str, **values: float) -> None:
+def set_sliders(page: Page, step: str, **values: float) -> None:
     for key, value in values.items():
         page.locator(f"#how-{step} .walk-controls [data-slider={key}]").fill(str(value))
 
 
 def _steps(walk: Page) -> None:
-    """Six steps have a picture each, and an answer that can be revealed."""
+    """Each of the six steps has a picture and an answer that can be revealed."""
     assert walk.eval_on_selector_all(".walk-step", "all => all.map(e => e.dataset.stepName)") == list(STEPS)
     for name in STEPS:
         step = walk.locator(f"#how-{name}")
@@ -63,25 +63,25 @@ def _steps(walk: Page) -> None:
 
 
 def _draws(walk: Page) -> None:
-    """A thousand draws meet p, whatever the draft."""
+    """A thousand draws follow p for any q."""
     button = walk.locator("#how-rule [data-draw]")
     for q in ((25, 45, 10, 15, 5), (1, 0, 0, 0, 100), (40, 25, 20, 10, 5)):
-        put(walk, "rule", **{f"q{i}": value for i, value in enumerate(q)})
+        set_sliders(walk, "rule", **{f"q{i}": value for i, value in enumerate(q)})
         assert data(walk, "rule", "q") == pytest.approx([value / sum(q) for value in q])
         p, total = data(walk, "rule", "p"), [0] * 5
         for _ in range(4):
             total = [sum(pair) for pair in zip(total, data(walk, "rule", "counts"), strict=True)]
             button.click()
         assert sum(total) == 4000
-        chi = sum((n - 4000 * one) ** 2 / (4000 * one) for n, one in zip(total, p, strict=True))
-        assert chi < 18.47, "one of 1,000 honest series of draws from p is above, at four degrees of freedom"
+        chi = sum((n - 4000 * share) ** 2 / (4000 * share) for n, share in zip(total, p, strict=True))
+        assert chi < 18.47, "only one in 1,000 series of draws from p exceeds this, at four degrees of freedom"
     assert "recovered tokens" in walk.inner_text("#how-rule .walk-said")
     assert " 0 recovered" in walk.inner_text("#how-rule .walk-said"), "q is p"
 
 
 def _algorithm_1(walk: Page, a: float, b: int) -> None:
-    """Algorithm 1 is played as bass_core plays it."""
-    put(walk, "policies", a=a, b=b)
+    """Algorithm 1 chooses the same lengths as in bass_core."""
+    set_sliders(walk, "policies", a=a, b=b)
     policy, accepted = Algorithm1(), data(walk, "policies", "accepted")
     for length, counts in zip(data(walk, "policies", "lengths"), accepted, strict=True):
         assert length == policy.length and len(counts) == b
@@ -95,10 +95,10 @@ def _algorithm_1(walk: Page, a: float, b: int) -> None:
 
 
 def _answers(walk: Page) -> None:
-    """Answers follow the sliders."""
-    put(walk, "ragged", a=0.5, b=2)
-    put(walk, "roofline", b=32, l=7)
-    put(walk, "drafting", a=0.3, c=0.4)
+    """Answers depend on the sliders."""
+    set_sliders(walk, "ragged", a=0.5, b=2)
+    set_sliders(walk, "roofline", b=32, l=7)
+    set_sliders(walk, "drafting", a=0.3, c=0.4)
     texts = {name: walk.locator(f"#how-{name} .exercise-answer").text_content() or "" for name in STEPS}
     # 0.5^2 = 0.25; (1 - 0.25^8) / 0.75 = 1.33, and (1 - 0.5^8) / 0.5 = 1.99.
     assert "= 0.250," in texts["ragged"] and "1.33 tokens per row instead of 1.99" in texts["ragged"]
@@ -111,7 +111,7 @@ def _answers(walk: Page) -> None:
 
 
 def _what_if(walk: Page) -> None:
-    """The drawing of expected speed-ups has the race's measured points."""
+    """The chart of expected speed-ups contains the race's measured points."""
     expect(walk.locator(".drawing")).to_have_count(1)
     walk.locator(".what-if .plot").scroll_into_view_if_needed()
     names = "(document.querySelector('.what-if .plot').data?.map(t => t.name) ?? [])"
@@ -126,10 +126,10 @@ def _what_if(walk: Page) -> None:
 
 
 def _colours(walk: Page, theme: str) -> None:
-    """A colour has one meaning on the whole page."""
+    """Each colour has one meaning on the whole page."""
     walk.evaluate("dark => document.body.classList.toggle('dark', dark)", theme == "dark")
-    put(walk, "rule", q0=1)
-    put(walk, "ragged", a=0.7)
+    set_sliders(walk, "rule", q0=1)
+    set_sliders(walk, "ragged", a=0.7)
     used = walk.evaluate("""() => {
       const probe = (name) => {
         const e = document.createElement('i');

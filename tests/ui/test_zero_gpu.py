@@ -1,4 +1,4 @@
-"""A Space's hardware is asked for, not guessed; and what a visitor reads of ZeroGPU, whose fork is emulated."""
+"""Detection of ZeroGPU, and its errors, quota and reservations, with an emulated fork (zero_gpu.py)."""
 
 from __future__ import annotations
 
@@ -35,31 +35,30 @@ SETTINGS = ("Hello", 2, 24, 0.9, 0)
 
 @pytest.fixture
 def spaces() -> Iterator[Spaces]:
-    made = Spaces()
-    yield made
-    made.close()
+    package = Spaces()
+    yield package
+    package.close()
 
 
-def events_of(spaces: Spaces, alone: Callable[..., Any]) -> Events:
-    made = ZeroGpu(spaces, alone)
-    return Events(made.source, Limits(), together=made.together)
+def events_of(spaces: Spaces, task: Callable[..., Any]) -> Events:
+    zero_gpu_source = ZeroGpu(spaces, task)
+    return Events(zero_gpu_source.source, Limits(), together=zero_gpu_source.together)
 
 
-def told(events: Events) -> str:
-    """What the page says in the end."""
+def last_message(events: Events) -> str:
     *_, last = events.run(*SETTINGS)
     return str(json.loads(last[3])["message"])
 
 
 def raising(error: Exception) -> Callable[..., Generator[Snapshot, None, None]]:
-    def alone(request: RaceRequest, stopped: object) -> Generator[Snapshot, None, None]:
+    def task(request: RaceRequest, stopped: object) -> Generator[Snapshot, None, None]:
         raise error
         yield {}
 
-    return alone
+    return task
 
 
-def opened(pair_folders: tuple[Path, Path]) -> Service:
+def opened_service(pair_folders: tuple[Path, Path]) -> Service:
     ask = Ask(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
     return open_service(ask, app.parse([]), Limits(), lambda: 1, 1)
 
@@ -68,17 +67,17 @@ def asked() -> RaceRequest:
     return make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": 24, "draft_length": 3}, Limits())
 
 
-def test_the_package_alone_makes_no_zero_gpu(
+def test_the_package_without_the_variable_is_not_zero_gpu(
     pair_folders: tuple[Path, Path], spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "spaces", spaces)
-    # Costs are measured between races, which opened() begins.
-    service = opened(pair_folders)
+    # opened() starts measuring costs between races.
+    service = opened_service(pair_folders)
     assert service.together is None and service.opened.__name__ == "start"
     *_, last = service.source(asked())
     assert last["done"] and spaces.asked == []
     monkeypatch.setenv("SPACES_ZERO_GPU", "true")
-    service = opened(pair_folders)
+    service = opened_service(pair_folders)
     assert service.together is not None and service.opened.__name__ != "start"
     *_, same = service.source(asked())
     assert same["done"] and len(spaces.asked) == 1
@@ -87,7 +86,7 @@ def test_the_package_alone_makes_no_zero_gpu(
     ]
 
 
-def test_a_refusal_reads_as_its_own_sentence_and_the_worker_lives_on(pair: ModelPair, spaces: Spaces) -> None:
+def test_a_refusal_keeps_its_message_and_the_worker(pair: ModelPair, spaces: Spaces) -> None:
     events = events_of(spaces, race_source(pair))
     with pytest.raises(gr.Error, match="races only its own pair"):
         list(events.api("Hello", 1, 4, 0, 0, pair="/etc"))
@@ -97,64 +96,66 @@ def test_a_refusal_reads_as_its_own_sentence_and_the_worker_lives_on(pair: Model
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (BassError("Too big: ask for less."), "Too big: ask for less."),
         (KeyError("secret"), UNEXPECTED),
         (gr.Error("Not from us"), UNEXPECTED),
     ],
 )
-def test_an_error_of_the_worker(error: Exception, says: str, spaces: Spaces) -> None:
-    assert told(events_of(spaces, raising(error))) == says
+def test_only_our_errors_of_the_worker_are_shown(error: Exception, message: str, spaces: Spaces) -> None:
+    assert last_message(events_of(spaces, raising(error))) == message
 
 
-def test_a_killed_worker_is_a_sentence(spaces: Spaces) -> None:
-    def alone(request: RaceRequest, stopped: object) -> Generator[Any, None, None]:
+def test_a_killed_worker_is_explained(spaces: Spaces) -> None:
+    def task(request: RaceRequest, stopped: object) -> Generator[Any, None, None]:
         yield {"done": False, "lanes": {}, "device": {}}
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert told(events_of(spaces, alone)).startswith("ZeroGPU ended the race because its time was over: ask for")
+    assert last_message(events_of(spaces, task)).startswith(
+        "ZeroGPU ended the race because its time was over: ask for"
+    )
 
 
-def test_it_asks_for_what_the_quota_has_left(pair: ModelPair, spaces: Spaces) -> None:
+def test_a_reservation_is_repeated_with_the_remaining_quota(pair: ModelPair, spaces: Spaces) -> None:
     events = events_of(spaces, race_source(pair))
     spaces.left = 21
-    assert told(events) == "" and spaces.asked[-1] == 21 and spaces.asked[0] > START_S
+    assert last_message(events) == "" and spaces.asked[-1] == 21 and spaces.asked[0] > START_S
     spaces.left = 4
-    assert told(events) == (
+    assert last_message(events) == (
         f"You have exceeded your free ZeroGPU quota ({spaces.asked[-1]}s requested vs. 4s left). "
         "Try again in 0:12:00."
     )
     spaces.left, spaces.most = 1000, 20
-    assert told(events) == "" and spaces.asked[-1] <= 20
+    assert last_message(events) == "" and spaces.asked[-1] <= 20
     spaces.most = 1
-    assert "larger than the maximum allowed" in told(events)
+    assert "larger than the maximum allowed" in last_message(events)
 
 
-def test_more_lanes_and_rows_ask_for_more(pair: ModelPair, spaces: Spaces) -> None:
+def test_more_lanes_and_rows_reserve_more_time(pair: ModelPair, spaces: Spaces) -> None:
     events = events_of(spaces, race_source(pair))
     for rows, lanes in ((1, ["bass"]), (1, None), (8, None)):
         next(iter(events.api("Hello", rows, 200, 0, 0, lanes=lanes)))
     assert spaces.asked == sorted(set(spaces.asked)) and spaces.asked[-1] <= zero_gpu.MOST_S
 
 
-def test_a_race_ends_with_a_sentence_before_its_reservation(
+def test_a_race_ends_with_a_message_before_its_reservation(
     pair: ModelPair, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zero_gpu, "SPARE_S", 1000.0)
-    said = told(events_of(spaces, race_source(pair)))
-    assert said.startswith(f"The GPU was reserved for {spaces.asked[0]} s, which are over")
+    message = last_message(events_of(spaces, race_source(pair)))
+    assert message.startswith(f"The GPU was reserved for {spaces.asked[0]} s, which are over")
 
 
-def test_a_worker_that_is_used_again_has_all_its_time(
+def test_a_reused_worker_has_the_full_reservation(
     pair: ModelPair, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time since the fork counts once, for the race that it was forked for."""
+    """The time of the fork counts only for the first race."""
     monkeypatch.setattr(zero_gpu, "SPARE_S", 0.0)
     events = events_of(spaces, race_source(pair))
-    assert told(events) == ""
+    assert last_message(events) == ""
     spaces.left = zero_gpu.LEAST_S
-    assert told(events) == ""
+    assert last_message(events) == ""
 
 
 def test_closing_a_race_ends_it_in_the_worker(pair: ModelPair, spaces: Spaces) -> None:
@@ -162,7 +163,7 @@ def test_closing_a_race_ends_it_in_the_worker(pair: ModelPair, spaces: Spaces) -
     running = events.run("Hello", 2, 1000, 0.9, 0)
     next(running), next(running)
     running.close()
-    assert told(events) == ""
+    assert last_message(events) == ""
 
 
 @pytest.mark.slow
@@ -174,7 +175,7 @@ def test_a_sweep_is_one_reservation(pair: ModelPair, spaces: Spaces) -> None:
 
 
 @pytest.mark.slow
-def test_a_fork_of_a_process_with_threads_does_not_wait_for_them() -> None:
+def test_a_fork_does_not_wait_for_threads_of_its_parent() -> None:
     code = """
 import os, signal, sys, torch, app
 torch.set_num_threads(2)

@@ -1,8 +1,10 @@
-"""A stand-in for the package `spaces` on ZeroGPU, after the source of spaces 0.51.3, without a GPU.
+"""A stand-in for the package `spaces` on ZeroGPU, without a GPU. It follows the source of spaces 0.51.3.
 
-Contract: `GPU` forks a worker at the first call and keeps it while its calls end without an exception. Arguments
-and values are pickled on their way. An exception comes back as gr.Error with the name of its class, a gr.Error as
-it is; a worker that dies is "GPU task aborted". The scheduler refuses by `left` and `most`, in seconds.
+- `GPU` forks a worker at the first call, and keeps it until a call raises an exception.
+- Arguments and values are pickled.
+- An exception arrives as gr.Error with the name of its class, and a gr.Error with its own message. If the worker
+  dies, the message is "GPU task aborted".
+- The scheduler refuses requests of more than `left` or `most` seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import gradio as gr
 
 
 class Spaces:
-    """The package. asked: the seconds of each reservation, refused ones included."""
+    """The package. `asked` has the seconds of each requested reservation."""
 
     def __init__(self, left: float = 1e9, most: float = 1e9) -> None:
         self.left, self.most = left, most
@@ -24,7 +26,7 @@ class Spaces:
         self._worker: tuple[Any, Any, Any, Any] | None = None
 
     def GPU(self, duration: Callable[..., int]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """The decorator; `duration` gives the seconds of a call."""
+        """The decorator. `duration` returns the seconds of a call."""
 
         def decorated(task: Callable[..., Any]) -> Callable[..., Any]:
             def handler(*arguments: Any) -> Generator[Any, None, None]:
