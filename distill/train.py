@@ -34,7 +34,8 @@ from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, sc
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
-# A checkpoint is measured on this many rows of each held-out shard, or up to twice as many, if the shard has them.
+# A checkpoint is measured on at least this many rows of each held-out shard (if the shard has them), and on at
+# most twice as many.
 CHECKED_ROWS = 24
 CHECKPOINT = "checkpoint.pt"
 # Positions whose distributions are computed together, so that they fit the processor's caches.
