@@ -1,10 +1,9 @@
 """`python -m bench batch`: regular, speculative and batched speculative decoding (BASS) at growing batch sizes.
 
 Prompts differ, decoding is greedy, and no text ends early. The arms take turns, and we report medians of the
-repeats. Per-token latencies
-are the lanes' figures; `wall` is the time of whole calls. The crossover is the batch size up to which BASS is
-faster than regular decoding, interpolated linearly in log2 of the batch size. Bandwidth and FLOPs are shares of
-the peaks that bench/machine.py measures in the same run.
+repeats. Per-token latencies are the lanes' figures; `wall` is the time of whole calls. The crossover is the batch
+size up to which BASS is faster than regular decoding, interpolated linearly in log2 of the batch size. Bandwidth
+and FLOPs are shares of the peaks that bench/machine.py measures in the same run.
 """
 
 from __future__ import annotations
