@@ -140,7 +140,7 @@ def in_a_sentence() -> Iterator[None]:
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:
-    """Drop the long logs of rounds: Gradio compares each snapshot with the last, which would take long with them."""
+    """Return the snapshot without its long logs of rounds: Gradio compares each value with the previous one."""
     lanes: dict[str, LaneSnapshot] = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
     return {**snapshot, "lanes": lanes}
 

@@ -166,8 +166,8 @@
     return `${location.origin}${location.pathname}#${HASH}?${values}`;
   }
 
-  /** The form's values with the settings from the address. `now` has the values of settings that the address lacks, or for
-      which the form does not offer its value. */
+  /** The form's new values. Settings that the address lacks, or whose value there is not on offer, keep their value
+      in `now`. */
   function restore(allowed, now) {
     const values = location.hash.startsWith(`#${HASH}?`) ? new URLSearchParams(location.hash.slice(HASH.length + 2)) : null;
     return Object.entries(allowed).map(([name, { control, choices }], i) => {
