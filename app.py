@@ -33,7 +33,7 @@ CONFLICT = "The installed package 'kernels' has the name of a folder here: run p
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 LOADING = "Loading; the address to open follows."
 PROXIES = ("all_proxy", "http_proxy", "https_proxy")
-# Upper limits of options: a port, threads and rows (as in bass_core), any other number.
+# Upper limits of the options: a port, threads and rows (the same limits as in bass_core), and any other number.
 MAX_PORT, MAX_THREADS, MAX_ROWS, MAX_NUMBER = 2**16 - 1, 2**10, 2**20, 2**31 - 1
 # Gradio parses these variables as numbers when it is imported.
 NUMBERS = ("GRADIO_SERVER_PORT", "GRADIO_NUM_PORTS")
@@ -172,7 +172,10 @@ def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]
 
 
 def _is_free(address: str, port: int | None) -> bool:
-    """Return whether one of the name's addresses is free; localhost, for example, may include an unused IPv6."""
+    """Return whether the port can be bound on at least one of the host's addresses and is taken on none.
+
+    Not every address has to work: localhost may also stand for an IPv6 address that this machine doesn't have.
+    """
     free = False
     try:
         candidates = socket.getaddrinfo(address.strip("[]"), port or 0, type=socket.SOCK_STREAM)

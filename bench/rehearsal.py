@@ -38,9 +38,10 @@ USER = 1000
 GB = 1e9
 # Environment variables that pip and the program inherit; all others describe only this machine.
 INHERITED = re.compile(r"PATH|LD_LIBRARY_PATH|(PIP|SSL)_\w+|(\w+_)?proxy", re.IGNORECASE)
-# Seconds left of the emulated quota: enough for a short race, for the start of a long one, for none.
+# Seconds that are left of the emulated quota. SHORT is enough for a short race, LONG for the beginning of a long
+# one, and NONE for no race at all.
 SHORT, LONG, NONE = 20, 15, 4
-# Run by the Space's Python, which is not the one that this bench runs under.
+# A program for the Space's Python, which is not the Python that runs this bench.
 VERSIONS = """import json, platform, spaces, gradio
 from importlib.metadata import version
 named = {name: version(name) for name in ("torch", "gradio", "spaces")}

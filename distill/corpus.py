@@ -39,11 +39,12 @@ from .settings import CorpusSettings, Settings
 
 # Tokens of a prompt that one forward reads, while other rows write.
 CHUNK = 32
-# The target invents some user turns by completing an empty one (Magpie, arXiv 2406.08464): their shortest and
-# longest length in tokens, and their temperature, since at 1 more of them are nonsense. Answers use the shard's
-# temperature.
+# The target invents some user turns by completing an empty one (Magpie, arXiv 2406.08464). These are the shortest
+# and longest length of such a turn in tokens, and its temperature: at 1, more turns would be nonsense. Answers use
+# the shard's temperature.
 SHORTEST, LONGEST, TEMPERATURE = 4, 80, 0.8
-# Other conversations may quote an answer of at least, and its prompt of at most, this many characters.
+# Other conversations may quote an answer that has at least MIN_QUOTED characters, if its prompt has at most
+# MAX_ASKED.
 MIN_QUOTED, MAX_ASKED = 200, 200
 # Letters of the shortest word that a prompt may ask about.
 SHORTEST_WORD = 4

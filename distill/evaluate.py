@@ -72,7 +72,10 @@ def acceptance(
     batch: int = 8,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return token acceptance a (mean over prompts, and by kind), accepted/drafted, and the rate by position.
+    """Return how many drafts are accepted.
+
+    The result has the token acceptance a (the mean over the prompts, and by kind of prompt), the share of all
+    drafts that are accepted, and the acceptance rate by position.
 
     A drafter that stops when it is unsure has a higher a than one that always drafts. So we also return drafts and
     written tokens per row-round, including rounds without drafts.
@@ -122,7 +125,8 @@ def acceptance(
 def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, float]:
     """Return the milliseconds of a draft step and of a target step after 100 cached tokens, and their ratio c.
 
-    In a chain in one call on a CPU, later drafts cost less, because their weights are already in the CPU's caches.
+    If one call drafts a chain of tokens on a CPU, the later ones cost less than this, because the draft's weights
+    are already in the CPU's caches.
     """
     assert pair.draft_step is not None
     target, draft = pair.target_step, pair.draft_step

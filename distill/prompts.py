@@ -34,7 +34,8 @@ _QUOTING = {"about": (1, 5), "passages": (3, 5)}
 _AGAIN, _TURNS, _OWN_LATER = 0.45, 7, 0.3
 # The length of a part of a text: sentences of news and of German news, characters of Python's manual.
 _NEWS_SENTENCES, _GERMAN_SENTENCES, _MANUAL_CHARS = (3, 9), (1, 2), 600
-# The share of topics from words.json, and the share of rare names that are words of the vocabulary.
+# The share of topics that come from words.json, and the share of rare names that are words of the target's
+# vocabulary.
 _OUR_TOPICS, _NAMED_BY_WORDS = 0.3, 0.5
 
 

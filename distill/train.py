@@ -34,7 +34,8 @@ from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, sc
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
-# A checkpoint is measured on this many rows of each held-out shard, or up to twice as many, if the shard has them.
+# A checkpoint is measured on at least this many rows of each held-out shard (if the shard has them), and on at
+# most twice as many.
 CHECKED_ROWS = 24
 CHECKPOINT = "checkpoint.pt"
 # Positions whose distributions are computed together, so that they fit the processor's caches.
@@ -131,7 +132,8 @@ def pulls(
 def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
     """Return the head's states [B, T, hidden] for the 1st, 2nd, ... draft token.
 
-    The newest target state that position t of entry d (from 0) has read is that of t - 1 - d.
+    In entry d (from 0), the newest target state that position t has seen is that of position t - 1 - d. The d
+    states after it are the head's own, as in drafting.
     """
     size = batch.ids.shape[1]
     cache = DynamicCache()
@@ -158,9 +160,10 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
 
 
 def pointed(head: DraftHead, batch: Batch, picked: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pointer's columns of the vocabulary at the picked positions (-1 for none), and its match sizes.
+    """Return the pointer's proposals at the picked positions, and the lengths of its matches.
 
-    They are the same at every depth, because a chain does not search its own last drafts.
+    A proposal is a column of the head's vocabulary, or -1 for none. Proposals are the same at every depth, because
+    the pointer does not search in the chain's own drafts.
     """
     pairs = []
     for text, row in zip(windows(batch.ids), picked, strict=True):
@@ -171,7 +174,7 @@ def pointed(head: DraftHead, batch: Batch, picked: Tensor) -> tuple[Tensor, Tens
 
 
 def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict[str, float]]:
-    """Return the mean overlap 1 - TV(p, q) and the share of equal argmax, of each draft token.
+    """Return for each draft token the mean overlap 1 - TV(p, q), and how often p and q have the same argmax.
 
     Both are over the head's vocabulary.
     """
@@ -248,7 +251,10 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
 
 
 def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
-    """Fold a scale, both [width], into `project`: it maps x to its former output for (x - mean) / deviation."""
+    """Change `project` so that it reads unscaled states: x now gives what (x - mean) / deviation gave before.
+
+    Both `mean` and `deviation` have the shape [width].
+    """
     with torch.no_grad():
         head.project.weight /= deviation
         head.project.bias -= head.project.weight @ mean

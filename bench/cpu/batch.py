@@ -1,9 +1,9 @@
 """`python -m bench batch`: regular, speculative and batched speculative decoding (BASS) at growing batch sizes.
 
-Different prompts, greedy, no early end; arms take turns, and we report medians of the repeats. Per-token latencies
-are the lanes' figures; `wall` is the time of whole calls. The crossover is the batch size up to which BASS is
-faster than regular decoding, interpolated linearly in log2 of the batch size. Bandwidth and FLOPs are shares of
-the peaks that bench/machine.py measures in the same run.
+Prompts differ, decoding is greedy, and no text ends early. The arms take turns, and we report medians of the
+repeats. Per-token latencies are the lanes' figures; `wall` is the time of whole calls. The crossover is the batch
+size up to which BASS is faster than regular decoding, interpolated linearly in log2 of the batch size. Bandwidth
+and FLOPs are shares of the peaks that bench/machine.py measures in the same run.
 """
 
 from __future__ import annotations
@@ -146,13 +146,22 @@ def _round_ms(samples: list[Sample]) -> float | None:
 
 
 def _per_round(metrics: Any, batch: int, drafted: bool = False) -> float:
-    """Return the mean tokens verified per round, over all rows; if `drafted`, the mean drafts per row-round."""
+    """Return the mean number of tokens that a round verifies, all rows together.
+
+    With `drafted`, return the mean number of drafts that one row has in a round.
+    """
     row_rounds = metrics.new_tokens - batch - metrics.accepted
     return float(metrics.drafted / row_rounds if drafted else (row_rounds + metrics.drafted) / metrics.rounds)
 
 
 def _share(samples: list[Sample], name: str, peak: float) -> float | None:
-    """Return the share of the machine's peak per second, in lane time without prefills; None if unknown."""
+    """Return the samples' bytes or FLOPs per second as a share of `peak`; None if they are unknown.
+
+    Args:
+        samples: the calls of one arm. Their time is the lane's, without prefills.
+        name: "bytes_read" or "flops".
+        peak: the machine's peak per second.
+    """
     values = [(getattr(sample, name), sample.decode_ms) for sample in samples]
     if any(done is None or not ms for done, ms in values):
         return None
@@ -172,7 +181,11 @@ def crossover(rows: list[Row], arm: str) -> float | None:
 
 
 def _roofline(pair: ModelPair, machine: Machine, rows: list[Row]) -> dict[str, Any]:
-    """Return the measured rounds (tokens over all rows, ms) and the times for only their bytes or FLOPs."""
+    """Return the data of the roofline plot.
+
+    It has the tokens (over all rows) and milliseconds of the measured rounds. For comparison, it has the times in
+    which this machine could read only the bytes, or compute only the FLOPs, of a round with that many tokens.
+    """
     cost, context = pair.target_step.cost, 100
     rounds = [
         {"arm": row["arm"], "batch": row["batch"], "tokens": row["tokens/round"],

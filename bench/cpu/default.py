@@ -32,7 +32,8 @@ REGULAR, AUTO = "regular", "auto"
 FIXED = {f"fixed {length}": length for length in (1, 2, 4)}
 ARMS: dict[str, Any] = {REGULAR: None, AUTO: "auto", **FIXED, "Algorithm 1": "bass"}
 BUILT_IN = {"chat": CHAT, "code": CODE, "repeat": REPEAT_ALL}
-# The categories of a file's questions for each kind of text; any other name is itself a category.
+# For each kind of text, the categories of the file's questions that belong to it. A name that is not listed here
+# is the name of one category.
 KINDS = {"chat": ("writing", "roleplay", "reasoning", "stem", "humanities"), "code": ("coding",)}
 # We claim that "auto" reaches this share of the speed of regular decoding, and of the best fixed length if that is
 # faster than regular decoding.

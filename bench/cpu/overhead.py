@@ -114,7 +114,7 @@ def _verifications(seed: int, repeats: int) -> dict[tuple[int, str], float]:
 
 
 def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int], backend: str) -> float:
-    """Return the milliseconds of only the forwards of one round."""
+    """Return the milliseconds that the forwards of one round take by themselves."""
     assert pair.draft_step is not None
     draft_ids = torch.ones(BATCH, 1, dtype=torch.long)
     target_ids = torch.ones(BATCH, LENGTH + 1, dtype=torch.long)

@@ -1,12 +1,13 @@
 """`python -m bench precision`: the quality and the step times of each precision of the weights.
 
 float32 writes a greedy answer to every prompt, and every precision then reads these texts. "same choice" is the
-share of the answers' tokens that are also its greedy choice. KL is the mean divergence of its distribution from
-float32's at these tokens, in thousandths of a nat. Perplexity is over the prompts' tokens. "tokens a round" is for
-greedy decoding with DRAFTS drafts per round, with the pair's draft model in this precision (for example, a head is
-int8 where our kernels run, model/select.py); it is 1 without a draft model. Steps are regular ones of rows with
-CONTEXT cached tokens. The precisions take turns, except for float32, which uses torch's threads. `--questions
-FILE` takes the first turns of a file in the format of Spec-Bench as prompts.
+share of the answers' tokens that are also the precision's greedy choice. KL is the mean divergence of the
+precision's distribution from float32's at these tokens, in thousandths of a nat. Perplexity is over the prompts'
+tokens. "tokens a round" is for greedy decoding with DRAFTS drafts per round, with the pair's draft model in this
+precision (for example, a head is int8 where our kernels run, model/select.py); it is 1 without a draft model.
+Steps are those of regular decoding, for rows with CONTEXT cached tokens. The precisions take turns, except for
+float32, which uses torch's threads. `--questions FILE` takes the first turns of a file in the format of Spec-Bench
+as prompts.
 """
 
 from __future__ import annotations

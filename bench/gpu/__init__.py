@@ -45,7 +45,8 @@ CHECKS = ("texts", "kernels", "faults")
 ENDED = "ran to its end"
 # A section's process prints each figure after this mark.
 MARK = "figure: "
-# Claims: the section, one case or two to be divided, the figure's name, and the bar.
+# Claims by name: the section, the cases, the figure's name, and the bar. Of two cases we claim the ratio of the
+# first to the second.
 RATIOS = {
     "a step of batch 1 / its floor": ("steps", ["target b1 x 1 kv512"], "step / floor", "at most", 1.15),
     "a step of batch 8 / its floor": ("steps", ["target b8 x 1 kv512"], "step / floor", "at most", 1.25),

@@ -38,7 +38,7 @@ from ..machine import measure
 from ..report.report import device_name, median
 from .context import Context
 
-# Which products run on our kernel, and how. A measurement on the card is to decide between them.
+# Plans say which matrix products run on our kernel, and how. We time all of them on the card to choose the best.
 PLANS = {
     "ours": Plan(),
     "ours up to 16 rows": Plan(most_rows=16),

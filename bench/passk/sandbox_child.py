@@ -54,7 +54,9 @@ def limit(cpu_s: int, memory_mb: int) -> None:
 
 
 def close_files(libc: Any) -> bool:
-    """Forbid writing, creating, renaming and removing files from now on, by Landlock without an allowing rule.
+    """Forbid writing, creating, renaming and removing files from now on.
+
+    We use a Landlock ruleset to which we add no rule, so it allows none of these anywhere.
 
     Returns:
         Whether the kernel supports it.

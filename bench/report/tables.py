@@ -145,7 +145,7 @@ def _claims() -> str:
 
 
 def _page() -> str:
-    """Return the cost of a watching browser: its ms per token over those of the library without a page."""
+    """Return the cost of a watching browser: ms per token with the browser / ms per token of only the library."""
     document = load("page-cpu")
     rows = [row | {"cost": row["browser ms/token"] / row["library ms/token"]} for row in document["results"]]
     columns = _columns(

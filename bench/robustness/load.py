@@ -81,8 +81,8 @@ def main(argv: list[str]) -> None:
     ]
     if ray:
         counted["workers killed"] = len(killed)
-        # Nobody reports a kill between two races, or during a race that its client had given up. In a quick run
-        # all kills may be of these kinds.
+        # No client reports a kill that came between two races, or during a race that its client had given up. In a
+        # quick run there may be no other kills.
         holds = None if arguments.quick and not reported else 0 < reported <= len(killed)
         claims.append(claim("races reported as lost, of workers killed", reported, f"1 to {len(killed)}", holds))
     results: list[Row] = [{"outcome": name, "requests": n} for name, n in counted.items()]

@@ -85,8 +85,8 @@ def algorithm_1(rate: float, rows: int) -> tuple[float, float]:
     """Return the exact mean draft length, and tokens per row-round, under Algorithm 1.
 
     The policy's state (length, shrinking) depends only on the previous state and the best row's accepted count k.
-    Below the length, k has the distribution function (1 - a^(k + 1))^rows. So the states are a Markov chain, which
-    we solve for its stationary distribution.
+    For k below the draft length, the probability that the best row accepts at most k drafts is
+    (1 - a^(k + 1))^rows. So the states are a Markov chain, which we solve for its stationary distribution.
     """
     limit = Algorithm1.limit
     states = list(itertools.product(range(1, limit + 1), (0, 1)))

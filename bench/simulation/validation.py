@@ -2,9 +2,9 @@
 
 Every repeat measures the cost table of all batch sizes except the held-out one, then runs every arm. We use
 medians over repeats, so slow moments of the machine affect both sides. Acceptance comes from runs of the largest
-batch at the lengths in FIT. Predictions for the held-out batch use no measurement of that batch; those for the
-held-out length and for Algorithm 1 use none of that length and of Algorithm 1. Greedy, drafter "model". `spread`
-is (highest - lowest) / median of an arm's repeats.
+batch at the lengths in FIT. No prediction uses a measurement of what it predicts: neither of the held-out batch,
+nor of the held-out length, nor of Algorithm 1. Decoding is greedy, and the drafter is "model". `spread` is
+(highest - lowest) / median of an arm's repeats.
 
 The "clock" figures come from running each arm again on a simulated clock with the same table (SimulatedClock).
 There only the times are predicted, while the rounds are real; the other predictions also draw the acceptance.
@@ -31,7 +31,8 @@ from ..report.report import Row, claim, median
 
 FIT, HELD_LENGTH = (2, 6), 4
 WITHIN = 0.10
-# Weight of the pooled rate in a row's rate at a position, as a number of drafts (shrinkage).
+# A row's acceptance rate at a position is estimated as if the row had tested this many more drafts there, which
+# were accepted at the mean rate of all rows. This keeps rates from few drafts close to that mean (shrinkage).
 POOLED = 4.0
 WARM_UP = 4  # tokens of the unmeasured runs
 # The names of the predictions, and the columns with their relative errors.

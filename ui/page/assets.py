@@ -36,7 +36,7 @@ TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 TEXT = re.compile(r"text/|application/(json|javascript)|image/svg")
 LEAST_BYTES = 1000
 # Each part of the page runs this before its own script. It loads all scripts once, tries again after a failure,
-# and shows a message after the last one.
+# and shows a message if the last attempt fails too.
 LOADER = """
 const fetchScript = (address) => new Promise((resolve, reject) => {
   const script = document.createElement("script");

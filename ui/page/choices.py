@@ -32,7 +32,8 @@ DRAFT_LENGTH_WORDS = {
     "cost-aware": "cost-aware: by cost, all costs measured first",
 }
 COUPLED = "Coupled: all lanes use the same random numbers, so they write the same text at any temperature."
-# For models whose sums are rounded to 16 bits (CausalModel.low_precision), for which COUPLED promises too much.
+# Words for models whose sums are rounded to 16 bits (CausalModel.low_precision). Their lanes can differ at near
+# ties, so COUPLED would promise too much.
 NEAR_TIES_WORDS = "coupled: the same text, except at near ties"
 NEAR_TIES = (
     f"{COUPLED} This model is computed in 16 bits, so lanes can differ where two tokens are almost equally "
@@ -42,7 +43,10 @@ NEAR_TIES = (
 
 @dataclass(frozen=True)
 class Choices:
-    """The (label, value) pairs of each list. `verification` is the line below that list's label."""
+    """The (label, value) pairs of each list.
+
+    `verification` is the explanation below the label of the list `verifications`.
+    """
 
     lanes: tuple[Choice, ...] = field(default_factory=lambda: lanes())
     prompts: tuple[Choice, ...] = (("one prompt for all rows", "one"), ("one prompt per line", "lines"))

@@ -140,7 +140,7 @@ def in_a_sentence() -> Iterator[None]:
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot without its long logs of rounds, because Gradio compares each value with the last."""
+    """Return the snapshot without its long logs of rounds: Gradio compares each value with the previous one."""
     lanes: dict[str, LaneSnapshot] = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
     return {**snapshot, "lanes": lanes}
 

@@ -134,13 +134,13 @@ _TABLE = (
         script="A pair's name, a Hub id or a folder on the server, if its operator allows that; empty for the "
         "server's own pair.",
     ),
-    # With "lines", RaceRequest turns the prompt into a list of them.
+    # With "lines", RaceRequest splits the prompt into a list with one prompt per line.
     Setting(
         "prompts", "one", str, limits.prompts, "",
         "Rows", "list", "One prompt per line: as many rows as lines, whatever the batch size.",
         lambda known: known.prompts,
     ),
-    # These seven make the argument `clock` (clock.py).
+    # From these seven settings, clock.py makes the argument `clock`.
     Setting(
         "clock", clock.MEASURED, str, limits.name, "",
         "Clock", "list", "The machine whose time the lanes count. Texts and acceptances still come from this run.",

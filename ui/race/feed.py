@@ -168,7 +168,7 @@ class PageFeed:
         readings: Mapping[str, Any] = snapshot["device"]
         device = {key: readings.get(key) for key in SHOWN_DEVICE}
         if (energy := device["gpu_energy_mj"]) is not None:
-            # The board's counter starts with its driver: subtract the first reading.
+            # The board has counted since its driver was loaded: subtract the first reading.
             self._energy = energy if self._energy is None else self._energy
             device["gpu_energy_mj"] = energy - self._energy
         if not self.head:
@@ -264,8 +264,8 @@ class PageFeed:
                 series.add(lane["clock_ms"], lane["metrics"])
         self.device_series.add(elapsed, device)
         sampled = (self.device_series, *self.lane_series.values())
-        # Halve all series together: lanes that skipped samples fill up later, and each would double the interval
-        # again.
+        # As soon as one series is full, halve all of them. Lanes that skipped samples fill up later, and if each
+        # were halved at its own time, the interval would be doubled each time.
         if any(series.full() for series in sampled):
             self.interval_ms *= 2
             for series in sampled:

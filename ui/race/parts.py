@@ -16,7 +16,8 @@ ORIGINS = {
     "recovered": "replaces a rejected draft",
     "bonus": "follows drafts that were all accepted",
 }
-# predicted.js marks these elements in a race on a predicted clock. HERE: still measured on this machine.
+# predicted.js marks the elements with these attributes in a race on a predicted clock. HERE stands for a figure
+# that is measured on this machine even then.
 BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "here"))
 # A lane's figures: metric -> label. The first is shown large.
 FIGURES = {
@@ -25,7 +26,8 @@ FIGURES = {
     "acceptance_rate": "accepted",
 }
 TIMED = ("speedup", "ms_per_token")
-# The lane whose label takes the Tab focus. Regular decoding shows no acceptance, so that label's is the next lane.
+# Every lane has each figure's label, but the Tab key stops only at that of this lane. Regular decoding (the first
+# lane) shows no acceptance, so Tab stops at the second lane's label instead.
 STOPS = {"speedup": DEFAULT_LANES[0], "ms_per_token": DEFAULT_LANES[0], "acceptance_rate": DEFAULT_LANES[1]}
 # Switches: (label, initially on, title).
 SWITCHES = {
@@ -124,7 +126,7 @@ aria-labelledby="lane-{name}-title">
 </section>"""
 
 
-# On a predicted clock, LANE_CHARTS are predicted as well. The other charts always show this machine.
+# In a race on a predicted clock, LANE_CHARTS show predicted figures. The other charts always show this machine.
 LANE_CHARTS = {
     "latency": ("ms per token of one sequence", "over lane time, lower is better"),
     "race": ("The race", "new tokens of all sequences over lane time"),

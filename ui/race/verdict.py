@@ -164,7 +164,7 @@ def _equation(
 def _drafted(lane: LaneSnapshot, counts: LaneRounds, settings: Mapping[str, object], machine: str) -> str:
     """Return a sentence on how often a lane drafted, and why, or "" if it drafted in most rounds.
 
-    `machine` is "this" or "that".
+    `machine` is the word before "machine": "this", or "that" if the clock is a predicted one.
     """
     rounds = lane["metrics"]["rounds"]
     if counts.drafting >= DRAFTING_SHARE * rounds:

@@ -22,11 +22,12 @@ from ui.page.request import RaceRequest
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # Several races in a row, e.g. a sweep: takes the source that runs them, and yields any results.
 Races = Callable[[Source], Generator[Any, None, None]]
-# Runs Races that belong together. The second argument is an upper bound of the seconds that they need.
+# Runs Races that belong together. The second argument is an upper bound on the seconds that they need.
 Together = Callable[[Races, float], Generator[Any, None, None]]
 # Counts the tokens of a prompt with the model's template. Takes the text and whether it has one prompt per line.
-# Returns JSON {"text", "refused"}: the count in words, or the sentence that a race with this prompt would be
-# refused with; NOTHING for an empty prompt. It is also called during races, outside the queue.
+# Returns JSON {"text", "refused"}. "text" is the count in words, and "refused" the sentence with which a race
+# would refuse this prompt. For an empty prompt it returns NOTHING. It is also called during races, outside the
+# queue.
 Count = Callable[[str, bool], str]
 NOTHING = json.dumps({"text": "", "refused": False})
 # A snapshot's "phase" -> text of the status line.

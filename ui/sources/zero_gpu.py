@@ -31,12 +31,12 @@ from ui.sources.queue import steps
 from ui.sources.source import Races, Source
 
 # Seconds for a fork to move the weights to the GPU, to warm up and, in the first fork, to compile the Triton
-# kernels. A safe estimate: ZeroGPU counts only the seconds that were used.
+# kernels. The estimate may be too high, because ZeroGPU counts only the seconds that were used.
 START_S = 30.0
-# Seconds per step of one row without CUDA graphs, a safe estimate.
+# Seconds that a step of one row takes without CUDA graphs. This is a safe (high) estimate.
 STEP_S = 0.02
-# The longest reservation (the daily quota of a visitor without an account, 2026), and the shortest that is enough
-# to begin a race.
+# The longest reservation that we ask for, which is the daily quota of a visitor without an account (2026), and the
+# shortest one with which it is worth beginning a race.
 MOST_S, LEAST_S = 120, 15
 # A race ends this many seconds before its reservation.
 SPARE_S = 3.0
@@ -74,7 +74,7 @@ class ZeroGpu:
 
         Args:
             races: must be picklable.
-            seconds: an upper bound of the seconds that it needs.
+            seconds: an upper bound on the seconds that they need.
 
         Raises:
             BassError: if the worker or the scheduler refuses.
@@ -131,12 +131,15 @@ class ZeroGpu:
 
 
 def _single(request: RaceRequest, source: Source) -> Generator[Snapshot, None, None]:
-    """One race as Races. A partial of it with the request can be pickled."""
+    """Run one race. With the request bound by functools.partial, this is a value of type Races.
+
+    Unlike a closure, such a partial can be pickled.
+    """
     yield from source(request)
 
 
 def seconds_of(request: RaceRequest) -> float:
-    """Return an upper bound of the seconds that all lanes of a race take together."""
+    """Return an upper bound on the seconds that all lanes of a race take together."""
     return STEP_S * steps(request)
 
 

@@ -125,8 +125,8 @@ class Sums:
     """Sums over the races of one arm.
 
     Attributes:
-        plain: pace of regular decoding.
-        racing: pace of BASS.
+        plain: the pace of the lane with regular decoding.
+        racing: the pace of the lane with BASS.
         drafted: draft tokens.
         accepted: token acceptance of each race, weighted by its draft tokens.
         races: number of races.
@@ -224,7 +224,7 @@ def _line(line: Line, points: Iterable[Point]) -> str:
     parts = [f"{words} at batch {batches[name]}" for name, words in AGAINST.items() if batches[name]]
     if not parts:
         return ""
-    # The first part spells "it" out.
+    # The first part names regular decoding; the later ones refer to it as "it".
     first = parts[0].replace("with it", "with regular decoding").replace("than it", "than regular decoding")
     return f"{line['label'][0].upper()}{line['label'][1:]}: {', '.join([first, *parts[1:]])}."
 

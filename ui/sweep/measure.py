@@ -142,12 +142,19 @@ class _Run:
         return {**self.sweep, "progress": progress}
 
     def _left(self) -> float:
-        """Return the expected seconds of the remaining races, from those before or from the requested time."""
+        """Return the expected seconds of the remaining races.
+
+        The estimate uses the mean time of the races so far or, before the first has ended, the requested time.
+        """
         each = (self.last - self.start) / self.done if self.done else self.request.seconds / self.races
         return max(each * self.races - (self.clock() - self.start), 0.0)
 
     def _skip(self, since: float) -> float:
-        """Exclude the time since `since`, when the race waited for a worker, from the limit and the estimate."""
+        """Leave the time since `since` out of the limit and the estimate, because the race waited for a worker.
+
+        Returns:
+            The current time, which is `since` for the next call.
+        """
         now = self.clock()
         self.began, self.start, self.last = (
             moment + now - since for moment in (self.began, self.start, self.last)

@@ -24,14 +24,16 @@ FIXED = 4
 SECONDS = 60.0
 # A sweep aims at its requested seconds and takes at most SPARE times as long.
 SPARE = 1.25
-# The most new tokens per row. On a CPU, a race's time runs out earlier, so the batch stays full.
+# The most new tokens per row. On a CPU, a race's time runs out before any row has that many, so no row leaves the
+# batch.
 TOKENS = 160
 TEMPERATURE = 0.7
 MOST_RACES = 32
 # For a sweep over prompts: the most prompts, how often it visits each, its batch and its draft length.
 MOST_PROMPTS, VISITS = 12, 2
 PROMPTS_BATCH, PROMPTS_LENGTH = 4, "auto"
-# Settings of a race that a sweep decides itself. It ignores a predicted clock in the form, because it measures.
+# The settings of a race that a sweep chooses itself, whatever the form says. The clock is one of them, because a
+# sweep measures even if the form asks for a predicted clock.
 SWEEP_SETTINGS = ("batch_size", "draft_length", "lanes", "scheduling", "time_budget_ms", "clock")
 
 
@@ -83,7 +85,7 @@ class SweepRequest:
 
     @property
     def most_seconds(self) -> float:
-        """Upper bound of its seconds on a machine that keeps up."""
+        """Upper bound of the sweep's seconds, unless the machine is too busy to keep to the plan."""
         return SPARE * self.seconds
 
     def arms(self) -> list[Arm]:
@@ -144,7 +146,8 @@ def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
     own = own_prompts(given.get("own_prompts"), bounds)
     settings = {name: value for name, value in given.items() if name not in SWEEP_SETTINGS} | {"batch_size": 1}
     if own:
-        # The question is how well these prompts' drafts are accepted, so no coin decides.
+        # This sweep measures how well the drafts for these prompts are accepted, so switch off synthetic
+        # acceptance.
         settings |= {"prompt": own[0], "prompts": "one", "acceptance": None}
     if settings.get("max_new_tokens") is None:
         settings["max_new_tokens"] = min(TOKENS, bounds.max_new_tokens)

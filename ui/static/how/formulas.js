@@ -90,7 +90,8 @@
   /** The number of tokens in a forward at which multiplying takes as long as reading. */
   const ridge = ({ bytes, bandwidth, peak }) => (peak * 1000 * bytes) / (2 * bandwidth);
 
-  /** The cost of a round with l drafts for b rows, in plain steps of the batch. Up to `free` tokens cost a step as much as one. */
+  /** The cost of a round with l drafts for b rows, in plain steps of the batch. A step of up to `free` tokens costs as
+      much as a step of one. */
   function roundCost(l, c, b, free) {
     const step = (n) => Math.max(1, n / free);
     return l * c + step(b * (l + 1)) / step(b);

@@ -162,7 +162,7 @@
 
   const DRAFTS = 7, ROUNDS = 24, MOST_ROUNDS = 400, SEED = 5, LONGEST = 16, MOST_TOKENS = 1024;
 
-  /** The cells of one round, one line per row, and the common stop that would end all rows. */
+  /** The cells of one round, one line per row, and a line at the common stop, where all rows would end. */
   function ragged(step) {
     const { a, b } = step.values, { picture } = step, next = f.random(step.seed ??= SEED);
     const rows = Array.from({ length: b }, () => f.run(a, DRAFTS, next)), stop = Math.min(...rows);

@@ -1,7 +1,7 @@
 /* A line below Run that compares the form with the lanes. The form contains the settings for the next race. If the lanes
-   show a recording or a race with other settings, the line lists them, so that nobody takes the form's settings for
-   theirs. After a refusal, which leaves the last race in the lanes, it points that out as well. Between a click on Run and the
-   start of the race, the line is empty. */
+   show a recording or a race with other settings, the line lists them, so that nobody thinks that the lanes were run with
+   the form's settings. After a refusal, the lanes still show the last race, and the line says so. Between a click on Run
+   and the start of the race, the line is empty. */
 (() => {
   "use strict";
   const { on, run, setText, busy, tape } = window.Bass;

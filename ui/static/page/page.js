@@ -127,11 +127,11 @@
   const over = (phase) => ["done", "error", "stopped"].includes(phase);
   const busy = (phase) => phase === "waiting" || phase === "running";
   const draws = [];
-  // With a timeout, so that draws that wait for a frame come first.
+  // The timeout lets drawings that wait for a frame come first.
   on("phase", (phase) => over(phase) && setTimeout(() => draws.forEach((draw) => draw())));
   const whole = (draw) => draws.push(draw);
 
-  /** Pass on a value that has waited. A line of the log is parsed only now. */
+  /** Pass on a value that has waited. Lines of the log are parsed here, not when they arrive. */
   function pass(kind, value) {
     tell(kind, value);
     if (kind === "text") tell("line", JSON.parse(value));

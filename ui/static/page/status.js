@@ -52,7 +52,8 @@
   const ended = reloaded ? stored() : null, endSentence = SENTENCES[ended?.why] ?? SENTENCES.reload;
   store(null);
   let runValues = [];
-  // Gradio drops clicks on Run until the event of a stopped race has ended. open: it has not; wanted: Run was clicked.
+  // Gradio drops clicks on Run until the event of a stopped race has ended. `open` is true until then, and `wanted` says
+  // whether Run was clicked meanwhile.
   let open = false, wanted = false;
 
   /** Returns the form's values, which Run sends, and remembers them. */
@@ -67,7 +68,7 @@
   /** The form's values: those of the race that a reload ended, if there was one and the form has the same fields. */
   const askedBefore = (now) => (ended && ended.values.length === now.length ? ended.values : now);
 
-  // When the page is left, its race fails. That does not count as its end.
+  // A race also fails because the page is being left. Its stored settings must stay then, for the page after a reload.
   let leaving = false;
   window.addEventListener("pagehide", () => (leaving = true));
   window.addEventListener("pageshow", () => (leaving = false));

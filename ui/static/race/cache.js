@@ -1,9 +1,9 @@
 /* The ragged cache: the growing lengths of a lane's rows, compared with their lengths if the whole batch stopped at its
    first rejection (the "ghost"). Everything is computed from the rounds.
    - A row's cells of a round are the tokens that it wrote and the drafts that were thrown away.
-   - The ghost counts the same rounds. In each, a row gains 1 + the fewest drafts that any row accepted, but no more than
-     it wrote. For example, rows that accept 3, 1 and 2 drafts all gain 2 tokens. A row that ended in the middle of its
-     accepted drafts does not limit the others.
+   - The ghost has as many rounds as the lane. In each, a row gains 1 + the fewest drafts that any row accepted, but no
+     more than it wrote. For example, rows that accept 3, 1 and 2 drafts all gain 2 tokens. A row that ended in the middle
+     of its accepted drafts does not limit the others.
    - It draws once per view, and only while in view. */
 (() => {
   "use strict";
@@ -35,7 +35,8 @@
     return ({ written }) => Math.min(written, 1 + least);
   }
 
-  /** A lane's frames, one per round: {round, lengths, ghosts, cells}, by row. Rows that took no part have no cells. */
+  /** A lane's frames, one per round: {round, lengths, ghosts, cells}. The last three are lists with an entry per row. A row
+      that took no part in the round has no cells. */
   function framesOf(lane) {
     if (!known.has(lane)) known.set(lane, { frames: [], next: lane.sequences.map(() => 0) });
     const { frames, next } = known.get(lane);

@@ -143,7 +143,7 @@
       this.drawing = false;
       this.paused = false;
       this.racing = false;
-      // The newest run that has a FLOPs utilisation.
+      // The newest run for which a FLOPs utilisation is known.
       this.measured = null;
       // During a race: the earliest times of the next drawing of a chart with lines, and of an empty one.
       this.due = { lines: 0, empty: 0 };
@@ -207,11 +207,11 @@
       const start = performance.now(), before = this.kind(name);
       this.drawing = true;
       this.stale.delete(name);
-      // Part of Plotly's work runs in promises. It has finished by the next task.
+      // Part of Plotly's work runs in promises, which are finished when the next task starts.
       setTimeout(() => {
         const end = performance.now(), after = this.kind(name), pause = REDRAW_MS / Object.keys(this.figures).length;
         this.drawing = false;
-        // The first lines of a chart take several times as long as later ones. They cause no pause.
+        // An empty chart's first drawing with lines takes several times as long as later ones, so it causes no pause.
         if (before === "lines") this.due.lines = end + Math.max(pause, Math.min(BUSY * (end - start), LONGEST_MS));
         else if (after === "empty") this.due.empty = end + REDRAW_MS;
         this.plan();
@@ -228,7 +228,7 @@
     pause(paused) {
       this.paused = paused;
       if (!paused) return this.show();
-      // From now on, charts in view stay as they are.
+      // The charts in view stay as they are. The others are still drawn, with the frozen data, when they come into view.
       for (const name of this.seen) this.stale.delete(name);
       this.plan();
     }

@@ -60,7 +60,7 @@
   /** A round's entry for RecordedLengths: its draft length, or a list with one per row if they differ. */
   const entry = ({ draft_length: length, lengths }) => (lengths.every((own) => own === length) ? `${length}` : `[${lengths.join(", ")}]`);
 
-  /** Python expressions as a list, equal neighbours joined: "[7] * 3 + [[2, 0]]". */
+  /** A Python list of these expressions. Equal neighbours are joined, for example "[7] * 3 + [[2, 0]]". */
   function pyList(values) {
     const parts = [];
     for (const value of values) {
@@ -70,7 +70,7 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** The run's draft lengths: `all`, one list for the batch, or `rows`, one list per sequence. */
+  /** A lane's draft lengths as {all}, a list that counts for all rows, or {rows}, a list for each sequence. */
   function lengthsOf(lane) {
     const rounds = lane.rounds.filter((round) => round.kind !== "prefill");
     const { lengths } = lookOf(lane.name);
@@ -142,7 +142,7 @@
     return `${lines.join("\n")}\n`;
   }
 
-  /** `own`: the prompt of sequence i. */
+  /** The snippet's lines for one lane. `own` is the Python expression for the prompt of sequence i. */
   function laneLines(lane, n, own) {
     const { all, rows } = lengthsOf(lane);
     const call = (more, prompt = "prompt") => `generate(pair, ${prompt}, method=${py(lane.name)}, ${more}**settings)`;
@@ -166,7 +166,8 @@
     return `${location.origin}${location.pathname}#${HASH}?${values}`;
   }
 
-  /** The settings from the address. Those that are missing or not on offer keep their values. */
+  /** The form's new values. Settings that the address lacks, or whose value there is not on offer, keep their value
+      in `now`. */
   function restore(allowed, now) {
     const values = location.hash.startsWith(`#${HASH}?`) ? new URLSearchParams(location.hash.slice(HASH.length + 2)) : null;
     return Object.entries(allowed).map(([name, { control, choices }], i) => {
@@ -182,7 +183,7 @@
     });
   }
 
-  // A link followed in this tab, back and forward change only the hash: reload to read it.
+  // Following a link in this tab, or going back or forward, changes only the hash, so reload the page to read it.
   window.addEventListener("hashchange", () => location.hash.startsWith(`#${HASH}?`) && location.reload());
 
   function download(name, type, text) {

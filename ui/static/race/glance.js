@@ -56,7 +56,7 @@
         return item;
       }));
       for (const name of lanes) this.watch.observe(this.lane(name).querySelector(".figures"));
-      // Below the settings, the lanes may be out of sight.
+      // On a phone the lanes are below the settings, so they may be out of sight.
       const top = this.root.querySelector(".lane-grid").getBoundingClientRect().top;
       if (STACKED.matches && !window.Bass.tape.state.recorded && (top < 0 || top > 0.6 * window.innerHeight)) this.show(this.root);
     }

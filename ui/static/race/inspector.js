@@ -223,7 +223,7 @@
     start(head) {
       const { lanes, batch_size: count } = head, again = this.head === head;
       this.head = head;
-      // After a jump back in the run, keep the reader's choice. It is drawn once all of the run was sent again.
+      // The same head again means a jump back in the run: keep the reader's choice. It is drawn after the jump.
       if (again) return;
       const before = this.pick.lane.value;
       offerLanes(this.pick.lane, lanes);

@@ -33,7 +33,7 @@
     return button;
   }
 
-  /** Add all marks in a predicted race, or remove them. */
+  /** Add all marks if the race is predicted, else remove them. */
   function mark() {
     const on = Boolean(clock());
     document.body.classList.toggle("predicts", on);

@@ -97,7 +97,7 @@
       path.has(i) ? "accepted" : parent < 0 || path.has(parent) ? "rejected" : "untested");
   }
 
-  /** The rejected drafts for the position after the accepted ones. */
+  /** The rejected drafts for the position after the accepted ones, where the target's own token was written instead. */
   function replaced(step) {
     const last = pathOf(step).at(-1) ?? -1;
     return step.drafts.filter((_, i) => parentsOf(step)[i] === last);
@@ -116,10 +116,10 @@
     return { first: ended[0].index, last: all ? ended.at(-1).index : undefined };
   }
 
-  /** Whether the run is greedy, so that no draft is tested against a random number. */
+  /** Whether the run is greedy without synthetic acceptance, so that no random number decides about a draft. */
   const greedy = () => current?.head.settings.temperature === 0 && coin() === null;
 
-  /** The chance with which a coin accepts each draft, or null if drafts are tested. */
+  /** With synthetic acceptance, the chance with which each draft is accepted, or null if drafts are tested. */
   const coin = () => current?.head.settings.acceptance ?? null;
 
   /** A text in quotes, or "(no text)" for a token without text, e.g. the end token. */
@@ -132,7 +132,7 @@
   /** The rounds of a sequence, without its prefill. */
   const roundsIn = (sequence) => (sequence?.steps ?? []).filter((step) => step.kind !== "prefill");
 
-  /** Fill a select with lanes, or with `count` sequences. */
+  /** The next two fill a select element, with the lanes or with `count` sequences. */
   const offerLanes = (select, names) => select.replaceChildren(...names.map((name) => new Option(laneName(name), name)));
   const offerRows = (select, count) =>
     select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1}`, i)));

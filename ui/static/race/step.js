@@ -14,7 +14,7 @@
   const APPEAR = 120, TEST = 700, TESTS = 4200, DRAW = 900;
   const MARKS = { accepted: "✓", rejected: "✗", untested: "–" };
 
-  /** The rule that decided a round. For a recording without details, it follows from the rest. */
+  /** The rule (a key of RULES) that decided a round. Recordings without details don't name it, so it is inferred. */
   function ruleOf(step) {
     if (step.detail) return step.detail.rule;
     if (greedy()) return "greedy";
@@ -54,7 +54,7 @@
     return { share: limit, u: draft.u, words: `u ${chance(draft.u)} ${sign} ${name}${chance(limit)}${late}` };
   }
 
-  /** The probabilities of a draft that its rule uses. */
+  /** The probabilities of draft `i` that the rule uses, in words. */
   function numbersOf(step, i, rule) {
     const draft = step.drafts[i], { detail } = step;
     if (rule === "greedy") return `p ${chance(detail?.own_p?.[i] ?? null)} · q ${chance(detail?.own_q?.[i] ?? null)}`;
@@ -229,7 +229,7 @@
       return Math.max(0, this.steps().findIndex((step) => step.drafted.length));
     }
 
-    /** Index of the nearest earlier or later round to show, or -1 if there is none. */
+    /** Index of the nearest later (`by` 1) or earlier (-1) round to show, or -1 if there is none. */
     near(by) {
       const steps = this.steps(), any = !this.drafted.checked || !steps.some((step) => step.drafted.length);
       let at = this.at + by;
@@ -237,7 +237,8 @@
       return steps[at] ? at : -1;
     }
 
-    /** Go to the next (1) or previous (-1) round. Going on first completes a running animation. */
+    /** Go to the next (1) or previous (-1) round. If an animation is running, going to the next round only
+        completes it. */
     walk(by) {
       if (!this.open) return this.toggle();
       if (by > 0 && performance.now() < this.until) return this.finish();

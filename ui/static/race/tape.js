@@ -48,14 +48,14 @@
 
   const parsed = (line) => (typeof line === "string" ? JSON.parse(line) : line);
 
-  /** Every second instant and the last. Each also gets the lines of the dropped one before it. */
+  /** Every second instant and the last one. The lines of a dropped instant move to the instant after it. */
   function thinned(shown) {
     const stays = (i) => i % 2 === 0 || i === shown.length - 1;
     const lines = (i) => (!i || stays(i - 1) ? [] : shown[i - 1].lines);
     return shown.flatMap((instant, i) => (stays(i) ? [{ ...instant, lines: [...lines(i), ...instant.lines] }] : []));
   }
 
-  /** Several lines as one. */
+  /** Join several lines of the log into one, as if their snapshots had come together. */
   function merged(lines) {
     const all = {};
     for (const line of lines) {
@@ -69,7 +69,7 @@
     return all;
   }
 
-  /** Columns up to the last row whose `x` is at most `end`. */
+  /** The columns, cut after the last row whose value in column `x` is at most `end`. */
   function upTo(columns, x, end) {
     const count = columns[x].filter((value) => value <= end).length;
     return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values.slice(0, count)]));
@@ -88,7 +88,7 @@
     };
   }
 
-  /** Show instant `i`. jumped: whether it is another than the next one in time. */
+  /** Show instant `i`. `jumped` is false if the page shows the instant just before it, as while playing. */
   function show(i, jumped = true) {
     const last = tape.shown.length - 1, { now, head, shown, waiting } = tape;
     const back = now < 0 || i < now;
@@ -178,7 +178,8 @@
     tell("instant", { jumped: false });
   }
 
-  /** Make a recording the current tape. Caches that the file leaves out are those of the instant before. */
+  /** Make a recording the current tape. If the file has no caches for an instant, they are those of the
+      instant before. */
   function load(document, offer) {
     if (tape && !tape.recorded) {
       live();

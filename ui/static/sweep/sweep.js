@@ -49,7 +49,7 @@
     return `${device ?? "unknown device"}; ${rows}, ${heat}; seed ${settings.seed}`;
   }
 
-  // By the index of a line.
+  // The looks of the chart's lines, in the order of the lines.
   const LOOKS = [
     { colour: "sweep-1", dash: "solid", symbol: "circle" }, { colour: "sweep-2", dash: "dash", symbol: "square" },
     { colour: "sweep-3", dash: "dot", symbol: "diamond" },
