@@ -55,8 +55,8 @@ _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refus
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
 _LATE = [
-    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_right_stands_and_is_fed_next",
-    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_wrong_falls",
+    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_right_is_accepted_and_fed_next",
+    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_wrong_is_rejected",
 ]
 _MODEL = [_ENUMERATED + "drafters[model-block]"]
 _TREE = [_ENUMERATED + "trees[(2, 1)-rejection]"]
