@@ -152,7 +152,7 @@ MUTANTS = [
     Mutant("AMUSD: the draft's cache keeps a refused token", "bass_core/draft/model.py",
            "self.runner.commit(row, min(self.runner.lengths[row], length))",
            "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
-           [_OVERLAPPED + "session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"]),
+           [_OVERLAPPED + "session.py::test_after_a_rejection_the_drafts_follow_the_new_text"]),
     Mutant("AMUSD: a draft comes with another row's q", "bass_core/decode/overlapped/session.py",
            "q = dict(zip(drawn,", "q = dict(zip(drawn[::-1],",
            [_CONFORMANCE + "distribution.py::test_quick[amusd-other-1.0-0-1.0]"]),
