@@ -18,7 +18,7 @@ _ATTENTION = "tests/kernels/cpu/attention/test_attention.py::test_"
 _RECOVERED = [_KERNELS + "accept.py::test_recovered_tokens_of_a_block_are_the_references"]
 _SHARED = [_ATTENTION + "the_same_bits_shared_or_alone[float32-1]"]
 _PATH = [_CPU_TREES + "a_node_has_the_bits_of_its_path[float32-15-1]"]
-_REPLAYED = [_CAPTURED + "a_replay_of_trees_is_the_eager_step[CausalModel-pad-False]"]
+_REPLAYED = [_CAPTURED + "a_replay_of_trees_equals_the_eager_step[CausalModel-pad-False]"]
 _HELD = [_PREFIX + "rows_hold_their_prompts_and_the_prefix_is_fed_once"]
 _ROTATED = (
     _KERNELS + "layer_kernels.py::test_a_token_of_a_tree_is_rotated_by_its_position_and_written_to_its_column"
@@ -110,7 +110,7 @@ KERNEL_MUTANTS = [
            [_ROTATED + "[kernels.triton.cache_write]"]),
     Mutant("GPU forward: tokens of a tree rotated by their columns", "bass_core/model/llama_cuda.py",
            "positions = None if plan.tree is None else plan.positions", "positions = None",
-           [_CAPTURED + "a_token_of_a_tree_is_the_end_of_its_path[LlamaCuda-pad-llama]"]),
+           [_CAPTURED + "the_logits_of_a_tree_are_those_of_its_paths[LlamaCuda-pad-llama]"]),
     Mutant("GPU kernels: a rejected draft's q left in p", "kernels/triton/walk.py",
            "tl.maximum(weight - taken, 0.0)", "weight",
            [_KERNELS + "walk.py::test_takes_the_references_decisions[True-2.0-8-5-9]"]),
