@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SHAPED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("way", CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_logprobs_are_the_targets_whichever_method_drafts(
     case: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ):

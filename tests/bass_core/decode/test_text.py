@@ -1,7 +1,7 @@
 """Text streamed token by token equals the tokenizer's decoding of all tokens at once.
 
-This holds for any token ids, including special tokens and broken bytes. A character is shown with its last byte and
-never taken back. No part of a stop string is ever shown, wherever its tokens begin and end.
+This holds for any token ids, including special tokens and broken bytes. A character is shown with its last byte
+and never taken back. No part of a stop string is ever shown, wherever its tokens begin and end.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def test_a_long_incomplete_tail_is_not_decoded_repeatedly(
 
 
 def test_bytes_are_shown_only_once_their_run_is_complete() -> None:
-    # Byte tokens are decoded in runs: a run that is not UTF-8 becomes one replacement character per byte. A special
-    # token has no text and does not end a run.
+    # Byte tokens are decoded in runs: a run that is not UTF-8 becomes one replacement character per byte. A
+    # special token has no text and does not end a run.
     spelled = byte_fallback_tokenizer()
     for ids, pieces in (
         ([0, 1, 2], ["", "", "\ufffd\ufffda"]),

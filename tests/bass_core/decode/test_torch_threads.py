@@ -1,7 +1,7 @@
 """No round on a CPU runs a torch operation large enough to be split among torch's threads.
 
-torch splits operations over at least 32,768 numbers (at::internal::GRAIN_SIZE). Between our compiled calls, waiting
-for its threads costs more than the operation, and much more if the cores have other work.
+torch splits operations over at least 32,768 numbers (at::internal::GRAIN_SIZE). Between our compiled calls,
+waiting for its threads costs more than the operation, and much more if the cores have other work.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ CASES: list[tuple[str, str, SamplingParams, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("way", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_round_splits_nothing_among_torchs_threads(case: Any) -> None:
     draft, method, sampling, options = case
     options = {"draft_length": 3} | options if method != "regular" else options

@@ -1,7 +1,7 @@
 """Trees of tokens in the GPU's forward and in captured steps, on a CPU with Triton interpreted.
 
-The logits after each token of a tree are those after its path as text. A replayed step equals an eager one, whatever
-trees and chains were run before it.
+The logits after each token of a tree are those after its path as text. A replayed step equals an eager one,
+whatever trees and chains ran before it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def slots(pair: ModelPair) -> list[Any]:
 def test_after_a_capture_fails_at_its_end_none_is_tried_again(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise torch's `empty_cache` would raise from then on, and the thread would stay on the capture's stream."""
+    """Otherwise torch's `empty_cache` would raise, and the thread would stay on the capture's stream."""
     pair = on_device()
 
     def fail() -> None:
@@ -238,7 +238,7 @@ def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch:
 
 
 def test_a_runner_may_be_dropped_while_a_slot_is_taken() -> None:
-    """The lock is re-entrant, because the garbage collector may drop a runner in the thread that holds the lock."""
+    """The lock is re-entrant, because the garbage collector may drop a runner in the thread that holds it."""
     with graphs._lock:
         assert graphs._lock.acquire(blocking=False)
         graphs._lock.release()

@@ -7,7 +7,7 @@ import torch
 from bass_core.model.pointer import BEGIN, LONGEST, SHORTEST, Pointer, followers, windows
 
 
-def simple_search(committed: list[int], drafts: list[int]) -> tuple[int, int]:
+def by_hand(committed: list[int], drafts: list[int]) -> tuple[int, int]:
     """Return the token after the longest match of the text's end (the most recent on ties), and its length."""
     text, best = committed + drafts, (-1, 0)
     for size in range(LONGEST, SHORTEST - 1, -1):
@@ -33,7 +33,7 @@ def test_the_pointer_finds_the_token_after_the_longest_and_most_recent_match():
         text = torch.tensor([row + [rng.randrange(3) for _ in range(width - len(row))] for row in rows])
         last = torch.tensor([[last_of(row + row_drafts)] for row, row_drafts in zip(rows, drafts, strict=True)])
         tokens, sizes = followers(windows(text), torch.tensor([[len(row)] for row in rows]), last)
-        expected = [simple_search(row, row_drafts) for row, row_drafts in zip(rows, drafts, strict=True)]
+        expected = [by_hand(row, row_drafts) for row, row_drafts in zip(rows, drafts, strict=True)]
         assert list(zip(tokens[:, 0].tolist(), sizes[:, 0].tolist(), strict=True)) == expected
         seen.update(size for _, size in expected)
     assert seen == {0, *range(SHORTEST, LONGEST + 1)}

@@ -196,7 +196,7 @@ def fail_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftSession, "step", failing_step)
 
 
-@pytest.mark.parametrize(("way", "step"), [("greedy", 0), ("coupled", 1), ("coupled", 6)])
+@pytest.mark.parametrize(("case", "step"), [("greedy", 0), ("coupled", 1), ("coupled", 6)])
 def test_a_draft_that_fails_leaves_regular_decoding(case: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails while it reads the prompts, at its first draft, or later."""
     fail_after(step, monkeypatch)
@@ -250,7 +250,7 @@ def test_a_pause_waits_for_the_running_step(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_many_short_runs_with_random_delays(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of the runs are stopped early, some are paused between steps, and some lose their draft."""
     monkeypatch.undo()  # the schedule: here the delays decide

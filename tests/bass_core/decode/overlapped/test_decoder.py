@@ -23,7 +23,7 @@ TEXT = reference(TARGET, PROMPT, TOKENS + 4)
 
 
 class ScriptedDraft(DraftThread):
-    """Without a thread: `arrivals(call, position)` returns the drafts that the call-th look finds at `position`."""
+    """No thread: `arrivals(call, position)` returns the drafts that the call-th look finds at `position`."""
 
     def __init__(self, row: Sequence, arrivals: Callable[[int, int], list[int]]) -> None:
         super().__init__([row])

@@ -194,7 +194,7 @@ def test_a_head_drafts_nothing_after_copies_whose_states_it_lacks():
 
 
 def test_a_row_that_copies_is_not_overwritten_while_another_drafts():
-    """The copying row is fed as padding, and must keep its whole prompt: its next q is that of an uncached forward."""
+    """The copying row is fed as padding and must keep its prompt: its next q is that of an uncached forward."""
     rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
     session = start_session(rows=rows, sampling=warm, drafter="adaptive")
     session.step()
