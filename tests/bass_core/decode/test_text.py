@@ -219,8 +219,8 @@ def test_a_race_shows_no_part_of_a_stop_string(pair: ModelPair) -> None:
     for snapshot in race(pair, [[5, 6, 7]], max_new_tokens=30, eos_token_id=None, stop=stop):
         for lane in snapshot["lanes"].values():
             assert expected.startswith(lane["sequences"][0]["text"] or "")
-    assert all(one["sequences"][0]["finish_reason"] == "stop" for one in snapshot["lanes"].values())
-    assert all(one["sequences"][0]["text"] == expected for one in snapshot["lanes"].values())
+    assert all(lane["sequences"][0]["finish_reason"] == "stop" for lane in snapshot["lanes"].values())
+    assert all(lane["sequences"][0]["text"] == expected for lane in snapshot["lanes"].values())
 
 
 @pytest.mark.parametrize("stop", ["", [""], [3], 3, {"a": 1}])

@@ -154,10 +154,10 @@ class Counter(event.Listener):
         pass
 
 def signatures():
-    modules = [import_module(one.name) for one in pkgutil.walk_packages(kernels.cpu.__path__, "kernels.cpu.")]
-    found = {one for module in modules for one in vars(module).values() if isinstance(one, CPUDispatcher)}
-    called = [one for one in found if not one.targetoptions.get("no_cpython_wrapper")]
-    return {one.py_func.__qualname__: len(one.overloads) for one in called}
+    modules = [import_module(info.name) for info in pkgutil.walk_packages(kernels.cpu.__path__, "kernels.cpu.")]
+    compiled = {value for module in modules for value in vars(module).values() if isinstance(value, CPUDispatcher)}
+    called = [kernel for kernel in compiled if not kernel.targetoptions.get("no_cpython_wrapper")]
+    return {kernel.py_func.__qualname__: len(kernel.overloads) for kernel in called}
 
 pair = tiny_pair("head", to=torch.bfloat16)
 before, compiled = signatures(), len(Counter.names)
@@ -176,8 +176,8 @@ for n, number, rule, length in (
     (1, 2, "rejection", "bass"), (4, 3, "auto", "auto"), (4, 0, "auto", 2),
 ):
     prompts = [[5, 6, 7, 8 + row] for row in range(n)]
-    asked = {"sampling": settings[number], "verification": rule, "draft_length": length, "max_new_tokens": 12}
-    for snapshot in race(pair, prompts, eos_token_id=None, **asked):
+    options = {"sampling": settings[number], "verification": rule, "draft_length": length, "max_new_tokens": 12}
+    for snapshot in race(pair, prompts, eos_token_id=None, **options):
         measured += "measuring" in snapshot
     drafted += snapshot["lanes"]["bass"]["metrics"]["drafted"] or 0
 print(json.dumps([before, signatures(), Counter.names, measured, drafted]))

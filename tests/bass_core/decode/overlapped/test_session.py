@@ -109,11 +109,11 @@ def test_after_a_rejection_the_drafts_follow_the_new_text(seed, monkeypatch):
         nonlocal taken_back
         for row in rows:
             ahead = tokens_of(row)
-            kept, other = chance.randint(0, len(ahead)), [chance.randrange(90)] * chance.choice((0, 0, 1, 2))
-            taken_back += len(ahead) > kept and bool(other) and other[0] != ahead[kept]
-            row.agree(ahead[:kept] + other, same=not other)
+            num_agreed, other = chance.randint(0, len(ahead)), [chance.randrange(90)] * chance.choice((0, 0, 1, 2))
+            taken_back += len(ahead) > num_agreed and bool(other) and other[0] != ahead[num_agreed]
+            row.agree(ahead[:num_agreed] + other, same=not other)
             assert row.begin == (len(row.text) if other else row.begin)
-            written = ahead[:kept] + other
+            written = ahead[:num_agreed] + other
             assert tokens_of(row) == (ahead[len(written) :] if ahead[: len(written)] == written else [])
 
     def meanwhile(*arguments):
@@ -153,9 +153,9 @@ def test_a_head_continues_from_the_targets_states():
         first = 0 if epoch == 1 else start - 1
         row.agree(text[start:], same=False, states=states[first : len(text) - 1])
         start = len(text)
-        kept = len(row.drafts)
+        num_drafts = len(row.drafts)
         session.step()
-        if not kept:
+        if not num_drafts:
             expected, _ = expected_drafts(target, head, fuse, project, text, 1)
             assert tokens_of(row) == expected
         drafted(session, row)
@@ -221,8 +221,8 @@ def test_drafts_that_agree_are_kept(same):
 
 def test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there():
     """It depends on the largest value of q there, and on the drafts before it."""
-    for own in (1e-6, 0.5, 1.0):
-        assert confident_prefix([0.9], [own]) == 1
-        assert confident_prefix([AHEAD_CONFIDENCE / 2], [own]) == 0
-        assert confident_prefix([0.9, 0.9], [0.8, own]) == 2
+    for q_of_token in (1e-6, 0.5, 1.0):
+        assert confident_prefix([0.9], [q_of_token]) == 1
+        assert confident_prefix([AHEAD_CONFIDENCE / 2], [q_of_token]) == 0
+        assert confident_prefix([0.9, 0.9], [0.8, q_of_token]) == 2
     assert confident_prefix([0.9, 0.9, 0.9], [0.8, AHEAD_CONFIDENCE / 2, 0.9]) == 2

