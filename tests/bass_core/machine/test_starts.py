@@ -145,6 +145,7 @@ from bass_core.model.attention import choose_backend
 from bass_core.length.costs import CostTable, write_table
 from bass_core.decode.cost_store import costs_path
 from bass_core.draft.registry import choose_drafter
+from tests.support.models import tiny_pair
 
 class Counter(event.Listener):
     names = []
@@ -195,5 +196,5 @@ def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
     before, after, compiled, measured, drafted = json.loads(result.stdout.splitlines()[-1])
     assert compiled == [] and after == before
     assert not measured and drafted
-    # Only a bench calls `alone`. A kernel with several signatures would have to be prepared for each of them.
-    assert {name: number for name, number in after.items() if number != 1} == {"alone": 0}
+    # Only a bench calls `attend_layers`. A kernel with several signatures would have to be prepared for each of them.
+    assert {name: number for name, number in after.items() if number != 1} == {"attend_layers": 0}

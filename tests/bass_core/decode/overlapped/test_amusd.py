@@ -287,6 +287,7 @@ SCRIPT = """
 import torch
 from bass_core import ModelPair, stream
 from bass_core.decode.overlapped.session import DraftSession
+from tests.support.models import prompts, tiny
 torch.set_num_threads(1)
 x, step = torch.ones(3000, 3000), DraftSession.step
 def slow(self):
