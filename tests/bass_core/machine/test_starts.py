@@ -196,5 +196,5 @@ def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
     before, after, compiled, measured, drafted = json.loads(result.stdout.splitlines()[-1])
     assert compiled == [] and after == before
     assert not measured and drafted
-    # Only a bench calls `attend_layers`. A kernel with several signatures would have to be prepared for each of them.
+    # Only a bench calls `attend_layers`. Each further signature of a kernel would have to be prepared too.
     assert {name: number for name, number in after.items() if number != 1} == {"attend_layers": 0}
