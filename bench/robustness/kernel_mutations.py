@@ -18,8 +18,8 @@ _ATTENTION = "tests/kernels/cpu/attention/test_attention.py::test_"
 _RECOVERED = [_KERNELS + "accept.py::test_recovered_tokens_of_a_block_equal_the_reference"]
 _SHARED = [_ATTENTION + "a_row_has_the_same_bits_with_and_without_a_shared_prefix[float32-1]"]
 _PATH = [_CPU_TREES + "a_node_has_the_bits_of_its_path_as_a_text[float32-15-1]"]
-_REPLAYED = [_CAPTURED + "a_replay_of_trees_is_the_eager_step[CausalModel-pad-False]"]
-_HELD = [_PREFIX + "rows_hold_their_prompts_and_the_prefix_is_fed_once"]
+_REPLAYED = [_CAPTURED + "a_replay_of_trees_equals_the_eager_step[CausalModel-pad-False]"]
+_HELD = [_PREFIX + "rows_attend_over_their_prompts_and_each_prefix_is_fed_once"]
 _ROTATED = _KERNELS + "layer_kernels.py::test_a_tree_token_is_rotated_by_its_position_and_written_to_its_column"
 
 KERNEL_MUTANTS = [
@@ -29,7 +29,7 @@ KERNEL_MUTANTS = [
            [_CONFORMANCE + "greedy.py::test_rows_that_diverge_write_the_targets_text[gemma3-bass]"]),
     Mutant("CPU kernels: the excess behind a draft with the reach before it", _VERIFICATION,
            "            for j in range(i):\n", "            for j in range(i - 1):\n",
-           [_BLOCK + "the_tests_tell_what_was_decided[True-True]"]),
+           [_BLOCK + "the_reported_tests_explain_the_decision[True-True]"]),
     Mutant("CPU kernels: every draft accepted", _VERIFICATION, "u * q_draft < p_draft", "u < np.float32(2.0)",
            _SAMPLED),
     Mutant("CPU kernels: q ignored in the test", _VERIFICATION, "u * q_draft < p_draft", "u < p_draft",
@@ -38,7 +38,7 @@ KERNEL_MUTANTS = [
            "(p, at)", _SAMPLED),
     Mutant("CPU kernels: a recovered token without the reach", _VERIFICATION,
            "            reach = accepted_reach\n", "            reach = np.float32(1.0)\n",
-           [_BLOCK + "the_recovered_token_comes_from_what_is_left"]),
+           [_BLOCK + "the_recovered_token_is_drawn_from_the_residual"]),
     Mutant("CPU kernels: the first failure ends a block", _VERIFICATION, "if i < judged and u < chance:",
            "if i < judged and u < chance and accepted == i:", [_VERIFIED + "decisions_equal_the_reference"]),
     Mutant("CPU kernels: a q that is no number judged like others", _VERIFICATION,
@@ -109,7 +109,7 @@ KERNEL_MUTANTS = [
            [_ROTATED + "[kernels.triton.cache_write]"]),
     Mutant("GPU forward: tokens of a tree rotated by their columns", "bass_core/model/llama_cuda.py",
            "positions = None if plan.tree is None else plan.positions", "positions = None",
-           [_CAPTURED + "a_token_of_a_tree_is_the_end_of_its_path[LlamaCuda-pad-llama]"]),
+           [_CAPTURED + "the_logits_of_a_tree_are_those_of_its_paths[LlamaCuda-pad-llama]"]),
     Mutant("GPU kernels: a rejected draft's q left in p", "kernels/triton/walk.py",
            "tl.maximum(weight - taken, 0.0)", "weight",
            [_KERNELS + "walk.py::test_decisions_equal_the_reference[True-2.0-8-5-9]"]),
@@ -128,5 +128,5 @@ KERNEL_MUTANTS = [
            [_PREFIX + "a_step_never_writes_to_the_prefix"]),
     Mutant("a row that leaves its prefix behind when it moves", "bass_core/model/cache.py",
            "self.starts[target], self.groups[target] = self.starts[source], self.groups[source]", "pass",
-           [_PREFIX + "rows_move_with_their_prefix_and_start_anew"]),
+           [_PREFIX + "rows_move_with_their_prefix_and_can_be_prefilled_again"]),
 ]  # fmt: skip

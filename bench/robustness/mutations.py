@@ -55,13 +55,13 @@ _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_rejec
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_a_text_ends_at_any_place_of_a_round"]
 _LATE = [
-    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_right_stands_and_is_fed_next",
-    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_wrong_falls",
+    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_right_is_accepted_and_fed_next",
+    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_wrong_is_rejected",
 ]
 _MODEL = [_ENUMERATED + "drafters_keep_the_distribution[model-block]"]
 _TREE = [_ENUMERATED + "trees_keep_the_distribution[(2, 1)-rejection]"]
 _WHOLE = [_BLOCK + "the_text_is_distributed_as_the_targets[1-3-fixed]"]
-_KEPT = [_CORE + "model/test_runner.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
+_KEPT = [_CORE + "model/test_runner.py::test_a_committed_path_equals_the_same_tokens_fed_as_text[pad-unshared]"]
 
 MUTANTS = [
     Mutant("every draft accepted", "bass_core/verify/rejection.py",
@@ -146,14 +146,14 @@ MUTANTS = [
            "return calls.spread(q, ids, size)", "return calls.spread(q, torch.arange(len(ids)), size)",
            [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[bass-reduced-1.0-3-1.0]"]),
     Mutant("all rows share their noise", "bass_core/sample/noise.py", "broadcast_tensors(sequence_ids,",
-           "broadcast_tensors(0 * sequence_ids,", [_CORE + "sample/test_noise.py::test_words_of_any_key"]),
+           "broadcast_tensors(0 * sequence_ids,", [_CORE + "sample/test_noise.py::test_words_equal_philox"]),
     Mutant("AMUSD: a draft counts that came too late", "bass_core/decode/overlapped/session.py",
            "if read[: len(now)] == now:", "if len(now) <= len(read):",
            [_OVERLAPPED + "session.py::test_a_draft_that_comes_too_late_is_dropped"]),
     Mutant("AMUSD: the draft's cache keeps a refused token", "bass_core/draft/model.py",
            "self.runner.commit(row, min(self.runner.lengths[row], length))",
            "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
-           [_OVERLAPPED + "session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"]),
+           [_OVERLAPPED + "session.py::test_after_a_rejection_the_drafts_follow_the_new_text"]),
     Mutant("AMUSD: a draft comes with another row's q", "bass_core/decode/overlapped/session.py",
            "q = dict(zip(drawn,", "q = dict(zip(drawn[::-1],",
            [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[amusd-other-1.0-0-1.0]"]),
@@ -244,13 +244,13 @@ MUTANTS = [
            ["tests/kernels/cpu/test_verification.py::test_unsound_numbers_discard_the_later_drafts_of_a_row"]),
     Mutant("chains: a block goes on over logits that are NaN", "bass_core/verify/acceptance.py",
            "    fit = sound[:, :-1]\n", "    fit = torch.ones_like(sound[:, :-1])\n",
-           [_UNSOUND + "the_law_is_the_targets_whichever_place_is_broken"]),
+           [_UNSOUND + "the_distribution_is_the_targets_whichever_place_is_nan"]),
     Mutant("chains: only the newest token's logits can be unsound", "bass_core/verify/rejection.py",
            "used = sound.gather(1, outcome.accepted[:, None])[:, 0]", "used = sound[:, 0]",
-           [_UNSOUND + "logits_end_a_row_only_where_it_used_them[greedy]"]),
+           [_UNSOUND + "only_nan_logits_that_a_row_used_end_it[greedy]"]),
     Mutant("chains: unused logits end a row", "bass_core/verify/rejection.py",
            "used = sound.gather(1, outcome.accepted[:, None])[:, 0]", "used = sound.all(-1)",
-           [_UNSOUND + "logits_end_a_row_only_where_it_used_them"]),
+           [_UNSOUND + "only_nan_logits_that_a_row_used_end_it"]),
     Mutant("chains: the residual unchanged", "bass_core/verify/rejection.py",
            "left = residual(at_end, draft_probs[rows, index], reach[rows, accepted])", "left = at_end",
            _REFERENCE),
@@ -272,14 +272,14 @@ MUTANTS = [
            "has_next = torch.arange(1, width, device=p.device) <= num_drafted[:, None]", _WHOLE),
     Mutant("block: padding accepted", "bass_core/verify/rejection.py",
            "accepted = last_passed((u < chance) & drafted)", "accepted = last_passed(u < chance)",
-           [_BLOCK + "the_tests_tell_what_was_decided[True-False]"]),
+           [_BLOCK + "the_reported_tests_explain_the_decision[True-False]"]),
     Mutant("trees: a verdict that passes over drawn drafts of small q", "bass_core/verify/tree.py",
            "            if drawn is None:\n",
            "            if drawn is None or self._drawn_from(r, drawn)[self.tree.tokens[r][drawn]] < 0.4:\n",
            _TREE),
     Mutant("trees: a q that is NaN kept", "bass_core/verify/tree.py",
            " or not self.fit[self.tree.drawn[row][draft]]", "",
-           [_UNSOUND + "whole_verifications_write_the_targets_first_token"]),
+           [_UNSOUND + "the_first_token_has_the_targets_distribution"]),
     Mutant("trees: a coin that may be equal", "bass_core/verify/tree.py", "if coins[i] * proposed < chance:",
            "if coins[i] * proposed <= chance:", [_UNSOUND + "a_draft_of_no_probability_is_never_accepted"]),
     Mutant("trees: an accepted path that stays where it lies", "bass_core/model/runner.py",
@@ -330,18 +330,18 @@ MUTANTS = [
            [_ENUMERATED + "drafters_keep_the_distribution[a window after a model-rejection]"]),
     Mutant("hooks and replaced modules are left out", "bass_core/model/select.py",
            "llama_compiled.why_not(model) or why_modified(model)", "llama_compiled.why_not(model)",
-           [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_by_its_own_code"
+           [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_its_own_code"
             "[its module model.norm has another variance_epsilon]"]),
     Mutant("a forward of our own is not tried", "bass_core/model/select.py",
            "return expected is None or probe.agrees(selected, expected)", "return True",
-           [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_by_its_own_code"
+           [_CORE + "model/weights/test_modified.py::test_a_changed_model_runs_its_own_code"
             "[our kernels compute other logits than its own code]"]),
     Mutant("weights of yesterday", "bass_core/model/pair.py",
            "if not any(changed):", "if True:",
-           [_CORE + "model/weights/test_modified.py::test_a_model_that_changes_after_it_was_paired"
+           [_CORE + "model/weights/test_modified.py::test_changes_after_pairing_take_effect_at_the_next_call"
             "[load_state_dict-dtype1]"]),
     Mutant("weights that were written past torch's count", "bass_core/model/weights/modified.py",
            "and self._read_samples() == self._known_samples", "",
-           [_CORE + "model/weights/test_modified.py::test_a_model_that_changes_after_it_was_paired"
+           [_CORE + "model/weights/test_modified.py::test_changes_after_pairing_take_effect_at_the_next_call"
             "[through_data-dtype1]"]),
 ]  # fmt: skip

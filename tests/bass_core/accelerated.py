@@ -1,4 +1,4 @@
-"""Contract: models and fixtures shared by the tests here that run on the emulated accelerator."""
+"""Models and fixtures for the tests that run on the emulated accelerator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT: dict[str, Any] = {"max_new_tokens": COUNT, "draft_length": 3, "eos_token_i
 
 @pytest.fixture
 def small(accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811
-    """Resets process-wide capture state, and makes the bandwidth measurement's copies short."""
+    """Reset the process-wide capture state and shorten the copies of the bandwidth measurement."""
     monkeypatch.setattr(capture, "_failed", False)
     monkeypatch.setattr(hardware, "COPY_BYTES", 1 << 12)
     monkeypatch.setattr(emulated_capture, "captured", 0)
@@ -35,7 +35,7 @@ def small(accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def on_device(device: torch.device = DEVICE, plain: bool = False) -> ModelPair:
-    """A target and a draft on the device; `plain` runs transformers' own forward."""
+    """Return a pair on the device; `plain` runs transformers' own forward."""
     pair = tiny_pair(0.03, to=device)
     if plain:
         pair.target_step = CausalModel(pair.target)
@@ -43,7 +43,7 @@ def on_device(device: torch.device = DEVICE, plain: bool = False) -> ModelPair:
 
 
 def texts(pair: ModelPair, **arguments: Any) -> list[list[int]]:
-    """The new token ids of each row."""
+    """Return the new token ids of each row."""
     return texts_of(generate(pair, ROWS, **TEXT, **arguments))
 
 
@@ -51,9 +51,9 @@ def while_capturing(monkeypatch: pytest.MonkeyPatch, model: CausalModel, action:
     """Run `action` inside each capture of the model's forward."""
     forward = model.forward_captured
 
-    def acts(*arguments: Any) -> Any:
+    def forward_with_action(*arguments: Any) -> Any:
         if runtime(DEVICE).is_current_stream_capturing():
             action()
         return forward(*arguments)
 
-    monkeypatch.setattr(model, "forward_captured", acts)
+    monkeypatch.setattr(model, "forward_captured", forward_with_action)

@@ -1,3 +1,3 @@
-"""Models this tiny run on one thread."""
+"""Run the tiny models on one thread."""
 
 from tests.support.threads import one_thread  # noqa: F401

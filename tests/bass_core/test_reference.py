@@ -1,7 +1,4 @@
-"""The real loop writes the tokens of bass_core/reference.py, which reads as the papers do.
-
-Contract: float32, tiny random models, one seed of noise.
-"""
+"""The decoding loop writes the same tokens as bass_core/reference.py, given the same noise, in float32."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ METHODS = {"speculative": reference.speculative, "bass": reference.bass}
 @pytest.mark.parametrize("method", METHODS)
 def test_the_loop_writes_the_tokens_of_the_reference(method, temperature, rows, length):
     texts = prompts(rows, seed=rows)
-    real = generate(
+    output = generate(
         PAIR,
         texts,
         method=method,
@@ -42,19 +39,19 @@ def test_the_loop_writes_the_tokens_of_the_reference(method, temperature, rows, 
     )
     fixed = None if length == "bass" else length
     with torch.inference_mode():
-        ours = METHODS[method](TARGET, DRAFT, texts, 40, temperature, length=fixed, seed=11)
-    assert ours == texts_of(real)
-    origins = {origin for sequence in real.sequences for origin in sequence.origins}
-    assert {"accepted", "recovered"} <= origins, "drafts were never accepted, or never refused"
+        expected = METHODS[method](TARGET, DRAFT, texts, 40, temperature, length=fixed, seed=11)
+    assert expected == texts_of(output)
+    origins = {origin for sequence in output.sequences for origin in sequence.origins}
+    assert {"accepted", "recovered"} <= origins, "drafts were never accepted, or never rejected"
 
 
-def test_a_step_writes_the_target_s_own_distribution():
-    """Exactly, for one draft: the chances of its tests and of what follows add up to p."""
+def test_a_step_draws_from_the_targets_distribution():
+    """For one draft, computed exactly: summed over all drafts and verdicts, the first token has distribution p."""
     p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
     q = torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64)
 
-    class Told:
-        """Refuses or accepts as told, and keeps the weights of the token that follows."""
+    class ScriptedNoise:
+        """Uses a fixed u, and records the weights of the next draw."""
 
         def __init__(self, r):
             self.number = r
@@ -66,30 +63,29 @@ def test_a_step_writes_the_target_s_own_distribution():
             self.weights, self.role = weights / weights.sum(), role
             return 0
 
-    first = torch.zeros(3, dtype=torch.float64)
+    distribution = torch.zeros(3, dtype=torch.float64)
     for x in range(3):
         chance = min(1.0, float(p[0, x] / q[x]))
-        accepted, refused = Told(chance - 1e-9), Told(chance + 1e-9)
+        accepted, rejected = ScriptedNoise(chance - 1e-9), ScriptedNoise(chance + 1e-9)
         assert reference.judge([x], [q], p, accepted) == [x, 0] and accepted.role is Role.TARGET
         assert torch.equal(accepted.weights, p[1])
-        first[x] += q[x] * chance
+        distribution[x] += q[x] * chance
         if chance < 1:
-            assert reference.judge([x], [q], p, refused) == [0] and refused.role is Role.RESIDUAL
-            first += q[x] * (1 - chance) * refused.weights
-    assert torch.allclose(first, p[0])
+            assert reference.judge([x], [q], p, rejected) == [0] and rejected.role is Role.RESIDUAL
+            distribution += q[x] * (1 - chance) * rejected.weights
+    assert torch.allclose(distribution, p[0])
 
 
-def test_a_plain_callable_is_a_model():
-    """Logits need no object around them."""
+def test_a_model_may_be_a_function_that_returns_logits():
     texts = prompts(2)
     with torch.inference_mode():
-        by_calls = reference.bass(lambda ids: TARGET(ids).logits, lambda ids: DRAFT(ids).logits, texts, 8, 1.0)
-        assert by_calls == reference.bass(TARGET, DRAFT, texts, 8, 1.0)
-    assert all(0 <= token < VOCAB for row in by_calls for token in row)
+        rows = reference.bass(lambda ids: TARGET(ids).logits, lambda ids: DRAFT(ids).logits, texts, 8, 1.0)
+        assert rows == reference.bass(TARGET, DRAFT, texts, 8, 1.0)
+    assert all(0 <= token < VOCAB for row in rows for token in row)
 
 
 def test_the_readme_shows_the_reference():
-    """Its second Python block is taken from the file as it is."""
+    """Its second Python block is copied from the file."""
     block = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
     assert block.strip() and block.strip() in inspect.getsource(reference)
     assert "def judge" in block

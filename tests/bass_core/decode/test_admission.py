@@ -1,4 +1,4 @@
-"""A request that does not fit is refused, naming what would fit; the estimate covers what a race takes."""
+"""The refusal of a request that does not fit names one that would; the memory estimate covers real use."""
 
 from __future__ import annotations
 
@@ -24,54 +24,60 @@ PAIR = tiny_pair()
 PROMPT = [5, 6, 7]
 
 
-def _room(monkeypatch: pytest.MonkeyPatch, needed: int) -> None:
+def _make_available(monkeypatch: pytest.MonkeyPatch, needed: int) -> None:
     """Make exactly `needed` bytes available to a request."""
     free = needed / admission_module._HEADROOM + 1
     monkeypatch.setattr(admission_module, "available_bytes", lambda _: free)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(40, 400), (11, 500)])
-def test_the_refusal_names_the_largest_that_fits(rows: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With memory for 10 rows: 10 rows or the shorter text named fit, one row or one token more does not."""
+def test_the_refusal_names_the_largest_request_that_fits(
+    rows: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With memory for 10 rows: 10 rows fit, or the named shorter texts; one more row or token does not."""
     request = make_request(PAIR, PROMPT, n=rows, max_new_tokens=tokens)
-    _room(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 10))
+    _make_available(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 10))
     with pytest.raises(RequestError, match="a batch of 10 would fit, or") as refusal:
         generate(PAIR, PROMPT, n=rows, max_new_tokens=tokens)
     shorter = int(str(refusal.value).split(" new tokens would fit")[0].split()[-1])
     assert 0 < shorter < tokens
     admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=10, max_new_tokens=tokens), (METHODS["bass"],))
     admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=rows, max_new_tokens=shorter), (METHODS["bass"],))
-    for n, more in ((11, tokens), (rows, shorter + 1)):
+    for n, new_tokens in ((11, tokens), (rows, shorter + 1)):
         with pytest.raises(RequestError):
-            admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=n, max_new_tokens=more), (METHODS["bass"],))
+            admission_module.admit(
+                PAIR, make_request(PAIR, PROMPT, n=n, max_new_tokens=new_tokens), (METHODS["bass"],)
+            )
 
 
-def test_where_neither_alone_would_do_one_short_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_fewer_rows_or_tokens_do_not_suffice_the_refusal_names_fewer_of_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     request = make_request(PAIR, PROMPT, n=64, max_new_tokens=60)
-    _room(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 1))
+    _make_available(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 1))
     with pytest.raises(RequestError, match=r"free: a batch of 1 with \d+ new tokens would fit\."):
         generate(PAIR, PROMPT, n=400, max_new_tokens=500)
 
 
 @pytest.mark.parametrize("scheduling", ["fair", "overlap", "in_turn"])
-def test_too_large_for_the_memory(monkeypatch: pytest.MonkeyPatch, scheduling: str) -> None:
-    """Free memory is what a batch of 10 needs: 11 rows are refused and the message names 10."""
+def test_a_race_too_large_for_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, scheduling: str) -> None:
+    """With memory for 10 rows, a race refuses 11 rows and names 10."""
     lanes = ("regular", "bass")
     request = make_request(PAIR, PROMPT, n=11, max_new_tokens=400)
     together = [METHODS[name] for name in (lanes if scheduling != "in_turn" else ("bass",))]
-    _room(monkeypatch, estimate_bytes(PAIR, request, together, 10))
+    _make_available(monkeypatch, estimate_bytes(PAIR, request, together, 10))
     with pytest.raises(RequestError, match=r"a batch of 10 would fit"):
         race(PAIR, PROMPT, n=11, max_new_tokens=400, lanes=lanes, scheduling=scheduling)
     race(PAIR, PROMPT, n=10, max_new_tokens=400, lanes=lanes, scheduling=scheduling).close()
 
 
-def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_nothing_fits_the_refusal_asks_for_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission_module, "available_bytes", lambda _: 1000)
     with pytest.raises(RequestError, match="fewer tokens"):
         generate(PAIR, PROMPT, n=4)
 
 
-def test_the_estimate_covers_what_the_caches_take() -> None:
+def test_the_estimate_covers_the_caches() -> None:
     request = make_request(PAIR, PROMPT, n=3, max_new_tokens=100)
     length = request.longest
     per_model = [2 * layers * 3 * 2 * length * 16 * 4 for layers in (2, 2)]
@@ -79,17 +85,17 @@ def test_the_estimate_covers_what_the_caches_take() -> None:
 
 
 @pytest.mark.slow
-def test_the_estimate_covers_what_a_race_takes(tmp_path: Path) -> None:
-    """Compared with the peak of the allocations that torch's profiler recorded, for a prompt of 300 tokens."""
-    asked: dict[str, Any] = {"n": 32, "max_new_tokens": 24, "draft_length": 4, "sampling": SamplingParams(1.0)}
-    request = make_request(PAIR, PROMPT * 100, **asked)
-    peak = peak_bytes(lambda: generate(PAIR, PROMPT * 100, **asked), tmp_path)
+def test_the_estimate_covers_a_run(tmp_path: Path) -> None:
+    """Compared with the peak allocation recorded by torch's profiler, for a prompt of 300 tokens."""
+    options: dict[str, Any] = {"n": 32, "max_new_tokens": 24, "draft_length": 4, "sampling": SamplingParams(1.0)}
+    request = make_request(PAIR, PROMPT * 100, **options)
+    peak = peak_bytes(lambda: generate(PAIR, PROMPT * 100, **options), tmp_path)
     estimate = estimate_bytes(PAIR, request, (METHODS["bass"],), 32)
     assert estimate / 3 < peak <= estimate
 
 
 def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
-    """(model with a Qwen3 config, step that knows the bytes of its bfloat16 cache)."""
+    """Return a model with a Qwen3 config, and a step that knows the size of its bfloat16 cache."""
     config = Qwen3Config(num_hidden_layers=layers, num_key_value_heads=8, head_dim=128, **sizes)
     per_token = 2 * layers * 8 * 128 * 2
     step = SimpleNamespace(
@@ -105,7 +111,7 @@ def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
 
 
 def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
-    """Estimated bytes for three lanes with Qwen3-8B and a 0.6B draft on an H100."""
+    """Estimate the bytes for three lanes with Qwen3-8B and a 0.6B draft on an H100."""
     target, target_step = _qwen3(36, hidden_size=4096, num_attention_heads=32)
     _, draft_step = _qwen3(28, hidden_size=1024, num_attention_heads=16)
     pair: Any = SimpleNamespace(
@@ -116,11 +122,11 @@ def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
     return estimate_bytes(pair, request, [METHODS[name] for name in DEFAULT_LANES], len(prompts))
 
 
-def test_a_short_prompt_asks_for_little_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused and flash store no scores, and 30 tokens fill no chunk of 8192: tens of MiB, once counted as 6 GiB."""
-    one, mib, gib = [[7] * 30], 2**20, 2**30
+def test_a_short_prompt_needs_little_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused and flash attention store no scores, and 30 tokens fill no chunk of 8192, so tens of MiB suffice."""
+    short, mib, gib = [[7] * 30], 2**20, 2**30
     for backend in ("fused", "flash"):
-        assert 10 * mib < _on_a_large_gpu(one, 1, backend) < 100 * mib
+        assert 10 * mib < _on_a_large_gpu(short, 1, backend) < 100 * mib
         assert _on_a_large_gpu([[row] * 64 for row in range(4)], 64, backend) < gib
         long = _on_a_large_gpu([list(range(8192))], 64, backend)
         assert 3 * 8192 * 147456 < long < 9 * gib
@@ -131,10 +137,10 @@ def test_a_short_prompt_asks_for_little_on_a_gpu(monkeypatch: pytest.MonkeyPatch
     assert _on_a_large_gpu([list(range(8192))], 64, "pad") > 3 * 32 * 8192 * 8192 * 8
 
 
-def test_the_parts_of_fused_attention_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For any shape the kernel's parts take at most the estimated bytes, and in the closest case over 90 %."""
+def test_the_estimate_covers_the_parts_of_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's partial results take at most the estimated bytes for any shape, and in one case over 90 %."""
     monkeypatch.setattr(fused_attention, "processors", lambda device: 132)
-    nearest, device = 0.0, torch.device("cuda")
+    closest, device = 0.0, torch.device("cuda")
     for batch, queries, columns in itertools.product((1, 3, 8, 64), (1, 5, 33, 999), (64, 2000, 40960)):
         tile = fused_attention.tiles(128, 4 * queries, 2)[0]
         programs = -(-4 * queries // tile["BLOCK_M"]) * 8 * batch
@@ -142,7 +148,7 @@ def test_the_parts_of_fused_attention_are_covered(monkeypatch: pytest.MonkeyPatc
         numbers = segments * heads * 130
         for shares in (False, True):
             parts = fused_attention.in_parts(device, programs, 4 * queries, segments, shares, numbers)
-            counted = admission_module._attention_bytes("fused", heads, columns, 128)
-            assert 4 * numbers * parts <= counted
-            nearest = max(nearest, 4 * numbers * parts / counted)
-    assert nearest > 0.9
+            estimated = admission_module._attention_bytes("fused", heads, columns, 128)
+            assert 4 * numbers * parts <= estimated
+            closest = max(closest, 4 * numbers * parts / estimated)
+    assert closest > 0.9

@@ -1,7 +1,6 @@
-"""Log-probabilities of what was written are the target's, whoever drafted.
+"""`logprobs` equal transformers' own forward over the text, `sampled_logprobs` the log of the p drawn from.
 
-Contract: the plain ones are those of transformers' own forward over prompt and text; the sampled ones are the
-logarithms of the p that was drawn from. Both are the same with and without drafts, in chains, trees and AMUSD.
+They are the same with and without drafts, in chains, trees and AMUSD.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OPTIONS: Any = {"max_new_tokens": 20, "eos_token_id": None, "logprobs": True}
 
 
 def expected(row: list[int], text: list[int], sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """By transformers' forward over the whole text, and token by token."""
+    """Return plain log-probabilities by transformers' forward, and those after shaping, token by token."""
     with torch.inference_mode():
         logits = TARGET(torch.tensor([[*row, *text]])).logits[0, len(row) - 1 : -1]
     plain = logits.log_softmax(-1)[range(len(text)), text]
@@ -40,7 +39,7 @@ def expected(row: list[int], text: list[int], sampling: SamplingParams) -> tuple
     return plain, torch.stack(drawn)
 
 
-WAYS: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "regular": {"method": "regular"},
     "speculative": {"method": "speculative", "draft_length": 4},
     "bass": {"method": "bass", "draft_length": 4},
@@ -50,30 +49,30 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SHAPED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("way", WAYS)
-def test_they_are_the_target_s_whoever_drafted(
-    way: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", CASES)
+def test_logprobs_are_the_targets_whichever_method_drafts(
+    case: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ):
     draft_in_step(monkeypatch)
-    out = generate(PAIR, ROWS, sampling=sampling, verification="coupled", **OPTIONS, **WAYS[way])
-    for row, one in zip(ROWS, out.sequences, strict=True):
-        assert one.logprobs is not None and one.sampled_logprobs is not None
-        plain, drawn = expected(row, one.token_ids, sampling)
-        assert torch.allclose(torch.tensor(one.logprobs), plain, atol=1e-4)
-        assert torch.allclose(torch.tensor(one.sampled_logprobs), drawn, atol=1e-3)
-    assert out.metrics.acceptance_rate or way == "regular"
+    output = generate(PAIR, ROWS, sampling=sampling, verification="coupled", **OPTIONS, **CASES[case])
+    for row, sequence in zip(ROWS, output.sequences, strict=True):
+        assert sequence.logprobs is not None and sequence.sampled_logprobs is not None
+        plain, drawn = expected(row, sequence.token_ids, sampling)
+        assert torch.allclose(torch.tensor(sequence.logprobs), plain, atol=1e-4)
+        assert torch.allclose(torch.tensor(sequence.sampled_logprobs), drawn, atol=1e-3)
+    assert output.metrics.acceptance_rate or case == "regular"
 
 
-def test_a_stream_has_them_by_round_and_an_end_cuts_them():
-    free = generate(PAIR, ROWS[:1], method="regular", **OPTIONS).sequences[0]
-    ends: Any = OPTIONS | {"eos_token_id": free.token_ids[9], "method": "bass", "draft_length": 4}
-    cut = generate(PAIR, ROWS[:1], **ends).sequences[0]
-    rounds = [row for round_ in stream(PAIR, ROWS[:1], **ends) for row in round_.rows]
+def test_a_stream_gives_logprobs_per_round_and_none_after_the_end():
+    uncut = generate(PAIR, ROWS[:1], method="regular", **OPTIONS).sequences[0]
+    options: Any = OPTIONS | {"eos_token_id": uncut.token_ids[9], "method": "bass", "draft_length": 4}
+    cut = generate(PAIR, ROWS[:1], **options).sequences[0]
+    rounds = [row for round_ in stream(PAIR, ROWS[:1], **options) for row in round_.rows]
     assert len(cut.logprobs or []) == len(cut.token_ids) == sum(len(row.tokens) for row in rounds) <= 10
-    assert [one for row in rounds for one in row.logprobs or []] == cut.logprobs
+    assert [logprob for row in rounds for logprob in row.logprobs or []] == cut.logprobs
     assert generate(PAIR, ROWS[:1], max_new_tokens=2).sequences[0].logprobs is None
 
 
-def test_the_outside_lane_has_none():
+def test_the_outside_lane_refuses_logprobs():
     with pytest.raises(RequestError, match="gives no log-probabilities"):
         generate(PAIR, ROWS[:1], method="transformers", logprobs=True)

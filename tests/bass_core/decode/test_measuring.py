@@ -1,4 +1,4 @@
-"""Budgets are made after admission; their costs are measured before any lane's clock runs, or not at all."""
+"""Costs are measured after admission, before any lane exists, or not at all."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ COSTS = CostTable({1: [(1, 10.0), (17, 11.0)], 8: [(8, 80.0), (136, 1360.0)]}, {
 
 
 @pytest.fixture(autouse=True)
-def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     monkeypatch.setattr(budgets, "_attempts", Counter())
-    # The CPU's peaks, which come with the costs, have tests of their own (test_peaks.py).
+    # test_peaks.py tests the CPU's peaks, which are measured along with the costs.
     monkeypatch.setattr("bass_core.decode.peaks.peaks_path", lambda dtype: None)
 
 
-def kept(request: Request) -> CostTable:
+def stored_table(request: Request) -> CostTable:
     table = read_table(costs_path(PAIR, request.kind, request.backend, request.sampling))
     assert table is not None
     return table
 
 
 @pytest.mark.parametrize("option", [AUTO, COST_AWARE])
-def test_with_costs_auto_goes_by_cost(option: str) -> None:
+def test_with_costs_auto_is_cost_aware(option: str) -> None:
     request = replace(make_request(PAIR, ROWS, draft_length=option), costs=COSTS)
     assert isinstance(make_policy(request), CostAware)
 
@@ -59,36 +59,36 @@ def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:
     assert request.draft_length == AUTO and isinstance(make_policy(request), Algorithm1)
     with pytest.raises(ValueError, match="with_costs"):
         make_policy(replace(request, draft_length=COST_AWARE))
-    own = FixedLength(3)
-    made = make_policy(replace(request, draft_length=own))
-    assert made == own and made is not own
+    fixed = FixedLength(3)
+    policy = make_policy(replace(request, draft_length=fixed))
+    assert policy == fixed and policy is not fixed
 
 
-def test_auto_measures_coarsely_says_so_once_and_keeps_it(
+def test_auto_measures_coarsely_logs_it_once_and_stores_the_costs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = make_request(PAIR, ROWS[:3])
     table = with_costs(PAIR, request, 3).costs
-    assert table == kept(request) and table.coarse == (1, 4) and list(table.draft) == [1, 4]
-    (said,) = caplog.messages
-    assert "at most 5 s" in said and "BASS_MEASURE=0" in said
+    assert table == stored_table(request) and table.coarse == (1, 4) and list(table.draft) == [1, 4]
+    (message,) = caplog.messages
+    assert "at most 5 s" in message and "BASS_MEASURE=0" in message
     with monkeypatch.context() as patch:
         patch.setattr(calibrate, "_Lab", None)
         assert with_costs(PAIR, make_request(PAIR, ROWS[:2]), 2).costs == table
     assert len(caplog.messages) == 1
-    # More rows than the table knows: only those are measured, and COST_AWARE then measures all of them in full.
+    # For more rows than the table knows, only those are measured. COST_AWARE then measures all of them in full.
     wider = with_costs(PAIR, request, 8).costs
     assert wider is not None and wider.coarse == (1, 4, 8) and wider.verify[4] == table.verify[4]
-    whole = with_costs(PAIR, replace(request, draft_length=COST_AWARE), 8).costs
-    assert whole == kept(request) and whole.coarse == () and list(whole.verify) == [1, 2, 4, 8]
+    full = with_costs(PAIR, replace(request, draft_length=COST_AWARE), 8).costs
+    assert full == stored_table(request) and full.coarse == () and list(full.verify) == [1, 2, 4, 8]
 
 
-class Own(PromptLookupDrafter):
+class UserDrafter(PromptLookupDrafter):
     """A user's drafter, whose cost is unknown."""
 
 
-@pytest.mark.parametrize("obstacle", ["switched off", "ZeroGPU", "a drafter of one's own", "no place", "no lane"])
-def test_where_costs_cant_be_had_auto_measures_nothing(
+@pytest.mark.parametrize("obstacle", ["switched off", "ZeroGPU", "a user's drafter", "no cache folder", "no lane"])
+def test_auto_measures_nothing_if_costs_are_unavailable(
     obstacle: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(calibrate, "_Lab", None)
@@ -98,22 +98,22 @@ def test_where_costs_cant_be_had_auto_measures_nothing(
     elif obstacle == "ZeroGPU":
         monkeypatch.setenv("SPACES_ZERO_GPU", "1")
         assert support.on_zero_gpu()
-    elif obstacle == "no place":
+    elif obstacle == "no cache folder":
         (tmp_path / "bass").write_text("a file where the folder should be")
-    elif obstacle == "a drafter of one's own":
-        request = make_request(PAIR, ROWS, drafter=Own())
+    elif obstacle == "a user's drafter":
+        request = make_request(PAIR, ROWS, drafter=UserDrafter())
     assert with_costs(PAIR, request, 0 if obstacle == "no lane" else 8).costs is None
 
 
-def test_costs_are_measured_without_a_request_s_penalties() -> None:
+def test_costs_are_measured_without_the_requests_penalties() -> None:
     shaped = SamplingParams(0.7, 5, 0.9, 0.1, repetition_penalty=1.5, logit_bias={3: 1.0}, bad_words=((4, 5),))
     request = make_request(PAIR, ROWS[:1], sampling=shaped)
     measured = calibrate.MeasuredCosts(PAIR, request.kind, request.backend, request.sampling).sampling
     assert measured == SamplingParams(0.7, 5, 0.9, 0.1) and request.sampling.shapes
 
 
-def test_a_model_too_slow_to_be_measured_in_time_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all, not in every process."""
+def test_a_model_too_slow_to_measure_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Twice in all, not twice per process.
     request, steps = make_request(PAIR, ROWS), []
     monkeypatch.setattr(budgets, "COARSE_SECONDS", -1.0)
     for attempt in range(5):
@@ -126,25 +126,27 @@ def test_a_model_too_slow_to_be_measured_in_time_is_tried_twice(monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_number_of_rows_that_was_timed_before_the_time_was_up_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock advances it by a second: one look before the first step and one after each step."""
+def test_batch_sizes_timed_before_the_time_ran_out_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock advances by a second per reading: one before the first step and one after each step."""
     ticks = iter(range(10**6))
     monkeypatch.setattr(
         calibrate, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0)
     )
-    request, rest = make_request(PAIR, ROWS), {}
+    request, measured_rows = make_request(PAIR, ROWS), {}
     for seconds in range(8, 75, 6):
         monkeypatch.setattr(budgets, "COARSE_SECONDS", seconds)
         costs = with_costs(PAIR, request, 8).costs
-        rest[seconds] = () if costs is None else costs.coarse
+        measured_rows[seconds] = () if costs is None else costs.coarse
         for path in Path(str(costs_path(PAIR, request.kind, request.backend, request.sampling))).parent.iterdir():
             path.unlink()
         budgets._attempts.clear()
-    assert set(rest.values()) == {(), (1,), (1, 8)} and list(rest.values()) == sorted(rest.values())
+    assert set(measured_rows.values()) == {(), (1,), (1, 8)} and list(measured_rows.values()) == sorted(
+        measured_rows.values()
+    )
 
 
 @pytest.mark.parametrize("draft_length", [AUTO, COST_AWARE])
-def test_what_breaks_while_auto_measures_is_left_for_the_lanes_to_tell(
+def test_a_failed_measurement_of_auto_is_only_logged(
     draft_length: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
@@ -152,8 +154,8 @@ def test_what_breaks_while_auto_measures_is_left_for_the_lanes_to_tell(
 
     monkeypatch.setattr(calibrate._Lab, "_step", broken)
     if draft_length == AUTO:
-        out = generate(PAIR, ROWS[:2], max_new_tokens=10)
-        assert len(out.sequences[1].token_ids) == 10 and "no such layer" in caplog.text
+        output = generate(PAIR, ROWS[:2], max_new_tokens=10)
+        assert len(output.sequences[1].token_ids) == 10 and "no such layer" in caplog.text
     else:
         with pytest.raises(KeyError):
             generate(PAIR, ROWS[:2], max_new_tokens=10, draft_length=draft_length)
@@ -162,44 +164,46 @@ def test_what_breaks_while_auto_measures_is_left_for_the_lanes_to_tell(
 @pytest.mark.parametrize(
     ("call", "draft_length"), [("generate", COST_AWARE), ("stream", AUTO), ("race", AUTO), ("race", COST_AWARE)]
 )
-def test_no_lane_is_there_while_costs_are_measured(
+def test_no_lane_exists_while_costs_are_measured(
     call: str, draft_length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So no lane's clock runs and no lane's caches take memory meanwhile."""
+    # Otherwise a lane's clock could run, or its caches take memory, during the measurement.
     module = import_module("bass_core.lanes.race" if call == "race" else "bass_core.lanes.generate")
     order: list[str] = []
-    real, step = module.Lane, calibrate._Lab._step
-    monkeypatch.setattr(module, "Lane", lambda *ways: order.append("lane") or real(*ways))
+    make_lane, step = module.Lane, calibrate._Lab._step
+    monkeypatch.setattr(module, "Lane", lambda *arguments: order.append("lane") or make_lane(*arguments))
     monkeypatch.setattr(calibrate._Lab, "_step", lambda lab: order.append("measure") or step(lab))
     for name in ("FULL", "COARSE"):
         monkeypatch.setattr(budgets, name, replace(calibrate.COARSE, repeats=1, coarse=name == "COARSE"))
-    same: dict[str, Any] = {"max_new_tokens": 8, "draft_length": draft_length}
+    options: dict[str, Any] = {"max_new_tokens": 8, "draft_length": draft_length}
     if call == "race":
-        shots = list(race(PAIR, ROWS[:2], lanes=("regular", "speculative", "bass"), **same))
+        shots = list(race(PAIR, ROWS[:2], lanes=("regular", "speculative", "bass"), **options))
         phases = [shot["phase"] for shot in shots]
         assert phases[0] == "measuring" and phases[-1] == "running" and phases == sorted(phases)
         assert all(not shot["lanes"] and not shot["done"] for shot in shots if shot["phase"] == "measuring")
         assert shots[-1]["done"] and all(lane["error"] is None for lane in shots[-1]["lanes"].values())
     elif call == "stream":
-        list(stream(PAIR, ROWS[:2], **same))
+        list(stream(PAIR, ROWS[:2], **options))
     else:
-        generate(PAIR, ROWS[:2], **same)
+        generate(PAIR, ROWS[:2], **options)
     assert order.count("measure") > 10 and order == sorted(order, reverse=True)
 
 
 @pytest.mark.parametrize("draft_length", [AUTO])
-def test_a_race_says_how_far_its_measurements_are(draft_length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_reports_the_progress_of_its_measurements(
+    draft_length: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 0)
     monkeypatch.setattr(budgets, "FULL", replace(calibrate.COARSE, repeats=1, coarse=False))
     monkeypatch.setattr(budgets, "COARSE_SECONDS", 1000.0)
     shots = list(race(PAIR, ROWS[:2], max_new_tokens=4, draft_length=draft_length))
-    told = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
-    shares = [one["done"] for one in told if one]
+    progress = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
+    shares = [report["done"] for report in progress if report]
     assert len(shares) > 20 and shares == sorted(shares) and shares[-1] == 1.0
-    # The first steps read a prompt: nothing is known of the rounds yet.
-    assert told[0] == {"done": pytest.approx(0, abs=0.01), "left_ms": None}
-    assert told[-1] and told[-1]["left_ms"] == 0
-    assert all(one["left_ms"] > 0 for one in told if one and 0.01 < one["done"] < 1)
+    # The first steps read a prompt, so the time of the rounds is unknown.
+    assert progress[0] == {"done": pytest.approx(0, abs=0.01), "left_ms": None}
+    assert progress[-1] and progress[-1]["left_ms"] == 0
+    assert all(report["left_ms"] > 0 for report in progress if report and 0.01 < report["done"] < 1)
     assert not any("measuring" in shot for shot in shots if shot["phase"] == "running")
 
 
@@ -210,24 +214,24 @@ def test_lanes_without_a_policy_need_no_costs(lanes: tuple[str, ...], monkeypatc
     assert first["phase"] == "running"
 
 
-def test_a_race_that_is_closed_while_it_measures_leaves_nothing() -> None:
+def test_a_race_closed_while_it_measures_stores_nothing() -> None:
     shots = race(PAIR, ROWS[:2], max_new_tokens=8)
     assert next(shots)["phase"] == "measuring"
     shots.close()
     request = make_request(PAIR, ROWS[:2])
     assert read_table(costs_path(PAIR, request.kind, request.backend, request.sampling)) is None
-    assert not budgets._attempts, "a stopped race counted as a vain attempt"
+    assert not budgets._attempts, "a stopped race counted as a failed attempt"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("which", ["target", "draft"])
-def test_a_model_with_a_hook_has_costs_of_its_own(which: str, dtype: torch.dtype) -> None:
-    """Of whatever class its step is: in float32, the class and its reason are those of the plain model."""
+@pytest.mark.parametrize("hooked", ["target", "draft"])
+def test_a_model_with_a_hook_has_separate_costs(hooked: str, dtype: torch.dtype) -> None:
+    """Even in float32, in which its step has the same class as the plain model's."""
     target, draft = tiny("llama").to(dtype), tiny("llama", seed=1).to(dtype)
     pair = ModelPair(target, draft)
     request = make_request(pair, ROWS[:1])
     paths = [costs_path(pair, request.kind, request.backend, request.sampling)]
-    model: Any = target if which == "target" else draft
+    model: Any = target if hooked == "target" else draft
     for _ in range(2):
         mlp = model.model.layers[0].mlp
         handle = mlp.register_forward_hook(lambda module, args, out: None)

@@ -1,6 +1,6 @@
-"""transformers' own `generate` as a lane: the same greedy text, its own noise, turns, ends and refusals.
+"""transformers' own `generate` as a lane: its text, noise, turns, end and refusals.
 
-Contract: what every method promises is tested in tests/conformance. Here stands what is this one's alone.
+tests/conformance tests what holds for every method.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.models import BUILDERS, VOCAB, byte_tokenizer, prompts, refer
 PAIR = tiny_pair()
 TARGET = PAIR.target
 ROWS = prompts(4)
-WARM = SamplingParams(0.9, top_k=20, top_p=0.9)
+SAMPLED = SamplingParams(0.9, top_k=20, top_p=0.9)
 
 
 def written(rows: Any = ROWS, pair: ModelPair = PAIR, **arguments: Any) -> list[list[int]]:
@@ -42,61 +42,60 @@ def lane_threads() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("architecture", BUILDERS)
-def test_in_float32_it_writes_what_regular_decoding_writes(architecture: str) -> None:
-    """Rows of different lengths, padded on the left, beside the rows alone; in a race nothing differs."""
+def test_in_float32_it_writes_the_text_of_regular_decoding(architecture: str) -> None:
+    """Rows of different lengths, padded on the left, against each row by itself; a race finds no difference."""
     pair = ModelPair(tiny(architecture))
     expected = [reference(pair.target, row, 16) for row in ROWS]
     *_, last = race(pair, ROWS, lanes=["regular", "transformers"], max_new_tokens=16)
     for lane in last["lanes"].values():
-        assert [one["token_ids"] for one in lane["sequences"]] == expected and lane["error"] is None
+        assert [sequence["token_ids"] for sequence in lane["sequences"]] == expected and lane["error"] is None
     assert last["comparison"] == {"transformers": [None] * len(ROWS)}
     assert last["lanes"]["transformers"]["metrics"]["speedup"]
 
 
 @pytest.mark.parametrize("scheduling", ["fair", "overlap", "in_turn"])
 def test_its_clock_counts_its_own_turns(scheduling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its steps is one call of the model, made inside one turn; between turns its thread stands still."""
-    own, running = [], []
+    """Each step is one call of the model inside one turn; between turns its thread waits."""
+    inside_a_turn, turns = [], []
     forward = TARGET.__class__.forward
 
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def counted_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.current_thread().name == "bass-transformers":
-            own.append(bool(running))
+            inside_a_turn.append(bool(turns))
         return forward(self, *args, **kwargs)
 
     step = decoder.TransformersDecoder.step
 
-    def marked(self: Any) -> Any:
-        running.append(1)
+    def marked_step(self: Any) -> Any:
+        turns.append(1)
         try:
             return step(self)
         finally:
-            running.pop()
+            turns.pop()
 
-    monkeypatch.setattr(TARGET.__class__, "forward", counted)
-    monkeypatch.setattr(decoder.TransformersDecoder, "step", marked)
+    monkeypatch.setattr(TARGET.__class__, "forward", counted_forward)
+    monkeypatch.setattr(decoder.TransformersDecoder, "step", marked_step)
     lanes = ["regular", "bass", "transformers"]
     *_, last = race(PAIR, ROWS, lanes=lanes, max_new_tokens=8, draft_length=2, scheduling=scheduling)
     metrics = last["lanes"]["transformers"]["metrics"]
     assert metrics["target_forwards"] == 8 and metrics["rounds"] == 7 and metrics["drafted"] == 0
-    assert own == [True] * 8 and not lane_threads()
+    assert inside_a_turn == [True] * 8 and not lane_threads()
 
 
-def test_sampled_text_is_keyed_by_the_seed_and_leaves_torchs_generator_alone() -> None:
+def test_sampled_text_depends_on_the_seed_and_leaves_torchs_generator_unchanged() -> None:
     torch.manual_seed(7)
     expected = torch.rand(5)
     torch.manual_seed(7)
-    first = written(sampling=WARM, seed=3)
+    first = written(sampling=SAMPLED, seed=3)
     assert torch.equal(torch.rand(5), expected)
     torch.rand(11)
-    assert written(sampling=WARM, seed=3) == first != written(sampling=WARM, seed=4)
-    *_, last = race(PAIR, ROWS, lanes=["bass", "transformers"], max_new_tokens=12, sampling=WARM, seed=3)
-    assert [one["token_ids"] for one in last["lanes"]["transformers"]["sequences"]] == first
+    assert written(sampling=SAMPLED, seed=3) == first != written(sampling=SAMPLED, seed=4)
+    *_, last = race(PAIR, ROWS, lanes=["bass", "transformers"], max_new_tokens=12, sampling=SAMPLED, seed=3)
+    assert [sequence["token_ids"] for sequence in last["lanes"]["transformers"]["sequences"]] == first
     assert "comparison" not in last
 
 
-def test_what_a_models_own_generation_config_asks_for_is_left_out() -> None:
-    """And the model handed in is not changed."""
+def test_the_models_generation_config_is_ignored_and_kept() -> None:
     model = copy.deepcopy(TARGET)
     config = {"repetition_penalty": 5.0, "num_beams": 3, "no_repeat_ngram_size": 1, "min_new_tokens": 9}
     model.generation_config = GenerationConfig(**config, eos_token_id=None, max_length=3)
@@ -110,8 +109,8 @@ def test_what_a_models_own_generation_config_asks_for_is_left_out() -> None:
     assert call.plain_model(ModelPair(model)).config._attn_implementation == "eager"
 
 
-def test_ids_that_only_pad_a_vocabulary_are_never_written() -> None:
-    """The draft's vocabulary is smaller; the target's last ids would be the likeliest."""
+def test_ids_that_pad_the_vocabulary_are_never_written() -> None:
+    """The draft's vocabulary is smaller, and the target's last ids would be the most likely."""
     wide = copy.deepcopy(TARGET)
     wide.resize_token_embeddings(VOCAB + 8)
     with torch.no_grad():
@@ -123,7 +122,7 @@ def test_ids_that_only_pad_a_vocabulary_are_never_written() -> None:
     assert pair.vocab == VOCAB and written(pair=pair, eos_token_id=None) == written()
 
 
-def test_a_lane_that_is_stopped_frees_its_thread_and_its_memory() -> None:
+def test_a_stopped_lane_frees_its_thread_and_memory() -> None:
     rounds: Any = stream(PAIR, ROWS, method="transformers", max_new_tokens=50)
     for _ in range(3):
         next(rounds)
@@ -136,17 +135,17 @@ def test_a_lane_that_is_stopped_frees_its_thread_and_its_memory() -> None:
     assert not lane_threads()
     lane = Lane(PAIR, make_request(PAIR, ROWS, max_new_tokens=9), "transformers")
     lane.step()
-    made = weakref.ref(lane._decoder)
+    decoder_ref = weakref.ref(lane._decoder)
     lane.end("stopped")
-    assert made() is None and {one.finish_reason for one in lane.sequences} == {"stopped"}
+    assert decoder_ref() is None and {sequence.finish_reason for sequence in lane.sequences} == {"stopped"}
 
 
-@pytest.mark.parametrize("at", [0, 2])
-def test_an_error_inside_fails_this_lane_with_its_message(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [0, 2])
+def test_an_error_inside_fails_this_lane_with_its_message(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     taker = decoder._TurnTaker.__call__
 
     def failing(self: Any, ids: Any, scores: Any, **kwargs: Any) -> Any:
-        if ids.shape[1] == max(map(len, ROWS)) + 1 + at:
+        if ids.shape[1] == max(map(len, ROWS)) + 1 + step:
             raise ValueError("no such kernel\nmore of it")
         return taker(self, ids, scores, **kwargs)
 
@@ -154,23 +153,23 @@ def test_an_error_inside_fails_this_lane_with_its_message(at: int, monkeypatch: 
     *_, last = race(PAIR, ROWS, lanes=["regular", "transformers"], max_new_tokens=8)
     failed, other = last["lanes"]["transformers"], last["lanes"]["regular"]
     assert failed["error"] == "transformers' generate failed: no such kernel"
-    assert [len(one["token_ids"]) for one in failed["sequences"]] == [at] * len(ROWS)
+    assert [len(sequence["token_ids"]) for sequence in failed["sequences"]] == [step] * len(ROWS)
     assert other["error"] is None and not lane_threads()
     with pytest.raises(ModelError, match="generate failed"):
         written()
 
 
-def test_a_generate_that_ends_too_early_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = call.generate_options
+def test_a_generate_that_ends_too_early_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_options = call.generate_options
     monkeypatch.setattr(
-        decoder, "generate_options", lambda pair, request: made(pair, request) | {"max_new_tokens": 3}
+        decoder, "generate_options", lambda pair, request: real_options(pair, request) | {"max_new_tokens": 3}
     )
     with pytest.raises(ModelError, match="ended before all texts did"):
         written()
     assert not lane_threads()
 
 
-def test_memory_that_runs_out_is_told_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_a_memory_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(self: Any, ids: Any, scores: Any, **kwargs: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
@@ -180,7 +179,7 @@ def test_memory_that_runs_out_is_told_as_everywhere(monkeypatch: pytest.MonkeyPa
     assert not lane_threads()
 
 
-def refused(match: str, pair: ModelPair = PAIR, prompt: Any = ROWS, **arguments: Any) -> None:
+def assert_refused(match: str, pair: ModelPair = PAIR, prompt: Any = ROWS, **arguments: Any) -> None:
     for ask in (
         lambda: generate(pair, prompt, method="transformers", **arguments),
         lambda: race(pair, prompt, lanes=["regular", "transformers"], **arguments),
@@ -189,26 +188,28 @@ def refused(match: str, pair: ModelPair = PAIR, prompt: Any = ROWS, **arguments:
             ask()
 
 
-def test_what_is_refused() -> None:
+def test_quantised_weights_and_coupled_sampling_are_refused() -> None:
     for kind in ("int8", "int4"):
         model = tiny("llama").to(torch.bfloat16)
         quantise_model(model, kind)
-        refused(f"this pair holds {kind} weights: leave it out, or load the pair with dtype=", ModelPair(model))
-    refused("draws its own random numbers", sampling=WARM, verification="coupled")
+        assert_refused(
+            f"this pair holds {kind} weights: leave it out, or load the pair with dtype=", ModelPair(model)
+        )
+    assert_refused("draws its own random numbers", sampling=SAMPLED, verification="coupled")
     assert written(verification="coupled") == written()
 
 
 def test_a_row_that_would_outgrow_the_context_is_refused() -> None:
-    """The shorter row could go on behind the end of the longest, which has no positions there."""
+    """The shorter row could continue, but `generate` pads it to the length of the longest."""
     long = (ROWS[0] * 200)[:506]
-    refused("room for 6: ask for at most that many", prompt=[long, ROWS[1]], max_new_tokens=30)
+    assert_refused("room for 6: ask for at most that many", prompt=[long, ROWS[1]], max_new_tokens=30)
     assert [len(text) for text in written([long, ROWS[1]], max_new_tokens=6)] == [6, 6]
     assert [len(text) for text in written([long] * 2, max_new_tokens=30)] == [6, 6]
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_the_estimate_covers_what_generate_takes(implementation: str, tmp_path: Path) -> None:
-    """Compared with the peak of the allocations that torch's profiler recorded: a thread alone is recorded."""
+def test_the_estimate_covers_the_memory_of_generate(implementation: str, tmp_path: Path) -> None:
+    """Compared with the peak allocation recorded by torch's profiler, which records only this thread."""
     model = copy.deepcopy(TARGET)
     model.set_attn_implementation(implementation)
     pair = ModelPair(model)
@@ -221,13 +222,13 @@ def test_the_estimate_covers_what_generate_takes(implementation: str, tmp_path: 
 
 
 CPU = torch.device("cpu")
-Hand = Callable[[int], bool]
+HandOver = Callable[[int], bool]
 
 
-def test_the_work_has_its_caller_s_number_of_threads() -> None:
+def test_the_work_has_its_callers_number_of_threads() -> None:
     before, seen = torch.get_num_threads(), []
 
-    def work(hand_over: Hand) -> None:
+    def work(hand_over: HandOver) -> None:
         torch.ones(4, 4) @ torch.ones(4, 4)
         seen.append(torch.get_num_threads())
 
@@ -242,9 +243,9 @@ def test_the_work_has_its_caller_s_number_of_threads() -> None:
     assert seen == [1, 2]
 
 
-def test_it_says_how_idle_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's own process has neither the page's OMP_WAIT_POLICY nor the shorter spin."""
-    for policy, shortened, said in (
+def test_the_lane_reports_how_idle_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's process may have neither the page's OMP_WAIT_POLICY nor the shorter spin."""
+    for policy, shortened, expected in (
         ("PASSIVE", False, "torch's idle threads sleep at once here"),
         ("passive", True, "torch's idle threads sleep at once here"),
         ("ACTIVE", False, None),
@@ -253,5 +254,5 @@ def test_it_says_how_idle_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
         monkeypatch.setattr(openmp, "_shortened", shortened)
-        assert openmp.idle_threads() == said
+        assert openmp.idle_threads() == expected
     assert METHODS["transformers"].about.startswith("transformers' own generate, on the same weights")

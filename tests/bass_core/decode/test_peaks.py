@@ -1,4 +1,4 @@
-"""A CPU's peaks are measured once with the costs, kept, and never measured while a lane exists."""
+"""A CPU's peaks are measured once, along with the costs, then stored; never while a lane exists."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.support.models import prompts, tiny_pair
 
 CPU = torch.device("cpu")
 PAIR = tiny_pair(None)
-FOUND = Peaks(3e10, 2e11)
+PEAKS = Peaks(3e10, 2e11)
 
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """An empty cache folder, and figures without measuring; what was asked is noted."""
-    asked: list[str] = []
+    """Use an empty cache folder, and constants in place of measurements; return the list of measurements."""
+    measured_names: list[str] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
-    monkeypatch.setattr(peaks, "read_bandwidth", lambda: asked.append("read") or FOUND.bandwidth)
-    monkeypatch.setattr(peaks, "product_flops", lambda dtype: asked.append(str(dtype)) or FOUND.flops)
-    return asked
+    monkeypatch.setattr(peaks, "read_bandwidth", lambda: measured_names.append("read") or PEAKS.bandwidth)
+    monkeypatch.setattr(peaks, "product_flops", lambda dtype: measured_names.append(str(dtype)) or PEAKS.flops)
+    return measured_names
 
 
 def measured(dtype: torch.dtype = torch.float32) -> Peaks:
@@ -36,41 +36,41 @@ def measured(dtype: torch.dtype = torch.float32) -> Peaks:
     return known_peaks(CPU, dtype)
 
 
-def test_another_number_of_threads_is_another_measurement() -> None:
-    assert measured() == FOUND
+def test_each_number_of_threads_has_its_own_measurement() -> None:
+    assert measured() == PEAKS
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(before + 1)
         assert known_peaks(CPU, torch.float32) == Peaks()
     finally:
         torch.set_num_threads(before)
-    assert known_peaks(CPU, torch.float32) == FOUND
+    assert known_peaks(CPU, torch.float32) == PEAKS
 
 
-@pytest.mark.parametrize("obstacle", ["switched off", "ZeroGPU", "no place", "no memory"])
-def test_where_nothing_can_be_measured_nothing_is_known(
+@pytest.mark.parametrize("obstacle", ["switched off", "ZeroGPU", "no cache folder", "no memory"])
+def test_without_a_measurement_the_peaks_are_unknown(
     obstacle: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scripted: list[str]
 ) -> None:
     if obstacle == "switched off":
-        assert measured() == FOUND  # kept from an earlier run, and yet not shown
+        assert measured() == PEAKS  # stored by an earlier run, but not used
         monkeypatch.setenv("BASS_MEASURE", "0")
     elif obstacle == "ZeroGPU":
         monkeypatch.setenv("SPACES_ZERO_GPU", "1")
-    elif obstacle == "no place":
+    elif obstacle == "no cache folder":
         (tmp_path / "bass").write_text("a file where the folder should be")
     else:
-        monkeypatch.setattr(peaks, "product_flops", short)
+        monkeypatch.setattr(peaks, "product_flops", out_of_memory)
     scripted.clear()
     assert measured() == Peaks()
     assert scripted == (["read"] if obstacle == "no memory" else [])
 
 
-def test_without_room_to_read_the_flops_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flops_are_known_even_without_memory_for_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "read_bandwidth", lambda: None)
-    assert measured() == Peaks(None, FOUND.flops)
+    assert measured() == Peaks(None, PEAKS.flops)
 
 
-def test_a_bandwidth_that_was_missing_is_measured_once_there_is_room(
+def test_a_missing_bandwidth_is_measured_once_there_is_memory(
     monkeypatch: pytest.MonkeyPatch, scripted: list[str]
 ) -> None:
     with monkeypatch.context() as short_of_memory:
@@ -78,16 +78,16 @@ def test_a_bandwidth_that_was_missing_is_measured_once_there_is_room(
         measured()
         scripted.clear()
         short_of_memory.setattr(peaks, "room", lambda: 0)
-        assert measured() == Peaks(None, FOUND.flops) and scripted == []
-    assert measured() == FOUND == measured()
+        assert measured() == Peaks(None, PEAKS.flops) and scripted == []
+    assert measured() == PEAKS == measured()
     assert scripted == ["read", "torch.float32"]
 
 
-def short(dtype: torch.dtype) -> float:
+def out_of_memory(dtype: torch.dtype) -> float:
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
 
-def test_a_damaged_file_is_measured_anew() -> None:
+def test_a_damaged_file_is_measured_again() -> None:
     path = peaks_path(torch.float32)
     assert path is not None
     path.parent.mkdir(parents=True)
@@ -98,29 +98,35 @@ def test_a_damaged_file_is_measured_anew() -> None:
     ):  # fmt: skip
         path.write_text(stored)
         assert known_peaks(CPU, torch.float32) == Peaks(), stored
-    assert measured() == FOUND and json.loads(path.read_text()) == {"bandwidth": 3e10, "flops": 2e11}
+    assert measured() == PEAKS and json.loads(path.read_text()) == {"bandwidth": 3e10, "flops": 2e11}
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_they_come_with_the_costs_and_reach_the_lane(scripted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fixed draft length needs no costs and measures nothing; "auto" does; the second time they are known."""
-    asked = {"max_new_tokens": 8, "eos_token_id": None}
-    out = generate(PAIR, prompts(2), draft_length=2, **asked)
-    assert out.metrics.flops_utilization is None and out.metrics.bandwidth_utilization is None and scripted == []
+def test_the_peaks_are_measured_with_the_costs_and_reach_the_lane(
+    scripted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fixed draft length measures nothing; "auto" does, once."""
+    options = {"max_new_tokens": 8, "eos_token_id": None}
+    output = generate(PAIR, prompts(2), draft_length=2, **options)
+    assert (
+        output.metrics.flops_utilization is None
+        and output.metrics.bandwidth_utilization is None
+        and scripted == []
+    )
     for _ in range(2):
-        out = generate(PAIR, prompts(2), **asked)
+        output = generate(PAIR, prompts(2), **options)
         assert scripted == ["read", "torch.float32"]
-        assert 0 < out.metrics.useful_flops_utilization <= out.metrics.flops_utilization
-        assert out.metrics.bandwidth_utilization > 0
+        assert 0 < output.metrics.useful_flops_utilization <= output.metrics.flops_utilization
+        assert output.metrics.bandwidth_utilization > 0
 
 
-def test_the_page_measures_them_first(scripted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_ahead_begins_with_the_peaks(scripted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "_Lab", None)
     steps = measure_ahead(PAIR, 2)
     next(steps)
     next(steps)
-    assert known_peaks(CPU, torch.float32) == FOUND and scripted == ["read", "torch.float32"]
+    assert known_peaks(CPU, torch.float32) == PEAKS and scripted == ["read", "torch.float32"]
 
 
-def test_an_accelerator_is_not_measured_here(scripted: list[str]) -> None:
+def test_an_accelerators_peaks_are_not_measured(scripted: list[str]) -> None:
     assert list(measure_peaks(torch.device("meta"), torch.float32)) == [] and scripted == []

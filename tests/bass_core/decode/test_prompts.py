@@ -1,8 +1,4 @@
-"""Texts and conversations become the ids that the tokenizer's own chat template makes of them.
-
-Contract: what a template does not take is one sentence that quotes it, at the call; a template of parts gets
-parts; its variables pass through.
-"""
+"""Texts and conversations are encoded with the tokenizer's chat template, and its errors are quoted."""
 
 from __future__ import annotations
 
@@ -30,9 +26,9 @@ TALK = [
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    made = tiny("llama")
-    made.resize_token_embeddings(258)
-    return made
+    llama = tiny("llama")
+    llama.resize_token_embeddings(258)
+    return llama
 
 
 def pair_of(model: Any, template: Any) -> ModelPair:
@@ -51,19 +47,19 @@ def test_a_conversation_a_system_message_and_variables_reach_the_template(model:
     assert read(pair, "Hi", system="Be brief.") == "[system]Be brief.[user]Hi[answer]"
     assert read(pair, "Hi", variables={"enable_thinking": False}) == "[user]Hi[answer, quick]"
     assert read(pair, TALK) == "[system]Be brief.[user]Hi[assistant]Hello.[user]Bye[answer]"
-    going_on = {"add_generation_prompt": False, "continue_final_message": True}
-    assert read(pair, TALK[:3], variables=going_on) == "[system]Be brief.[user]Hi[assistant]Hello."
+    continued = {"add_generation_prompt": False, "continue_final_message": True}
+    assert read(pair, TALK[:3], variables=continued) == "[system]Be brief.[user]Hi[assistant]Hello."
     assert read(pair, "Hi", raw=True) == "Hi"
     assert count_tokens(pair, "Hi", "Be brief.") == len("[system]Be brief.[user]Hi[answer]")
     assert count_tokens(pair, TALK) == len(read(pair, TALK))
 
 
-def test_each_row_may_have_a_conversation_of_its_own(model: Any):
+def test_each_row_may_have_its_own_conversation(model: Any):
     pair = pair_of(model, CHAT)
     options: Any = {"max_new_tokens": 4, "eos_token_id": None, "method": "regular"}
     together = generate(pair, [TALK, "Hi", [5, 6, 7]], **options).sequences
-    alone = [generate(pair, one, **options).sequences[0] for one in (TALK, "Hi", [5, 6, 7])]
-    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    separate = [generate(pair, prompt, **options).sequences[0] for prompt in (TALK, "Hi", [5, 6, 7])]
+    assert [row.token_ids for row in together] == [row.token_ids for row in separate]
     assert len(generate(pair, TALK, n=2, **options).sequences) == 2
     spelled = [{"role": "user", "content": "Hi"}]
     quick = generate(pair, spelled, chat_template_kwargs={"enable_thinking": False}, **options)
@@ -79,7 +75,7 @@ def test_a_template_that_reads_parts_gets_parts(model: Any):
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{{ raise_exception('Only user messages, please.') }}", "Only user messages, please."),
         ("{{ nothing.of.it }}", "'nothing' is undefined."),
@@ -88,12 +84,14 @@ def test_a_template_that_reads_parts_gets_parts(model: Any):
         ({"tool": CHAT, "plain": CHAT}, "multiple chat templates"),
     ],
 )
-def test_what_a_template_raises_is_quoted_in_a_sentence(model: Any, template: Any, said: str):
+def test_a_templates_error_is_quoted_in_one_sentence(model: Any, template: Any, message: str):
     pair = pair_of(model, template)
     for ask in (lambda: generate(pair, "Hi"), lambda: count_tokens(pair, "Hi"), lambda: generate(pair, TALK)):
         with pytest.raises(RequestError, match="The chat template refuses this prompt: ") as refusal:
             ask()
-        assert said in str(refusal.value) and str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
+        assert (
+            message in str(refusal.value) and str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
+        )
 
 
 def test_one_of_several_templates_can_be_named(model: Any):
@@ -101,42 +99,42 @@ def test_one_of_several_templates_can_be_named(model: Any):
     assert read(pair, "Hi", variables={"chat_template": "plain"}) == "Hi"
 
 
-@pytest.mark.parametrize("own", [CHAT, {"tool": CHAT, "plain": CHAT}])
-def test_no_program_is_taken_for_a_template(model: Any, own: Any):
-    for given in ("{{ 6 * 7 }}", "", ["tool"], {"tool": CHAT}):
+@pytest.mark.parametrize("templates", [CHAT, {"tool": CHAT, "plain": CHAT}])
+def test_a_template_given_as_code_is_refused(model: Any, templates: Any):
+    for chosen in ("{{ 6 * 7 }}", "", ["tool"], {"tool": CHAT}):
         with pytest.raises(RequestError, match="chat_template names one of a tokenizer's own templates"):
-            read(pair_of(model, own), "Hi", variables={"chat_template": given})
+            read(pair_of(model, templates), "Hi", variables={"chat_template": chosen})
 
 
 def test_a_conversation_of_many_rows_is_templated_once(model: Any, monkeypatch: pytest.MonkeyPatch):
     pair = pair_of(model, CHAT)
-    alone = encode_prompts(pair, TALK, 1, Chat())
+    once = encode_prompts(pair, TALK, 1, Chat())
     calls: list[Any] = []
     apply = pair.tokenizer.apply_chat_template
     monkeypatch.setattr(
         pair.tokenizer, "apply_chat_template", lambda *a, **k: calls.append(a) or apply(*a, **k), raising=False
     )
-    made = encode_prompts(pair, TALK, 3, Chat())
-    assert made == alone * 3 and len(calls) == 2  # as text, and as ids
-    assert made[0] is not made[1]
+    rows = encode_prompts(pair, TALK, 3, Chat())
+    assert rows == once * 3 and len(calls) == 2  # as text, and as ids
+    assert rows[0] is not rows[1]
 
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no role": ([{"content": "Hi"}], {}, "Each message needs a role"),
-    "a number for a system": ("Hi", {"system": 3}, "system must be a text"),
-    "variables that are none": ("Hi", {"chat_template_kwargs": 3}, "must be a dictionary"),
-    "what is ours": ("Hi", {"chat_template_kwargs": {"tokenize": False}}, "can't set tokenize"),
+    "a number as system": ("Hi", {"system": 3}, "system must be a text"),
+    "variables that are a number": ("Hi", {"chat_template_kwargs": 3}, "must be a dictionary"),
+    "a variable that we set": ("Hi", {"chat_template_kwargs": {"tokenize": False}}, "can't set tokenize"),
     "raw and system": ("Hi", {"raw": True, "system": "S"}, "raw leaves the chat template out"),
     "raw messages": (TALK, {"raw": True}, "these are messages"),
-    "a system beside messages": (TALK, {"system": "S"}, "these are messages"),
+    "system and messages": (TALK, {"system": "S"}, "these are messages"),
     "half a letter in a message": ([{"role": "user", "content": "\ud800"}], {}, "half a character"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_what_is_no_conversation_is_refused(model: Any, name: str):
-    prompt, options, said = BAD[name]
-    with pytest.raises(RequestError, match=said):
+@pytest.mark.parametrize("case", BAD)
+def test_malformed_conversations_and_options_are_refused(model: Any, case: str):
+    prompt, options, message = BAD[case]
+    with pytest.raises(RequestError, match=message):
         generate(pair_of(model, CHAT), prompt, **options)
 
 

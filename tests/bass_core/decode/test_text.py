@@ -1,8 +1,7 @@
-"""Text that is streamed token by token ends up as the tokenizer's decoding of all tokens at once.
+"""Text streamed token by token equals the tokenizer's decoding of all tokens at once.
 
-Contract: this holds for any text and any token ids, special tokens and broken bytes included. A character is shown
-once its last byte is there, never before, and text that was shown is never taken back. A stop string ends the text
-before it, wherever tokens begin and end, and no part of it is ever shown.
+This holds for any token ids, including special tokens and broken bytes. A character is shown with its last byte
+and never taken back. No part of a stop string is ever shown, wherever its tokens begin and end.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TEXTS = (
 
 @cache
 def tokenizer(merges: int) -> PreTrainedTokenizerFast:
-    """With 0 merges every byte is a token; with many, tokens span parts of several characters."""
+    """Return a tokenizer: without merges every byte is a token; with many, tokens span several characters."""
     return byte_tokenizer(TEXTS * 3, merges)
 
 
@@ -47,7 +46,7 @@ def decoded(ids: list[int], merges: int) -> str:
 
 
 def streamed(ids: list[int], merges: int) -> TextStream:
-    """Push all ids, checking that shown text stays and that each piece belongs to one token."""
+    """Push all ids; check that shown text stays and that every token has a piece."""
     stream, shown = TextStream(tokenizer(merges)), ""
     for count, token in enumerate(ids, start=1):
         piece = stream.push(token)
@@ -67,7 +66,7 @@ def test_a_character_comes_with_its_last_byte(text: str) -> None:
     assert pieces == expected
 
 
-def test_what_is_never_completed_comes_at_the_end() -> None:
+def test_an_incomplete_character_is_shown_at_the_end() -> None:
     stream = TextStream(tokenizer(0))
     for token in ids_of("ok👍", 0)[:-1]:
         stream.push(token)
@@ -86,7 +85,7 @@ def test_special_tokens_have_no_text() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(text=st.text() | st.sampled_from(TEXTS), merges=st.sampled_from([0, 40]))
-def test_any_text(text: str, merges: int) -> None:
+def test_any_text_is_streamed_unchanged(text: str, merges: int) -> None:
     ids = ids_of(text, merges)
     assert streamed(ids, merges).text == decoded(ids, merges) == text
 
@@ -94,7 +93,7 @@ def test_any_text(text: str, merges: int) -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @example(ids=[0, 1, 0], merges=0)
 @given(ids=st.lists(st.integers(0, 257), max_size=30), merges=st.sampled_from([0, 40]))
-def test_any_tokens(ids: list[int], merges: int) -> None:
+def test_any_tokens_are_streamed_as_decoded(ids: list[int], merges: int) -> None:
     """A random model also writes bytes that form no character."""
     assert streamed(ids, merges).text == decoded(ids, merges)
 
@@ -106,24 +105,30 @@ def test_any_tokens(ids: list[int], merges: int) -> None:
     merges=st.sampled_from([0, 40]),
 )
 def test_a_stop_string_ends_the_text_before_it(text: str, stop: list[str], merges: int) -> None:
-    whole = TextStream(tokenizer(merges), stop)
+    streamed_text = TextStream(tokenizer(merges), stop)
     ids = ids_of(text, merges)
     # A row ends with the token that completes a stop string.
-    held = [
-        so_far for n in range(len(ids)) if any(one in (so_far := decoded(ids[: n + 1], merges)) for one in stop)
+    stopped_texts = [
+        so_far
+        for n in range(len(ids))
+        if any(string in (so_far := decoded(ids[: n + 1], merges)) for string in stop)
     ]
-    wanted = held[0][: min(held[0].find(one) for one in stop if one in held[0])] if held else text
+    expected = (
+        stopped_texts[0][: min(stopped_texts[0].find(string) for string in stop if string in stopped_texts[0])]
+        if stopped_texts
+        else text
+    )
     for token in ids:
-        whole.push(token)
-        assert wanted.startswith(whole.text)
-        so_far = decoded(whole.ids, merges)
-        assert whole.stopped == any(one in so_far for one in stop)
-    whole.end()
-    assert whole.text == wanted
+        streamed_text.push(token)
+        assert expected.startswith(streamed_text.text)
+        so_far = decoded(streamed_text.ids, merges)
+        assert streamed_text.stopped == any(string in so_far for string in stop)
+    streamed_text.end()
+    assert streamed_text.text == expected
 
 
-def fallback() -> Any:
-    """A tokenizer that spells a byte as Llama 2's does."""
+def byte_fallback_tokenizer() -> Any:
+    """Return a tokenizer with byte tokens, as Llama 2 has."""
     words = {"<0x47>": 0, "<0xB7>": 1, "a": 2, "<unk>": 3}
     model = Tokenizer(tokenizing.BPE(words, [], unk_token="<unk>", byte_fallback=True))
     model.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -132,33 +137,35 @@ def fallback() -> Any:
 
 @pytest.mark.parametrize("stop", [(), ("ab",)], ids=["", "a stop string"])
 @pytest.mark.parametrize("run", ["lone bytes", "no text", "bytes spelled"])
-def test_a_long_tail_that_waits_is_not_decoded_again_and_again(
+def test_a_long_incomplete_tail_is_not_decoded_repeatedly(
     run: str, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = fallback() if run == "bytes spelled" else tokenizer(0)
+    run_tokenizer = byte_fallback_tokenizer() if run == "bytes spelled" else tokenizer(0)
     bytes_ = ids_of("👍", 0)
-    ids = {"lone bytes": bytes_[1:2], "no text": [some.all_special_ids[0]], "bytes spelled": [1]}[run] * 500
+    ids = {"lone bytes": bytes_[1:2], "no text": [run_tokenizer.all_special_ids[0]], "bytes spelled": [1]}[
+        run
+    ] * 500
     if stop and run == "bytes spelled":
-        pytest.skip("a stop string may be spelled in it, so all of the run is looked at")
-    text, read, decode = TextStream(some, stop), 0, type(some).decode
+        pytest.skip("a stop string may be spelled in the run, so all of it is decoded")
+    text, num_decoded, decode = TextStream(run_tokenizer, stop), 0, type(run_tokenizer).decode
 
-    def counted(self: Any, tokens: list[int], **options: Any) -> Any:
-        nonlocal read
-        read += len(tokens)
+    def counting_decode(self: Any, tokens: list[int], **options: Any) -> Any:
+        nonlocal num_decoded
+        num_decoded += len(tokens)
         return decode(self, tokens, **options)
 
-    wanted = some.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    monkeypatch.setattr(type(some), "decode", counted)
+    expected = run_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    monkeypatch.setattr(type(run_tokenizer), "decode", counting_decode)
     for token in ids:
         text.push(token)
     text.end()
-    assert text.text == wanted and read < 50 * len(ids)
+    assert text.text == expected and num_decoded < 50 * len(ids)
 
 
-def test_bytes_that_form_no_character_in_the_end_were_not_shown_as_one() -> None:
-    # Byte tokens are decoded in runs: a run that is not UTF-8 is a replacement character for each byte. A special
-    # token has no text and stands in the way of no run.
-    spelled = fallback()
+def test_bytes_are_shown_only_once_their_run_is_complete() -> None:
+    # Byte tokens are decoded in runs: a run that is not UTF-8 becomes one replacement character per byte. A
+    # special token has no text and does not end a run.
+    spelled = byte_fallback_tokenizer()
     for ids, pieces in (
         ([0, 1, 2], ["", "", "\ufffd\ufffda"]),
         ([0, 2], ["", "Ga"]),
@@ -182,20 +189,20 @@ METHODS = ("regular", "speculative", "bass", "amusd")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stop_string_ends_a_row_within_an_accepted_span(pair: ModelPair, method: str) -> None:
+def test_a_stop_string_may_end_a_row_within_its_accepted_drafts(pair: ModelPair, method: str) -> None:
     options: Any = {"method": method, "max_new_tokens": 40, "eos_token_id": None, "draft_length": 5}
     prompts = [[5, 6, 7], [9, 10, 11, 12]]
-    whole = generate(pair, prompts, **options).sequences
-    # Two characters of the first row's text, of which the second is an accepted draft wherever drafts are.
-    texts = [one.text or "" for one in whole]
-    at = next(i for i in range(6, 30) if texts[0].find(texts[0][i : i + 2]) == i)
-    stop = texts[0][at : at + 2]
+    uncut = generate(pair, prompts, **options).sequences
+    # Two characters of the first row's text; in methods that draft, the second is an accepted draft.
+    texts = [sequence.text or "" for sequence in uncut]
+    begin = next(i for i in range(6, 30) if texts[0].find(texts[0][i : i + 2]) == i)
+    stop = texts[0][begin : begin + 2]
     cut = generate(pair, prompts, stop=["never", stop], **options).sequences
-    for before, after in zip(whole, cut, strict=True):
+    for before, after in zip(uncut, cut, strict=True):
         assert before.text is not None
-        found = before.text.find(stop)
-        assert after.text == (before.text if found < 0 else before.text[:found])
-        assert after.finish_reason == ("length" if found < 0 else "stop")
+        position = before.text.find(stop)
+        assert after.text == (before.text if position < 0 else before.text[:position])
+        assert after.finish_reason == ("length" if position < 0 else "stop")
         assert before.token_ids[: len(after.token_ids)] == after.token_ids
     assert cut[0].finish_reason == "stop"
     if method == "regular":
@@ -206,18 +213,18 @@ def test_a_stop_string_ends_a_row_within_an_accepted_span(pair: ModelPair, metho
 
 
 def test_a_race_shows_no_part_of_a_stop_string(pair: ModelPair) -> None:
-    whole = generate(pair, [[5, 6, 7]], max_new_tokens=30, eos_token_id=None).sequences[0].text or ""
-    stop = whole[10:14]
-    wanted = whole[: whole.find(stop)]
+    uncut = generate(pair, [[5, 6, 7]], max_new_tokens=30, eos_token_id=None).sequences[0].text or ""
+    stop = uncut[10:14]
+    expected = uncut[: uncut.find(stop)]
     for snapshot in race(pair, [[5, 6, 7]], max_new_tokens=30, eos_token_id=None, stop=stop):
         for lane in snapshot["lanes"].values():
-            assert wanted.startswith(lane["sequences"][0]["text"] or "")
-    assert all(one["sequences"][0]["finish_reason"] == "stop" for one in snapshot["lanes"].values())
-    assert all(one["sequences"][0]["text"] == wanted for one in snapshot["lanes"].values())
+            assert expected.startswith(lane["sequences"][0]["text"] or "")
+    assert all(lane["sequences"][0]["finish_reason"] == "stop" for lane in snapshot["lanes"].values())
+    assert all(lane["sequences"][0]["text"] == expected for lane in snapshot["lanes"].values())
 
 
 @pytest.mark.parametrize("stop", ["", [""], [3], 3, {"a": 1}])
-def test_what_is_no_stop_string_is_refused(pair: ModelPair, stop: Any) -> None:
+def test_invalid_stop_strings_are_refused(pair: ModelPair, stop: Any) -> None:
     with pytest.raises(RequestError, match="stop must be a non-empty string"):
         generate(pair, [3], stop=stop)
     with pytest.raises(RequestError, match="stop needs a tokenizer"):

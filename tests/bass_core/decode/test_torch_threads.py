@@ -1,7 +1,7 @@
-"""No round on a CPU waits for torch's threads: torch computes nothing that it would share among them.
+"""No round on a CPU runs a torch operation large enough to be split among torch's threads.
 
-torch shares an operation over 32,768 numbers or more (at::internal::GRAIN_SIZE). Its threads wait for each other,
-which between our own compiled calls costs more than the operation, and much more beside other work.
+torch splits operations over at least 32,768 numbers (at::internal::GRAIN_SIZE). Between our compiled calls,
+waiting for its threads costs more than the operation, and much more if the cores have other work.
 """
 
 from __future__ import annotations
@@ -25,30 +25,33 @@ from tests.support.models import tiny, tiny_head
 if not cpu_kernels.available():
     pytest.skip("numba is not there", allow_module_level=True)
 
-SHARED, VOCAB, KNOWN = 32_768, 40_000, 33_000
-# They only allocate, or read as many numbers as they return.
+SPLIT_SIZE, VOCAB, HEAD_VOCAB = 32_768, 40_000, 33_000
+# FREE operations only allocate; FEW read only as many numbers as they return.
 FREE, FEW = ("empty", "lift_fresh"), ("gather", "index", "embedding")
 NUCLEUS = SamplingParams(0.7, top_p=0.95)
 
 
-class Shared(TorchDispatchMode):
-    """Counts the operations that torch would share."""
+class SplitCounter(TorchDispatchMode):
+    """Counts the operations that torch would split."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made, name = func(*args, **(kwargs or {})), str(func).split(".")[1]
+        output, name = func(*args, **(kwargs or {})), str(func).split(".")[1]
         read, written = (
-            [one for one in tree_leaves(some) if isinstance(one, torch.Tensor)] for some in ((args, kwargs), made)
+            [tensor for tensor in tree_leaves(values) if isinstance(tensor, torch.Tensor)]
+            for values in ((args, kwargs), output)
         )
-        places = {one.untyped_storage().data_ptr() for one in read}
-        view = not func._schema.is_mutable and any(one.untyped_storage().data_ptr() in places for one in written)
-        numbers = max((one.numel() for one in (written if name in FEW else read + written)), default=0)
-        if not view and not name.startswith(FREE) and numbers >= SHARED:
+        storages = {tensor.untyped_storage().data_ptr() for tensor in read}
+        view = not func._schema.is_mutable and any(
+            tensor.untyped_storage().data_ptr() in storages for tensor in written
+        )
+        numbers = max((tensor.numel() for tensor in (written if name in FEW else read + written)), default=0)
+        if not view and not name.startswith(FREE) and numbers >= SPLIT_SIZE:
             self.seen[str(func)] += 1
-        return made
+        return output
 
 
 def model(seed: int) -> LlamaForCausalLM:
@@ -60,10 +63,10 @@ def pair(draft: str) -> ModelPair:
     target = model(0)
     if draft == "model":
         return ModelPair(target, model(1))
-    return ModelPair(target, tiny_head(target, reads_layers=(0,), size=KNOWN).to(torch.bfloat16))
+    return ModelPair(target, tiny_head(target, reads_layers=(0,), size=HEAD_VOCAB).to(torch.bfloat16))
 
 
-WAYS: list[tuple[str, str, SamplingParams, dict[str, Any]]] = [
+CASES: list[tuple[str, str, SamplingParams, dict[str, Any]]] = [
     ("head", "regular", SamplingParams(), {}),
     ("head", "regular", NUCLEUS, {}),
     ("head", "bass", SamplingParams(), {}),
@@ -82,9 +85,9 @@ WAYS: list[tuple[str, str, SamplingParams, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_round_shares_nothing_among_torch_s_threads(way: Any) -> None:
-    draft, method, sampling, options = way
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_round_splits_nothing_among_torchs_threads(case: Any) -> None:
+    draft, method, sampling, options = case
     options = {"draft_length": 3} | options if method != "regular" else options
     options = {name: value for name, value in options.items() if value is not None}
     prompts = [[row + 1, *[5, 6, 7, 8] * 3] for row in range(4)]
@@ -94,14 +97,14 @@ def test_a_round_shares_nothing_among_torch_s_threads(way: Any) -> None:
     lane = Lane(pair(draft), request, method)
     while lane.step().kind == "prefill":
         pass
-    with Shared() as shared:
+    with SplitCounter() as counter:
         for _ in range(4):
             lane.step()
-    assert not shared.seen
+    assert not counter.seen
 
 
-def test_an_operation_over_a_vocabulary_is_seen() -> None:
-    with Shared() as shared:
+def test_an_operation_over_a_vocabulary_is_counted() -> None:
+    with SplitCounter() as counter:
         torch.zeros(VOCAB).exp()
         torch.ones(4).exp()
-    assert shared.seen == {"aten.zeros.default": 1, "aten.exp.default": 1}
+    assert counter.seen == {"aten.zeros.default": 1, "aten.exp.default": 1}

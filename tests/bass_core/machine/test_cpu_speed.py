@@ -1,4 +1,4 @@
-"""The speed of a CPU: the size of what is read, the best pass, the right dtype; and one real measurement."""
+"""The measurement of a CPU's bandwidth and FLOPs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MB = 1 << 20
 
 @pytest.fixture
 def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Lets the system describe these cores: for each its caches as (level's folder, size, cores that share it)."""
+    """Return a function that sets each core's caches, as (folder of the level, size, cores that share it)."""
 
     def describe(cores: dict[int, list[tuple[str, str, str]]], allowed: set[int] | None = None) -> None:
         monkeypatch.setattr(cpu_speed, "CPUS", tmp_path)
@@ -31,8 +31,8 @@ def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Non
     return describe
 
 
-def test_the_last_caches_of_our_cores_count_once_each(caches: Callable[..., None]) -> None:
-    """Cores 0 and 1 share one, 2 has its own, and 3 is not ours; a level 1 of another size does not matter."""
+def test_each_last_level_cache_of_our_cores_counts_once(caches: Callable[..., None]) -> None:
+    """Cores 0 and 1 share a cache, 2 has its own, and this process may not use 3; level 1 does not matter."""
     small = ("index0", "32K", "0")
     caches(
         {
@@ -46,16 +46,16 @@ def test_the_last_caches_of_our_cores_count_once_each(caches: Callable[..., None
     assert cpu_speed.last_cache() == 48 * MB
 
 
-def test_a_cache_that_nobody_describes_is_assumed(caches: Callable[..., None]) -> None:
+def test_a_cache_of_unknown_size_is_assumed(caches: Callable[..., None]) -> None:
     caches({0: [("index3", "lots", "0")]}, allowed={0, 1})
     assert cpu_speed.last_cache() == cpu_speed.LAST_CACHE
 
 
-def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_read_size_fits_the_caches_and_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for cache, free, most, size in (
         (32, 4096, 512, 320),  # ten caches
-        (100, 4096, 512, 512),  # as many as the most bytes hold
-        (32, 300, 512, 150),  # half of what is free
+        (100, 4096, 512, 512),  # as many as fit the largest size
+        (32, 300, 512, 150),  # half of the free memory
         (480, 4096, 256, 960),  # two caches of a virtual machine, which may report its host's
         (480, 1900, 256, 0),
         (32, 100, 512, 0),  # less than two caches: the second pass would read the cache
@@ -67,28 +67,28 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu_speed.read_bandwidth() is None, "there is no room"
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
-    def next_one(run: Callable[[], object]) -> float:
+def script_seconds(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
+    def next_seconds(run: Callable[[], object]) -> float:
         run()
         return next(seconds)
 
-    monkeypatch.setattr(cpu_speed, "_seconds", next_one)
+    monkeypatch.setattr(cpu_speed, "_seconds", next_seconds)
 
 
-def test_the_best_pass_of_the_best_way_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two ways take turns: 1.0, 0.5, 0.8 s and 0.4, 0.9, 0.7 s for 800 bytes."""
-    scripted(monkeypatch, iter((1.0, 0.4, 0.5, 0.9, 0.8, 0.7)))
+def test_the_best_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ways to read alternate: they take 1.0, 0.5, 0.8 s and 0.4, 0.9, 0.7 s for 800 bytes."""
+    script_seconds(monkeypatch, iter((1.0, 0.4, 0.5, 0.9, 0.8, 0.7)))
     array = cpu_speed.written(800)
     assert array.nbytes == 800
     assert list(cpu_speed.read_speeds(array, passes=3).values()) == [1600.0, 2000.0]
-    scripted(monkeypatch, iter((1.0, 0.4)))
+    script_seconds(monkeypatch, iter((1.0, 0.4)))
     assert cpu_speed.read_speeds(array, passes=3, seconds=-1.0) == dict(
         zip(cpu_speed.READS, (800, 2000), strict=True)
     )
 
 
 def test_every_way_reads_the_whole_array() -> None:
-    """Each answer changes with the last element, and with the first."""
+    """Each result changes with the first element, and with the last."""
     for name, read in cpu_speed.READS.items():
         before = read(cpu_speed.written(4096))
         for place in (0, -1):
@@ -97,8 +97,8 @@ def test_every_way_reads_the_whole_array() -> None:
             assert read(array) != before, name
 
 
-def test_a_product_of_a_dtype_that_is_slow_here_counts_as_float32s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32 takes 1 ms whatever the size, so its largest counts; float16 takes 5 s, so its first is its last."""
+def test_a_dtype_slower_than_float32_counts_as_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 takes 1 ms for any size, so its largest counts; float16 takes 5 s, so only one size is tried."""
     sizes: list[tuple[torch.dtype, int]] = []
 
     def mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
@@ -115,8 +115,8 @@ def test_a_product_of_a_dtype_that_is_slow_here_counts_as_float32s(monkeypatch: 
     assert {size for dtype, size in sizes if dtype == torch.float32} == set(cpu_speed.SIZES)
 
 
-def test_this_machine_is_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Really measured, in little memory: an assumed cache of 8 MB."""
+def test_the_figures_of_this_machine_are_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real measurement, with an assumed cache of 8 MB to save memory."""
     monkeypatch.setattr(cpu_speed, "last_cache", lambda: 8 * MB)
     bandwidth = cpu_speed.read_bandwidth()
     assert bandwidth is not None and 1e8 < bandwidth < 1e13

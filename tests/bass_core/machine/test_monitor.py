@@ -1,4 +1,4 @@
-"""The monitor: real figures of this process, and a fake NVML whose calls fail one by one or disappear midway."""
+"""The monitor, with real figures of this process and a fake NVML whose calls can fail."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def wait_for(condition: Callable[[], object]) -> None:
         if condition():
             return
         time.sleep(0.01)
-    pytest.fail("the monitor did not get there")
+    pytest.fail("the monitor never reached the expected state")
 
 
-def test_this_process_on_a_cpu() -> None:
+def test_figures_of_this_process_on_a_cpu() -> None:
     with Monitor(CPU, interval_s=0.02) as monitor:
         first = monitor.latest()
         assert first.keys() == KEYS and first["kind"] == "cpu" and first["name"]
-        assert first["cpu_percent"] is None, "nothing was measured yet, and 0 would be a lie"
+        assert first["cpu_percent"] is None, "nothing was measured yet, so 0 would be wrong"
         assert 10 < first["rss_mb"] < 1e6 and first["cpu_count"] >= 1
         wait_for(lambda: sum(range(200_000)) and (monitor.latest()["cpu_percent"] or 0) > 0)
         assert gpu_fields(monitor.latest()) == dict.fromkeys(GPU_FIELDS)
         json.dumps(monitor.latest())
 
 
-def test_no_thread_stays_and_it_can_start_again() -> None:
+def test_the_monitor_leaves_no_thread_and_can_start_again() -> None:
     monitor = Monitor(CPU, interval_s=60)
     assert set(monitor.latest()) == KEYS and monitor.latest()["rss_mb"] is None and threads() == []
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_no_thread_stays_and_it_can_start_again() -> None:
         monitor.start()
         assert threads() == ["bass-monitor"]
         monitor.latest().clear()
-        assert monitor.latest().keys() == KEYS, "what is told is a copy"
+        assert monitor.latest().keys() == KEYS, "latest() must return a copy"
         monitor.stop()
         monitor.stop()
         assert threads() == []
@@ -78,7 +78,7 @@ def test_no_thread_stays_and_it_can_start_again() -> None:
     assert threads() == [] and monitor.latest()["rss_mb"] is not None
 
 
-def test_all_fields_of_the_board_that_torch_means(nvml: FakeNvml) -> None:
+def test_all_fields_are_those_of_torchs_board(nvml: FakeNvml) -> None:
     with Monitor(CUDA, interval_s=60) as monitor:
         sample = monitor.latest()
         assert gpu_fields(sample) == GOOD
@@ -87,7 +87,7 @@ def test_all_fields_of_the_board_that_torch_means(nvml: FakeNvml) -> None:
     assert nvml.open == 0
 
 
-def test_a_call_that_fails_loses_its_own_field_alone(nvml: FakeNvml) -> None:
+def test_a_call_that_fails_loses_only_its_own_fields(nvml: FakeNvml) -> None:
     for call, lost in (
         ("nvmlDeviceGetUtilizationRates", {"gpu_utilization"}),
         ("nvmlDeviceGetMemoryInfo", {"gpu_memory_mb", "gpu_memory_total_mb"}),
@@ -104,31 +104,33 @@ def test_a_call_that_fails_loses_its_own_field_alone(nvml: FakeNvml) -> None:
         assert sample["rss_mb"] is not None and nvml.open == 0
 
 
-def test_the_board_is_found_by_its_own_name_or_not_at_all(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice of a board has a name of its own; without one, or without pynvml, nothing is guessed."""
+def test_the_board_is_found_only_by_its_own_uuid(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of a board has its own UUID; without a UUID or pynvml, all fields are None."""
     slices = {"GPU-ffffffff-0000-0000-0000-000000000000": "wrong", f"MIG-{UUID}": "right"}
-    for boards, told in ((slices, UUID), (slices, f"MIG-{UUID}"), (nvml.boards, None)):
+    for boards, uuid in ((slices, UUID), (slices, f"MIG-{UUID}"), (nvml.boards, None)):
         nvml.boards = boards
-        properties = SimpleNamespace() if told is None else SimpleNamespace(uuid=told)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, made=properties: made)
-        assert NvmlDevice(CUDA).read() == (dict.fromkeys(GPU_FIELDS) if told is None else GOOD)
+        properties = SimpleNamespace() if uuid is None else SimpleNamespace(uuid=uuid)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device, found_properties=properties: found_properties
+        )
+        assert NvmlDevice(CUDA).read() == (dict.fromkeys(GPU_FIELDS) if uuid is None else GOOD)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert NvmlDevice(CUDA).read() == dict.fromkeys(GPU_FIELDS)
 
 
-def test_nvml_vanishes_midway_and_comes_back(nvml: FakeNvml) -> None:
-    every = {name for name in dir(FakeNvml) if name.startswith("nvml")}
+def test_fields_are_none_while_nvml_fails(nvml: FakeNvml) -> None:
+    all_calls = {name for name in dir(FakeNvml) if name.startswith("nvml")}
     with Monitor(CUDA, interval_s=0.01) as monitor:
         assert gpu_fields(monitor.latest()) == GOOD
-        nvml.broken = every
+        nvml.broken = all_calls
         wait_for(lambda: gpu_fields(monitor.latest()) == dict.fromkeys(GPU_FIELDS))
         assert monitor.latest()["rss_mb"] is not None and threads() == ["bass-monitor"]
         nvml.broken = set()
         wait_for(lambda: gpu_fields(monitor.latest()) == GOOD)
 
 
-def test_the_real_nvml_without_a_driver_or_with_one() -> None:
-    """Whatever this machine has: no exception, and each field is a number or None."""
+def test_the_real_nvml_never_raises() -> None:
+    """On any machine, each field is a number or None."""
     board = NvmlDevice(CUDA)
     values = board.read()
     board.close()
@@ -162,22 +164,22 @@ class FakeGpm(FakeNvml):
     def c_nvmlGpmMetricsGet_t(self) -> object:
         return SimpleNamespace(metrics=[SimpleNamespace() for _ in range(3)])
 
-    def nvmlGpmMetricsGet(self, asked: SimpleNamespace) -> None:
+    def nvmlGpmMetricsGet(self, request: SimpleNamespace) -> None:
         self._call("nvmlGpmMetricsGet")
-        assert asked.version == 1 and asked.numMetrics == 3
-        assert asked.sample2[0] == asked.sample1[0] + 1, "the newer sample comes second"
-        for metric in asked.metrics:
+        assert request.version == 1 and request.numMetrics == 3
+        assert request.sample2[0] == request.sample1[0] + 1, "the newer sample comes second"
+        for metric in request.metrics:
             metric.nvmlReturn = 0 if metric.metricId != 5 else 3
             metric.value = 10.0 * metric.metricId
 
 
-def test_gpm_figures_are_of_the_interval_between_two_samples(
+def test_gpm_figures_describe_the_interval_between_two_samples(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeGpm()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     board = NvmlDevice(CUDA)
-    assert board.read() == GOOD, "one sample alone says nothing"
+    assert board.read() == GOOD, "one sample has no interval"
     for _ in range(2):
         assert board.read() == {**GOOD, "gpu_sm_percent": 20.0, "gpu_dram_percent": 100.0}
     fake.broken.add("nvmlGpmMetricsGet")

@@ -1,7 +1,4 @@
-"""What a process compiles, keeps and finds set when it starts: the CPU's kernels and torch's idle threads.
-
-Contract: each start is a process of its own.
-"""
+"""Each test starts new processes: compiled CPU kernels and their cache, and the wait policy of torch's threads."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from tests.support import ROOT
 pytestmark = pytest.mark.slow
 needs_numba = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 
-SMALL = """
+ONE_KERNEL = """
 import os, pathlib, sys
 import numpy as np
 from kernels.cpu.calls import jit
@@ -45,7 +42,7 @@ print(pair)
 print(type(pair.target_step).__name__)
 print(ModelPair(tiny("llama")))
 """
-# An importer that stands before all others.
+# An importer that comes before all others.
 BLOCKED = """
 class Blocker:
     def find_spec(self, name, *_):
@@ -61,7 +58,7 @@ def run(code: str, cache: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+def output_of_process(process: subprocess.Popen[str]) -> tuple[str, str]:
     out, err = process.communicate()
     assert process.returncode == 0, err
     return out, err
@@ -71,36 +68,36 @@ COMPILED, LOADED = "a bar\nclosed\ncompiled\n", "loaded\n"
 
 
 @needs_numba
-def test_code_is_compiled_once_and_again_where_it_is_damaged(tmp_path: Path) -> None:
-    """Code of other versions goes when nobody has used it for long."""
+def test_code_is_compiled_once_and_again_if_it_is_damaged(tmp_path: Path) -> None:
+    """Code of other versions is removed if it was not used for a long time."""
     old, other = (tmp_path / f"{name}-numba-0" for name in ("00000000", "11111111"))
     for folder in (old, other):
         folder.mkdir()
     os.utime(old, (0, 0))
-    for out in [ended(one)[0] for one in [run(SMALL, tmp_path) for _ in range(2)]]:
+    for out in [output_of_process(process)[0] for process in [run(ONE_KERNEL, tmp_path) for _ in range(2)]]:
         assert out in (COMPILED, LOADED)
     assert other.exists() and not old.exists()
     for suffix in (".nbc", ".nbi"):
-        assert ended(run(SMALL, tmp_path))[0] == LOADED
+        assert output_of_process(run(ONE_KERNEL, tmp_path))[0] == LOADED
         files = list(tmp_path.glob(f"*/**/*{suffix}"))
         assert files
         for file in files:
             file.write_bytes(file.read_bytes()[:100])
-        assert ended(run(SMALL, tmp_path))[0] == COMPILED
+        assert output_of_process(run(ONE_KERNEL, tmp_path))[0] == COMPILED
 
 
 @needs_numba
-def test_without_a_folder_that_can_be_written_each_start_compiles(tmp_path: Path) -> None:
+def test_without_a_writable_folder_each_start_compiles(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    assert ended(run(SMALL, tmp_path / "file"))[0] == COMPILED
+    assert output_of_process(run(ONE_KERNEL, tmp_path / "file"))[0] == COMPILED
 
 
-def test_without_kernels_transformers_own_model_runs_and_it_is_said(tmp_path: Path) -> None:
+def test_without_kernels_transformers_model_runs_and_the_reason_is_logged(tmp_path: Path) -> None:
     for before, environment, reason in (
         ("", {"BASS_CPU_KERNELS": "0"}, "BASS_CPU_KERNELS is 0"),
         (BLOCKED.format(error="SystemError"), {}, "numba can't be imported (this numba is broken)"),
     ):
-        out, err = ended(run(PAIR.format(before=before), tmp_path, **environment))
+        out, err = output_of_process(run(PAIR.format(before=before), tmp_path, **environment))
         bfloat16, name, float32 = out.splitlines()
         assert bfloat16.endswith(f"bfloat16, cpu, transformers' own model ({reason}))")
         assert name == "CausalModel"
@@ -108,7 +105,7 @@ def test_without_kernels_transformers_own_model_runs_and_it_is_said(tmp_path: Pa
         assert err.count("LOG The CPU's own kernels are off") == 1 and reason in err
 
 
-# What libgomp would read at this moment, when torch is loaded, and what is set afterwards.
+# Prints the value that libgomp would read when torch is loaded.
 PROGRAM = """
 import os, sys
 class Loaded:
@@ -121,20 +118,20 @@ import bass_core
 """
 
 
-def said(program: str, **variables: str) -> str:
+def output_of(program: str, **variables: str) -> str:
     environment = {name: value for name, value in os.environ.items() if "OMP_" not in name} | variables
     run = [sys.executable, "-c", program]
     return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300).stdout.strip()
 
 
-def test_idle_threads_are_told_to_wait_before_torch_is_loaded_unless_the_user_has() -> None:
-    """And no child inherits it."""
-    assert said(PROGRAM) == "10000" and said(PROGRAM, GOMP_SPINCOUNT="7") == "7"
-    assert said(PROGRAM, OMP_WAIT_POLICY="PASSIVE") == "None"
-    assert said("import os, bass_core; print('GOMP_SPINCOUNT' in os.environ)") == "False"
+def test_the_spin_of_idle_threads_is_set_before_torch_is_loaded_unless_the_user_set_it() -> None:
+    # The last line checks that child processes do not inherit the variable.
+    assert output_of(PROGRAM) == "10000" and output_of(PROGRAM, GOMP_SPINCOUNT="7") == "7"
+    assert output_of(PROGRAM, OMP_WAIT_POLICY="PASSIVE") == "None"
+    assert output_of("import os, bass_core; print('GOMP_SPINCOUNT' in os.environ)") == "False"
 
 
-# Costs are written where a pair looks for them, so that nothing is measured before the lanes' clocks run.
+# Stores costs first, so that the races measure none.
 RACES = """
 import json, pkgutil
 from importlib import import_module
@@ -148,6 +145,7 @@ from bass_core.model.attention import choose_backend
 from bass_core.length.costs import CostTable, write_table
 from bass_core.decode.cost_store import costs_path
 from bass_core.draft.registry import choose_drafter
+from tests.support.models import tiny_pair
 
 class Counter(event.Listener):
     names = []
@@ -157,10 +155,10 @@ class Counter(event.Listener):
         pass
 
 def signatures():
-    modules = [import_module(one.name) for one in pkgutil.walk_packages(kernels.cpu.__path__, "kernels.cpu.")]
-    found = {one for module in modules for one in vars(module).values() if isinstance(one, CPUDispatcher)}
-    called = [one for one in found if not one.targetoptions.get("no_cpython_wrapper")]
-    return {one.py_func.__qualname__: len(one.overloads) for one in called}
+    modules = [import_module(info.name) for info in pkgutil.walk_packages(kernels.cpu.__path__, "kernels.cpu.")]
+    compiled = {value for module in modules for value in vars(module).values() if isinstance(value, CPUDispatcher)}
+    called = [kernel for kernel in compiled if not kernel.targetoptions.get("no_cpython_wrapper")]
+    return {kernel.py_func.__qualname__: len(kernel.overloads) for kernel in called}
 
 pair = tiny_pair("head", to=torch.bfloat16)
 before, compiled = signatures(), len(Counter.names)
@@ -179,8 +177,8 @@ for n, number, rule, length in (
     (1, 2, "rejection", "bass"), (4, 3, "auto", "auto"), (4, 0, "auto", 2),
 ):
     prompts = [[5, 6, 7, 8 + row] for row in range(n)]
-    asked = {"sampling": settings[number], "verification": rule, "draft_length": length, "max_new_tokens": 12}
-    for snapshot in race(pair, prompts, eos_token_id=None, **asked):
+    options = {"sampling": settings[number], "verification": rule, "draft_length": length, "max_new_tokens": 12}
+    for snapshot in race(pair, prompts, eos_token_id=None, **options):
         measured += "measuring" in snapshot
     drafted += snapshot["lanes"]["bass"]["metrics"]["drafted"] or 0
 print(json.dumps([before, signatures(), Counter.names, measured, drafted]))
@@ -189,14 +187,14 @@ print(json.dumps([before, signatures(), Counter.names, measured, drafted]))
 
 @needs_numba
 def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
-    """Neither for sampling nor for any rule or batch; code from disk isn't loaded either, which takes time too."""
-    own = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "BASS_MEASURE": "1"}
-    # Compiling takes half of the time where nothing is optimised.
-    env = {**os.environ, **own, "NUMBA_OPT": "0"}
-    done = subprocess.run([sys.executable, "-c", RACES], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    before, after, compiled, measured, drafted = json.loads(done.stdout.splitlines()[-1])
+    """For any sampling, rule and batch. Nor do they load compiled code from disk, which takes time too."""
+    variables = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "BASS_MEASURE": "1"}
+    # Without optimisation, compiling takes half the time.
+    env = {**os.environ, **variables, "NUMBA_OPT": "0"}
+    result = subprocess.run([sys.executable, "-c", RACES], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    before, after, compiled, measured, drafted = json.loads(result.stdout.splitlines()[-1])
     assert compiled == [] and after == before
     assert not measured and drafted
-    # Only a bench calls `alone`. More signatures of a kernel would be as many that somebody must prepare.
-    assert {name: number for name, number in after.items() if number != 1} == {"alone": 0}
+    # Only a bench calls `attend_layers`. Each further signature of a kernel would have to be prepared too.
+    assert {name: number for name, number in after.items() if number != 1} == {"attend_layers": 0}

@@ -1,4 +1,4 @@
-"""When flash-attn is timed against our kernel, by kernels that only take their time."""
+"""flash-attn is timed against our kernel, here with fakes that only sleep."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ CPU, HEADS = torch.device("cpu"), (4, 2, 16)
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Both kernels seem to be there; says which ran. Our own takes 2 ms longer, for prompts alone."""
-    seen: list[str] = []
+    """Fake both kernels and list their calls. Ours takes 2 ms longer for prompts, flash-attn for short queries."""
+    calls_so_far: list[str] = []
 
-    def ours(query: torch.Tensor, *rest: Any, **options: Any) -> None:
-        seen.append("fused")
+    def fused(query: torch.Tensor, *rest: Any, **options: Any) -> None:
+        calls_so_far.append("fused")
         time.sleep(0.002 * (query.shape[2] > 64))
 
-    def other(query: torch.Tensor, *rest: Any, **options: Any) -> None:
-        seen.append("flash")
+    def flash(query: torch.Tensor, *rest: Any, **options: Any) -> None:
+        calls_so_far.append("flash")
         time.sleep(0.002 * (query.shape[2] <= 64))
 
     monkeypatch.delenv("BASS_MEASURE")
     monkeypatch.setattr(attention, "FASTER", set())
     monkeypatch.setattr(attention, "why_backend_unavailable", lambda *_: None)
-    monkeypatch.setitem(BACKENDS, "fused", ours)
-    monkeypatch.setitem(BACKENDS, "flash", other)
-    return seen
+    monkeypatch.setitem(BACKENDS, "fused", fused)
+    monkeypatch.setitem(BACKENDS, "flash", flash)
+    return calls_so_far
 
 
-def test_it_serves_what_it_was_faster_for(calls: list[str]) -> None:
+def test_flash_attn_is_used_only_where_it_was_faster(calls: list[str]) -> None:
     measure_flash(CPU, torch.float32, *HEADS)
     assert {"fused", "flash"} == set(calls)
     assert {(CPU, torch.float32, *HEADS, True)} == attention.FASTER
 
 
 @pytest.mark.parametrize(("name", "value"), [("BASS_MEASURE", "0"), ("SPACES_ZERO_GPU", "true")])
-def test_nothing_is_timed_where_that_is_off(
+def test_nothing_is_timed_if_measuring_is_off(
     name: str, value: str, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -51,14 +51,14 @@ def test_nothing_is_timed_where_that_is_off(
     assert not calls and not attention.FASTER
 
 
-def test_a_kernel_that_fails_is_one_line_and_not_used(
+def test_a_kernel_that_fails_is_logged_and_not_used(
     calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(query: torch.Tensor, *rest: Any, **options: Any) -> None:
+    def failing_kernel(query: torch.Tensor, *rest: Any, **options: Any) -> None:
         if query.shape[2] <= 64:
             raise RuntimeError("out\nof memory")
 
-    monkeypatch.setitem(BACKENDS, "flash", fails)
+    monkeypatch.setitem(BACKENDS, "flash", failing_kernel)
     with caplog.at_level(logging.WARNING):
         measure_flash(CPU, torch.float32, *HEADS)
     assert not attention.FASTER

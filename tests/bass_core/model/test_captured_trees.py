@@ -1,7 +1,7 @@
 """Trees of tokens in the GPU's forward and in captured steps, on a CPU with Triton interpreted.
 
-Contract: the logits behind each token of a tree are those behind its path as a text, and a replayed step of trees
-equals an eager one, whatever trees came before it in the same shape, and with chains between them.
+The logits after each token of a tree are those after its path as text. A replayed step equals an eager one,
+whatever trees and chains ran before it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ KINDS = [(CausalModel, "pad"), (CausalModel, "sdpa"), (LlamaCuda, "pad")]
 TEXT = 6
 
 
-def made(kind: type[CausalModel], backend: str, architecture: str = "llama") -> CausalModel:
+def make_model(kind: type[CausalModel], backend: str, architecture: str = "llama") -> CausalModel:
     model = kind(tiny(architecture))
     if kind is LlamaCuda:
         model.has_kernels = backend == "fused"
     return model
 
 
-def grow(dice: random.Random, parents: list[list[int]], width: int) -> list[list[int]]:
-    """`width` more tokens for each row's tree: parents[b][i] is the token that token i follows, or -1."""
-    return [[*row, *(dice.randrange(-1, len(row) + i) for i in range(width))] for row in parents]
+def grow(rng: random.Random, parents: list[list[int]], width: int) -> list[list[int]]:
+    """Add `width` tokens to each row's tree; parents[b][i] is the token that token i follows, or -1."""
+    return [[*row, *(rng.randrange(-1, len(row) + i) for i in range(width))] for row in parents]
 
 
 @pytest.mark.parametrize(
@@ -51,33 +51,33 @@ def grow(dice: random.Random, parents: list[list[int]], width: int) -> list[list
         pytest.param(LlamaCuda, "fused", "llama", marks=pytest.mark.slow),
     ],
 )
-def test_a_token_of_a_tree_is_the_end_of_its_path(
+def test_the_logits_of_a_tree_are_those_of_its_paths(
     kind: type[CausalModel], backend: str, architecture: str
 ) -> None:
-    """Two rows of different lengths, whose trees grow over two steps. Siblings are rotated alike."""
-    model, plain = made(kind, backend, architecture), CausalModel(tiny(architecture))
-    cache, dice = model.new_cache(2, 32), random.Random(5)
+    """Two rows of different lengths, whose trees grow over two steps."""
+    model, plain = make_model(kind, backend, architecture), CausalModel(tiny(architecture))
+    cache, rng = model.new_cache(2, 32), random.Random(5)
     ids = torch.randint(1, 90, (2, TEXT + 9), generator=torch.Generator().manual_seed(2))
     model.forward(ForwardBatch(ids[:, :TEXT], [0, 0]), cache, backend)
-    bases, before = [TEXT, TEXT - 2], 0
+    bases, num_fed = [TEXT, TEXT - 2], 0
     parents: list[list[int]] = [[], []]
     for width in (4, 5):
-        parents = grow(dice, parents, width)
-        tree, lengths = batch_tree(parents, [before] * 2), [base + before for base in bases]
-        fed = ids[:, TEXT + before : TEXT + before + width]
+        parents = grow(rng, parents, width)
+        tree, lengths = batch_tree(parents, [num_fed] * 2), [base + num_fed for base in bases]
+        fed = ids[:, TEXT + num_fed : TEXT + num_fed + width]
         logits = model.forward(ForwardBatch(fed, lengths, tree=tree), cache, backend).logits
         for row, base in enumerate(bases):
             for s in range(width):
-                nodes = [TEXT + node for node in path(parents[row], before + s)]
+                nodes = [TEXT + node for node in path(parents[row], num_fed + s)]
                 text = torch.cat((ids[row, :base], ids[row, nodes]))[None]
-                wanted = plain.forward(ForwardBatch(text, [0]), plain.new_cache(1, 32)).logits[0, -1]
-                torch.testing.assert_close(logits[row, s], wanted, atol=2e-3, rtol=1e-4)
-        before += width
+                expected = plain.forward(ForwardBatch(text, [0]), plain.new_cache(1, 32)).logits[0, -1]
+                torch.testing.assert_close(logits[row, s], expected, atol=2e-3, rtol=1e-4)
+        num_fed += width
 
 
-def steps(dice: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
-    """(rows, tokens, columns of the tree that were fed before, whether it is a tree) of some steps."""
-    # Never more rows than before: padding rows write to the rows behind the batch.
+def steps(rng: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
+    """Yield (rows, tokens, tree tokens fed before per row, whether it is a tree) of each step."""
+    # Never more rows than before, because padding rows write to the cache rows after the batch.
     for batch, width, tree in (
         (4, 4, True),
         (4, 4, False),
@@ -86,7 +86,7 @@ def steps(dice: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
         (3, 11, True),
         (1, 1, True),
     ):
-        yield batch, width, [dice.randrange(0, 9) if tree else 0 for _ in range(batch)], tree
+        yield batch, width, [rng.randrange(0, 9) if tree else 0 for _ in range(batch)], tree
 
 
 @pytest.mark.parametrize(
@@ -97,38 +97,40 @@ def steps(dice: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
         pytest.param(LlamaCuda, "fused", True, marks=pytest.mark.slow),
     ],
 )
-def test_a_replay_of_trees_is_the_eager_step(kind: type[CausalModel], backend: str, prefixes: bool) -> None:
+def test_a_replay_of_trees_equals_the_eager_step(kind: type[CausalModel], backend: str, prefixes: bool) -> None:
     """Different trees of one shape share a capture; a chain of that shape has its own."""
-    model, dice = made(kind, backend), random.Random(1)
-    # The kernels that compute products and rotate are the same in both.
+    model, rng = make_model(kind, backend), random.Random(1)
+    # The kernels for products and rotation are the same in both.
     model.has_kernels = False
     shared = SharedPrompts((tuple(range(1, 33)),)) if prefixes else SharedPrompts(())
     runner = GraphRunner(model, 4, 64, model.vocab, backend, record=record_calls, shared=shared)
     eager = ModelRunner(model, 4, 64, model.vocab, backend, shared=shared)
-    for one in (runner, eager):
+    for each in (runner, eager):
         if prefixes:
-            model.forward(ForwardBatch(torch.arange(1, 33)[None], [0]), one.cache.prefix, backend)
-            one.cache.attach(1, 0, 16)
-            one.cache.attach(2, 0, 32)
-        # What was fed before the steps: they read it as text, or as the first tokens of their trees.
-        starts = [one.cache.starts[row] for row in range(4)]
-        model.forward(ForwardBatch(torch.arange(80).view(4, 20) + 5, starts), one.cache, backend)
+            model.forward(ForwardBatch(torch.arange(1, 33)[None], [0]), each.cache.prefix, backend)
+            each.cache.attach(1, 0, 16)
+            each.cache.attach(2, 0, 32)
+        # Feed tokens that the steps read as text, or as the first tokens of their trees.
+        starts = [each.cache.starts[row] for row in range(4)]
+        model.forward(ForwardBatch(torch.arange(80).view(4, 20) + 5, starts), each.cache, backend)
     generator = torch.Generator().manual_seed(3)
-    for batch, width, before, is_tree in steps(dice):
+    for batch, width, before, is_tree in steps(rng):
         ids = torch.randint(1, 90, (batch, width), generator=generator)
-        parents = [grow(dice, [[]], first + width)[0] for first in before]
+        parents = [grow(rng, [[]], tree_len + width)[0] for tree_len in before]
         tree = batch_tree(parents, before) if is_tree else None
-        lengths = [start + 3 * row + first for row, (start, first) in enumerate(zip(starts, before, strict=False))]
+        lengths = [
+            start + 3 * row + tree_len for row, (start, tree_len) in enumerate(zip(starts, before, strict=False))
+        ]
         fed = ForwardBatch(ids, lengths, tree=tree)
-        mine, wanted = (one.forward(fed).logits for one in (runner, eager))
-        torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)
-    found = sorted((*key[:2], key[-1]) for key in runner.slot.steps)
-    assert found == [(1, 1, True), (4, 4, False), (4, 4, True), (4, 13, True)]
+        replayed, expected = (each.forward(fed).logits for each in (runner, eager))
+        torch.testing.assert_close(replayed, expected, atol=1e-4, rtol=1e-4)
+    captured = sorted((*key[:2], key[-1]) for key in runner.slot.steps)
+    assert captured == [(1, 1, True), (4, 4, False), (4, 4, True), (4, 13, True)]
 
 
-def test_padding_of_trees_that_have_no_more_bits_is_left_out() -> None:
-    """A step of 11 tokens runs as one of 13 where the tree has room for them, else as it is."""
-    model = made(CausalModel, "pad")
+def test_trees_without_spare_bits_are_not_padded() -> None:
+    """A step of 11 tokens is padded to 13 if the tree has enough bits, otherwise it runs unpadded."""
+    model = make_model(CausalModel, "pad")
     runner = GraphRunner(model, 1, 128, model.vocab, "pad", record=record_calls)
     ids = torch.arange(11)[None] + 3
     for before in (MOST_TREE - 13, MOST_TREE - 12, MOST_TREE - 11):
@@ -137,15 +139,15 @@ def test_padding_of_trees_that_have_no_more_bits_is_left_out() -> None:
     assert sorted(key[:2] for key in runner.slot.steps) == [(1, 11), (1, 13)]
 
 
-def test_a_padding_token_sees_itself_alone() -> None:
-    """And a padding row has an empty tree of its own: nothing that is not a number reaches a real token."""
-    model = made(CausalModel, "pad")
+def test_a_padding_token_sees_only_itself() -> None:
+    """A padding row has an empty tree, so that no NaN reaches a real token."""
+    model = make_model(CausalModel, "pad")
     runner = GraphRunner(model, 4, 64, model.vocab, "pad", record=record_calls)
     tree = batch_tree([[-1] * 11] * 3, [0] * 3)
     runner.forward(ForwardBatch(torch.ones(3, 11, dtype=torch.long), [5, 6, 7], tree=tree))
     (step,) = runner.slot.steps.values()
     assert step.batch.tree is not None
-    own = torch.ones(13, dtype=torch.long) << torch.arange(13)
+    own_bits = torch.ones(13, dtype=torch.long) << torch.arange(13)
     sees: Tensor = step.batch.tree.sees
-    assert torch.equal(sees[3], own) and torch.equal(sees[:3, 11:], own[11:].expand(3, 2))
+    assert torch.equal(sees[3], own_bits) and torch.equal(sees[:3, 11:], own_bits[11:].expand(3, 2))
     assert not step.batch.tree.depths[:, 11:].any() and not step.batch.tree.before.any()

@@ -1,6 +1,6 @@
-"""Captured steps on the emulated accelerator: what a capture needs, what it holds and what it leaves behind.
+"""Captured steps on the emulated accelerator: their conditions, memory and failures.
 
-Contract: texts equal transformers' own whatever fails; tests/devices says what the emulated device can show.
+Texts equal transformers' own, whatever fails.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def slots(pair: ModelPair) -> list[Any]:
     return [slot for model in (pair.target_step, pair.draft_step) for slot in graphs._idle.get(model, [])]
 
 
-def test_a_capture_that_fails_at_its_end_is_the_last(
+def test_after_a_capture_fails_at_its_end_none_is_tried_again(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Or torch's `empty_cache` would raise from then on, and the thread would stay on the capture's stream."""
+    """Otherwise torch's `empty_cache` would raise, and the thread would stay on the capture's stream."""
     pair = on_device()
 
     def fail() -> None:
@@ -73,7 +73,7 @@ def test_a_capture_that_fails_at_its_end_is_the_last(
     assert len(caplog.records) == 1 and "until the next start" in caplog.text
 
 
-def test_what_fails_inside_a_capture_that_ends_well_concerns_one_model(
+def test_a_failure_inside_a_capture_disables_captures_of_one_model(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = on_device()
@@ -90,7 +90,7 @@ def test_what_fails_inside_a_capture_that_ends_well_concerns_one_model(
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_forward_that_waits_is_found_out_before_it_is_captured(
+def test_a_forward_that_synchronises_is_detected_before_it_is_captured(
     reads: bool, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compute = CausalModel._compute
@@ -110,8 +110,8 @@ def test_a_forward_that_waits_is_found_out_before_it_is_captured(
     assert len(caplog.records) == reads and runtime(DEVICE).get_sync_debug_mode() == 0
 
 
-def test_joining_weights_is_no_change_of_the_model() -> None:
-    """Joining gives the model's weights another place in memory."""
+def test_joining_weights_does_not_count_as_a_change_of_the_model() -> None:
+    # Joining moves the weights to another place in memory.
     pair = on_device()
     steps = pair.target_step, pair.draft_step
     assert isinstance(pair.target_step, LlamaCuda)
@@ -121,7 +121,7 @@ def test_joining_weights_is_no_change_of_the_model() -> None:
     assert texts(pair) == [reference(tiny("llama", seed=7), row, TEXT["max_new_tokens"]) for row in ROWS]
 
 
-def test_embeddings_that_turn_with_the_length_are_not_captured() -> None:
+def test_models_whose_rotation_depends_on_the_length_are_not_captured() -> None:
     by_layer = {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}}
     for rope, turns in (
         ({"rope_type": "dynamic", "factor": 2.0}, True),
@@ -150,51 +150,53 @@ def test_workspaces_are_dropped_on_either_side_of_a_capture(monkeypatch: pytest.
     assert seen and seen == ["clear", "begin", "end", "clear"] * (len(seen) // 4)
 
 
-def test_captures_over_one_cache_share_a_pool_and_a_stream_that_no_lane_has(
+def test_captures_of_one_cache_share_a_pool_and_a_separate_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used: list[tuple[Any, Any]] = []
     begin = runtime(DEVICE).CUDAGraph.capture_begin
 
-    def noted(self: Any, pool: Any, **rest: Any) -> None:
+    def recorded_begin(self: Any, pool: Any, **rest: Any) -> None:
         used.append((pool, runtime(DEVICE).current_stream().key))
         begin(self, pool=pool, **rest)
 
-    monkeypatch.setattr(runtime(DEVICE).CUDAGraph, "capture_begin", noted)
+    monkeypatch.setattr(runtime(DEVICE).CUDAGraph, "capture_begin", recorded_begin)
     model = on_device().target_step
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     for width in (1, 2, 3):
         runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long, device=DEVICE), [0]))
     assert len(used) == 3 and len(set(used)) == 1
     # torch hands out 32 streams in turn, so 40 include each of them.
-    lanes = {runtime(DEVICE).Stream(DEVICE).key for _ in range(40)}
-    assert used[0][1] not in lanes
+    lane_streams = {runtime(DEVICE).Stream(DEVICE).key for _ in range(40)}
+    assert used[0][1] not in lane_streams
 
 
-def test_what_graphs_hold_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_graphs_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = on_device()
     texts(pair)
     gc.collect()
     runtime(DEVICE).empty_cache()
-    held = private_pools(DEVICE)
-    kept = sum(reserved - used for reserved, used in held.values())
-    assert kept > 0 and available_bytes(DEVICE) == runtime(DEVICE).mem_get_info(DEVICE)[0]
-    # Other tests' captures may have left pools on the other device, but empty ones.
+    pools = private_pools(DEVICE)
+    unused = sum(reserved - used for reserved, used in pools.values())
+    assert unused > 0 and available_bytes(DEVICE) == runtime(DEVICE).mem_get_info(DEVICE)[0]
+    # Other tests' captures may have left pools on the other device, but only empty ones.
     assert not any(map(any, private_pools(torch.device("emul", 1)).values()))
     assert private_pools(torch.device("cpu")) == {}
     for slot in slots(pair):
-        assert slot.pool.reserved() == held.get(slot.pool.handle, (0, 0))[0]
+        assert slot.pool.reserved() == pools.get(slot.pool.handle, (0, 0))[0]
         assert slot.pool.reserved() == sum(step.taken for step in slot.steps.values())
         assert all(step.nbytes == step.taken > 0 for step in slot.steps.values())
 
 
-def test_the_least_used_step_goes_when_a_cache_holds_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit counts all memory that a capture took, not only its outputs."""
+def test_the_least_used_step_is_dropped_when_a_caches_captures_are_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit counts all memory taken by a capture, not only its outputs."""
     model = on_device().target_step
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     assert isinstance(runner, graphs.GraphRunner)
-    one = torch.ones(1, 1, dtype=torch.long, device=DEVICE)
-    runner.forward(ForwardBatch(one, [0]))
+    token = torch.ones(1, 1, dtype=torch.long, device=DEVICE)
+    runner.forward(ForwardBatch(token, [0]))
     (first,) = runner.slot.steps.values()
     assert first.taken > 4 * first.output.logits.nbytes
     monkeypatch.setattr(graphs, "STEP_BYTES", int(1.5 * first.taken))
@@ -202,7 +204,7 @@ def test_the_least_used_step_goes_when_a_cache_holds_too_much(monkeypatch: pytes
     assert [key[1] for key in runner.slot.steps] == [2]
 
 
-def test_a_capture_makes_room_only_where_little_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_frees_memory_only_if_little_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     module = runtime(DEVICE)
     for least, emptied in ((0, 0), (1 << 62, 1)):
         calls: list[int] = []
@@ -218,7 +220,7 @@ def test_a_capture_makes_room_only_where_little_is_free(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by the garbage collector inside it nor by another thread, which returns without waiting."""
+    """Neither by the garbage collector during it nor by another thread, which returns without waiting."""
     calls: list[bool] = []
     module = runtime(DEVICE)
     monkeypatch.setattr(module, "empty_cache", lambda: calls.append(True))
@@ -236,24 +238,24 @@ def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch:
 
 
 def test_a_runner_may_be_dropped_while_a_slot_is_taken() -> None:
-    """The lock is re-entrant: the garbage collector may drop a runner in the thread that holds it."""
+    """The lock is re-entrant, because the garbage collector may drop a runner in the thread that holds it."""
     with graphs._lock:
         assert graphs._lock.acquire(blocking=False)
         graphs._lock.release()
 
 
-def test_captures_go_on_in_another_pool_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_memory_ran_out_captures_continue_in_another_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     model = on_device().target_step
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     assert isinstance(runner, graphs.GraphRunner)
     runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
     first = runner.slot.pool.handle
 
-    def short() -> None:
+    def run_out() -> None:
         raise torch.OutOfMemoryError("out of memory")
 
     with monkeypatch.context() as patch:
-        while_capturing(patch, model, short)
+        while_capturing(patch, model, run_out)
         runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
     assert not runner.slot.steps and model.capturable and capture.enabled(DEVICE)
     runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))

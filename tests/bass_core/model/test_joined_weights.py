@@ -1,6 +1,6 @@
-"""Weights joined for a GPU: stored once, and the model that was handed in still works as before.
+"""Weights joined for a GPU are stored once, and the user's model still works as before.
 
-Contract: a CPU is made to pass for an accelerator, on which the parameters become views of the joined weights.
+A CPU passes for an accelerator, on which the parameters become views of the joined weights.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def held(*tensors: Tensor) -> int:
-    """Total bytes of the tensors' storages, each storage counted once."""
+def storage_bytes(*tensors: Tensor) -> int:
+    """Return the total bytes of the tensors' storages, each storage counted once."""
     return sum({storage(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
@@ -39,18 +39,18 @@ def weights_of(step: LlamaCuda) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_a_model_is_kept_once_and_writes_what_it_wrote(architecture: str) -> None:
+def test_a_joined_model_is_stored_once_and_writes_the_same_text(architecture: str) -> None:
     model, prompt = tiny(architecture), prompts(1)[0]
-    before, text = held(*model.parameters()), reference(model, prompt, 12)
+    before, text = storage_bytes(*model.parameters()), reference(model, prompt, 12)
     values = {name: value.clone() for name, value in model.state_dict().items()}
-    own = list(model.parameters())
+    parameters = list(model.parameters())
     step = LlamaCuda(model)
-    assert held(*model.parameters(), *weights_of(step)) == before
-    assert all(ours is theirs for ours, theirs in zip(own, model.parameters(), strict=True))
+    assert storage_bytes(*model.parameters(), *weights_of(step)) == before
+    assert all(ours is theirs for ours, theirs in zip(parameters, model.parameters(), strict=True))
     assert reference(model, prompt, 12) == text
     assert all(torch.equal(values[name], value) for name, value in model.state_dict().items())
     for ours, theirs in zip(weights_of(step), weights_of(LlamaCuda(model)), strict=True):
-        assert storage(ours) == storage(theirs), "a second pair of the same model joins nothing anew"
+        assert storage(ours) == storage(theirs), "a second pair of the same model joins nothing again"
     attn = model.model.layers[1].self_attn
     assert {storage(part.weight) for part in (attn.q_proj, attn.k_proj, attn.v_proj)} == {
         storage(step.blocks[1].qkv)
@@ -66,7 +66,7 @@ def test_tied_embeddings_stay_tied() -> None:
     assert storage(step.head) == storage(step.embedding) == storage(model.lm_head.weight)
 
 
-def test_it_can_still_be_saved_copied_and_trained(tmp_path: Path) -> None:
+def test_a_joined_model_can_be_saved_copied_and_trained(tmp_path: Path) -> None:
     model = tiny("llama").requires_grad_(True)
     model.model.layers[1].self_attn.q_proj.weight = model.model.layers[0].self_attn.q_proj.weight
     values = {name: value.clone() for name, value in model.state_dict().items()}
@@ -90,7 +90,7 @@ def test_it_can_still_be_saved_copied_and_trained(tmp_path: Path) -> None:
     assert torch.equal(step.blocks[0].gate_up[128:], values[up])
 
 
-def test_joined_models_and_heads_are_stored(tmp_path: Path) -> None:
+def test_joined_models_and_heads_are_saved_unchanged(tmp_path: Path) -> None:
     model = tiny("llama")
     LlamaCuda(model)
     model.save_pretrained(tmp_path / "model")

@@ -1,8 +1,4 @@
-"""The GPU's forward, captured steps and fused attention on a CPU: the same code, with Triton interpreted.
-
-Contract: greedy float32 texts equal transformers' own; a replayed step's logits equal an eager step's to 1e-4, at
-any length and batch that its shape serves.
-"""
+"""The GPU's forward, captured steps and fused attention, on a CPU with Triton interpreted."""
 
 from __future__ import annotations
 
@@ -31,14 +27,14 @@ from tests.support.models import prompts, reference, texts_of, tiny, tiny_pair
 
 @pytest.fixture(autouse=True)
 def no_idle_caches() -> Iterator[None]:
-    """Steps recorded as calls keep their model alive, unlike CUDA graphs; clearing the idle steps frees it."""
+    """Free the models: steps recorded as calls keep them alive, unlike CUDA graphs."""
     yield
     graphs._idle.clear()
 
 
 def tokens(pair: ModelPair, rows: list[list[int]], count: int, **arguments: object) -> list[list[int]]:
-    out = generate(pair, rows, max_new_tokens=count, eos_token_id=None, **arguments)
-    return texts_of(out)
+    output = generate(pair, rows, max_new_tokens=count, eos_token_id=None, **arguments)
+    return texts_of(output)
 
 
 @pytest.mark.slow
@@ -48,15 +44,15 @@ def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
     model = tiny(architecture)
     pair = tiny_pair(0.03, target=model)
     rows = prompts(2, longest=12)
-    wanted = tokens(pair, rows, 6, attention="sdpa", draft_length=3)
-    assert tokens(pair, rows, 6, attention="fused", draft_length=3) == wanted
-    assert wanted == [reference(model, row, 6) for row in rows]
+    expected = tokens(pair, rows, 6, attention="sdpa", draft_length=3)
+    assert tokens(pair, rows, 6, attention="fused", draft_length=3) == expected
+    assert expected == [reference(model, row, 6) for row in rows]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> None:
-    """Logits and states of ragged rows; with kernels, products, rotation, write and attention are interpreted."""
+def test_the_gpus_forward_equals_the_models(architecture: str, kernels: bool) -> None:
+    """Logits and states of ragged rows; with `kernels`, products, rotation, writes and attention run in Triton."""
     model = tiny(architecture)
     assert fits(model)
     ours, theirs = LlamaCuda(model), CausalModel(model)
@@ -67,17 +63,17 @@ def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> Non
     lengths = [0, 0]
     for width in (4, 1, 3):
         ids = torch.randint(1, 90, (2, width), generator=generator)
-        one = ours.forward(
+        ours_out = ours.forward(
             ForwardBatch(ids, lengths, return_states=True), caches[0], "fused" if kernels else "pad"
         )
-        other = theirs.forward(ForwardBatch(ids, lengths, return_states=True), caches[1], "pad")
-        torch.testing.assert_close(one.logits, other.logits, atol=2e-3, rtol=1e-4)
-        torch.testing.assert_close(one.states, other.states, atol=1e-3, rtol=1e-4)
+        theirs_out = theirs.forward(ForwardBatch(ids, lengths, return_states=True), caches[1], "pad")
+        torch.testing.assert_close(ours_out.logits, theirs_out.logits, atol=2e-3, rtol=1e-4)
+        torch.testing.assert_close(ours_out.states, theirs_out.states, atol=1e-3, rtol=1e-4)
         lengths = [lengths[0] + width, lengths[1] + max(1, width - 2)]
 
 
-def test_weights_are_not_joined_where_a_layer_more_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer: q 64 x 64, k and v 32 x 64, gate and up 128 x 64, 4 bytes each: 96 KiB, plus a quarter."""
+def test_weights_are_joined_only_if_one_more_layer_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer: q 64 x 64, k and v 32 x 64, gate and up 128 x 64, 4 bytes each: 96 KiB, plus a quarter."""
     model = tiny("llama", layers=3)
     needed = (64 + 2 * 32 + 2 * 128) * 64 * 4
     for free, room in ((1.26 * needed, True), (1.24 * needed, False)):
@@ -93,8 +89,8 @@ def static_runner(model: CausalModel, batch: int, length: int, backend: str = "p
     ("kind", "backend"),
     [(CausalModel, "pad"), (LlamaCuda, "pad"), pytest.param(LlamaCuda, "fused", marks=pytest.mark.slow)],
 )
-def test_a_replay_over_prefixes_is_the_eager_step(kind: type[CausalModel], backend: str) -> None:
-    """One captured step serves any starts and groups, with a window too, and a row that has left its prefix."""
+def test_a_replay_over_prefixes_equals_the_eager_step(kind: type[CausalModel], backend: str) -> None:
+    """One captured step serves any starts and groups, windows, and a row that has left its prefix."""
     model = kind(tiny("llama"))
     if kind is LlamaCuda:
         model.has_kernels = backend == "fused"
@@ -102,8 +98,8 @@ def test_a_replay_over_prefixes_is_the_eager_step(kind: type[CausalModel], backe
     runner = GraphRunner(model, 4, 32, model.vocab, backend, record=record_calls, shared=shared)
     eager = ModelRunner(model, 4, 32, model.vocab, backend, shared=shared)
     fill = ForwardBatch(torch.arange(1, 65).view(2, 32), [0, 0])
-    for one in (runner, eager):
-        model.forward(fill, one.cache.prefix, backend)
+    for each in (runner, eager):
+        model.forward(fill, each.cache.prefix, backend)
     steps = [
         ([(32, 0), (16, 1), (0, 0)], None),
         ([(0, 0), (32, 1), (32, 0)], None),
@@ -112,49 +108,49 @@ def test_a_replay_over_prefixes_is_the_eager_step(kind: type[CausalModel], backe
     for width, (rows, window) in enumerate(steps, start=1):
         lengths = [start + 3 * row for row, (start, _) in enumerate(rows)]
         batch = ForwardBatch(torch.arange(3 * width).view(3, width) + 5, lengths, window=window)
-        for again in range(2):
+        for reverse in range(2):
             outputs = []
-            for one in (runner, eager):
-                for row, (start, group) in enumerate(rows[::-1] if again else rows):
-                    one.cache.attach(row, group, start)
-                batch.lengths = lengths[::-1] if again else lengths
-                outputs.append(one.forward(batch).logits.clone())
+            for each in (runner, eager):
+                for row, (start, group) in enumerate(rows[::-1] if reverse else rows):
+                    each.cache.attach(row, group, start)
+                batch.lengths = lengths[::-1] if reverse else lengths
+                outputs.append(each.forward(batch).logits.clone())
             torch.testing.assert_close(outputs[0], outputs[1], atol=1e-4, rtol=1e-4)
     assert len(runner.slot.steps) == 3
 
 
-def test_a_cache_and_its_steps_serve_the_next_runner_that_needs_as_many_prefixes() -> None:
+def test_the_next_runner_with_the_same_prefix_shape_reuses_cache_and_steps() -> None:
     model = CausalModel(tiny("llama"))
 
-    def made(batch: int = 2, length: int = 40, prefix: int = 32) -> GraphRunner:
+    def make_runner(batch: int = 2, length: int = 40, prefix: int = 32) -> GraphRunner:
         shared = SharedPrompts((tuple(range(prefix)),) if prefix else ())
         return GraphRunner(model, batch, length, model.vocab, "pad", record=record_calls, shared=shared)
 
-    first = made()
+    first = make_runner()
     first.forward(ForwardBatch(torch.ones(2, 1, dtype=torch.long), [0, 0]))
     first.cache.attach(0, 0, 32)
     slot = first.slot
-    assert made().slot is not slot, "it is taken"
+    assert make_runner().slot is not slot, "the slot is in use"
     del first
     gc.collect()
-    assert all(made(*other).slot is not slot for other in ((9, 40, 32), (2, 40, 64), (2, 40, 0)))
-    again = made(length=50)
-    assert again.slot is slot and len(slot.steps) == 1 and again.cache.starts == [0, 0]
+    assert all(make_runner(*other).slot is not slot for other in ((9, 40, 32), (2, 40, 64), (2, 40, 0)))
+    reused = make_runner(length=50)
+    assert reused.slot is slot and len(slot.steps) == 1 and reused.cache.starts == [0, 0]
 
 
-def test_what_fits_no_shape_runs_eagerly() -> None:
+def test_a_batch_that_fits_no_shape_runs_eagerly() -> None:
     model = CausalModel(tiny("llama"))
     runner = static_runner(model, 1, 64)
     runner.forward(ForwardBatch(torch.ones(1, 40, dtype=torch.long), [0]))
     with pytest.raises(ValueError, match="does not fit"):
         runner.forward(ForwardBatch(torch.ones(1, 6, dtype=torch.long), [251]))
     assert not runner.slot.steps
-    # The next wider shape would not fit the cache; the exact one does.
+    # The next wider shape would not fit the cache, the exact one does.
     runner.forward(ForwardBatch(torch.ones(1, 10, dtype=torch.long), [246]))
     assert [key[:2] for key in runner.slot.steps] == [(1, 10)]
 
 
-def test_graphs_are_for_cuda_but_not_for_zero_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_enabled_on_cuda_except_zero_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
     monkeypatch.delenv("SPACES_ZERO_GPU", raising=False)
     assert graphs.enabled(cuda) and not graphs.enabled(torch.device("cpu"))
@@ -163,8 +159,7 @@ def test_graphs_are_for_cuda_but_not_for_zero_gpu(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_all_imports_without_triton_and_the_kernels_are_refused() -> None:
-    """In a process where triton cannot be imported."""
+def test_without_triton_all_modules_import_and_fused_attention_is_refused() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch, bass_core.model.graphs, bass_core.verify.rejection\n"
@@ -174,43 +169,43 @@ def test_all_imports_without_triton_and_the_kernels_are_refused() -> None:
         "try: choose_backend('fused', torch.device('cpu'))\n"
         "except bass_core.RequestError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert "Triton is not installed" in done.stdout, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "Triton is not installed" in result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(("kind", "backend"), [(CausalModel, "pad"), (LlamaCuda, "sdpa")])
-def test_a_captured_step_looks_no_further_than_its_extent(
+def test_a_captured_step_reads_no_columns_past_its_extent(
     kind: Any, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same logits as an eager step over ragged rows; the columns past the extent are NaN."""
+    """Its logits equal an eager step's over ragged rows, although the columns past the extent are NaN."""
     model = kind(tiny("llama"))
     if kind is LlamaCuda:
-        model.has_kernels = False  # they do not differ between the two
+        model.has_kernels = False  # they are the same in both
     caches = [model.new_cache(2, 64) for _ in range(2)]
     torch.manual_seed(0)
     ids = torch.randint(1, 90, (2, 9))
     for cache in caches:
         model.forward(ForwardBatch(ids, [0, 0]), cache)
         cache.buffer[..., 16:, :] = torch.nan
-    more, lengths = torch.randint(1, 90, (2, 3)), [9, 4]
-    eager = model.forward(ForwardBatch(more, lengths), caches[0], backend).logits
+    new_ids, lengths = torch.randint(1, 90, (2, 3)), [9, 4]
+    eager = model.forward(ForwardBatch(new_ids, lengths), caches[0], backend).logits
     seen: list[int] = []
     attend = BACKENDS[backend]
 
-    def watched(query: torch.Tensor, key: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    def recorded_attend(query: torch.Tensor, key: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         seen.append(key.shape[2])
         return attend(query, key, *rest, **options)
 
-    monkeypatch.setitem(BACKENDS, backend, watched)
-    captured = model.forward_captured(CapturedBatch(more, torch.tensor(lengths), 16), caches[1], backend)
+    monkeypatch.setitem(BACKENDS, backend, recorded_attend)
+    captured = model.forward_captured(CapturedBatch(new_ids, torch.tensor(lengths), 16), caches[1], backend)
     torch.testing.assert_close(captured.logits, eager, atol=1e-4, rtol=1e-4)
     assert set(seen) == {16}
-    model.forward_captured(CapturedBatch(more, torch.tensor(lengths)), caches[1], backend)
+    model.forward_captured(CapturedBatch(new_ids, torch.tensor(lengths)), caches[1], backend)
     assert set(seen) == {16, 64}
 
 
 def test_extents_grow_by_powers_of_two() -> None:
-    """Few captures, at most twice the needed columns; backends that stop at each row's end need one extent."""
+    """Few captures, and at most twice the columns needed. Backends that stop at each row's end need one extent."""
     extents = {columns: captured_extent("pad", columns, 3000) for columns in range(1, 3001)}
     assert sorted(set(extents.values())) == [256, 512, 1024, 2048, 3000]
     assert all(columns <= extent <= max(256, 2 * columns) for columns, extent in extents.items())
@@ -218,16 +213,16 @@ def test_extents_grow_by_powers_of_two() -> None:
     assert {captured_extent(backend, 10, 3000) for backend in ("fused", "flash")} == {3000}
 
 
-def test_a_replay_computes_no_columns_that_no_row_has_reached() -> None:
-    """A cache of 512 columns: a step is captured over 256, and again over 512 once a row outgrows them."""
+def test_a_step_is_captured_again_once_a_row_outgrows_its_extent() -> None:
+    """In a cache of 512 columns, a step is captured over 256, and again over 512 once a row is longer."""
     model = CausalModel(tiny("llama"))
     runner = GraphRunner(model, 2, 512, model.vocab, "pad", record=record_calls)
     eager = ModelRunner(model, 2, 512, model.vocab, "pad")
     ids = torch.tensor([[5, 6], [7, 8]])
     for lengths, captured in (([0, 0], [256]), ([254, 9], [256]), ([255, 9], [256, 512]), ([300, 9], [256, 512])):
-        mine, expected = (
+        replayed, expected = (
             runner.forward(ForwardBatch(ids, lengths)).logits,
             eager.forward(ForwardBatch(ids, lengths)).logits,
         )
-        torch.testing.assert_close(mine, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(replayed, expected, atol=1e-4, rtol=1e-4)
         assert [step.batch.extent for step in runner.slot.steps.values()] == captured

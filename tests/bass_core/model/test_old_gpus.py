@@ -1,6 +1,6 @@
-"""What each device gets, a GPU from its compute capability alone: dtype, attention and matrix products.
+"""The dtype, attention and matrix products that are chosen for a GPU's compute capability.
 
-Contract: nothing is launched; the test sets the compute capability.
+Nothing is launched; the tests set the compute capability.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ T4, AMPERE, HOPPER = (7, 5), (8, 0), (9, 0)
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the compute capability, and whether Triton and flash-attn are installed."""
+    """Return a function that sets the compute capability, and whether Triton and flash-attn are installed."""
     monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setenv("CC", "cc")
 
-    def look(capability: tuple[int, int], triton: bool = True, flash: Any = None) -> None:
+    def set_gpu(capability: tuple[int, int], triton: bool = True, flash: Any = None) -> None:
         why_unavailable.cache_clear()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr("kernels.support.find_spec", lambda name: triton or None)
         monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: flash)
 
-    yield look
+    yield set_gpu
     why_unavailable.cache_clear()
 
 
-def test_a_t4_gets_float16_and_a_cpu_without_bfloat16_float32(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_t4_runs_float16_and_a_cpu_without_bfloat16_float32(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, dtype in ((T4, torch.float16), (AMPERE, torch.bfloat16), (HOPPER, torch.bfloat16)):
         gpu(capability)
         assert default_dtype(CUDA) == pick_dtype("auto", CUDA) == dtype
@@ -54,17 +54,17 @@ def test_a_t4_gets_float16_and_a_cpu_without_bfloat16_float32(gpu: Any, monkeypa
         assert default_dtype(CPU) == (torch.bfloat16 if kernels or native else torch.float32)
 
 
-def test_without_a_c_compiler_torch_attends(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton would find that out at its first launch."""
+def test_without_a_c_compiler_attention_is_torchs(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Triton itself would notice only at its first launch.
     monkeypatch.delenv("CC")
-    for found, chosen in ((None, "sdpa"), ("/usr/bin/clang", "fused")):
-        monkeypatch.setattr("shutil.which", lambda name, found=found: found if name == "clang" else None)
+    for compiler, chosen in ((None, "sdpa"), ("/usr/bin/clang", "fused")):
+        monkeypatch.setattr("shutil.which", lambda name, compiler=compiler: compiler if name == "clang" else None)
         gpu(HOPPER)
         assert choose_backend("auto", CUDA, torch.float16) == chosen
-        assert ("install gcc or clang" in str(why_unavailable(CUDA))) is (found is None)
+        assert ("install gcc or clang" in str(why_unavailable(CUDA))) is (compiler is None)
 
 
-def test_attention_by_what_is_fast_there(gpu: Any) -> None:
+def test_auto_attention_is_the_fastest_backend_of_the_device(gpu: Any) -> None:
     half, flash = torch.float16, object()
     for capability, triton, symbol, chosen in (
         (HOPPER, True, flash, "mixed"),
@@ -79,18 +79,18 @@ def test_attention_by_what_is_fast_there(gpu: Any) -> None:
         assert choose_backend("auto", CPU, half) == "sdpa"
     gpu(HOPPER, triton=False, flash=flash)
     assert choose_backend("auto", CUDA, torch.float32) == choose_backend("auto", CUDA) == "sdpa"
-    # A kernel that works there may still be chosen by name.
+    # A kernel that works on the device may still be chosen by name.
     gpu(T4)
     assert choose_backend("fused", CUDA, half) == "fused"
 
 
-def test_flash_is_refused_where_it_can_not_run(gpu: Any) -> None:
-    for capability, dtype, says in (
+def test_flash_attention_is_refused_on_devices_that_cannot_run_it(gpu: Any) -> None:
+    for capability, dtype, reason in (
         (HOPPER, torch.float32, "numbers are float32"),
         (T4, torch.float16, "capability 8.0"),
     ):
         gpu(capability, flash=object())
-        sentence = f'"flash" can\'t run here: .*{says}.* Choose attention="auto"'
+        sentence = f'"flash" can\'t run here: .*{reason}.* Choose attention="auto"'
         with pytest.raises(RequestError, match=sentence) as refusal:
             choose_backend("flash", CUDA, dtype)
         assert "\n" not in str(refusal.value)
@@ -98,8 +98,8 @@ def test_flash_is_refused_where_it_can_not_run(gpu: Any) -> None:
     assert choose_backend("flash", CUDA, torch.bfloat16) == "flash"
 
 
-def test_products_are_torchs_where_triton_reaches_no_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels for the cache and the rotation stay in use, as they multiply no matrices."""
+def test_without_tensor_cores_products_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels for the cache and the rotation are still used, because they multiply no matrices."""
     model = tiny("llama")
     assert LlamaCuda(model).plan == Plan()
     monkeypatch.setattr(gpu_model, "has_tensor_cores", lambda device: False)

@@ -1,7 +1,7 @@
-"""What makes a pair, what runs its models, what is refused, and that the models handed in stay unchanged.
+"""Pairs: which models are accepted, which code runs them, and that the user's models stay unchanged.
 
-Contract: where the CPU's own kernels can't serve, transformers' own model runs, writes its own text, and is named.
-Layers that are not those of the model's class, as adapters, are computed too.
+If the CPU kernels can't run a model, transformers' own model runs. Layers that are not of the model's class, e.g.
+adapters, are computed too.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tests.support import ROOT
 from tests.support.models import prompts, reference, texts_of, tiny, tiny_head, tiny_pair
 
 
-def test_the_models_stay_ordinary_transformers_models():
+def test_models_of_a_pair_stay_ordinary_transformers_models():
     target = tiny("qwen3")
     prompt = prompts(1)[0]
     before = reference(target, prompt, 12)
     weights = {name: tensor.clone() for name, tensor in target.state_dict().items()}
     attention = target.config._attn_implementation
-    made = ModelPair(target, target)
+    pair = ModelPair(target, target)
     during = []
-    thread = threading.Thread(target=lambda: generate(made, prompts(4), max_new_tokens=60))
+    thread = threading.Thread(target=lambda: generate(pair, prompts(4), max_new_tokens=60))
     thread.start()
     while thread.is_alive():
         during.append(reference(target, prompt, 12))
@@ -49,33 +49,33 @@ def test_the_models_stay_ordinary_transformers_models():
     assert all(torch.equal(weights[name], tensor) for name, tensor in target.state_dict().items())
 
 
-def test_the_cache_has_the_name_that_the_model_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_argument_has_the_name_in_the_models_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 5.24 renamed "past_key_values" to "cache", and 5.40 drops the old name.
 
-    Only the model's own forward of the trial at load has a mask, and makes its own cache.
+    Only the model's own forward in the trial at load has a mask and no cache of ours.
     """
     target = tiny("llama")
     forward = type(target).forward
-    now = inspect.signature(forward).parameters
-    own = "cache" if "cache" in now else "past_key_values"
+    parameters = inspect.signature(forward).parameters
+    name = "cache" if "cache" in parameters else "past_key_values"
 
     def new(self: Any, input_ids: Any = None, cache: Any = None, **others: Any) -> Any:
         assert "past_key_values" not in others and (cache is not None or "attention_mask" in others)
-        return forward(self, input_ids, **{own: cache}, **others)
+        return forward(self, input_ids, **{name: cache}, **others)
 
     def old(self: Any, input_ids: Any = None, past_key_values: Any = None, **others: Any) -> Any:
         assert "cache" not in others and (past_key_values is not None or "attention_mask" in others)
-        return forward(self, input_ids, **{own: past_key_values}, **others)
+        return forward(self, input_ids, **{name: past_key_values}, **others)
 
-    def either(self: Any, *given: Any, **others: Any) -> Any:
-        assert own in others or "attention_mask" in others
-        return forward(self, *given, **others)
+    def either(self: Any, *args: Any, **others: Any) -> Any:
+        assert name in others or "attention_mask" in others
+        return forward(self, *args, **others)
 
     texts = []
     for other in (forward, new, old, either):
         monkeypatch.setattr(type(target), "forward", other)
-        out = generate(ModelPair(target, target), prompts(2), max_new_tokens=8)
-        texts.append(texts_of(out))
+        output = generate(ModelPair(target, target), prompts(2), max_new_tokens=8)
+        texts.append(texts_of(output))
     assert all(text == texts[0] for text in texts)
 
 
@@ -97,7 +97,7 @@ def test_the_refusal_of_another_tokenizer_names_drafts_that_fit(ids: int, named:
     assert named in str(refusal.value) and 'drafter="prompt_lookup"' in str(refusal.value)
 
 
-def test_what_cannot_be_supported_is_refused_by_name():
+def test_unsupported_models_are_refused_by_name():
     mamba = MambaForCausalLM(MambaConfig(vocab_size=96, hidden_size=16, num_hidden_layers=1, state_size=4))
     t5 = T5ForConditionalGeneration(
         T5Config(vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
@@ -107,7 +107,7 @@ def test_what_cannot_be_supported_is_refused_by_name():
             ModelPair(model)
 
 
-def test_weights_are_joined_on_a_gpu_and_left_alone_on_zero_gpu(monkeypatch: pytest.MonkeyPatch):
+def test_weights_are_joined_on_a_gpu_but_not_on_zero_gpu(monkeypatch: pytest.MonkeyPatch):
     assert type(ModelPair(tiny("llama")).target_step) is CausalModel
     monkeypatch.setattr(select, "is_accelerator", lambda device: True)
     monkeypatch.setattr(select.llama_cuda, "has_room", lambda model: True)
@@ -118,18 +118,18 @@ def test_weights_are_joined_on_a_gpu_and_left_alone_on_zero_gpu(monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_transformers_imports_beside_our_kernels_folder():
+def test_our_kernels_folder_does_not_hide_the_one_of_transformers():
     code = "import kernels; import transformers.models.llama.modeling_llama; print(kernels.__file__)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()) == ROOT / "kernels" / "__init__.py"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()) == ROOT / "kernels" / "__init__.py"
 
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
 class Adapter(nn.Module):
-    """A linear layer and a low-rank term, in the form of PEFT's."""
+    """A linear layer with a low-rank term, like PEFT's."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Adapter(nn.Module):
         return self.base_layer(x) + 8 * term
 
 
-def close(model: Any, error: float) -> None:
+def assert_close_to_the_model(model: Any, error: float) -> None:
     step = ModelPair(model).target_step
     ours = step.forward(ForwardBatch(IDS, [0]), step.new_cache(1, 8)).logits
     with torch.no_grad():
@@ -161,36 +161,36 @@ def close(model: Any, error: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-def test_an_adapter_s_term_is_not_lost(dtype: torch.dtype, error: float) -> None:
+def test_an_adapters_term_is_computed(dtype: torch.dtype, error: float) -> None:
     torch.manual_seed(0)
     model: Any = tiny("llama").to(dtype)
     for layer in model.model.layers:
         layer.self_attn.v_proj = Adapter(layer.self_attn.v_proj)
         layer.mlp.down_proj = Adapter(layer.mlp.down_proj)
     assert type(ModelPair(model).target_step) is CausalModel
-    close(model, error)
+    assert_close_to_the_model(model, error)
 
 
-def test_an_output_layer_of_another_dtype() -> None:
+def test_an_output_layer_may_have_another_dtype() -> None:
     for head in (torch.float16, torch.float32):
         model: Any = tiny("llama").to(torch.bfloat16)
         model.lm_head.to(head)
         model.lm_head.register_forward_pre_hook(lambda _, inputs, head=head: (inputs[0].to(head),))
-        close(model, 0.1)
+        assert_close_to_the_model(model, 0.1)
 
 
 REASON = "numba can't be imported (No module named 'numba')"
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without numba."""
+def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a machine without numba."""
     monkeypatch.setattr(cpu_kernels, "available", lambda: False)
     monkeypatch.setattr(cpu_kernels, "why_unavailable", lambda: REASON)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_models_own_layers_multiply(without: None, dtype: torch.dtype) -> None:
+def test_without_numba_the_models_own_layers_multiply(without_numba: None, dtype: torch.dtype) -> None:
     for architecture in ("llama", "gpt2"):
         model = tiny(architecture).to(dtype)
         pair = tiny_pair(0.03, target=model)
@@ -198,27 +198,27 @@ def test_the_models_own_layers_multiply(without: None, dtype: torch.dtype) -> No
         assert type(step) is CausalModel and step.low_precision == (dtype != torch.float32)
         if (architecture, dtype) == ("llama", torch.bfloat16):
             assert str(pair).endswith(f"cpu, transformers' own model ({REASON}))")
-        ours, theirs = ([type(one) for one in made.modules()] for made in (step._shadow, model))
+        ours, theirs = ([type(module) for module in each.modules()] for each in (step._shadow, model))
         assert ours == theirs
-        out = generate(pair, prompts(3), draft_length=3, max_new_tokens=8, eos_token_id=None)
-        assert all(len(one.token_ids) == 8 for one in out.sequences)
+        output = generate(pair, prompts(3), draft_length=3, max_new_tokens=8, eos_token_id=None)
+        assert all(len(sequence.token_ids) == 8 for sequence in output.sequences)
         if dtype == torch.float32:
-            assert texts_of(out) == [reference(model, row, 8) for row in prompts(3)]
+            assert texts_of(output) == [reference(model, row, 8) for row in prompts(3)]
 
 
-def test_a_head_drafts_with_the_models_own_layers(without: None) -> None:
+def test_without_numba_a_head_drafts_with_the_models_own_layers(without_numba: None) -> None:
     target = tiny("llama").to(torch.bfloat16)
     head = tiny_head(target).to(torch.bfloat16)
     pair = ModelPair(target, head)
     assert type(pair.draft_step) is CausalModel and isinstance(head.fuse, nn.Linear)
     sampling = SamplingParams(temperature=0.8)
     for tree in (None, (2, 1)):
-        out = generate(pair, prompts(3), max_new_tokens=12, eos_token_id=None, sampling=sampling, tree=tree)
-        assert all(len(one.token_ids) == 12 for one in out.sequences)
+        output = generate(pair, prompts(3), max_new_tokens=12, eos_token_id=None, sampling=sampling, tree=tree)
+        assert all(len(sequence.token_ids) == 12 for sequence in output.sequences)
 
 
 @pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
-def test_it_is_said_why_a_model_is_not_computed_by_the_kernels() -> None:
+def test_computed_by_names_the_code_and_the_reason() -> None:
     model = tiny("llama").to(torch.bfloat16)
     tiles = " with AMX" if cpu_kernels.has_tiles() else ""
     assert ModelPair(model).computed_by == f"own kernels{tiles}" and f"own kernels{tiles}" in repr(

@@ -1,4 +1,4 @@
-"""What a head's pointer points at, against a search by hand."""
+"""A head's pointer against a simple search in Python."""
 
 import random
 
@@ -7,15 +7,15 @@ import torch
 from bass_core.model.pointer import BEGIN, LONGEST, SHORTEST, Pointer, followers, windows
 
 
-def by_hand(settled: list[int], drafts: list[int]) -> tuple[int, int]:
-    """The token behind the longest match of the end of settled + drafts in settled, the newest; and its size."""
-    whole, best = settled + drafts, (-1, 0)
+def by_hand(committed: list[int], drafts: list[int]) -> tuple[int, int]:
+    """Return the token after the longest match of the text's end (the most recent on ties), and its length."""
+    text, best = committed + drafts, (-1, 0)
     for size in range(LONGEST, SHORTEST - 1, -1):
-        if size > len(whole):
+        if size > len(text):
             continue
-        for end in range(len(settled) - 1, size - 1, -1):
-            if settled[end - size : end] == whole[-size:]:
-                return settled[end], size
+        for end in range(len(committed) - 1, size - 1, -1):
+            if committed[end - size : end] == text[-size:]:
+                return committed[end], size
     return best
 
 
@@ -23,30 +23,30 @@ def last_of(tokens: list[int]) -> list[int]:
     return (tokens[::-1] + [-1] * LONGEST)[:LONGEST]
 
 
-def test_it_is_what_followed_the_newest_of_the_longest_matches():
-    chosen, seen = random.Random(0), set()
+def test_the_pointer_finds_the_token_after_the_longest_and_most_recent_match():
+    rng, seen = random.Random(0), set()
     for _ in range(300):
-        rows = [[chosen.randrange(3) for _ in range(chosen.randrange(1, 40))] for _ in range(3)]
-        drafts = [[chosen.randrange(3) for _ in range(chosen.randrange(4))] for _ in range(3)]
+        rows = [[rng.randrange(3) for _ in range(rng.randrange(1, 40))] for _ in range(3)]
+        drafts = [[rng.randrange(3) for _ in range(rng.randrange(4))] for _ in range(3)]
         width = max(map(len, rows))
-        # What stands behind a row's end is not searched.
-        text = torch.tensor([row + [chosen.randrange(3) for _ in range(width - len(row))] for row in rows])
-        last = torch.tensor([[last_of(row + more)] for row, more in zip(rows, drafts, strict=True)])
-        found, sizes = followers(windows(text), torch.tensor([[len(row)] for row in rows]), last)
-        expected = [by_hand(row, more) for row, more in zip(rows, drafts, strict=True)]
-        assert list(zip(found[:, 0].tolist(), sizes[:, 0].tolist(), strict=True)) == expected
+        # Tokens after a row's end are padding and must not be searched.
+        text = torch.tensor([row + [rng.randrange(3) for _ in range(width - len(row))] for row in rows])
+        last = torch.tensor([[last_of(row + row_drafts)] for row, row_drafts in zip(rows, drafts, strict=True)])
+        tokens, sizes = followers(windows(text), torch.tensor([[len(row)] for row in rows]), last)
+        expected = [by_hand(row, row_drafts) for row, row_drafts in zip(rows, drafts, strict=True)]
+        assert list(zip(tokens[:, 0].tolist(), sizes[:, 0].tolist(), strict=True)) == expected
         seen.update(size for _, size in expected)
     assert seen == {0, *range(SHORTEST, LONGEST + 1)}
 
 
-def test_windows_are_the_last_tokens_of_each_place():
+def test_windows_are_the_last_tokens_up_to_each_position():
     text = torch.randint(5, (2, 12))
-    made = windows(text)
-    for row, tokens in zip(made, text.tolist(), strict=True):
+    all_windows = windows(text)
+    for row, tokens in zip(all_windows, text.tolist(), strict=True):
         assert row.tolist() == [last_of(tokens[: end + 1]) for end in range(12)]
 
 
-def test_a_longer_match_raises_more_at_first_and_the_state_is_asked_as_well():
+def test_the_lift_grows_with_the_match_and_depends_on_the_state():
     pointer, states = Pointer(4), torch.randn(3, 4)
     sizes = torch.tensor([SHORTEST, 5, LONGEST])
     lifts = pointer(states, sizes)

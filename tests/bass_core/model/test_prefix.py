@@ -1,4 +1,4 @@
-"""Prompts that begin alike share what saves most, and a cache holds it once."""
+"""Prompts share the prefixes that save most, and a cache stores each prefix once."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ def share_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CausalModel, "least_saved", SHARE)
 
 
-def saved(prompts: list[list[int]], prefixes: tuple[tuple[int, ...], ...]) -> int:
-    """What these prefixes save, if each prompt takes the longest with which it begins."""
-    taken = [max((p for p in prefixes if tuple(one[: len(p)]) == p), key=len, default=()) for one in prompts]
-    return sum(map(len, taken)) - sum(map(len, set(taken)))
+def tokens_saved(prompts: list[list[int]], prefixes: tuple[tuple[int, ...], ...]) -> int:
+    """Return the tokens that these prefixes save, if each prompt uses its longest."""
+    used = [max((p for p in prefixes if tuple(prompt[: len(p)]) == p), key=len, default=()) for prompt in prompts]
+    return sum(map(len, used)) - sum(map(len, set(used)))
 
 
-def test_whole_units_alone_are_shared() -> None:
+def test_only_whole_units_are_shared() -> None:
     assert share_prompts([HEAD + [7], HEAD + [8], HEAD[:20]]).prefixes == (tuple(HEAD),)
     assert share_prompts([HEAD[:20], HEAD[:20]]).prefixes == (tuple(HEAD[:SHARE]),)
     assert share_prompts([HEAD[: SHARE - 1]] * 4).prefixes == ()
     assert share_prompts([HEAD]).prefixes == share_prompts([]).prefixes == ()
     assert share_prompts([HEAD] * 3, 6 * SHARE).prefixes == (tuple(HEAD),)
-    assert share_prompts([HEAD] * 3, 6 * SHARE + 1).prefixes == (), "too little would be saved"
+    assert share_prompts([HEAD] * 3, 6 * SHARE + 1).prefixes == (), "the prefix saves too little"
 
 
-def test_the_groups_save_as_much_as_any() -> None:
-    """Against all sets of prefixes, over small random forests of prompts."""
+def test_no_set_of_prefixes_saves_more() -> None:
+    """Compared with all sets of prefixes, over small random groups of prompts."""
     rng = random.Random(0)
     units = [[i] * SHARE for i in range(2)]
     for _ in range(60):
         prompts = [
             sum((rng.choice(units) for _ in range(rng.randint(0, 3))), [9]) for _ in range(rng.randint(2, 5))
         ]
-        prompts = [one[1:] + one[:1] for one in prompts]
-        heads = {tuple(one[: n * SHARE]) for one in prompts for n in range(1, len(one) // SHARE + 1)}
+        prompts = [prompt[1:] + prompt[:1] for prompt in prompts]
+        prefixes = {tuple(prompt[: n * SHARE]) for prompt in prompts for n in range(1, len(prompt) // SHARE + 1)}
         sets = itertools.chain.from_iterable(
-            itertools.combinations(sorted(heads), n) for n in range(len(heads) + 1)
+            itertools.combinations(sorted(prefixes), n) for n in range(len(prefixes) + 1)
         )
         # A flat set: no prompt begins with two of its prefixes.
         flat = [s for s in sets if not any(a != b and b[: len(a)] == a for a in s for b in s)]
-        best = max(saved(prompts, one) for one in flat)
-        assert saved(prompts, share_prompts(prompts).prefixes) == best
+        best = max(tokens_saved(prompts, prefix_set) for prefix_set in flat)
+        assert tokens_saved(prompts, share_prompts(prompts).prefixes) == best
 
 
-def test_prompts_that_each_go_on_where_another_ends() -> None:
-    """As the turns of a long talk, of which each is a prompt."""
+def test_prompts_that_each_continue_another_are_shared() -> None:
+    """For example, the turns of a long conversation, each as a prompt."""
     prompts = [[1] * (SHARE * turns) + [2] for turns in range(1, 1200)]
     assert share_prompts(prompts).prefixes
 
 
-def test_a_row_has_columns_for_what_it_does_not_share() -> None:
+def test_a_row_has_columns_for_its_unshared_tokens() -> None:
     texts = CachedTexts([HEAD + [7], HEAD, OTHER], [80, 60, 40])
     shared = texts.shared(SHARE)
     assert shared.prefixes == (tuple(HEAD),) and shared.longest == len(HEAD)
@@ -76,7 +76,7 @@ def test_a_row_has_columns_for_what_it_does_not_share() -> None:
 
 
 def prefilled(runner: ModelRunner, prompts: list[list[int]]) -> tuple[int, torch.Tensor]:
-    """Prefill; returns the tokens that were fed, and the logits."""
+    """Prefill; return the number of fed tokens and the logits."""
     prefill = PrefillSteps(runner, prompts, return_states=True)
     while not prefill.done:
         prefill.step()
@@ -94,7 +94,7 @@ def runner_over(prompts: list[list[int]], rows: int, spare: int = 8) -> ModelRun
 PROMPTS = [HEAD + [5, 6], OTHER, HEAD, HEAD + [5, 6], OTHER + [3], [4, 4]]
 
 
-def test_rows_hold_their_prompts_and_the_prefix_is_fed_once() -> None:
+def test_rows_attend_over_their_prompts_and_each_prefix_is_fed_once() -> None:
     runner = runner_over(PROMPTS, 6)
     fed, logits = prefilled(runner, PROMPTS)
     assert fed == len(HEAD) + len(OTHER) + 2 + 1 + 2
@@ -105,36 +105,36 @@ def test_rows_hold_their_prompts_and_the_prefix_is_fed_once() -> None:
     after = runner.forward(ForwardBatch(step, runner.lengths)).logits
     model = runner.model
     for row, prompt in enumerate(PROMPTS):
-        alone = model.new_cache(1, 60)
-        first = model.forward(ForwardBatch(torch.tensor([prompt]), [0]), alone).logits[0, -1]
+        cache = model.new_cache(1, 60)
+        first = model.forward(ForwardBatch(torch.tensor([prompt]), [0]), cache).logits[0, -1]
         torch.testing.assert_close(logits[row], first, atol=1e-4, rtol=1e-4)
-        second = model.forward(ForwardBatch(step[row : row + 1], [len(prompt)]), alone).logits[0]
+        second = model.forward(ForwardBatch(step[row : row + 1], [len(prompt)]), cache).logits[0]
         torch.testing.assert_close(after[row], second, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_what_is_admitted_is_what_is_held(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of captured steps has columns in steps of 256, which are many where a row has few of its own."""
+def test_the_estimated_cache_size_is_the_allocated_one(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With captured steps, the number of columns is rounded up to a multiple of 256."""
     monkeypatch.setattr(cuda_graphs, "enabled", lambda device: captured)
     texts, model = CachedTexts(PROMPTS, [len(prompt) + 8 for prompt in PROMPTS]), CausalModel(tiny("llama"))
-    held = cuda_graphs.runner_for(model, 6, texts, VOCAB, "pad").cache
-    assert held.max_len == (256 if captured else 10)
-    assert cache_bytes(model, texts, "pad", 6) == held.nbytes
+    cache = cuda_graphs.runner_for(model, 6, texts, VOCAB, "pad").cache
+    assert cache.max_len == (256 if captured else 10)
+    assert cache_bytes(model, texts, "pad", 6) == cache.nbytes
 
 
-def test_states_reach_over_the_prefix() -> None:
+def test_prefill_states_include_the_prefix() -> None:
     runner = runner_over(PROMPTS, 6)
     prefill = PrefillSteps(runner, PROMPTS, return_states=True)
     while not prefill.done:
         prefill.step()
     for prompt, states in zip(PROMPTS, prefill.states(), strict=True):
         batch = ForwardBatch(torch.tensor([prompt]), [0], return_states=True)
-        whole = runner.model.forward(batch, runner.model.new_cache(1, 60)).require_states()[0]
-        torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
+        expected = runner.model.forward(batch, runner.model.new_cache(1, 60)).require_states()[0]
+        torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_prompts_that_are_their_prefix_need_no_rest() -> None:
-    """Prefilled again there is nothing left to feed, and rows and states are as before."""
+def test_prompts_may_consist_of_only_their_prefix() -> None:
+    """A second prefill has nothing to feed, and gives the same rows and states."""
     prompts = [HEAD, HEAD, OTHER, OTHER]
     runner = runner_over(prompts, 4)
     _, logits = prefilled(runner, prompts)
@@ -148,7 +148,7 @@ def test_prompts_that_are_their_prefix_need_no_rest() -> None:
         assert states is runner.held(tuple(prompts[row]))[1]
 
 
-def test_one_row_after_another_keeps_the_prefix() -> None:
+def test_single_rows_reuse_the_prefix_of_the_row_before() -> None:
     runner = runner_over(PROMPTS, 1)
     assert runner.cache.prefix.max_batch == 1
     fed = [prefilled(runner, [prompt])[0] for prompt in (PROMPTS[0], PROMPTS[3], PROMPTS[2], PROMPTS[1], HEAD)]
@@ -156,7 +156,7 @@ def test_one_row_after_another_keeps_the_prefix() -> None:
     assert list(runner.lengths) == [48]
 
 
-def test_rows_move_with_their_prefix_and_start_anew() -> None:
+def test_rows_move_with_their_prefix_and_can_be_prefilled_again() -> None:
     runner = runner_over(PROMPTS, 6)
     prefilled(runner, PROMPTS)
     runner.move_row(4, 2)

@@ -1,6 +1,6 @@
-"""What is tried of a model when a pair is made, and what is read from its config and masks.
+"""The trial of a model at load, and the checks of its config and masks.
 
-Contract: tests/zoo tries whole architectures; here is what these can't show.
+tests/zoo tries whole architectures; these are the cases that they don't cover.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
 
 
 def longrope() -> Any:
-    """A Phi-3 whose angles change once a text of the batch is longer than ORIGINAL."""
+    """Return a Phi-3 whose rotation changes once a text of the batch is longer than ORIGINAL."""
     torch.manual_seed(0)
     rope = {"rope_type": "longrope", "long_factor": [4.0, 3.0, 2.0, 8.0], "short_factor": [1.0] * 4}
     config = tf.Phi3Config(
@@ -44,23 +44,23 @@ def longrope() -> Any:
     return tf.Phi3ForCausalLM(config).eval()
 
 
-def test_a_text_does_not_depend_on_how_long_other_texts_are():
+def test_a_text_does_not_depend_on_the_length_of_other_texts():
     model = longrope()
     row = list(range(3, 11))
-    wanted = reference(model, row, 8)
-    model(torch.arange(3, 43)[None])  # leaves the angles of long texts in the model
-    left = model.model.rotary_emb.inv_freq.clone()
-    made = ModelPair(model)
-    written = generate(made, [row, list(range(3, 23))], max_new_tokens=8, eos_token_id=None, method="regular")
-    assert written.sequences[0].token_ids == wanted
-    assert torch.equal(model.model.rotary_emb.inv_freq, left)
-    assert made.context_length == ORIGINAL
+    expected = reference(model, row, 8)
+    model(torch.arange(3, 43)[None])  # leaves the rotation for long texts in the model
+    inv_freq = model.model.rotary_emb.inv_freq.clone()
+    pair = ModelPair(model)
+    written = generate(pair, [row, list(range(3, 23))], max_new_tokens=8, eos_token_id=None, method="regular")
+    assert written.sequences[0].token_ids == expected
+    assert torch.equal(model.model.rotary_emb.inv_freq, inv_freq)
+    assert pair.context_length == ORIGINAL
     with pytest.raises(RequestError, match=f"40 tokens and the model holds {ORIGINAL}"):
-        generate(made, [list(range(3, 43))], max_new_tokens=8)
+        generate(pair, [list(range(3, 43))], max_new_tokens=8)
 
 
 def test_a_model_that_computes_other_logits_is_refused_at_load():
-    # transformers' own code adds ALiBi twice here, but not where it uses torch's attention.
+    # transformers' own code adds ALiBi twice here, except with torch's attention.
     model = tf.FalconForCausalLM(tf.FalconConfig(**SIZES, alibi=True)).eval()
     with pytest.raises(PairError, match="computes other logits than by itself"):
         ModelPair(model)
@@ -77,27 +77,27 @@ def test_a_model_whose_own_code_fails_is_refused_in_a_sentence(monkeypatch: pyte
         ModelPair(model)
 
 
-def test_the_cache_is_found_by_its_newer_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 5.40 drops the older name of models' outputs, too."""
+def test_the_cache_is_found_if_it_has_only_its_newer_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.40 drops the older name from the models' outputs, too."""
     monkeypatch.delattr(ModelOutput, "past_key_values", raising=False)
     expected = probe.expect(tiny("llama"), "llama", 64)
     assert expected is not None and expected.sizes[0] == tiny("llama").config.num_hidden_layers
 
 
 @pytest.mark.parametrize("kind", ["afmoe", "hunyuan_v1_moe"])
-def test_packed_layers_show_their_weights_to_a_models_code(kind: str):
+def test_a_models_code_can_read_the_weights_of_packed_layers(kind: str):
     model = make(kind).to(torch.bfloat16)
     row = list(range(3, 13))
     written = generate(ModelPair(model), [row], max_new_tokens=4, eos_token_id=None)
     assert len(written.sequences[0].token_ids) == 4
 
 
-def test_chunks_hide_what_lies_before_a_tokens_own():
+def test_tokens_see_only_their_own_chunk():
     plan = AttentionPlan(torch.tensor([5, 2]), [5, 2], 3)
     seen = (~plan.mask(Chunks(4))).int().tolist()
     assert seen[0] == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert seen[1] == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]]
-    # Two drafts behind the newest token, column 3, begin the next chunk, each for itself.
+    # The newest token is in column 3. Both drafts after it begin the next chunk, and see only themselves there.
     tree = TokenTree(torch.tensor([[1, 3, 5]]), torch.tensor([[0, 1, 1]]), torch.tensor([0]))
     forked = AttentionPlan(torch.tensor([3]), [3], 3, tree=tree)
     assert (~forked.mask(Chunks(4))).int().tolist()[0] == [
@@ -108,23 +108,23 @@ def test_chunks_hide_what_lies_before_a_tokens_own():
 
 
 class Branching(Drafter):
-    """A drafter of one's own that proposes trees."""
+    """A user's drafter that proposes trees."""
 
     branches = True
 
 
 @pytest.mark.parametrize("kind", ["bloom", "mpt"])
-def test_a_model_whose_alibi_goes_by_columns_takes_no_trees(kind: str):
+def test_models_whose_alibi_depends_on_columns_refuse_trees(kind: str):
     model = make(kind)
     pair = tiny_pair(0.02, target=model)
-    ways: list[dict[str, Any]] = [{"tree": (3, 3, 2)}, {"drafter": Branching()}]
-    for way in ways:
+    options: list[dict[str, Any]] = [{"tree": (3, 3, 2)}, {"drafter": Branching()}]
+    for option in options:
         with pytest.raises(RequestError, match=f"{type(model).__name__} can't attend over trees of drafts"):
-            generate(pair, [5, 6, 7], max_new_tokens=8, **way)
+            generate(pair, [5, 6, 7], max_new_tokens=8, **option)
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "reason"),
     [
         ("big_bird", "does not go through transformers' attention interface"),
         ("moshi", "its cache forgets what its masks still show"),
@@ -133,38 +133,38 @@ def test_a_model_whose_alibi_goes_by_columns_takes_no_trees(kind: str):
         ("bloom", None),
     ],
 )
-def test_where_nothing_can_be_tried_a_model_is_right_or_refused(
-    kind: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+def test_without_a_trial_a_model_is_right_or_refused(
+    kind: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(base, "on_zero_gpu", lambda: True)
     model, row = make(kind), list(range(3, 23))
     options: Any = {"max_new_tokens": 12, "eos_token_id": None, "method": "regular"}
-    if said is None:
+    if reason is None:
         assert generate(ModelPair(model), row, **options).sequences[0].token_ids == reference(model, row, 12)
         return
-    with pytest.raises(PairError, match=said):
+    with pytest.raises(PairError, match=reason):
         generate(ModelPair(model), row, **options)
 
 
-def test_falcon_s_alibi_is_refused_where_nothing_can_be_tried(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_trial_falcons_alibi_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(base, "on_zero_gpu", lambda: True)
     with pytest.raises(PairError, match="attention interface"):
         ModelPair(tf.FalconForCausalLM(tf.FalconConfig(**SIZES, alibi=True)).eval())
 
 
-def test_a_text_ends_where_mpt_s_alibi_does():
+def test_the_context_of_mpt_ends_with_its_alibi():
     assert context_of(tf.MptConfig(max_seq_len=65536)) == 65536
     assert context_of(tf.MptConfig(max_seq_len=64)) == 64
 
 
-def test_logits_that_are_no_numbers_are_apart_where_the_models_own_are():
+def test_nan_logits_differ_only_where_the_models_own_are_finite():
     nan, inf = float("nan"), float("inf")
-    own = torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, nan], [nan, nan], [1.0, -inf]])
+    theirs = torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, nan], [nan, nan], [1.0, -inf]])
     ours = torch.tensor([[1.0, 2.0], [nan, 2.0], [1.0, 5.0], [1.0, 2.0], [2.0, -inf]])
-    assert probe._apart(ours, own).tolist() == [0, inf, 0, 0, 1]
+    assert probe._apart(ours, theirs).tolist() == [0, inf, 0, 0, 1]
 
 
-def test_a_model_that_computes_no_numbers_with_our_attention_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_a_model_that_computes_nan_with_our_attention_is_refused(monkeypatch: pytest.MonkeyPatch):
     def broken(query: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.full_like(query.transpose(1, 2), float("nan"))
 

@@ -1,7 +1,6 @@
-"""What a runner commits: a row's length, and the accepted path of a tree, as if it had been fed as text.
+"""`commit` keeps a tree's accepted path in the cache as if it had been fed as text, and sets the row's length.
 
-Contract: RaggedCache and TiledCache, with and without a prefix that rows share, first in columns, then in what
-the model says next; the compiled kernels give the same bits. A row's length changes in one place.
+With RaggedCache and TiledCache, with and without a shared prefix; with the compiled kernels bit for bit.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ LONG = list(range(1, 1 + 2 * SHARE))
 PROMPTS = [[*LONG, 5, 6], [9, 8, 7], [*LONG, 70]]
 PARENTS = [[-1, -1, 0, 1, 3, 0], [-1, 0, 1, 1, 2, 3], [-1, -1, -1, 2, 3, 4]]
 DRAFTS = [[11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26], [31, 32, 33, 34, 35, 36]]
-# Columns behind the old length: the newest token is 0, draft i is i + 1.
+# Columns after the old length: 0 is the newest token, i + 1 is draft i.
 PATHS = [[0, 2, 4, 5], [0, 1, 2, 4, 6], [0, 3, 4, 5, 6]]
 NEWEST = [40, 41, 42]
 
 
 @pytest.fixture(params=["pad", "split", "sdpa", "compiled"])
-def made(request: Any) -> tuple[Any, str]:
-    """A model, and its way to attend."""
+def model_and_backend(request: Any) -> tuple[Any, str]:
+    """Return a model and its attention backend."""
     if request.param != "compiled":
         return CausalModel(tiny("llama")), request.param
     if not cpu_kernels.available():
@@ -56,50 +55,54 @@ def runner_over(model: Any, backend: str, share: bool) -> ModelRunner:
     return runner
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["alone", "shared"])
-def test_a_kept_path_is_what_was_fed_as_text(made: tuple[Any, str], share: bool) -> None:
-    model, backend = made
-    kept, fed = (runner_over(model, backend, share) for _ in range(2))
-    exact = isinstance(kept.cache, TiledCache)
-    before = list(kept.lengths)
+@pytest.mark.parametrize("share", [False, True], ids=["unshared", "shared"])
+def test_a_committed_path_equals_the_same_tokens_fed_as_text(
+    model_and_backend: tuple[Any, str], share: bool
+) -> None:
+    model, backend = model_and_backend
+    tree_runner, text_runner = (runner_over(model, backend, share) for _ in range(2))
+    exact = isinstance(tree_runner.cache, TiledCache)
+    before = list(tree_runner.lengths)
     step = torch.tensor([[new, *drafts] for new, drafts in zip(NEWEST, DRAFTS, strict=True)])
-    tree = kept.forward(ForwardBatch(step, before, tree=verified_tree(PARENTS))).logits.clone()
+    tree = tree_runner.forward(ForwardBatch(step, before, tree=verified_tree(PARENTS))).logits.clone()
     for r, path in enumerate(PATHS):
         text = step[r, path]
-        for at, token in enumerate(text.tolist()):
+        for i, token in enumerate(text.tolist()):
             x = torch.zeros(3, 1, dtype=torch.long)
             x[r] = token
-            lengths = [length + (at if row == r else 0) for row, length in enumerate(fed.lengths)]
-            logits = fed.forward(ForwardBatch(x, lengths, [int(row == r) or 1 for row in range(3)])).logits
-            alike(tree[r, path[at]], logits[r, 0], exact)
-        fed.commit(r, before[r] + len(path))
-        kept.commit(r, before[r] + len(path), path)
+            lengths = [length + (i if row == r else 0) for row, length in enumerate(text_runner.lengths)]
+            logits = text_runner.forward(ForwardBatch(x, lengths, [int(row == r) or 1 for row in range(3)])).logits
+            assert_equal_or_close(tree[r, path[i]], logits[r, 0], exact)
+        text_runner.commit(r, before[r] + len(path))
+        tree_runner.commit(r, before[r] + len(path), path)
     assert (
-        list(kept.lengths)
-        == list(fed.lengths)
+        list(tree_runner.lengths)
+        == list(text_runner.lengths)
         == [length + len(path) for length, path in zip(before, PATHS, strict=True)]
     )
     if not exact:
-        for r, length in enumerate(kept.lengths):
-            own = length - kept.cache.starts[r]
-            ours, theirs = (one.cache.buffer[:, :, r, :, :own] for one in (kept, fed))
+        for r, length in enumerate(tree_runner.lengths):
+            num_cached = length - tree_runner.cache.starts[r]
+            ours, theirs = (runner.cache.buffer[:, :, r, :, :num_cached] for runner in (tree_runner, text_runner))
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     after = torch.tensor([[50, 51], [52, 53], [54, 55]])
-    ours, theirs = (one.forward(ForwardBatch(after, one.lengths)).logits for one in (kept, fed))
-    alike(ours, theirs, exact)
+    ours, theirs = (
+        runner.forward(ForwardBatch(after, runner.lengths)).logits for runner in (tree_runner, text_runner)
+    )
+    assert_equal_or_close(ours, theirs, exact)
 
 
-def alike(ours: torch.Tensor, theirs: torch.Tensor, exact: bool) -> None:
+def assert_equal_or_close(ours: torch.Tensor, theirs: torch.Tensor, exact: bool) -> None:
     if exact:
         assert torch.equal(ours, theirs)
     else:
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_a_path_that_lies_right_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_already_in_place_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_over(CausalModel(tiny("llama")), "pad", False)
     moved: list[Any] = []
-    monkeypatch.setattr(runner.cache, "keep", lambda *of: moved.append(of))
+    monkeypatch.setattr(runner.cache, "keep", lambda *args: moved.append(args))
     length = runner.lengths[0]
     runner.commit(0, length + 3, [0, 1, 2])
     runner.commit(1, 4)
@@ -109,15 +112,16 @@ def test_a_path_that_lies_right_moves_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def assigned(function: ast.AST) -> set[str]:
-    """The names of the attributes that a function assigns to, whole or by item."""
+    """Return the names of the attributes that a function assigns to, directly or by item."""
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)
     nodes: list[Any] = [node for node in ast.walk(function) if isinstance(node, kinds)]
-    targets = [one for node in nodes for one in (node.targets if hasattr(node, "targets") else [node.target])]
+    targets = [
+        target for node in nodes for target in (node.targets if hasattr(node, "targets") else [node.target])
+    ]
     return {part.attr for target in targets for part in ast.walk(target) if isinstance(part, ast.Attribute)}
 
 
-def test_a_rows_length_changes_in_one_place() -> None:
-    """Only `commit` in model/runner.py assigns to a runner's lengths; nothing else in bass_core does."""
+def test_only_commit_changes_a_rows_length() -> None:
     places = []
     for path in sorted((ROOT / "bass_core").rglob("*.py")):
         for function in ast.walk(ast.parse(path.read_text())):
@@ -129,7 +133,7 @@ def test_a_rows_length_changes_in_one_place() -> None:
     assert places == ["model/runner.py:__init__", "model/runner.py:commit"]
 
 
-def test_lengths_follow_what_is_committed() -> None:
+def test_lengths_change_only_with_commits() -> None:
     model = CausalModel(tiny("llama"))
     runner = ModelRunner(model, 3, 32, model.vocab, "pad")
     steps = PrefillSteps(runner, [[5, 6, 7], [8, 9], [5, 6, 7]])
@@ -144,13 +148,13 @@ def test_lengths_follow_what_is_committed() -> None:
 
 
 @pytest.mark.parametrize("kind", [ModelRunner, GraphRunner])
-def test_states_come_with_the_batch_that_asks_for_them(kind: Any) -> None:
+def test_states_are_returned_only_on_request(kind: Any) -> None:
     model = CausalModel(tiny("llama"))
     runner = kind(model, 1, 32, model.vocab, "pad", **({"record": record_calls} if kind is GraphRunner else {}))
     tokens = torch.tensor([[5, 6]])
-    without = runner.forward(ForwardBatch(tokens, [0]))
-    assert without.states is None
+    output = runner.forward(ForwardBatch(tokens, [0]))
+    assert output.states is None
     with pytest.raises(ValueError, match="return_states"):
-        without.require_states()
+        output.require_states()
     assert runner.forward(ForwardBatch(tokens, [0], return_states=True)).require_states().shape == (1, 2, 64)
     graphs._idle.clear()

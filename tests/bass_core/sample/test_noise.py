@@ -1,4 +1,4 @@
-"""The noise, known answers and independence across seeds, ids, positions and tokens; and what it draws from."""
+"""The noise: known answers, and independence of seeds, ids, positions and tokens; argmax and probabilities."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def plain_philox(counter, key):
     return a, b, c, d
 
 
-def test_words_of_any_key():
+def test_words_equal_philox():
     """Seeds and ids of more than 32 bits are used in full."""
-    draw = random.Random(0)
+    rng = random.Random(0)
     for _ in range(200):
-        seed, key = draw.getrandbits(63), draw.getrandbits(63)
-        position, role, begin = draw.getrandbits(31), draw.choice(list(Role)), draw.getrandbits(29)
+        seed, key = rng.getrandbits(63), rng.getrandbits(63)
+        position, role, begin = rng.getrandbits(31), rng.choice(list(Role)), rng.getrandbits(29)
         second = 0 if role == Role.TARGET else role + 8 * begin
         counter = (position, second, key & MASK, key >> 32)
         expected = plain_philox(counter, (seed & MASK, seed >> 32))
-        made = words(seed, torch.tensor([key]), torch.tensor([position]), stream(role, torch.tensor([begin])))
-        assert tuple(int(word) for word in made) == expected
+        output = words(seed, torch.tensor([key]), torch.tensor([position]), stream(role, torch.tensor([begin])))
+        assert tuple(int(word) for word in output) == expected
 
 
 def _tokens(seed=0, ids=1, positions=1, role=Role.TARGET, size=4096, begin=0):
@@ -53,7 +53,7 @@ def _tokens(seed=0, ids=1, positions=1, role=Role.TARGET, size=4096, begin=0):
     return token_uniforms(seed, ids, positions, stream(role, torch.tensor(begin)), size)
 
 
-def test_uniform_and_strictly_inside():
+def test_numbers_are_uniform_and_strictly_between_0_and_1():
     sample = _tokens(ids=4, positions=8)
     assert sample.min() > 0 and sample.max() < 1
     assert stats.kstest(sample.flatten().numpy(), "uniform").pvalue > 1e-3
@@ -62,7 +62,7 @@ def test_uniform_and_strictly_inside():
 
 
 def test_streams_are_independent():
-    """Of roles, rounds, seeds, positions, tokens and rows. A number does not depend on what it is made with."""
+    """Of roles, rounds, seeds, positions, tokens and rows. Numbers do not depend on those computed with them."""
     base = _tokens(ids=8).flatten()
     roles = [role for role in Role if role != Role.TARGET]
     others = {
@@ -74,36 +74,36 @@ def test_streams_are_independent():
         "neighbouring token": base.roll(1),
         "neighbouring row": _tokens(ids=9)[1:].flatten(),
     }
-    for (name, one), (also, other) in combinations({"base": base, **others}.items(), 2):
-        correlation = torch.corrcoef(torch.stack((one, other)))[0, 1].abs()
-        assert correlation < 4.5 / len(base) ** 0.5, (name, also)
-    alone = token_uniforms(0, torch.tensor([3]), torch.tensor([2]), torch.tensor([0]), 4096)
-    assert torch.equal(_tokens(ids=5, positions=3)[3, 2], alone[0])
+    for (name, sample), (other_name, other_sample) in combinations({"base": base, **others}.items(), 2):
+        correlation = torch.corrcoef(torch.stack((sample, other_sample)))[0, 1].abs()
+        assert correlation < 4.5 / len(base) ** 0.5, (name, other_name)
+    single = token_uniforms(0, torch.tensor([3]), torch.tensor([2]), torch.tensor([0]), 4096)
+    assert torch.equal(_tokens(ids=5, positions=3)[3, 2], single[0])
 
 
-def test_a_round_has_noise_of_its_own_but_for_the_targets_draws():
+def test_each_round_has_new_noise_except_for_the_targets_draws():
     begins = torch.arange(50)
-    together = [set(stream(role, begins).tolist()) for role in Role]
-    assert [len(one) for one in together] == [1 if role == Role.TARGET else 50 for role in Role]
-    assert not any(one & other for one, other in combinations(together, 2))
+    streams = [set(stream(role, begins).tolist()) for role in Role]
+    assert [len(values) for values in streams] == [1 if role == Role.TARGET else 50 for role in Role]
+    assert not any(values & other for values, other in combinations(streams, 2))
 
 
 EXTREMES = [0, 1, 2, 0xFF, 2**23, 2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 2**7, 2**32 - 2, 2**32 - 1]
 
 
-def test_the_extreme_words():
-    """From 2**-33 to 1 - 2**-24, rounded to nearest at each step, whatever integer type the words have."""
-    made = to_uniform(torch.tensor(EXTREMES).float())
-    for word, u in zip(EXTREMES, made.tolist(), strict=True):
+def test_the_extreme_words_stay_between_0_and_1():
+    """They give 2**-33 to 1 - 2**-24, rounded to nearest at each step, for any integer type."""
+    uniforms = to_uniform(torch.tensor(EXTREMES).float())
+    for word, u in zip(EXTREMES, uniforms.tolist(), strict=True):
         nearest = np.float32(word) * np.float32(2**-32) + np.float32(2**-33)
         assert u == float(min(nearest, np.float32(1 - 2**-24))) and 0 < u < 1
-    assert made[0] == 2.0**-33 and made[-1] == 1 - 2.0**-24 and made.diff().min() >= 0
+    assert uniforms[0] == 2.0**-33 and uniforms[-1] == 1 - 2.0**-24 and uniforms.diff().min() >= 0
     wrapped = torch.tensor([word - (1 << 32) if word >= 1 << 31 else word for word in EXTREMES], dtype=torch.int32)
-    assert torch.equal(to_uniform(wrapped.view(torch.uint32).float()), made)
+    assert torch.equal(to_uniform(wrapped.view(torch.uint32).float()), uniforms)
 
 
-def test_exponentials_are_fine_where_they_are_small():
-    """None is 0 or infinite, and unlikely tokens are drawn as often as they should be, down to 2**-32."""
+def test_small_exponentials_have_full_precision():
+    """None is 0 or infinite, and unlikely tokens are drawn at the right rate, down to 2**-32."""
     u = to_uniform(torch.tensor(EXTREMES).float())
     small = torch.log1p(-u)
     assert small.isfinite().all() and small.max() < 0
@@ -120,7 +120,7 @@ def test_exponentials_are_fine_where_they_are_small():
 
 
 def test_pairs_of_neighbours_fill_the_square():
-    """Correlation only sees linear dependence: here pairs of neighbours must fill 16 x 16 cells evenly."""
+    """Correlation detects only linear dependence; these pairs must also fill 16 x 16 cells evenly."""
     sample = _tokens(ids=64, positions=64, size=64)
     neighbours = {
         "tokens": (sample[..., :-1], sample[..., 1:]),
@@ -132,13 +132,13 @@ def test_pairs_of_neighbours_fill_the_square():
         assert stats.chisquare(torch.bincount(cells, minlength=256).numpy()).pvalue > 1e-3, name
 
 
-def test_the_largest_of_many_is_no_favourite():
-    """As Gumbel-max needs: over positions, each of 50 tokens wins equally often."""
+def test_each_token_has_the_largest_number_equally_often():
+    """Gumbel-max needs this: over positions, each of 50 tokens has the largest number equally often."""
     winners = _tokens(ids=100, positions=200, size=50).argmax(-1).flatten()
     assert stats.chisquare(torch.bincount(winners, minlength=50).numpy()).pvalue > 1e-3
 
 
-def test_argmax_is_torchs_takes_the_lowest_of_equals_and_reads_slices() -> None:
+def test_argmax_is_torchs_with_the_lowest_index_on_ties() -> None:
     torch.manual_seed(0)
     for shape, dtype in product([(7,), (1, 49152), (3, 5, 1000), (2, 0, 9)], [torch.float32, torch.bfloat16]):
         random = torch.randn(shape).to(dtype)
@@ -151,8 +151,8 @@ def test_argmax_is_torchs_takes_the_lowest_of_equals_and_reads_slices() -> None:
         assert argmax(torch.ones(2, 9)).tolist() == [0, 0]
 
 
-def test_the_coldest_temperature_that_is_drawn_with() -> None:
-    """vLLM's bound; below it, and at 0, the likeliest token is taken."""
+def test_temperatures_below_the_coldest_are_greedy() -> None:
+    """vLLM's bound; below it, and at 0, the most likely token is taken."""
     assert SamplingParams(COLDEST) != SamplingParams() and not SamplingParams(COLDEST).greedy
     assert all(SamplingParams(t).greedy for t in (0, 0.0, 5e-324, 1e-46, 0.999e-5))
     logits = torch.tensor([[3.0, 3.0, -2.0], [1.0, 1.0 + 2**-20, -3e38]])
@@ -163,7 +163,7 @@ def test_the_coldest_temperature_that_is_drawn_with() -> None:
     assert probabilities(logits, SamplingParams(1e-46)).tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
-def test_a_row_has_the_same_probabilities_alone_and_among_others() -> None:
+def test_a_rows_probabilities_do_not_depend_on_other_rows() -> None:
     before = torch.get_num_threads()
     logits = torch.randn(6, 49_152, generator=torch.Generator().manual_seed(0)) * 3
     try:

@@ -1,8 +1,6 @@
-"""Penalties, biases, bad words and min-p: what a text says of its next token beside the model.
+"""Penalties, biases, bad words and min-p shape p and q alike, in every method.
 
-Contract: greedy text is that of transformers' `generate` with the same options, by every method, and drafts that
-are the target's own are all accepted: q is shaped as p is. The distribution of sampled text is enumerated in
-tests/conformance/test_enumeration.py.
+tests/conformance/test_enumeration.py enumerates the distribution of sampled text.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from tests.support.models import byte_tokenizer, prompts, texts_of, tiny_pair
 
 PAIR = tiny_pair(tokenizer=byte_tokenizer())
 TARGET = PAIR.target
-NEW = 24
+NEW_TOKENS = 24
 
 
-def by_transformers(row: list[int], **options: Any) -> list[int]:
+def transformers_text(row: list[int], **options: Any) -> list[int]:
     ids = torch.tensor([row])
     mask, plain = torch.ones_like(ids), {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    out = TARGET.generate(ids, attention_mask=mask, max_new_tokens=NEW, **plain, **options)
-    return list(out[0, len(row) :].tolist())
+    output = TARGET.generate(ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, **plain, **options)
+    return list(output[0, len(row) :].tolist())
 
 
 OURS_AND_THEIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -49,46 +47,50 @@ for first, second in combinations(list(OURS_AND_THEIRS), 2):
 
 
 def test_biases_come_before_the_repetition_penalty():
-    """The logits, to the last bit, as transformers' processors make them of a text that holds token 0."""
+    """The logits equal those of transformers' processors bit for bit, for a text that contains token 0."""
     text, logits = [0], torch.tensor([[1.0, 3.0, 0.0, -1.0]])
     processors = LogitsProcessorList(
         [SequenceBiasLogitsProcessor({(0,): 3.0, (1,): -4.0}), RepetitionPenaltyLogitsProcessor(2.0)]
     )
-    wanted = processors(torch.tensor([text]), logits.clone())
-    assert wanted.tolist() == [[2.0, -1.0, 0.0, -1.0]]
+    expected = processors(torch.tensor([text]), logits.clone())
+    assert expected.tolist() == [[2.0, -1.0, 0.0, -1.0]]
     params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 3.0, 1: -4.0})
     rows = [Sequence(0, 0, text, 8, frozenset())]
-    assert torch.equal(shaped(logits[:, None], params, rows)[:, 0], wanted)
-    assert torch.equal(shaped_next(logits, params, rows, []), wanted)
+    assert torch.equal(shaped(logits[:, None], params, rows)[:, 0], expected)
+    assert torch.equal(shaped_next(logits, params, rows, []), expected)
 
 
 @pytest.mark.parametrize("method", ["regular", "speculative", "bass", "amusd", "tree"])
 @pytest.mark.parametrize("name", OURS_AND_THEIRS)
-def test_greedy_text_is_transformers_own(name: str, method: str):
+def test_greedy_text_equals_transformers_generate(name: str, method: str):
     ours, theirs = OURS_AND_THEIRS[name]
     rows = prompts(3)
-    wanted = [by_transformers(row, **theirs) for row in rows]
-    assert wanted != [by_transformers(row) for row in rows]
-    ways: Any = {"method": "bass", "tree": (2, 2)} if method == "tree" else {"method": method, "draft_length": 4}
-    written = generate(PAIR, rows, sampling=SamplingParams(**ours), max_new_tokens=NEW, eos_token_id=None, **ways)
-    assert texts_of(written) == wanted
+    expected = [transformers_text(row, **theirs) for row in rows]
+    assert expected != [transformers_text(row) for row in rows]
+    options: Any = (
+        {"method": "bass", "tree": (2, 2)} if method == "tree" else {"method": method, "draft_length": 4}
+    )
+    written = generate(
+        PAIR, rows, sampling=SamplingParams(**ours), max_new_tokens=NEW_TOKENS, eos_token_id=None, **options
+    )
+    assert texts_of(written) == expected
 
 
-def test_bad_words_are_not_written_and_nothing_else_is_forbidden():
+def test_only_the_bad_words_are_forbidden():
     row = prompts(1)[0]
-    free = by_transformers(row)
-    pair, lone = tuple(free[3:5]), free[8]
-    wanted = by_transformers(row, bad_words_ids=[list(pair), [lone]])
-    assert wanted != free
+    unrestricted = transformers_text(row)
+    pair, single = tuple(unrestricted[3:5]), unrestricted[8]
+    expected = transformers_text(row, bad_words_ids=[list(pair), [single]])
+    assert expected != unrestricted
     for method in ("regular", "bass"):
-        sampling = SamplingParams(bad_words=(pair, (lone,)))
-        options: Any = {"max_new_tokens": NEW, "eos_token_id": None, "draft_length": 4, "method": method}
-        assert generate(PAIR, [row], sampling=sampling, **options).sequences[0].token_ids == wanted
+        sampling = SamplingParams(bad_words=(pair, (single,)))
+        options: Any = {"max_new_tokens": NEW_TOKENS, "eos_token_id": None, "draft_length": 4, "method": method}
+        assert generate(PAIR, [row], sampling=sampling, **options).sequences[0].token_ids == expected
 
 
-def test_a_bad_word_is_a_text_too():
+def test_a_bad_word_may_be_a_text():
     row = prompts(1)[0]
-    options: Any = {"max_new_tokens": NEW, "eos_token_id": None}
+    options: Any = {"max_new_tokens": NEW_TOKENS, "eos_token_id": None}
     word = (generate(PAIR, [row], **options).sequences[0].text or "")[4:6]
     barred = generate(PAIR, [row], sampling=SamplingParams(bad_words=(word,)), **options).sequences[0].text
     assert barred is not None and word not in barred
@@ -96,19 +98,25 @@ def test_a_bad_word_is_a_text_too():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_of_the_target_itself_are_all_accepted(temperature: float):
-    same = ModelPair(TARGET, TARGET)
+    pair = ModelPair(TARGET, TARGET)
     sampling = SamplingParams(
         temperature, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, min_p=0.02
     )
-    out = generate(
-        same, prompts(3), sampling=sampling, draft_length=4, max_new_tokens=NEW, eos_token_id=None, method="bass"
+    output = generate(
+        pair,
+        prompts(3),
+        sampling=sampling,
+        draft_length=4,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=None,
+        method="bass",
     )
-    assert out.metrics.acceptance_rate == 1
+    assert output.metrics.acceptance_rate == 1
 
 
-def test_coupled_lanes_write_the_same():
+def test_coupled_lanes_write_the_same_text():
     sampling = SamplingParams(0.9, repetition_penalty=1.3, frequency_penalty=0.4, min_p=0.05)
-    options: Any = {"max_new_tokens": NEW, "eos_token_id": None, "verification": "coupled"}
+    options: Any = {"max_new_tokens": NEW_TOKENS, "eos_token_id": None, "verification": "coupled"}
     snapshot = list(race(PAIR, prompts(2), sampling=sampling, **options))[-1]
     assert snapshot["comparison"] and not any(any(rows) for rows in snapshot["comparison"].values())
 
@@ -118,9 +126,9 @@ def test_penalties_count_the_text_and_the_drafts_that_lead_to_a_token():
     row.write([2, 3], ["sampled"] * 2)
     logits = torch.zeros(1, 4, 6)
     params = SamplingParams(presence_penalty=1.0, frequency_penalty=0.5)
-    # A tree: 3 and 4 behind the newest token, and 5 behind 4.
-    made = -shaped(logits, params, [row], torch.tensor([[3, 4, 5]]), [[-1, -1, 1]])[0]
-    assert made.tolist() == [
+    # A tree: 3 and 4 follow the newest token, and 5 follows 4.
+    penalties = -shaped(logits, params, [row], torch.tensor([[3, 4, 5]]), [[-1, -1, 1]])[0]
+    assert penalties.tolist() == [
         [0, 0, 1.5, 1.5, 0, 0],
         [0, 0, 1.5, 2.0, 0, 0],
         [0, 0, 1.5, 1.5, 1.5, 0],
@@ -131,7 +139,7 @@ def test_penalties_count_the_text_and_the_drafts_that_lead_to_a_token():
 
 @pytest.mark.parametrize("accelerator", [False, True])
 @pytest.mark.parametrize("drawn", [0, 1, 4])
-def test_the_next_draft_s_logits_are_the_last_of_all_and_made_alone(
+def test_shaped_next_computes_only_the_last_of_all_logits(
     drawn: int, accelerator: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(shaping, "is_accelerator", lambda device: accelerator)
@@ -144,27 +152,27 @@ def test_the_next_draft_s_logits_are_the_last_of_all_and_made_alone(
         repetition_penalty=1.5, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={3: 2.0, 4: -1.0},
         bad_words=((5,), (4, 0), (2, 3, 5, 1), (2, 2), (3, 1)),
     )  # fmt: skip
-    every = shaped(logits[:, None].expand(-1, drawn + 1, -1), params, rows, drafts)[:, -1]
+    expected = shaped(logits[:, None].expand(-1, drawn + 1, -1), params, rows, drafts)[:, -1]
     seen: list[int] = []
     name = "_penalised" if accelerator else "_penalise"
     penalised = getattr(shaping, name)
     monkeypatch.setattr(shaping, name, lambda x, *rest: seen.append(x.shape[1]) or penalised(x, *rest))
-    assert torch.equal(shaped_next(logits, params, rows, list(drafts.unbind(1))), every)
-    assert seen == [1] and every.isinf().any()
+    assert torch.equal(shaped_next(logits, params, rows, list(drafts.unbind(1))), expected)
+    assert seen == [1] and expected.isinf().any()
 
 
 @pytest.mark.parametrize("parents", [None, [[-1, -1, 1], [-1, 0, 1], [-1, 0, 0]]])
-def test_an_accelerator_s_logits_are_the_host_s(parents: Any, monkeypatch: pytest.MonkeyPatch):
-    """On the host only the tokens of the texts and of the drafts are touched: the same numbers, bit for bit."""
+def test_an_accelerators_logits_equal_the_hosts(parents: Any, monkeypatch: pytest.MonkeyPatch):
+    """Bit for bit, although the host touches only the logits of tokens in the texts and drafts."""
     torch.manual_seed(0)
     params = SamplingParams(repetition_penalty=0.7, presence_penalty=-1.1, frequency_penalty=0.3)
     rows = [Sequence(r, r, torch.randint(0, 50, (5 * r + 1,)).tolist(), 99, frozenset()) for r in range(3)]
     for row in rows:
         row.write(torch.randint(0, 50, (7,)).tolist(), ["sampled"] * 7)
-    given: Any = (torch.randn(3, 4, 50) * 3, params, rows, torch.randint(0, 50, (3, 3)), parents)
-    ours = shaped(*given)
+    args: Any = (torch.randn(3, 4, 50) * 3, params, rows, torch.randint(0, 50, (3, 3)), parents)
+    ours = shaped(*args)
     monkeypatch.setattr(shaping, "is_accelerator", lambda device: True)
-    assert torch.equal(ours, shaped(*given)) and not torch.equal(ours, given[0])
+    assert torch.equal(ours, shaped(*args)) and not torch.equal(ours, args[0])
 
 
 def test_a_bias_and_a_bad_word_may_name_one_token():
@@ -173,7 +181,7 @@ def test_a_bias_and_a_bad_word_may_name_one_token():
     assert shaped(torch.zeros(1, 1, 4), params, [row]).tolist() == [[[1.0, -math.inf, -math.inf, 0.0]]]
 
 
-def test_min_p_is_measured_by_the_likeliest():
+def test_min_p_is_relative_to_the_most_likely_token():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert torch.allclose(
         probabilities(logits, SamplingParams(1.0, min_p=0.3)), torch.tensor([[10, 6, 3, 0]]) / 19
@@ -193,24 +201,24 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("many", [1e-40, 1e39, 10**400], ids=["tiny", "large", "whole"])
-def test_what_float32_does_not_hold_is_refused(many: float):
-    options: list[dict[str, Any]] = [{"repetition_penalty": many}, {"temperature": 10**400}]
-    if many > 1:
-        options += [{name: -many} for name in ("presence_penalty", "frequency_penalty")]
-        options += [{"logit_bias": {5: many}}, {"logit_bias": {5: -many}}]
-    for one in options:
-        with pytest.raises(RequestError, match=f"^{next(iter(one))} must be "):
-            SamplingParams(**one)
+@pytest.mark.parametrize("number", [1e-40, 1e39, 10**400], ids=["tiny", "large", "whole"])
+def test_numbers_that_float32_cannot_represent_are_refused(number: float):
+    options: list[dict[str, Any]] = [{"repetition_penalty": number}, {"temperature": 10**400}]
+    if number > 1:
+        options += [{name: -number} for name in ("presence_penalty", "frequency_penalty")]
+        options += [{"logit_bias": {5: number}}, {"logit_bias": {5: -number}}]
+    for option in options:
+        with pytest.raises(RequestError, match=f"^{next(iter(option))} must be "):
+            SamplingParams(**option)
 
 
-@pytest.mark.parametrize("said", BAD)
-def test_what_can_not_be_used_is_refused(said: str):
-    with pytest.raises(RequestError, match=said):
-        SamplingParams(1.0, **BAD[said])
+@pytest.mark.parametrize("message", BAD)
+def test_invalid_parameters_are_refused(message: str):
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(1.0, **BAD[message])
 
 
-def test_ids_that_the_model_has_not_are_refused():
+def test_parameters_that_the_pair_or_method_cannot_use_are_refused():
     for sampling in (SamplingParams(logit_bias={96: 1.0}), SamplingParams(bad_words=([5, 96],))):
         with pytest.raises(RequestError, match="ids from 0 to 95; got 96"):
             generate(PAIR, [5, 6], sampling=sampling)

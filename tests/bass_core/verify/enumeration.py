@@ -1,7 +1,7 @@
-"""Everything that a verification can write, enumerated in float64 over a small vocabulary.
+"""Enumerates everything that a verification can write, in float64 over a small vocabulary.
 
-Contract: `Chances` holds p and q behind every text; `drafts(stop)` lists the chains that may be drafted, each with
-its probability; `written` adds up what a rule writes behind each of them.
+`Chances` has p and q after every text. `Chances.drafts` lists the chains that may be drafted, with their
+probabilities. `written` sums the texts that a rule writes for them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 Chain = tuple[int, ...]
-# The probability that 0, 1, ... drafts of a chain are accepted, and what the next token is then drawn from.
+# The probability that 0, 1, ... drafts of a chain are accepted, and each time the weights of the next token.
 Judged = tuple[list[float], list[Tensor]]
 
 
 class Chances:
-    """p and q behind every text of up to `longest` tokens of a vocabulary: float64, some of them 0."""
+    """p and q after every text of up to `longest` tokens: float64 [vocab], some entries 0."""
 
     def __init__(self, seed: int, vocab: int, longest: int, sharp: float = 1.5) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -28,46 +28,46 @@ class Chances:
         for length in range(longest + 1):
             for chain in product(range(vocab), repeat=length):
                 p, q = (torch.randn(2, vocab, generator=generator, dtype=torch.float64) * sharp).softmax(-1)
-                # Now and then a token that one of the two never writes, as under top-k.
+                # Sometimes p or q gives a token no probability, as top-k does.
                 if vocab > 2 and torch.rand(1, generator=generator) < 0.3:
-                    for one in (p, q):
-                        one[int(torch.randint(0, vocab, (1,), generator=generator))] = 0
+                    for probs in (p, q):
+                        probs[int(torch.randint(0, vocab, (1,), generator=generator))] = 0
                 self.p[chain], self.q[chain] = p / p.sum(), q / q.sum()
 
     def drafts(self, length: int, stop: Stop) -> Iterator[tuple[Chain, float]]:
-        """Each chain of up to `length` drafts that a drafter makes which stops by `stop`, and its probability."""
-        whole = [((), 1.0)]
-        while whole:
-            chain, chance = whole.pop()
+        """Yield each chain of up to `length` drafts, for a drafter that stops by `stop`, and its probability."""
+        chains = [((), 1.0)]
+        while chains:
+            chain, chance = chains.pop()
             if len(chain) == length or stop(self, chain):
                 yield chain, chance
                 continue
             for token, q in enumerate(self.q[chain].tolist()):
                 if q > 0:
-                    whole.append(((*chain, token), chance * q))
+                    chains.append(((*chain, token), chance * q))
 
     def target(self, length: int) -> Tensor:
-        """The probability of every text of `length` tokens: [vocab] * length."""
+        """Return the probability of every text of `length` tokens: [vocab] * length."""
         return self.rest((), length)
 
     def rest(self, chain: Chain, length: int) -> Tensor:
-        """The probability of every continuation of `length` tokens by the target alone."""
+        """Return the probability of every continuation of `length` tokens, written only by the target."""
         if length == 0:
             return torch.ones((), dtype=torch.float64)
-        each = [self.rest((*chain, token), length - 1) for token in range(self.vocab)]
-        return torch.stack([p * one for p, one in zip(self.p[chain], each, strict=True)])
+        continuations = [self.rest((*chain, token), length - 1) for token in range(self.vocab)]
+        return torch.stack([p * rest for p, rest in zip(self.p[chain], continuations, strict=True)])
 
 
-# Whether to draft no further behind a chain.
+# Returns whether the drafter stops after this chain.
 Stop = Callable[[Chances, Chain], bool]
 
 
 def written(
     chances: Chances, drafted: list[tuple[Chain, float]], judge: Callable[[Chain], Judged], length: int
 ) -> tuple[Tensor, float]:
-    """(the probability of every text of `length` tokens, the expected number of accepted drafts) of one round.
+    """Return the probability of every text of `length` tokens, and the expected number of accepted drafts.
 
-    Behind a round the target goes on alone.
+    After one round, the target writes the rest of the text.
     """
     total = torch.zeros([chances.vocab] * length, dtype=torch.float64)
     expected = 0.0
@@ -85,23 +85,23 @@ def written(
 
 
 def largest(h: list[float]) -> list[float]:
-    """The probability that 0, 1, ... is the largest i with u_i < h_i."""
-    shares, behind = [], 1.0
+    """Return the probability that 0, 1, ... is the largest i with u_i < h_i."""
+    shares, later_fail = [], 1.0
     for chance in reversed(h):
-        shares.append(behind * chance)
-        behind *= 1 - chance
-    return [behind, *reversed(shares)]
+        shares.append(later_fail * chance)
+        later_fail *= 1 - chance
+    return [later_fail, *reversed(shares)]
 
 
 def prefix(h: list[float]) -> list[float]:
-    """The probability that the first i with u_i >= h_i is 1, 2, ..., or none."""
-    shares, before = [], 1.0
+    """Return the probability that the first i with u_i >= h_i is 1, 2, ..., or none."""
+    shares, earlier_pass = [], 1.0
     for chance in h:
-        shares.append(before * (1 - chance))
-        before *= chance
-    return [*shares, before]
+        shares.append(earlier_pass * (1 - chance))
+        earlier_pass *= chance
+    return [*shares, earlier_pass]
 
 
 def normalised(weights: Tensor) -> Tensor:
-    """Weights that sum to 1; all 0 if there is nothing to draw."""
+    """Scale the weights to sum to 1; all 0 stay 0."""
     return weights / weights.sum() if weights.sum() > 0 else weights

@@ -1,7 +1,7 @@
-"""Block verification writes the target's distribution: enumerated with the shipped functions, and counted.
+"""Block verification writes the target's distribution: enumerated with the library's functions, and counted.
 
-Contract: float64, a vocabulary of 3, every chain that may be drafted, every number of accepted drafts. The total
-variation distance to the target is below 1e-12. Whole rounds are enumerated in tests/conformance.
+Enumerated in float64 for a vocabulary of 3, over every chain and every number of accepted drafts; the total
+variation distance to the target is below 1e-12. tests/conformance enumerates whole rounds.
 """
 
 from __future__ import annotations
@@ -27,55 +27,55 @@ from .enumeration import Chain, Chances, Judged, Stop, largest, normalised, pref
 
 VOCAB = 3
 STOPS: dict[str, Stop] = {
-    "fixed": lambda given, chain: False,
-    "unsure": lambda given, chain: float(given.q[chain].max()) < 0.6,
-    "behind an unlikely token": lambda given, chain: bool(chain) and given.q[chain[:-1]][chain[-1]].item() < 0.3,
+    "fixed": lambda probs, chain: False,
+    "unsure": lambda probs, chain: float(probs.q[chain].max()) < 0.6,
+    "after an unlikely token": lambda probs, chain: bool(chain) and probs.q[chain[:-1]][chain[-1]].item() < 0.3,
 }
 
 
-def by_the_paper(given: Chances) -> Callable[[Chain], Judged]:
-    """Algorithm 2 of 2403.10444 in plain floats; its h of the last draft is p_g, as in its equation 4."""
+def by_the_paper(probs: Chances) -> Callable[[Chain], Judged]:
+    """Algorithm 2 of 2403.10444 in Python floats; h of the last draft is p_g, as in equation 4."""
 
     def judge(chain: Chain) -> Judged:
         reach, h, following = 1.0, [], []
         for i, token in enumerate(chain):
-            p, q = given.p[chain[:i]], given.q[chain[:i]]
+            p, q = probs.p[chain[:i]], probs.q[chain[:i]]
             following.append(normalised((reach * p - q).clamp(min=0)))
             reach = min(1.0, reach * float(p[token]) / float(q[token]))
             if i + 1 == len(chain):
                 h.append(reach)
                 continue
-            more = float((reach * given.p[chain[: i + 1]] - given.q[chain[: i + 1]]).clamp(min=0).sum())
+            more = float((reach * probs.p[chain[: i + 1]] - probs.q[chain[: i + 1]]).clamp(min=0).sum())
             h.append(more / (more + 1 - reach) if more + 1 - reach > 0 else 1.0)
-        return largest(h), [*following, given.p[chain]]
+        return largest(h), [*following, probs.p[chain]]
 
     return judge
 
 
-def by_rejection(given: Chances) -> Callable[[Chain], Judged]:
-    """Draft by draft."""
+def by_rejection(probs: Chances) -> Callable[[Chain], Judged]:
+    """The rejection rule, draft by draft."""
 
     def judge(chain: Chain) -> Judged:
-        pairs = [(given.p[chain[:i]], given.q[chain[:i]]) for i in range(len(chain))]
+        pairs = [(probs.p[chain[:i]], probs.q[chain[:i]]) for i in range(len(chain))]
         h = [min(1.0, float(p[token] / q[token])) for (p, q), token in zip(pairs, chain, strict=True)]
-        return prefix(h), [*(normalised((p - q).clamp(min=0)) for p, q in pairs), given.p[chain]]
+        return prefix(h), [*(normalised((p - q).clamp(min=0)) for p, q in pairs), probs.p[chain]]
 
     return judge
 
 
-def as_shipped(given: Chances, points: bool = False) -> Callable[[Chain], Judged]:
-    """What bass_core/verify/block.py decides; the row is padded by two columns that must not matter."""
+def as_implemented(probs: Chances, points: bool = False) -> Callable[[Chain], Judged]:
+    """The library's block verification; the row is padded with two columns that must not matter."""
 
     def judge(chain: Chain) -> Judged:
         width, count = len(chain) + 2, torch.tensor([len(chain)])
-        p = torch.full((1, width + 1, given.vocab), 0.5, dtype=torch.float64)
-        q = torch.full((1, width, given.vocab), 0.25, dtype=torch.float64)
+        p = torch.full((1, width + 1, probs.vocab), 0.5, dtype=torch.float64)
+        q = torch.full((1, width, probs.vocab), 0.25, dtype=torch.float64)
         for i in range(len(chain) + 1):
-            p[0, i] = given.p[chain[:i]]
+            p[0, i] = probs.p[chain[:i]]
         for i in range(len(chain)):
-            q[0, i] = given.q[chain[:i]]
+            q[0, i] = probs.q[chain[:i]]
         drafts = torch.tensor([[*chain, 0, 0]])
-        chosen = [one.gather(2, drafts[..., None])[..., 0] for one in (p[:, :width], q)]
+        chosen = [each.gather(2, drafts[..., None])[..., 0] for each in (p[:, :width], q)]
         h, reach = chances(p, *chosen, q, count)
         following = [
             normalised(residual(p[:, i], q[:, i], reach[:, i])[0]) if i < len(chain) else p[0, i]
@@ -90,32 +90,34 @@ def as_shipped(given: Chances, points: bool = False) -> Callable[[Chain], Judged
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_text_is_distributed_as_the_targets(seed: int, length: int, stop: str) -> None:
-    given = Chances(seed, VOCAB, length + 1)
-    drafted = list(given.drafts(length, STOPS[stop]))
+    probs = Chances(seed, VOCAB, length + 1)
+    drafted = list(probs.drafts(length, STOPS[stop]))
     assert abs(sum(chance for _, chance in drafted) - 1) < 1e-12
-    found, accepted = written(given, drafted, as_shipped(given), length + 1)
-    assert (found - given.target(length + 1)).abs().sum() / 2 < 1e-12
-    _, one_by_one = written(given, drafted, by_rejection(given), length + 1)
-    assert accepted > one_by_one - 1e-12
+    distribution, accepted = written(probs, drafted, as_implemented(probs), length + 1)
+    assert (distribution - probs.target(length + 1)).abs().sum() / 2 < 1e-12
+    _, accepted_by_rejection = written(probs, drafted, by_rejection(probs), length + 1)
+    assert accepted > accepted_by_rejection - 1e-12
     if length == 1:
-        assert abs(accepted - one_by_one) < 1e-12
+        assert abs(accepted - accepted_by_rejection) < 1e-12
     elif stop == "fixed":
-        assert accepted > one_by_one + 1e-4, "so the two rules differ"
+        assert accepted > accepted_by_rejection + 1e-4, (
+            "block verification accepts no more than the rejection rule"
+        )
 
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("seed", range(2))
-def test_what_ships_decides_as_the_paper_does(seed: int, stop: str) -> None:
-    given = Chances(seed, VOCAB, 4)
-    for chain, _ in given.drafts(3, STOPS[stop]):
-        (ours, next_ours), (theirs, next_theirs) = as_shipped(given)(chain), by_the_paper(given)(chain)
+def test_decisions_are_those_of_the_paper(seed: int, stop: str) -> None:
+    probs = Chances(seed, VOCAB, 4)
+    for chain, _ in probs.drafts(3, STOPS[stop]):
+        (ours, next_ours), (theirs, next_theirs) = as_implemented(probs)(chain), by_the_paper(probs)(chain)
         assert ours == pytest.approx(theirs, abs=1e-12)
-        for share, mine, paper in zip(theirs, next_ours, next_theirs, strict=True):
-            assert share == 0 or torch.allclose(mine, paper, atol=1e-12)
+        for share, our_weights, paper_weights in zip(theirs, next_ours, next_theirs, strict=True):
+            assert share == 0 or torch.allclose(our_weights, paper_weights, atol=1e-12)
 
 
 def random_rows(rows: int, width: int, vocab: int, seed: int, near: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits [B, l+1, V] of the target, the draft's q, and drafts drawn from it."""
+    """Return the target's logits [B, l+1, V], the draft's q, and drafts drawn from it."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, width + 1, vocab, generator=generator) * 2
     q = (logits[:, :width] + near * torch.randn(rows, width, vocab, generator=generator)).softmax(-1)
@@ -129,8 +131,10 @@ def judged(logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("soft", [True, False])
-def test_the_tests_tell_what_was_decided(soft: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """accepted is the last draft with u below its chance, and the chances are the formula's, in both forms."""
+def test_the_reported_tests_explain_the_decision(
+    soft: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accepted` is the last draft with u below its chance, and the chances are the formula's."""
     if not compiled:
         monkeypatch.setattr(rejection, "compiled", lambda rows: False)
     rows, width, vocab = 60, 4, 5000
@@ -139,9 +143,9 @@ def test_the_tests_tell_what_was_decided(soft: bool, compiled: bool, monkeypatch
     keys = NoiseKeys(7, torch.arange(rows), torch.arange(rows) * 3)
     outcomes = judged(logits, drafts, q if soft else None, counts, keys)
     p = logits.double().softmax(-1)
-    given_q = q.double() if soft else torch.zeros_like(q).scatter_(2, drafts[..., None], 1.0).double()
-    p_drafts, q_drafts = (one.gather(2, drafts[..., None])[..., 0] for one in (p[:, :width], given_q))
-    h, _ = chances(p, p_drafts, q_drafts, given_q, counts)
+    full_q = q.double() if soft else torch.zeros_like(q).scatter_(2, drafts[..., None], 1.0).double()
+    p_drafts, q_drafts = (each.gather(2, drafts[..., None])[..., 0] for each in (p[:, :width], full_q))
+    h, _ = chances(p, p_drafts, q_drafts, full_q, counts)
     jumped = 0
     for row, outcome in enumerate(outcomes):
         tests = outcome.tests[: int(counts[row])]
@@ -152,15 +156,15 @@ def test_the_tests_tell_what_was_decided(soft: bool, compiled: bool, monkeypatch
     assert jumped > 3 or not soft
 
 
-def test_the_recovered_token_comes_from_what_is_left() -> None:
-    """6,000 rows with the same three drafts, by how many of them stood."""
+def test_the_recovered_token_is_drawn_from_the_residual() -> None:
+    """6,000 rows with the same three drafts, by the number of accepted drafts."""
     rows, drafts = 6000, torch.tensor([2, 2, 0])
     p = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.35, 0.25], [0.3, 0.3, 0.4], [0.2, 0.2, 0.6]])
     q = torch.tensor([[0.4, 0.3, 0.3], [0.2, 0.5, 0.3], [0.6, 0.2, 0.2]])
     keys = NoiseKeys(5, torch.arange(rows), torch.full((rows,), 9))
-    shared = (one.expand(rows, *one.shape) for one in (p.log(), drafts, q))
+    shared = (each.expand(rows, *each.shape) for each in (p.log(), drafts, q))
     outcomes = judged(*shared, torch.full((rows,), 3), keys)
-    chosen = (one[:3].gather(1, drafts[:, None])[:, 0][None] for one in (p, q))
+    chosen = (each[:3].gather(1, drafts[:, None])[:, 0][None] for each in (p, q))
     h, reach = chances(p[None], *chosen, q[None], torch.tensor([3]))
     seen = Counter((outcome.accepted, outcome.next_token) for outcome in outcomes)
     for accepted, share in enumerate(largest(h[0].tolist())):
@@ -171,25 +175,26 @@ def test_the_recovered_token_comes_from_what_is_left() -> None:
 
 
 def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
-    """Bit for bit: alone, among others, in another order, and beside rows with more drafts."""
+    """Bit for bit: by itself, among others, in another order, and next to rows with more drafts."""
     rows, width, vocab = 9, 4, 9000
     logits, q, drafts = random_rows(rows, width, vocab, seed=5)
     counts = torch.tensor([4, 0, 3, 4, 1, 2, 4, 3, 2])
 
-    def verdicts(some: list[int]) -> list[tuple[Any, ...]]:
-        n, ids = int(counts[some].max()), torch.tensor(some)
+    def verdicts(subset: list[int]) -> list[tuple[Any, ...]]:
+        n, ids = int(counts[subset].max()), torch.tensor(subset)
         keys = NoiseKeys(1, ids, ids + 40)
-        found = judged(logits[some, : n + 1], drafts[some, :n], q[some, :n], counts[some], keys)
+        outcomes = judged(logits[subset, : n + 1], drafts[subset, :n], q[subset, :n], counts[subset], keys)
         return [
-            (one.tests[: counts[row]], one.accepted, one.next_token) for row, one in zip(some, found, strict=True)
+            (outcome.tests[: counts[row]], outcome.accepted, outcome.next_token)
+            for row, outcome in zip(subset, outcomes, strict=True)
         ]
 
     together = check_rows_alone(verdicts, rows)
     assert 0 < sum(accepted for _, accepted, _ in together) < counts.sum()
 
 
-def test_a_drafter_that_draws_what_has_no_probability() -> None:
-    """q = 0 of its own token, which a foreign drafter may say, and p = 0: refused, and never written."""
+def test_a_draft_with_p_and_q_0_is_rejected() -> None:
+    """q = 0, which a user's drafter may report, and p = 0: the draft is rejected, and never written."""
     p = torch.tensor([0.0, 0.5, 0.5])
     logits = p.log().expand(1, 3, 3)
     q = torch.tensor([0.0, 1.0, 0.0]).expand(1, 2, 3)

@@ -1,7 +1,7 @@
-"""The shipped walk of sampled trees ends where the rule says, as often as it says.
+"""`verify_tree` writes each text as often as the enumerated rule of tree_rule.py.
 
-Contract: tree_rule.py enumerates the rule in float64. That the text is the target's is enumerated in
-tests/conformance/test_enumeration.py; an exact rule that accepts less would pass there, and fail here.
+tests/conformance/test_enumeration.py shows that the text has the target's distribution. A rule that accepts too
+little would pass there, but not here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
 from tests.bass_core.verify.tree_rule import DEPTH, SHAPES, Path, Shape, Table, outcomes, tables, without
 
-WARM = SamplingParams(1.0)
+SAMPLED = SamplingParams(1.0)
 
 
-def grown(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list[Path]]]:
-    """A tree of that shape for every key, with the path of each draft; drawn as draft/tree.py draws."""
+def grow(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list[Path]]]:
+    """Return a tree of that shape for every key, drawn as in draft/tree.py, and the path of each draft."""
     rows = len(keys.positions)
     paths: list[list[Path]] = [[] for _ in range(rows)]
     tokens, parents, drawn = ([[] for _ in range(rows)] for _ in range(3))
@@ -39,13 +39,13 @@ def grown(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list
         drawn[row].append(q_row)
 
     for depth in range(DEPTH):
-        asked = (
+        parents_to_extend = (
             [(r, -1) for r in range(rows)]
             if not depth
             else [(r, i) for r in range(rows) for i, path in enumerate(paths[r]) if len(path) == depth]
         )
         drawing = []
-        for r, parent in asked:
+        for r, parent in parents_to_extend:
             path = paths[r][parent] if parent >= 0 else ()
             others, draws = shape(q, path, firsts[r])
             for token in others:
@@ -55,12 +55,14 @@ def grown(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list
                 drawing.append((r, parent, torch.tensor(rest, dtype=torch.float32)))
         if not drawing:
             continue
-        at = torch.tensor([r for r, _, _ in drawing])
+        drawing_rows = torch.tensor([r for r, _, _ in drawing])
         nodes = torch.tensor([parent + 1 for _, parent, _ in drawing])
-        places = place_node(keys.positions[at] + depth, nodes)
+        places = place_node(keys.positions[drawing_rows] + depth, nodes)
         weights = torch.stack([rest for _, _, rest in drawing])
-        found = draw(weights, keys.seed, keys.sequence_ids[at], places, keys.stream(Role.DRAFT)[at])
-        for (r, parent, rest), token in zip(drawing, found.tolist(), strict=True):
+        drawn_tokens = draw(
+            weights, keys.seed, keys.sequence_ids[drawing_rows], places, keys.stream(Role.DRAFT)[drawing_rows]
+        )
+        for (r, parent, rest), token in zip(drawing, drawn_tokens.tolist(), strict=True):
             add(r, parent, token, len(probs))
             probs.append(rest)
             firsts[r] = token if parent < 0 else firsts[r]
@@ -68,7 +70,7 @@ def grown(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list
 
 
 def logits_of(p: Table, paths: list[list[Path]]) -> torch.Tensor:
-    """float32 [B, 1 + N, V]: the target's after the newest token and after each draft; padding is NaN-free."""
+    """Return the target's logits, float32 [B, 1 + N, V], after the newest token and each draft; padding is 0."""
     size, width = len(p[()]), max(map(len, paths))
     padded = [[p[()], *(p[path] for path in row)] + [np.ones(size)] * (width - len(row)) for row in paths]
     return torch.tensor(np.log(np.array(padded)), dtype=torch.float32)
@@ -79,25 +81,25 @@ def keys_of(rows: int, seed: int) -> NoiseKeys:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_shipped_walk_ends_where_the_rule_says(shape: Shape) -> None:
+def test_each_text_is_written_as_often_as_the_rule_predicts(shape: Shape) -> None:
     rows = 3000
     p, q = tables(4, 2)
     keys = keys_of(rows, 2)
-    tree, paths = grown(q, shape, keys)
-    found = verify_tree(logits_of(p, paths), tree, keys, WARM, VERIFICATIONS["rejection"])
+    tree, paths = grow(q, shape, keys)
+    results = verify_tree(logits_of(p, paths), tree, keys, SAMPLED, VERIFICATIONS["rejection"])
     seen: Counter[Path] = Counter()
-    for r, outcome in enumerate(found):
+    for r, outcome in enumerate(results):
         assert outcome.path is not None and outcome.accepted == len(outcome.path)
-        stood = paths[r][outcome.path[-1]] if outcome.path else ()
-        assert [tree.tokens[r][i] for i in outcome.path] == list(stood)
-        assert outcome.next_p == pytest.approx(p[stood][outcome.next_token], rel=1e-4)
-        text = (*stood, outcome.next_token)
+        accepted_path = paths[r][outcome.path[-1]] if outcome.path else ()
+        assert [tree.tokens[r][i] for i in outcome.path] == list(accepted_path)
+        assert outcome.next_p == pytest.approx(p[accepted_path][outcome.next_token], rel=1e-4)
+        text = (*accepted_path, outcome.next_token)
         seen[text] += 1
     assert chi_squared(seen, outcomes(p, q, shape), rows) > 1e-3
 
 
 def chi_squared(seen: Counter[Path], chances: dict[Path, float], total: int) -> float:
-    """The p-value; texts expected fewer than five times are counted together."""
+    """Return the p-value; texts expected fewer than five times are counted together."""
     assert set(seen) <= {text for text, chance in chances.items() if chance > 0}
     large = [text for text, chance in chances.items() if chance * total >= 5]
     counts = [seen[text] for text in large]
@@ -106,4 +108,4 @@ def chi_squared(seen: Counter[Path], chances: dict[Path, float], total: int) -> 
     if rest >= 5:
         counts, expected = [*counts, total - sum(counts)], [*expected, rest]
     scale = sum(counts) / sum(expected)
-    return float(stats.chisquare(counts, [scale * one for one in expected]).pvalue)
+    return float(stats.chisquare(counts, [scale * value for value in expected]).pvalue)

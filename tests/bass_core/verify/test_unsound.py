@@ -1,7 +1,6 @@
-"""Numbers that are no numbers bias nothing: drafts that cannot be judged are cut, unused logits count for nothing.
+"""NaN and infinite numbers cause no bias: drafts that cannot be verified are cut, and unused logits are ignored.
 
-Contract: the law of a block's text is enumerated in float64 with the shipped functions; the whole of `verify` and
-`verify_tree` is counted over many rows, by every rule.
+The text's distribution is enumerated in float64, and `verify` and `verify_tree` are counted over many rows.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
 
 from .enumeration import Chain, Chances, Judged, written
-from .test_block import as_shipped, by_rejection
+from .test_block import as_implemented, by_rejection
 
-WARM, NAN = SamplingParams(1.0), math.nan
+SAMPLED, NAN = SamplingParams(1.0), math.nan
 P, Q = torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.3, 0.7]]), torch.tensor([[0.8, 0.2], [0.9, 0.1]])
 ROWS = 20_000
 
@@ -37,9 +36,9 @@ def keys_of(rows: int) -> NoiseKeys:
 
 @pytest.mark.parametrize("broken", ["q", "p"])
 @pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("rule", [as_shipped, by_rejection])
-def test_the_law_is_the_targets_whichever_place_is_broken(rule: type, place: int, broken: str) -> None:
-    given = Chances(1, 3, 4)
+@pytest.mark.parametrize("rule", [as_implemented, by_rejection])
+def test_the_distribution_is_the_targets_whichever_place_is_nan(rule: type, place: int, broken: str) -> None:
+    probs = Chances(1, 3, 4)
 
     def judge(chain: Chain) -> Judged:
         sound, q = torch.ones(1, len(chain) + 1, dtype=torch.bool), torch.full((1, len(chain), 3), 0.25)
@@ -49,16 +48,16 @@ def test_the_law_is_the_targets_whichever_place_is_broken(rule: type, place: int
             q[0, place : place + 1, 1] = NAN
         count = int(judged_drafts(sound, q, torch.tensor([len(chain)]))[0])
         assert count == min(place, len(chain))
-        chances, following = rule(given)(chain[:count])
-        return chances + [0.0] * (len(chain) - count), [*following, *[given.p[chain]] * (len(chain) - count)]
+        chances, following = rule(probs)(chain[:count])
+        return chances + [0.0] * (len(chain) - count), [*following, *[probs.p[chain]] * (len(chain) - count)]
 
-    drafted = list(given.drafts(3, lambda given, chain: False))
-    found, _ = written(given, drafted, judge, 4)
-    assert (found - given.target(4)).abs().sum() / 2 < 1e-12
+    drafted = list(probs.drafts(3, lambda probs, chain: False))
+    distribution, _ = written(probs, drafted, judge, 4)
+    assert (distribution - probs.target(4)).abs().sum() / 2 < 1e-12
 
 
 def first_of(place: int, rule: str, tree: bool) -> Tensor:
-    """The first token of many rows, whose two drafts were drawn from Q; that of `place` has a NaN in its q."""
+    """Return the first token of many rows with two drafts drawn from Q; that at `place` has a NaN in its q."""
     keys = keys_of(ROWS)
     streams = keys.stream(Role.DRAFT)
     drafts = torch.stack(
@@ -73,8 +72,8 @@ def first_of(place: int, rule: str, tree: bool) -> Tensor:
         q[place, 1] = NAN
     logits = P.log().expand(ROWS, 3, 2).contiguous()
     if tree:
-        made = DraftTree(drafts.tolist(), [[-1, 0]] * ROWS, [[0, 1]] * ROWS, q)
-        outcomes = verify_tree(logits, made, keys, WARM, VERIFICATIONS[rule])
+        draft_tree = DraftTree(drafts.tolist(), [[-1, 0]] * ROWS, [[0, 1]] * ROWS, q)
+        outcomes = verify_tree(logits, draft_tree, keys, SAMPLED, VERIFICATIONS[rule])
     else:
         counts = torch.full((ROWS,), 2)
         outcomes = verify(
@@ -83,7 +82,7 @@ def first_of(place: int, rule: str, tree: bool) -> Tensor:
             q.expand(ROWS, 2, 2).contiguous(),
             counts,
             keys,
-            WARM,
+            SAMPLED,
             verification=VERIFICATIONS[rule],
         ).host()
     drafted = drafts[:, 0].tolist()
@@ -92,73 +91,72 @@ def first_of(place: int, rule: str, tree: bool) -> Tensor:
 
 @pytest.mark.parametrize(("rule", "tree"), [("rejection", False), ("block", False), ("rejection", True)])
 @pytest.mark.parametrize("place", [-1, 0, 1])
-def test_whole_verifications_write_the_targets_first_token(rule: str, tree: bool, place: int) -> None:
-    """Four standard deviations of the count."""
-    found = first_of(place, rule, tree)
-    assert set(found.tolist()) == {0, 1}
-    assert abs((found == 0).sum().item() - 0.4 * ROWS) < 4 * math.sqrt(ROWS * 0.24)
+def test_the_first_token_has_the_targets_distribution(rule: str, tree: bool, place: int) -> None:
+    """Within four standard deviations of the expected count."""
+    tokens = first_of(place, rule, tree)
+    assert set(tokens.tolist()) == {0, 1}
+    assert abs((tokens == 0).sum().item() - 0.4 * ROWS) < 4 * math.sqrt(ROWS * 0.24)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled", "greedy"])
-def test_logits_end_a_row_only_where_it_used_them(rule: str) -> None:
-    """Behind a rejected draft, in a padded column, behind an accepted one, and at the newest token."""
+def test_only_nan_logits_that_a_row_used_end_it(rule: str) -> None:
+    """NaN after a rejected draft, in a padded column, after an accepted draft, and at the newest token."""
     good, bad, low = [-50.0, 50.0, 0.0], [NAN, 0.0, 0.0], 1
     logits = torch.tensor([[good, bad, bad], [good, good, bad], [good, bad, good], [bad, good, good]])
     drafts = torch.tensor([[0, 0], [low, 0], [low, low], [low, low]])
     counts = torch.tensor([2, 1, 2, 2])
-    params, name = (SamplingParams(), "auto") if rule == "greedy" else (WARM, rule)
+    params, name = (SamplingParams(), "auto") if rule == "greedy" else (SAMPLED, rule)
     outcome = verify(logits, drafts, None, counts, keys_of(4), params, verification=VERIFICATIONS[name])
     assert outcome.accepted.tolist() == [0, 1, 1, 0]
     assert outcome.next_token.tolist() == [1, 1, UNSOUND, UNSOUND]
 
 
-def test_what_was_not_judged_is_told_so() -> None:
+def test_drafts_that_were_not_verified_have_nan_in_their_tests() -> None:
     logits, q = torch.zeros(1, 3, 2), torch.tensor([[[NAN, 0.5], [0.5, 0.5]]])
-    (outcome,) = verify(logits, torch.tensor([[1, 1]]), q, torch.tensor([2]), keys_of(1), WARM).host()
+    (outcome,) = verify(logits, torch.tensor([[1, 1]]), q, torch.tensor([2]), keys_of(1), SAMPLED).host()
     assert outcome.accepted == 0
     assert all(math.isnan(test.p) and math.isnan(test.q) and test.chance == 0 for test in outcome.tests)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_a_draft_whose_q_is_0_stands_where_p_is_above_0(rule: str) -> None:
-    """In chains and trees alike."""
+def test_a_draft_with_q_0_is_accepted_if_p_is_above_0(rule: str) -> None:
     logits, q = torch.tensor([[[0.0, 0.0, -math.inf]] * 2]), torch.tensor([[0.0, 1.0, 0.0]])
-    for token, stands in ((0, 1), (2, 0)):
+    for token, accepted in ((0, 1), (2, 0)):
         drafts = torch.tensor([[token]])
         chain = verify(
-            logits, drafts, q[None], torch.tensor([1]), keys_of(1), WARM, verification=VERIFICATIONS[rule]
+            logits, drafts, q[None], torch.tensor([1]), keys_of(1), SAMPLED, verification=VERIFICATIONS[rule]
         ).host()[0]
         tree = verify_tree(
-            logits, DraftTree([[token]], [[-1]], [[0]], q), keys_of(1), WARM, VERIFICATIONS["auto"]
+            logits, DraftTree([[token]], [[-1]], [[0]], q), keys_of(1), SAMPLED, VERIFICATIONS["auto"]
         )[0]
-        assert (chain.accepted, tree.accepted) == (stands, stands)
-        assert (chain.tests[0].chance, tree.tests[0].chance) == (stands, stands)
+        assert (chain.accepted, tree.accepted) == (accepted, accepted)
+        assert (chain.tests[0].chance, tree.tests[0].chance) == (accepted, accepted)
 
 
-def test_coupled_trees_tell_the_q_that_was_drawn_from() -> None:
+def test_coupled_trees_report_the_q_of_drawn_drafts() -> None:
     q = torch.tensor([[0.6, 0.3, 0.1]])
     tree = DraftTree([[0, 2]], [[-1, -1]], [[0, -1]], q)
-    (outcome,) = verify_tree(torch.zeros(1, 3, 3), tree, keys_of(1), WARM, VERIFICATIONS["coupled"])
+    (outcome,) = verify_tree(torch.zeros(1, 3, 3), tree, keys_of(1), SAMPLED, VERIFICATIONS["coupled"])
     assert [test.q for test in outcome.tests] == pytest.approx([0.6, 1.0])
 
 
 def test_a_greedy_tree_saves_nothing() -> None:
-    """Its first node is refused, the second stands: node order says nothing of what a rule would have lost."""
+    """Its first node is rejected, the second accepted; `saved` applies only to chains."""
     logits = torch.tensor([[[0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [0.0, 0.0, 5.0]]])
     (outcome,) = verify_tree(
         logits, DraftTree([[0, 1]], [[-1, -1]]), keys_of(1), SamplingParams(), VERIFICATIONS["auto"]
     )
     p, q, u = ([getattr(test, name) for test in outcome.tests] for name in "pqu")
-    made = RowRound(
+    record = RowRound(
         0, [0, 1], p, q, u, outcome.accepted, [1, 2], ["accepted", "bonus"], None, parents=[-1, -1], path=[1]
     )
-    assert (outcome.accepted, made.one_by_one, made.saved) == (1, 1, 0)
+    assert (outcome.accepted, record.one_by_one, record.saved) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("temperature", [1e38, 1e44, 1e45, 1e300])
 def test_no_temperature_gives_nan(temperature: float, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is masked stays masked, and top-k selects among logits that no temperature made equal."""
+    """Masked tokens stay masked, and top-k selects before the temperature makes logits equal."""
     if not compiled:
         monkeypatch.setattr("bass_core.sample.distribution.compiled", lambda rows: False)
     logits = torch.tensor([[1.0, 2.0, 3.0, -math.inf]])
@@ -168,10 +166,10 @@ def test_no_temperature_gives_nan(temperature: float, compiled: bool, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("params", "verification"), [(SamplingParams(), "rejection"), (WARM, "coupled"), (WARM, "rejection")]
+    ("params", "verification"), [(SamplingParams(), "rejection"), (SAMPLED, "coupled"), (SAMPLED, "rejection")]
 )
-def test_a_row_whose_numbers_are_not_finite_is_marked(params: SamplingParams, verification: str) -> None:
-    """Behind a draft that stands; the other rows are not touched."""
+def test_a_row_with_non_finite_numbers_is_marked(params: SamplingParams, verification: str) -> None:
+    """Its logits after an accepted draft are NaN or -inf; the other rows stay valid."""
     tree = DraftTree([[0, 1]] * 3, [[-1, -1]] * 3)
     logits = torch.full((3, 3, 4), -200.0)
     logits[:, 0, 1] = 0.0
@@ -183,10 +181,10 @@ def test_a_row_whose_numbers_are_not_finite_is_marked(params: SamplingParams, ve
 
 
 def test_a_draft_of_no_probability_is_never_accepted() -> None:
-    """Not even by the smallest coin: what has probability 0 under the target is not written."""
+    """Not even if u is 0."""
     tree = DraftTree([[2]], [[-1]], [[0]], torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
     logits = torch.tensor([[[0.0, 0.0, float("-inf"), 0.0], [0.0, 0.0, 0.0, 0.0]]])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bass_core.verify.tree.uniform", lambda *_: torch.zeros(1))
-        (outcome,) = verify_tree(logits, tree, keys_of(1), WARM, VERIFICATIONS["rejection"])
+        (outcome,) = verify_tree(logits, tree, keys_of(1), SAMPLED, VERIFICATIONS["rejection"])
     assert outcome.path == [] and outcome.next_token != 2

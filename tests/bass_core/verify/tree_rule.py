@@ -1,7 +1,7 @@
-"""The sampled rule of trees of drafts in float64, written apart from the library.
+"""The sampled rule for trees of drafts in float64, independent of the library.
 
-Contract: `outcomes` goes through everything that a round can draw, for trees two tokens deep over vocabularies of
-a few tokens. A `Shape` says which children a draft gets, `exact` what comes of them.
+`outcomes` enumerates everything that a round can draw, for trees two tokens deep over a few tokens. A `Shape`
+decides which children a draft gets, and `exact` which token follows.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ DEPTH = 2
 
 
 def tables(size: int, seed: int, zeros: bool = False) -> tuple[Table, Table]:
-    """p and q after every path of a tree: random, and with `zeros` each gives one token no probability."""
+    """Return random p and q after every path of a tree; with `zeros` each gives one token no probability."""
     rng = np.random.default_rng(seed)
-    made: tuple[Table, Table] = ({}, {})
+    both: tuple[Table, Table] = ({}, {})
     for depth in range(DEPTH + 1):
         for path in product(range(size), repeat=depth):
-            for table in made:
+            for table in both:
                 row = rng.dirichlet(np.full(size, 0.7))
                 row[rng.integers(size)] *= not zeros
-                # What a model gives is float32: the walk and the reference begin with the same numbers.
+                # Models return float32, so the library and the reference start from the same rounded numbers.
                 table[path] = np.exp(np.log(np.maximum(row, 1e-30)).astype(np.float32).astype(np.float64))
                 table[path] /= table[path].sum()
-    return made
+    return both
 
 
-def likeliest(q: np.ndarray, count: int) -> tuple[int, ...]:
+def most_likely(q: np.ndarray, count: int) -> tuple[int, ...]:
     return tuple(int(token) for token in np.argsort(-q, kind="stable")[:count])
 
 
 def pairs(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
-    """The likeliest child and a drawn one, everywhere."""
-    return likeliest(q[path], 1), True
+    """The most likely child and a drawn one, everywhere."""
+    return most_likely(q[path], 1), True
 
 
 def triples(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
-    return likeliest(q[path], 2), True
+    return most_likely(q[path], 2), True
 
 
 def drawn_decides(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
-    """How many children a draft gets depends on it: none after an unlikely one, up to three after others."""
+    """The number of children depends on the draft: none after an unlikely one, up to three after others."""
     if not path:
-        return likeliest(q[()], 1), True
+        return most_likely(q[()], 1), True
     count = int(4 * q[()][path[0]])
-    return (likeliest(q[path], count - 1), True) if count else ((), False)
+    return (most_likely(q[path], count - 1), True) if count else ((), False)
 
 
 def sibling_decides(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
-    """What was drawn beside a likely draft decides what is drafted after that."""
+    """The token drawn next to a likely draft decides what is drafted after it."""
     if not path:
-        return likeliest(q[()], 1), True
-    return likeliest(q[path], first % 2), first % 3 != 1
+        return most_likely(q[()], 1), True
+    return most_likely(q[path], first % 2), first % 3 != 1
 
 
 SHAPES: dict[str, Shape] = {shape.__name__: shape for shape in (pairs, triples, drawn_decides, sibling_decides)}
 
 
 def without(q: np.ndarray, tokens: tuple[int, ...]) -> np.ndarray | None:
-    """q without these tokens, normalised; None where nothing is left."""
+    """Return q without these tokens, normalised, or None if nothing is left."""
     rest = q.copy()
     rest[list(tokens)] = 0
     return rest / rest.sum() if rest.sum() > 1e-6 else None
 
 
-# What may come of the drafts after one path: (the token drawn or -1, the token written, the chance of both).
+# Possible results after one path: (the token drawn or -1, the token written, the probability of both).
 Steps = Iterator[tuple[int, int, float]]
 
 
@@ -83,31 +83,31 @@ def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def exact(p: np.ndarray, q: np.ndarray, others: tuple[int, ...], drawn: bool) -> Steps:
-    """The rule: the drawn child is tested with q', then the target draws, perhaps one of the other children."""
+    """The rule: test the drawn child with q', then let the target draw, perhaps one of the other children."""
     rest = without(q, others) if drawn else None
     if rest is None:
         yield from ((-1, token, float(chance)) for token, chance in enumerate(p))
         return
     for y in np.flatnonzero(rest):
-        stands = min(1.0, p[y] / rest[y])
-        yield int(y), int(y), rest[y] * stands
-        if stands < 1:
+        accepted = min(1.0, p[y] / rest[y])
+        yield int(y), int(y), rest[y] * accepted
+        if accepted < 1:
             for token, chance in enumerate(residual(p, rest)):
-                yield int(y), token, rest[y] * (1 - stands) * chance
+                yield int(y), token, rest[y] * (1 - accepted) * chance
 
 
 def outcomes(p: Table, q: Table, shape: Shape, path: Path = (), first: int = -1) -> dict[Path, float]:
-    """The chance of each text that a round can write: accepted drafts, and the token after them."""
+    """Return the probability of each text that a round can write: accepted drafts, and the token after them."""
     others, drawn = shape(q, path, first) if len(path) < DEPTH else ((), False)
-    found: dict[Path, float] = defaultdict(float)
+    texts: dict[Path, float] = defaultdict(float)
     if not others and not drawn:
         return {(*path, token): float(chance) for token, chance in enumerate(p[path])}
     for y, token, chance in exact(p[path], q[path], others, drawn):
         longer = (*path, token)
         if token != y and token not in others:
-            found[longer] += chance
+            texts[longer] += chance
             continue
-        behind = outcomes(p, q, shape, longer, first if path else y)
-        for text, share in behind.items():
-            found[text] += chance * share
-    return found
+        rest = outcomes(p, q, shape, longer, first if path else y)
+        for text, share in rest.items():
+            texts[text] += chance * share
+    return texts

@@ -1,9 +1,7 @@
-"""AMUSD, draft and target running at the same time: each draft equals the draft model's output, and counts add up.
+"""AMUSD runs draft and target at the same time; a draft that fails or is late costs only speed.
 
-Contract: a schedule lets the draft take a step before each look at it, so that nothing asserted depends on the
-machine's load; the slow test of many runs leaves that to chance. A draft that fails, hangs back or is no longer
-wanted costs speed alone, the lane says so, and nothing is left. tests/conformance checks that the text is exact
-for every draft, architecture, batch and sampling.
+A schedule lets the draft take a step before each look at it, so that no test depends on the machine's load, except
+the slow one of many runs. tests/conformance checks that the text is exact.
 """
 
 from __future__ import annotations
@@ -39,27 +37,27 @@ TOKENS = 24
 PAIR = tiny_pair()
 TARGET, DRAFT = PAIR.target, PAIR.draft
 ROWS = prompts(4)
-WARM = SamplingParams(0.9)
-# Of five token ids, whose distributions are known.
-SMALL = ModelPair(distribution.TARGET, distribution.model(1))
+SAMPLED = SamplingParams(0.9)
+# Five token ids, with known distributions.
+FIVE_TOKENS = ModelPair(distribution.TARGET, distribution.model(1))
 
 
 @pytest.fixture(autouse=True)
-def in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are there in every round."""
+def schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts arrive in every round."""
     draft_in_step(monkeypatch)
 
 
 def run(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> Any:
     arguments = {"max_new_tokens": TOKENS} | arguments
-    out = generate(pair, rows, method="amusd", **arguments)
-    assert out.timeline is not None and out.timeline["note"] is None, "the draft was lost"
-    return out
+    output = generate(pair, rows, method="amusd", **arguments)
+    assert output.timeline is not None and output.timeline["note"] is None, "the draft was lost"
+    return output
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, top_k=30)], ids=["greedy", "warm"])
-def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: SamplingParams) -> None:
-    """Would reveal a stale token in the draft's cache, a block of an old epoch, or a wrong q."""
+def test_every_draft_is_the_draft_models_output_for_the_text_before_it(sampling: SamplingParams) -> None:
+    """Finds stale tokens in the draft's cache, drafts of an old epoch and wrong q."""
     written = [list(row) for row in ROWS]
     checked = 0
     for round_ in stream(PAIR, ROWS, method="amusd", max_new_tokens=40, sampling=sampling):
@@ -78,82 +76,87 @@ def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: Samp
     assert checked > 30
 
 
-def test_what_an_epoch_judged_is_judged_again_with_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts behind a refused one are dropped; their positions are judged again, with a new acceptance u."""
-    judged: list[tuple[int, int, int]] = []
-    judge = amusd.verify
+def test_positions_verified_again_get_new_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts after a rejected one are dropped; their positions are verified again, with a new u."""
+    verified: list[tuple[int, int, int]] = []
+    real_verify = amusd.verify
 
-    def watched(logits: Any, drafts: Any, q: Any, counts: Any, keys: Any, *rest: Any, **options: Any) -> Any:
-        for row, at, begin, count in zip(
+    def recorded(logits: Any, drafts: Any, q: Any, counts: Any, keys: Any, *others: Any, **options: Any) -> Any:
+        for row, position, begin, count in zip(
             keys.sequence_ids.tolist(), keys.positions.tolist(), keys.begins.tolist(), counts.tolist(), strict=True
         ):
-            assert begin <= at
-            judged.extend((row, begin, at + i) for i in range(count))
-        return judge(logits, drafts, q, counts, keys, *rest, **options)
+            assert begin <= position
+            verified.extend((row, begin, position + i) for i in range(count))
+        return real_verify(logits, drafts, q, counts, keys, *others, **options)
 
-    monkeypatch.setattr(amusd, "verify", watched)
-    run(sampling=WARM, max_new_tokens=60)
-    assert len(set(judged)) == len(judged)
-    assert len({(row, at) for row, _, at in judged}) < len(judged), "no place came again"
+    monkeypatch.setattr(amusd, "verify", recorded)
+    run(sampling=SAMPLED, max_new_tokens=60)
+    assert len(set(verified)) == len(verified)
+    assert len({(row, position) for row, _, position in verified}) < len(verified), (
+        "no position was verified twice"
+    )
 
 
-def test_what_is_counted() -> None:
-    """`drafted` counts the drafts a verification looked at; all other drafts were thrown away."""
+def test_counts_add_up() -> None:
+    """`drafted` counts the drafts that were verified; the others were thrown away."""
     rounds = list(stream(PAIR, ROWS, method="amusd", max_new_tokens=TOKENS, draft_length=3))
-    assert max(round_.draft_length for round_ in rounds) <= 4  # three that were fed, and one that came late
-    looked_at = sum(len(row.drafted) for round_ in rounds for row in round_.rows)
+    assert (
+        max(round_.draft_length for round_ in rounds) <= 4
+    )  # three that the target was fed, and one that came late
+    verified = sum(len(row.drafted) for round_ in rounds for row in round_.rows)
     drawn, forwards = (sum(getattr(r, name) for r in rounds) for name in ("draft_tokens", "draft_forwards"))
-    # `draft_tokens` includes tokens thrown away; one forward draws a token for each of at most four rows.
-    assert 0 < looked_at <= drawn and forwards <= drawn <= len(ROWS) * forwards
-    out = run(draft_length=3)
-    metrics, line = out.metrics, out.timeline
-    assert line["drafted"] == metrics.drafted + line["thrown_away"]
-    assert metrics.accepted == sum(s.origins.count("accepted") for s in out.sequences)
+    # `draft_tokens` includes the tokens thrown away. A forward draws one token for each of at most four rows.
+    assert 0 < verified <= drawn and forwards <= drawn <= len(ROWS) * forwards
+    output = run(draft_length=3)
+    metrics, timeline = output.metrics, output.timeline
+    assert timeline["drafted"] == metrics.drafted + timeline["thrown_away"]
+    assert metrics.accepted == sum(s.origins.count("accepted") for s in output.sequences)
     assert metrics.target_forwards == 1 + metrics.rounds
-    for spans in (line["target"], line["draft"]):
+    for spans in (timeline["target"], timeline["draft"]):
         assert spans and all(begin <= end for begin, end in spans)
-    assert line["target"] == sorted(line["target"]) and line["rollbacks"] == sorted(line["rollbacks"])
+    assert timeline["target"] == sorted(timeline["target"]) and timeline["rollbacks"] == sorted(
+        timeline["rollbacks"]
+    )
 
 
-def test_fair_slices_are_exclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft does not run while another lane takes a step."""
-    others: list[tuple[float, float]] = []
-    drafting: list[tuple[float, float]] = []
+def test_the_draft_never_runs_during_another_lanes_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    other_lanes: list[tuple[float, float]] = []
+    draft_spans: list[tuple[float, float]] = []
     step, add_draft = Lane.step, Timeline.add_draft
 
-    def stepped(self: Lane) -> Any:
+    def timed_step(self: Lane) -> Any:
         begin = time.perf_counter()
         round_ = step(self)
         if self.method != "amusd":
-            others.append((begin, time.perf_counter()))
+            other_lanes.append((begin, time.perf_counter()))
         return round_
 
-    def drafted(self: Timeline, begin: float, end: float) -> None:
-        drafting.append((begin, end))
+    def timed_add_draft(self: Timeline, begin: float, end: float) -> None:
+        draft_spans.append((begin, end))
         add_draft(self, begin, end)
 
-    monkeypatch.setattr(Lane, "step", stepped)
-    monkeypatch.setattr(Timeline, "add_draft", drafted)
+    monkeypatch.setattr(Lane, "step", timed_step)
+    monkeypatch.setattr(Timeline, "add_draft", timed_add_draft)
     monkeypatch.setattr("bass_core.lanes.lane.SLICE_MS", 5.0)
     lanes = ("regular", "bass", "amusd")
     *_, last = race(PAIR, ROWS, lanes=lanes, max_new_tokens=60)
     rows = [[s["token_ids"] for s in last["lanes"][name]["sequences"]] for name in lanes]
     assert rows[0] == rows[1] == rows[2]
     assert last["lanes"]["amusd"]["timeline"]["note"] is None
-    assert len(drafting) > 20 and len(others) > 20
-    assert not [(a, b) for a in others for b in drafting if a[0] < b[1] and b[0] < a[1]]
+    assert len(draft_spans) > 20 and len(other_lanes) > 20
+    assert not [(a, b) for a in other_lanes for b in draft_spans if a[0] < b[1] and b[0] < a[1]]
 
 
-def test_an_overlapping_race_writes_the_text_and_leaves_the_number_of_threads() -> None:
+def test_an_overlapping_race_writes_the_same_text_and_keeps_the_thread_count() -> None:
     threads = torch.get_num_threads()
     assert min(split_threads()) >= 1
     *_, last = race(PAIR, ROWS, lanes=("regular", "amusd"), scheduling="overlap", max_new_tokens=TOKENS)
-    regular, own = ([s["token_ids"] for s in lane["sequences"]] for lane in last["lanes"].values())
-    assert own == regular and last["lanes"]["amusd"]["timeline"]["note"] is None
+    regular, amusd_rows = ([s["token_ids"] for s in lane["sequences"]] for lane in last["lanes"].values())
+    assert amusd_rows == regular and last["lanes"]["amusd"]["timeline"]["note"] is None
     assert torch.get_num_threads() == threads
 
 
-def test_what_is_refused() -> None:
+def test_amusd_refuses_options_it_cannot_run() -> None:
     for arguments in ({"drafter": "prompt_lookup"}, {"draft_length": 0}, {"verification": "common_stop"}):
         with pytest.raises(RequestError, match="amusd"):
             race(PAIR, ROWS, lanes=("regular", "amusd"), **arguments)
@@ -164,7 +167,7 @@ def test_what_is_refused() -> None:
             generate(PAIR, ROWS[:1], method="amusd", drafter=name)
 
 
-WAYS: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "coupled": {"sampling": SamplingParams(0.8), "verification": "coupled"},
 }
@@ -180,42 +183,42 @@ def nothing_is_left() -> Iterator[None]:
             assert not thread.is_alive()
 
 
-def broken_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the draft's steps raise from this one on."""
-    whole, steps = DraftSession.step, []
+def fail_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the draft fail after `step` steps."""
+    real_step, steps = DraftSession.step, []
 
-    def broken(self: DraftSession) -> Any:
+    def failing_step(self: DraftSession) -> Any:
         steps.append(1)
         if len(steps) > step:
             raise ZeroDivisionError
-        return whole(self)
+        return real_step(self)
 
-    monkeypatch.setattr(DraftSession, "step", broken)
+    monkeypatch.setattr(DraftSession, "step", failing_step)
 
 
-@pytest.mark.parametrize(("way", "step"), [("greedy", 0), ("coupled", 1), ("coupled", 6)])
-def test_a_draft_that_fails_leaves_regular_decoding(way: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it reads the prompts, at its first draft, and later."""
-    broken_from(step, monkeypatch)
-    lane = _lane(PAIR, ROWS, "amusd", Options(**{"max_new_tokens": 40} | WAYS[way]))
+@pytest.mark.parametrize(("case", "step"), [("greedy", 0), ("coupled", 1), ("coupled", 6)])
+def test_a_draft_that_fails_leaves_regular_decoding(case: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails while it reads the prompts, at its first draft, or later."""
+    fail_after(step, monkeypatch)
+    lane = _lane(PAIR, ROWS, "amusd", Options(**{"max_new_tokens": 40} | CASES[case]))
     while not lane.finished:
         lane.step()
-    expected = texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=40, **WAYS[way]))
+    expected = texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=40, **CASES[case]))
     assert texts_of(lane) == expected
     note = lane.timeline.note
     assert "failed (ZeroDivisionError)" in note and "regular decoding" in note
     assert lane_view(lane)["timeline"]["note"] == note and lane.error is None
 
 
-def test_a_draft_that_can_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_cannot_be_created_leaves_regular_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bass_core.decode.overlapped.session.Parts", lambda *_, **__: 1 / 0)
-    out = generate(PAIR, ROWS, method="amusd", max_new_tokens=10)
-    assert "ZeroDivisionError" in out.timeline["note"] and not out.metrics.drafted
-    assert texts_of(out) == texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=10))
+    output = generate(PAIR, ROWS, method="amusd", max_new_tokens=10)
+    assert "ZeroDivisionError" in output.timeline["note"] and not output.metrics.drafted
+    assert texts_of(output) == texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=10))
 
 
-def test_the_draft_of_a_request_that_is_dropped_ends() -> None:
-    """With its generator, and without anything that would close it."""
+def test_the_draft_thread_of_a_dropped_request_ends() -> None:
+    # Nothing closes them: garbage collection must end the thread (`nothing_is_left`).
     rounds = stream(PAIR, ROWS, method="amusd", max_new_tokens=400)
     next(rounds)
     lane = _lane(PAIR, ROWS, "amusd", Options(max_new_tokens=400))
@@ -223,65 +226,68 @@ def test_the_draft_of_a_request_that_is_dropped_ends() -> None:
     del rounds, lane
 
 
-def test_a_pause_waits_for_the_step_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, began, go = DraftSession.step, threading.Event(), threading.Event()
+def test_a_pause_waits_for_the_running_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_step, began, may_end = DraftSession.step, threading.Event(), threading.Event()
 
-    def slow(self: DraftSession) -> Any:
+    def slow_step(self: DraftSession) -> Any:
         began.set()
-        go.wait(60)
-        return whole(self)
+        may_end.wait(60)
+        return real_step(self)
 
     lane = _lane(PAIR, ROWS, "amusd", Options(max_new_tokens=400))
     monkeypatch.undo()
-    monkeypatch.setattr(DraftSession, "step", slow)
+    monkeypatch.setattr(DraftSession, "step", slow_step)
     lane.step()
     assert began.wait(60)
     paused = threading.Thread(target=lane.pause)
     paused.start()
     paused.join(0.2)
     assert paused.is_alive()
-    go.set()
+    may_end.set()
     paused.join(60)
     assert not paused.is_alive()
     lane.end("stopped")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_many_short_runs_with_delays_on_either_side(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of them is stopped early, some are paused between steps, and some lose their draft."""
-    monkeypatch.undo()  # of the schedule: here the delays decide
-    chance = random.Random(5)
-    whole = DraftSession.step
-    expected = texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=40, eos_token_id=None, **WAYS[way]))
+@pytest.mark.parametrize("case", CASES)
+def test_many_short_runs_with_random_delays(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the runs are stopped early, some are paused between steps, and some lose their draft."""
+    monkeypatch.undo()  # the schedule: here the delays decide
+    rng = random.Random(5)
+    real_step = DraftSession.step
+    expected = texts_of(
+        generate(PAIR, ROWS, method="regular", max_new_tokens=40, eos_token_id=None, **CASES[case])
+    )
     for _ in range(60):
-        monkeypatch.setattr(DraftSession, "step", whole)
-        if chance.random() < 0.2:
-            broken_from(chance.randint(0, 12), monkeypatch)
-        monkeypatch.setattr(amusd, "DELAYS", (chance.choice((0, 0.002, 0.006)), chance.choice((0, 0.002, 0.006))))
-        batch, tokens = chance.randint(1, len(ROWS)), chance.randint(1, 40)
-        lead = chance.choice((1, 3, "auto"))
-        asked = {"max_new_tokens": tokens, "draft_length": lead, "eos_token_id": None, **WAYS[way]}
-        lane = _lane(PAIR, ROWS[:batch], "amusd", Options(**asked))
-        stop = chance.randint(1, 12) if chance.random() < 1 / 3 else None
+        monkeypatch.setattr(DraftSession, "step", real_step)
+        if rng.random() < 0.2:
+            fail_after(rng.randint(0, 12), monkeypatch)
+        monkeypatch.setattr(amusd, "DELAYS", (rng.choice((0, 0.002, 0.006)), rng.choice((0, 0.002, 0.006))))
+        batch, tokens = rng.randint(1, len(ROWS)), rng.randint(1, 40)
+        draft_length = rng.choice((1, 3, "auto"))
+        options = {"max_new_tokens": tokens, "draft_length": draft_length, "eos_token_id": None, **CASES[case]}
+        lane = _lane(PAIR, ROWS[:batch], "amusd", Options(**options))
+        stop = rng.randint(1, 12) if rng.random() < 1 / 3 else None
         while not lane.finished:
             if stop is not None and len(lane.sequences[0].token_ids) >= stop:
                 lane.end("stopped")
                 break
-            if chance.random() < 0.1:
+            if rng.random() < 0.1:
                 lane.pause()
             lane.step()
         for sequence, text in zip(lane.sequences, expected, strict=False):
             written = sequence.token_ids
             assert written == text[: len(written)] and (len(written) == tokens or stop is not None)
-        line = lane.timeline
-        assert line.made >= line.looked_at
+        timeline = lane.timeline
+        assert timeline.made >= timeline.looked_at
 
 
 SCRIPT = """
 import torch
 from bass_core import ModelPair, stream
 from bass_core.decode.overlapped.session import DraftSession
+from tests.support.models import prompts, tiny
 torch.set_num_threads(1)
 x, step = torch.ones(3000, 3000), DraftSession.step
 def slow(self):
@@ -299,28 +305,32 @@ print("done")
 
 @pytest.mark.slow
 def test_a_program_may_end_while_a_thread_drafts() -> None:
-    """The program ends while the thread is inside a matrix product, which returns during interpreter shutdown."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-500:]
+    """The thread is inside a matrix product, which returns during interpreter shutdown."""
+    result = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr[-500:]
 
 
 @pytest.mark.parametrize("drafter", ["adaptive", "model"])
-def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
-    """A copied token has q = 1, the others the draft's q. With five token ids, many runs of three repeat."""
+def test_a_repeated_run_of_tokens_is_copied(drafter: str) -> None:
+    """Copied tokens have q = 1, the others the draft's q. With five token ids, many runs of three repeat."""
     rows = torch.randint(0, 5, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
     written = [list(row) for row in rows]
-    points = others = 0
-    for round_ in stream(SMALL, rows, method="amusd", max_new_tokens=20, drafter=drafter, sampling=WARM):
+    copies = others = 0
+    for round_ in stream(FIVE_TOKENS, rows, method="amusd", max_new_tokens=20, drafter=drafter, sampling=SAMPLED):
         for row in round_.rows:
-            before = written[row.sequence]
-            logits = SMALL.draft(torch.tensor([before + row.drafted])).logits[0, len(before) - 1 : -1]
-            own = probabilities(logits, WARM).gather(1, torch.tensor(row.drafted, dtype=torch.long)[:, None])[:, 0]
-            for q, expected in zip(row.q, own.tolist(), strict=True):
+            text = written[row.sequence]
+            logits = FIVE_TOKENS.draft(torch.tensor([text + row.drafted])).logits[0, len(text) - 1 : -1]
+            draft_q = probabilities(logits, SAMPLED).gather(
+                1, torch.tensor(row.drafted, dtype=torch.long)[:, None]
+            )[:, 0]
+            for q, expected in zip(row.q, draft_q.tolist(), strict=True):
                 copied = q == 1 and expected < 0.99
-                points += copied
+                copies += copied
                 others += not copied
                 assert copied or q == pytest.approx(expected, rel=1e-3, abs=1e-6)
-            before += row.tokens
-    assert others and (points > 0) == (drafter == "adaptive")
-    same = {"max_new_tokens": 20, "drafter": drafter}
-    assert texts_of(run(SMALL, rows, **same)) == texts_of(generate(SMALL, rows, method="regular", **same))
+            text += row.tokens
+    assert others and (copies > 0) == (drafter == "adaptive")
+    options = {"max_new_tokens": 20, "drafter": drafter}
+    assert texts_of(run(FIVE_TOKENS, rows, **options)) == texts_of(
+        generate(FIVE_TOKENS, rows, method="regular", **options)
+    )

@@ -1,4 +1,4 @@
-"""The target's side alone: a script decides which drafts arrive, before a step of the target or during it."""
+"""The target's side of AMUSD: a script decides which drafts arrive, and whether before or during a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = reference(TARGET, PROMPT, TOKENS + 4)
 
 
 class ScriptedDraft(DraftThread):
-    """No thread. `arrivals(call, position)`: the drafts that look `call` finds, after `position` new tokens."""
+    """No thread: `arrivals(call, position)` returns the drafts that the call-th look finds at `position`."""
 
     def __init__(self, row: Sequence, arrivals: Callable[[int, int], list[int]]) -> None:
         super().__init__([row])
@@ -39,19 +39,22 @@ class ScriptedDraft(DraftThread):
 
 
 def decode(arrivals: Callable[[int, int], list[int]]) -> tuple[AmusdDecoder, list[int]]:
-    """A finished decoder and the number of drafts each round looked at; checks the cache length every round."""
+    """Decode to the end; return the decoder and the number of drafts verified in each round."""
     row = Sequence(0, 0, PROMPT, TOKENS, frozenset())
     runner = ModelRunner(PAIR.target_step, 1, 96, PAIR.vocab, "pad")
     draft = ScriptedDraft(row, arrivals)
     decoder = AmusdDecoder([row], runner, DecodingParams(SamplingParams()), draft, 4, False, False)
-    drafted, work = [], [0, 0]
+    drafted, forwards_and_tokens = [], [0, 0]
     while not decoder.finished:
         round_ = decoder.step()
         drafted.append(sum(len(record.drafted) for record in round_.rows))
-        work = [work[0] + round_.draft_forwards, work[1] + round_.draft_tokens]
+        forwards_and_tokens = [
+            forwards_and_tokens[0] + round_.draft_forwards,
+            forwards_and_tokens[1] + round_.draft_tokens,
+        ]
         assert decoder.finished or runner.lengths[0] == len(row.tokens) - 1
     assert row.token_ids == TEXT[:TOKENS]
-    assert work == [draft.forwards, draft.drawn], "each forward and each token is in one round"
+    assert forwards_and_tokens == [draft.forwards, draft.drawn], "a forward or token is missing from the rounds"
     return decoder, drafted
 
 
@@ -63,19 +66,19 @@ def wrong(position: int) -> list[int]:
     return [(TEXT[position] + 1) % 90]
 
 
-def test_a_late_draft_that_is_right_stands_and_is_fed_next() -> None:
+def test_a_late_draft_that_is_right_is_accepted_and_fed_next() -> None:
     """One draft arrives before each step of the target, and the next one during it."""
     decoder, drafted = decode(lambda call, at: right(at))
     assert decoder.timeline.rolled_back == 0 and max(drafted) == 2
 
 
 @pytest.mark.parametrize("fed", [1, 3])
-def test_a_late_draft_that_is_wrong_falls(fed: int) -> None:
-    """All drafts that were fed are accepted, so the target's own token goes where the late draft was."""
+def test_a_late_draft_that_is_wrong_is_rejected(fed: int) -> None:
+    """All fed drafts are accepted, so the target's own token replaces the late draft."""
     _, drafted = decode(lambda call, at: wrong(at) if call % 2 else right(at, fed))
     assert max(drafted) > fed
 
 
-def test_a_late_draft_behind_a_wrong_one_is_not_looked_at() -> None:
+def test_a_late_draft_after_a_wrong_one_is_not_verified() -> None:
     _, drafted = decode(lambda call, at: right(at) if call % 2 else wrong(at))
     assert max(drafted) == 1

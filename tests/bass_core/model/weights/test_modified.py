@@ -1,4 +1,4 @@
-"""A model whose modules, hooks or weights differ from its class and config is still the model that runs."""
+"""A model whose modules, hooks or weights were changed runs with these changes."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from bass_core.model.weights.modified import Watch
 from bass_core.model.weights.quantized import quantise_model
 from tests.support.models import prompts, texts_of, tiny, tiny_head
 
-compiled = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
+needs_kernels = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 Change = Callable[[Any, pytest.MonkeyPatch], None]
 
 
-def half(architecture: str = "llama", seed: int = 0) -> Any:
+def bfloat16_model(architecture: str = "llama", seed: int = 0) -> Any:
     return tiny(architecture, seed).to(torch.bfloat16)
 
 
-def of(model: Any) -> Tensor:
-    """The model's own logits [1, S, V] in float32."""
+def logits_of(model: Any) -> Tensor:
+    """Return the model's own logits, float32 [1, S, V]."""
     with torch.no_grad():
         return model(IDS).logits.float()
 
 
-def ours(model: Any) -> Tensor:
-    """The same from what a pair runs."""
+def pair_logits(model: Any) -> Tensor:
+    """Return the logits of the code that a pair runs."""
     step = ModelPair(model).target_step
     return step.forward(ForwardBatch(IDS, [0], eager=True), step.new_cache(1, 8)).logits.float()
 
 
 def texts(pair: ModelPair, **options: Any) -> list[list[int]]:
-    made = generate(pair, prompts(2), max_new_tokens=8, eos_token_id=None, draft_length=2, **options)
-    return texts_of(made)
+    output = generate(pair, prompts(2), max_new_tokens=8, eos_token_id=None, draft_length=2, **options)
+    return texts_of(output)
 
 
 class Doubled(nn.Module):
-    """A module around another one, as an adapter puts it there."""
+    """A module that wraps another one, like an adapter."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def patched_class(model: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def patched_function(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Modules and classes are untouched: only a trial shows it."""
+    """Modules and classes stay as they are, so only a trial detects it."""
     patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda query, key, *rotation: (query, key))
 
 
@@ -144,18 +144,18 @@ def another_epsilon(model: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def edited_config(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Read when the modules were made, and never again: the model does not change."""
+    """The config is read only when the modules are created, so the model does not change."""
     model.config.rms_norm_eps = 100.0
 
 
 def one_bias(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Packed queries, keys and values take their biases from the first of them."""
+    """A packed layer would take the biases of queries, keys and values from the first of the three."""
     projection = model.model.layers[0].self_attn.v_proj
     projection.bias = nn.Parameter(torch.full((projection.out_features,), 5.0, dtype=torch.bfloat16))
 
 
 def layers_swapped(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Their indices say that they are in another order."""
+    """Swap the layers' indices, not the layers."""
     first, second = model.model.layers
     first.self_attn.layer_idx, second.self_attn.layer_idx = 1, 0
 
@@ -180,27 +180,27 @@ CHANGES = {
 }
 
 
-@compiled
+@needs_kernels
 @pytest.mark.parametrize("reason", CHANGES)
-def test_a_changed_model_runs_by_its_own_code(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = half()
-    before = of(model)
+def test_a_changed_model_runs_its_own_code(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = bfloat16_model()
+    before = logits_of(model)
     CHANGES[reason](model, monkeypatch)
-    wanted = of(model)
+    expected = logits_of(model)
     if CHANGES[reason] not in (edited_config, layers_swapped):
-        assert (wanted - before).norm() > 0.15 * before.norm(), "the change is too small to be seen"
+        assert (expected - before).norm() > 0.15 * before.norm(), "the change is too small to be seen"
     pair = ModelPair(model)
     assert type(pair.target_step) is CausalModel
     assert pair.computed_by == f"transformers' own model ({reason})" and reason in repr(pair)
-    assert (ours(model) - wanted).norm() < 0.05 * wanted.norm()
+    assert (pair_logits(model) - expected).norm() < 0.05 * expected.norm()
 
 
-@compiled
+@needs_kernels
 @pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_an_unchanged_model_runs_by_our_kernels(architecture: str, quantised: bool) -> None:
-    """Also one that returned hidden states, for which transformers leaves hooks, and one that was in training."""
-    model = half(architecture)
+def test_an_unchanged_model_runs_our_kernels(architecture: str, quantised: bool) -> None:
+    """Also after it returned hidden states, for which transformers leaves hooks, and after training."""
+    model = bfloat16_model(architecture)
     model(IDS, output_hidden_states=True)
     model.train()
     model.gradient_checkpointing_enable()
@@ -211,7 +211,7 @@ def test_an_unchanged_model_runs_by_our_kernels(architecture: str, quantised: bo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ends_without_a_weight(dtype: torch.dtype) -> None:
+def test_embeddings_and_output_layers_may_be_modules_without_a_weight(dtype: torch.dtype) -> None:
     for change in ("embedding", "head"):
         model: Any = tiny("llama").to(dtype)
         before = texts(ModelPair(model))
@@ -220,7 +220,7 @@ def test_ends_without_a_weight(dtype: torch.dtype) -> None:
             model.model.layers[0].input_layernorm = nn.Identity()
         else:
             model.lm_head = nn.Sequential(model.lm_head, nn.ReLU(), nn.Linear(96, 96, dtype=dtype))
-        assert (ours(model) - of(model)).norm() < 0.05 * of(model).norm()
+        assert (pair_logits(model) - logits_of(model)).norm() < 0.05 * logits_of(model).norm()
         if dtype == torch.float32:
             pair = ModelPair(model)
             assert texts(pair) == texts(pair, method="transformers") != before
@@ -228,61 +228,61 @@ def test_ends_without_a_weight(dtype: torch.dtype) -> None:
             tiny_head(model)
 
 
-@compiled
-def test_a_qwen3_with_a_hook_on_a_head_norm() -> None:
-    model = half("qwen3")
+@needs_kernels
+def test_a_hook_on_a_head_norm_of_qwen3_is_kept() -> None:
+    model = bfloat16_model("qwen3")
     assert isinstance(model.model.layers[0].self_attn.q_norm, modeling_qwen3.Qwen3RMSNorm)
     model.model.layers[0].self_attn.q_norm.register_forward_hook(lambda module, args, out: 4 * out)
-    assert (ours(model) - of(model)).norm() < 0.05 * of(model).norm()
+    assert (pair_logits(model) - logits_of(model)).norm() < 0.05 * logits_of(model).norm()
 
 
-@compiled
-def test_a_class_of_the_same_name_is_another_class() -> None:
+@needs_kernels
+def test_a_subclass_of_the_same_name_runs_its_own_code() -> None:
     class LlamaForCausalLM(modeling_llama.LlamaForCausalLM):
-        def forward(self, *given: Any, **others: Any) -> Any:
-            out = super().forward(*given, **others)
+        def forward(self, *args: Any, **others: Any) -> Any:
+            out = super().forward(*args, **others)
             out.logits = -out.logits
             return out
 
-    model = half()
+    model = bfloat16_model()
     model.__class__ = LlamaForCausalLM
-    assert (ours(model) - of(model)).norm() < 0.05 * of(model).norm()
+    assert (pair_logits(model) - logits_of(model)).norm() < 0.05 * logits_of(model).norm()
 
 
-@compiled
+@needs_kernels
 def test_a_hook_on_a_linear_layer_of_any_16_bit_model_is_kept() -> None:
-    model = half("gpt_neox")
+    model = bfloat16_model("gpt_neox")
     model.gpt_neox.layers[0].mlp.dense_4h_to_h.register_forward_hook(lambda module, args, out: -3 * out)
-    assert (ours(model) - of(model)).norm() < 0.05 * of(model).norm()
+    assert (pair_logits(model) - logits_of(model)).norm() < 0.05 * logits_of(model).norm()
 
 
-@compiled
+@needs_kernels
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_patched_linear_class_and_a_hook_for_all_modules_of_any_16_bit_model_are_kept(
+def test_patches_of_nn_linear_and_hooks_for_all_modules_are_kept(
     everywhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = half()
+    target = bfloat16_model()
     head = tiny_head(target).to(torch.bfloat16)
-    model, forward = half("gpt_neox"), nn.Linear.forward
+    model, forward = bfloat16_model("gpt_neox"), nn.Linear.forward
     if everywhere:
         hook = lambda module, args, out: -3 * out if isinstance(module, nn.Linear) else None  # noqa: E731
         monkeypatch.setitem(nn.modules.module._global_forward_hooks, 10**9, hook)
     else:
         monkeypatch.setattr(nn.Linear, "forward", lambda self, x: -3 * forward(self, x))
-    assert (ours(model) - of(model)).norm() < 0.05 * of(model).norm()
+    assert (pair_logits(model) - logits_of(model)).norm() < 0.05 * logits_of(model).norm()
     head.pack()
     assert type(head.layer("fuse")) is nn.Linear
 
 
-def test_folders_of_packages_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_folders_are_recognised_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modified, "os", SimpleNamespace(path=ntpath))
     folder = modified._folder(r"C:\Python\site-packages\torch\__init__.py")
     assert r"C:\Python\site-packages\torch\nn\modules\linear.py".startswith(folder)
     assert not r"C:\Python\site-packages\torchvision\ops\misc.py".startswith(folder)
 
 
-def test_attention_of_the_users_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """We put our attention in its place, which the trial sees in float32 as well."""
+def test_a_users_attention_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our attention would replace it; the trial detects that in float32 too."""
     from transformers import AttentionInterface
 
     def upside_down(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> Any:
@@ -296,7 +296,7 @@ def test_attention_of_the_users_own_is_refused(monkeypatch: pytest.MonkeyPatch) 
         ModelPair(model)
 
 
-def test_a_joined_model_with_a_hook_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_model_with_joined_weights_runs_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "is_accelerator", lambda device: True)
     monkeypatch.setattr(select.llama_cuda, "has_room", lambda model: True)
     model = tiny("llama")
@@ -305,10 +305,10 @@ def test_a_joined_model_with_a_hook_is_left_alone(monkeypatch: pytest.MonkeyPatc
         with pytest.MonkeyPatch.context() as patch:
             change(model, patch) if change is hooked else change(patch)
             assert type(ModelPair(model).target_step) is CausalModel
-            torch.testing.assert_close(ours(model), of(model), atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(pair_logits(model), logits_of(model), atol=1e-3, rtol=1e-3)
 
 
-def test_an_object_that_hooks_a_model_is_the_users_own() -> None:
+def test_a_hook_that_is_an_object_is_not_copied() -> None:
     class Steering:
         strength = 0.0
 
@@ -331,14 +331,14 @@ def load_state_dict(model: Any) -> None:
 
 
 def through_data(model: Any) -> None:
-    """torch counts no change of a tensor that is made through `.data`."""
-    for own, new in zip(model.parameters(), renewed(model).parameters(), strict=True):
-        own.data.copy_(new)
+    """torch does not count changes made through `.data` as changes of the tensor."""
+    for parameter, new in zip(model.parameters(), renewed(model).parameters(), strict=True):
+        parameter.data.copy_(new)
 
 
 def other_data(model: Any) -> None:
-    for own, new in zip(model.parameters(), renewed(model).parameters(), strict=True):
-        own.data = new.data
+    for parameter, new in zip(model.parameters(), renewed(model).parameters(), strict=True):
+        parameter.data = new.data
 
 
 def other_parameters(model: Any) -> None:
@@ -370,7 +370,7 @@ def late_rotation(model: Any) -> None:
 
 
 def replaced_hook(model: Any) -> None:
-    """As many hooks as before."""
+    """The number of hooks stays the same."""
     removed_hook(model)
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: -2 * out)
 
@@ -389,7 +389,7 @@ LATER = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("change", LATER)
-def test_a_model_that_changes_after_it_was_paired(
+def test_changes_after_pairing_take_effect_at_the_next_call(
     change: Callable[[Any], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nn.modules.module, "_global_forward_hooks", OrderedDict())
@@ -404,7 +404,7 @@ def test_a_model_that_changes_after_it_was_paired(
 
 
 def logits_of_draft(pair: ModelPair) -> Tensor:
-    """Of a draft head's body and of the layers before it, for tokens and states that are always the same."""
+    """Return the logits of a draft head, including its input layers, for fixed tokens and states."""
     head, step = pair.draft, pair.draft_step
     assert head is not None and step is not None
     states = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
@@ -424,14 +424,14 @@ def test_a_head_follows_its_own_weights_and_its_targets(dtype: torch.dtype) -> N
         before = logits_of_draft(pair)
         change()
         pair.refresh()
-        again = tiny_head(target).to(dtype)
-        again.load_state_dict(pair.draft.own_weights(), strict=False)
-        wanted = logits_of_draft(ModelPair(target, again))
-        assert torch.equal(logits_of_draft(pair), wanted) and not torch.equal(wanted, before)
+        same_head = tiny_head(target).to(dtype)
+        same_head.load_state_dict(pair.draft.own_weights(), strict=False)
+        expected = logits_of_draft(ModelPair(target, same_head))
+        assert torch.equal(logits_of_draft(pair), expected) and not torch.equal(expected, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_head_that_was_made_in_inference_mode_follows_its_target(dtype: torch.dtype) -> None:
+def test_a_head_created_in_inference_mode_follows_its_target(dtype: torch.dtype) -> None:
     target = tiny("llama").to(dtype)
     with torch.inference_mode():
         head = tiny_head(target).to(dtype)
@@ -441,7 +441,7 @@ def test_a_head_that_was_made_in_inference_mode_follows_its_target(dtype: torch.
     load_state_dict(target)
     pair.refresh()
     assert torch.equal(head.body.lm_head.weight, target.lm_head.weight[head.vocabulary])
-    assert torch.equal(rows, before), "a lane that is running reads these"
+    assert torch.equal(rows, before), "a running lane reads these rows"
 
 
 def test_a_head_follows_a_target_of_another_vocabulary() -> None:
@@ -458,15 +458,15 @@ def test_a_head_follows_a_target_of_another_vocabulary() -> None:
             texts(pair)
 
 
-@compiled
+@needs_kernels
 @pytest.mark.parametrize("reads_layers", [(), (0,)])
-def test_a_refresh_leaves_a_running_lane_the_layers_that_it_began_with(reads_layers: tuple[int, ...]) -> None:
-    """Of which the next lane has other forms: a layer with a hook is not packed."""
-    target = half()
+def test_a_running_lane_keeps_its_layers_during_a_refresh(reads_layers: tuple[int, ...]) -> None:
+    """The next lane has others, because a layer with a hook is not packed."""
+    target = bfloat16_model()
     head = tiny_head(target, reads_layers=reads_layers).to(torch.bfloat16)
     pair = ModelPair(target, head)
     options: Any = {"max_new_tokens": 24, "eos_token_id": None, "draft_length": 2}
-    wanted = texts_of(generate(pair, prompts(2), method="regular", **options))
+    expected = texts_of(generate(pair, prompts(2), method="regular", **options))
     assert head.compiled_inputs is not None
     steps = stream(pair, prompts(2), **options)
     written = [row.tokens for row in next(steps).rows]
@@ -475,12 +475,12 @@ def test_a_refresh_leaves_a_running_lane_the_layers_that_it_began_with(reads_lay
     assert head.compiled_inputs is None
     for row in (row for round_ in steps for row in round_.rows):
         written[row.sequence] += row.tokens
-    assert written == wanted
+    assert written == expected
 
 
-@compiled
+@needs_kernels
 def test_a_hook_on_a_heads_layer_is_kept() -> None:
-    target = half()
+    target = bfloat16_model()
     head = tiny_head(target).to(torch.bfloat16)
     plain = logits_of_draft(ModelPair(target, head))
     head.fuse.register_forward_hook(lambda module, args, out: -out)
@@ -495,7 +495,7 @@ def test_a_hook_on_a_heads_layer_is_kept() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_calls_change_nothing(architecture: str, dtype: torch.dtype) -> None:
+def test_calls_do_not_count_as_changes(architecture: str, dtype: torch.dtype) -> None:
     model = tiny(architecture).to(dtype)
     pair = ModelPair(model, model)
     steps = pair.target_step, pair.draft_step
@@ -506,7 +506,7 @@ def test_calls_change_nothing(architecture: str, dtype: torch.dtype) -> None:
     assert (pair.target_step, pair.draft_step) == steps
 
 
-def test_a_pair_can_be_copied_and_its_copy_follows_its_own_model() -> None:
+def test_the_copy_of_a_pair_follows_its_own_model() -> None:
     pair = ModelPair(tiny("llama"))
     other = pickle.loads(pickle.dumps(pair))
     before = texts(pair)
@@ -525,11 +525,11 @@ def test_models_that_no_longer_fit_are_refused() -> None:
 
 
 def test_a_change_during_a_refresh_takes_effect_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, changes = half(), [load_state_dict]
+    model, changes = bfloat16_model(), [load_state_dict]
     pair = ModelPair(model)
 
-    def select_and_change(*given: Any) -> CausalModel:
-        step = select.select_model(*given)
+    def select_and_change(*args: Any) -> CausalModel:
+        step = select.select_model(*args)
         if changes:
             changes.pop()(model)
         return step
@@ -541,8 +541,8 @@ def test_a_change_during_a_refresh_takes_effect_at_the_next_call(monkeypatch: py
     assert not changes and after == texts(ModelPair(model))
 
 
-def test_a_refresh_of_one_pair_does_not_wait_for_another_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first is packed, which the second's refresh ends."""
+def test_refreshes_of_two_pairs_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first refresh waits here until the second is done."""
     first, second = ModelPair(tiny("llama")), ModelPair(tiny("llama", seed=1))
     done = threading.Event()
 
@@ -550,11 +550,11 @@ def test_a_refresh_of_one_pair_does_not_wait_for_another_ones(monkeypatch: pytes
         second.refresh()
         done.set()
 
-    def select_meanwhile(*given: Any) -> CausalModel:
+    def select_meanwhile(*args: Any) -> CausalModel:
         thread = threading.Thread(target=refresh, daemon=True)
         thread.start()
         assert done.wait(60)
-        return select.select_model(*given)
+        return select.select_model(*args)
 
     monkeypatch.setattr("bass_core.model.pair.select_model", select_meanwhile)
     late_hook(first.target)
@@ -562,7 +562,7 @@ def test_a_refresh_of_one_pair_does_not_wait_for_another_ones(monkeypatch: pytes
 
 
 def test_a_refresh_does_not_try_a_capture_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check would make waits in the threads of other lanes raise."""
+    """The check would let synchronisations in other lanes' threads raise."""
     model, tried = tiny("llama"), []
     monkeypatch.setattr(select, "mark_capturable", tried.append)
     pair = ModelPair(model, model)
@@ -574,16 +574,16 @@ def test_a_refresh_does_not_try_a_capture_again(monkeypatch: pytest.MonkeyPatch)
     assert pair.draft_step is not None and pair.draft_step.capturable
 
 
-@compiled
-def test_a_model_that_another_class_runs_after_a_refresh_is_not_captured() -> None:
-    pair = ModelPair(half())
+@needs_kernels
+def test_a_model_that_changes_class_in_a_refresh_is_not_captured() -> None:
+    pair = ModelPair(bfloat16_model())
     assert pair.target_step.capturable
     late_hook(pair.target)
     pair.refresh()
     assert type(pair.target_step) is CausalModel and not pair.target_step.capturable
 
 
-def test_a_watch_keeps_no_memory_of_weights_that_were_replaced() -> None:
+def test_a_watch_does_not_keep_replaced_weights_alive() -> None:
     weight = (model := tiny("llama")).lm_head.weight
     numbers = weight.detach().numpy().copy()
     weight.data, memory = torch.from_numpy(numbers), weakref.ref(numbers)
@@ -594,7 +594,7 @@ def test_a_watch_keeps_no_memory_of_weights_that_were_replaced() -> None:
     assert memory() is None and watch.changed()
 
 
-def test_a_watch_of_weights_that_nobody_copied_ignores_their_numbers() -> None:
+def test_a_watch_without_numbers_ignores_new_values() -> None:
     model = tiny("llama")
     watch = Watch(model, numbers=False)
     load_state_dict(model)

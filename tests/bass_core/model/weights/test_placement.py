@@ -1,7 +1,6 @@
-"""Contract: `load_pair(device_map=...)` spreads a target by accelerate, here over the host and its disk.
+"""`load_pair(device_map=...)` spreads a target with accelerate, here over memory and disk.
 
-Layers that wait on the disk are the CPU's kind of a split target; tests/devices/test_split.py has two devices that
-compute.
+tests/devices/test_split.py splits it over two devices that compute.
 """
 
 from __future__ import annotations
@@ -28,31 +27,33 @@ MAP = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    made = tmp_path_factory.mktemp("split")
-    tiny("llama").save_pretrained(made / "target")
-    tiny("llama", seed=1, layers=1).save_pretrained(made / "draft")
-    return str(made)
+    root = tmp_path_factory.mktemp("split")
+    tiny("llama").save_pretrained(root / "target")
+    tiny("llama", seed=1, layers=1).save_pretrained(root / "draft")
+    return str(root)
 
 
-def waiting(model: PreTrainedModel) -> list[str]:
-    return [name for name, one in model.named_parameters() if one.device.type == "meta"]
+def weights_on_disk(model: PreTrainedModel) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
 
 
-def test_layers_that_wait_on_the_disk_write_the_same_text(folder: str) -> None:
-    given: dict[str, Any] = {"draft": f"{folder}/draft", "dtype": "float32"}
-    whole = load_pair(f"{folder}/target", device="cpu", **given)
-    split = load_pair(f"{folder}/target", device_map=MAP, **given)
+def test_a_target_partly_on_disk_writes_the_same_text(folder: str) -> None:
+    options: dict[str, Any] = {"draft": f"{folder}/draft", "dtype": "float32"}
+    whole = load_pair(f"{folder}/target", device="cpu", **options)
+    split = load_pair(f"{folder}/target", device_map=MAP, **options)
     assert split.places == ("cpu", "disk") and str(split.device) == "cpu" and whole.places == ("cpu",)
     assert type(split.target_step) is CausalModel and not split.target_step.capturable
     for method in ("regular", "speculative", "bass"):
-        one, other = (texts_of(generate(pair, ROWS, method=method, **TEXT)) for pair in (whole, split))
-        assert one == other
-    # Neither the model nor its copies have kept what they read.
-    assert {name.split(".")[0] for name in waiting(split.target)} == {"model", "lm_head"}
+        whole_texts, split_texts = (
+            texts_of(generate(pair, ROWS, method=method, **TEXT)) for pair in (whole, split)
+        )
+        assert whole_texts == split_texts
+    # Neither the model nor its copies have kept the weights read from disk.
+    assert {name.split(".")[0] for name in weights_on_disk(split.target)} == {"model", "lm_head"}
 
 
-def test_lanes_that_overlap_do_not_take_each_others_weights(folder: str) -> None:
-    """Layers are fetched for one forward and let go behind it."""
+def test_overlapping_lanes_do_not_drop_each_others_weights(folder: str) -> None:
+    """Layers are read for one forward and dropped after it."""
     pair = load_pair(f"{folder}/target", draft=f"{folder}/draft", device_map=MAP, dtype="float32")
     *_, fair = race(pair, ROWS, **TEXT)
     for _ in range(2):
@@ -60,18 +61,18 @@ def test_lanes_that_overlap_do_not_take_each_others_weights(folder: str) -> None
         for name, lane in last["lanes"].items():
             assert lane["error"] is None
             rows = zip(lane["sequences"], fair["lanes"][name]["sequences"], strict=True)
-            assert all(one["token_ids"] == other["token_ids"] for one, other in rows)
+            assert all(sequence["token_ids"] == other["token_ids"] for sequence, other in rows)
 
 
-def test_a_target_that_is_on_disk_alone_is_split(folder: str) -> None:
+def test_a_target_entirely_on_disk_is_split(folder: str) -> None:
     pair = load_pair(f"{folder}/target", device_map={"": "disk"}, dtype="float32")
     plain = load_pair(f"{folder}/target", device="cpu", dtype="float32")
     assert pair.places == ("disk",) and str(pair.device) == "cpu"
-    one, other = (texts_of(generate(two, ROWS, **TEXT)) for two in (pair, plain))
-    assert one == other
+    split_texts, plain_texts = (texts_of(generate(each, ROWS, **TEXT)) for each in (pair, plain))
+    assert split_texts == plain_texts
 
 
-def test_what_can_not_be_spread_is_one_sentence(folder: str) -> None:
+def test_invalid_device_maps_are_refused_in_one_sentence(folder: str) -> None:
     nowhere = [(PairError, {"device_map": {"": place}}, "") for place in (None, "nowhere", "cuda:99")]
     refused: list[tuple[type[Exception], dict[str, Any], str]] = [
         *nowhere,
@@ -83,18 +84,18 @@ def test_what_can_not_be_spread_is_one_sentence(folder: str) -> None:
         ),
         (RequestError, {"device_map": "auto", "dtype": "int8"}, "int8 weights can't be spread over devices: "),
     ]
-    for kind, asked, says in refused:
+    for kind, options, message in refused:
         with pytest.raises(kind) as refusal:
-            load_pair(f"{folder}/target", **asked)
-        assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
+            load_pair(f"{folder}/target", **options)
+        assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
 
 
 def test_a_target_that_fits_one_device_is_not_split(folder: str) -> None:
     pair = load_pair(f"{folder}/target", device_map="auto", dtype="float32")
-    assert len(pair.places) == 1 and not waiting(pair.target)
+    assert len(pair.places) == 1 and not weights_on_disk(pair.target)
 
 
-def test_a_head_is_refused_and_a_pairs_own_one_left_out(
+def test_a_head_given_for_a_split_target_is_refused_and_an_entrys_is_left_out(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny_head(tiny("llama")).save(tmp_path)

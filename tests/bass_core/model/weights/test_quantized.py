@@ -1,7 +1,6 @@
-"""Weights of four and eight bits on a CPU: what holds them, what they cost, and that every method writes one text.
+"""Weights of four and eight bits on a CPU: their layers, their sizes, and the same text by every method.
 
-Contract: activations are float32 here, so that texts are equal bit for bit on any CPU. Weights that another
-package quantised run the model's own code.
+Activations are float32 here, so that texts are equal on any CPU.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ from tests.support.models import prompts, reference, texts_of, tiny
 from tests.support.schedule import draft_in_step
 
 ROWS = prompts(3)
-
-
-OTHERS = ("qwen3", "opt", "gpt_neox", "gemma3")
+OTHER_ARCHITECTURES = ("qwen3", "opt", "gpt_neox", "gemma3")
 
 
 def quantised(architecture: str, name: str, tied: bool = False) -> Any:
@@ -48,31 +45,31 @@ def quantised(architecture: str, name: str, tied: bool = False) -> Any:
 
 
 @pytest.mark.parametrize(
-    "architecture", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+    "architecture", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_ARCHITECTURES)]
 )
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_every_method_writes_what_the_models_own_forward_says(architecture: str, name: str) -> None:
+def test_every_method_writes_the_text_of_the_models_own_forward(architecture: str, name: str) -> None:
     model = quantised(architecture, name)
     pair = ModelPair(model, quantised(architecture, "int8"))
     expected = [reference(model, row, 12) for row in ROWS]
     assert expected != [reference(tiny(architecture), row, 12) for row in ROWS] or name == "int8"
     for method in ("regular", "speculative", "bass"):
-        out = generate(pair, ROWS, method=method, max_new_tokens=12, eos_token_id=None)
-        assert texts_of(out) == expected, method
+        output = generate(pair, ROWS, method=method, max_new_tokens=12, eos_token_id=None)
+        assert texts_of(output) == expected, method
 
 
 def test_amusd_drafts_with_a_quantised_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     draft_in_step(monkeypatch)
     model = quantised("llama", "int4")
     pair = ModelPair(model, quantised("llama", "int8"))
-    out = generate(pair, ROWS, method="amusd", max_new_tokens=12, eos_token_id=None)
-    assert out.timeline is not None and out.timeline["note"] is None and out.metrics.drafted > 0
-    assert texts_of(out) == [reference(model, row, 12) for row in ROWS]
+    output = generate(pair, ROWS, method="amusd", max_new_tokens=12, eos_token_id=None)
+    assert output.timeline is not None and output.timeline["note"] is None and output.metrics.drafted > 0
+    assert texts_of(output) == [reference(model, row, 12) for row in ROWS]
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_layers_and_embedding_are_replaced_and_counted(name: str, tied: bool) -> None:
+def test_layers_and_embeddings_are_replaced_and_their_bytes_counted(name: str, tied: bool) -> None:
     plain = tiny("llama")
     linears = [module for module in plain.modules() if isinstance(module, nn.Linear)]
     model = quantised("llama", name, tied)
@@ -81,9 +78,9 @@ def test_layers_and_embedding_are_replaced_and_counted(name: str, tied: bool) ->
     assert type(head) is QuantizedLinear and type(table) is QuantizedEmbedding
     assert (weight_of(head) is weight_of(table)) == tied
     kinds = {module.quantized.kind for module in model.model.modules() if isinstance(module, QuantizedLinear)}
-    ends = "int8" if name == "int8" else "q8_0"
+    end_kind = "int8" if name == "int8" else "q8_0"
     assert kinds == {"int8" if name == "int8" else "q4_1"} and {weight_of(head).kind, weight_of(table).kind} == {
-        ends
+        end_kind
     }
     assert (head.in_features, head.out_features, head.weight.dtype) == (64, 96, torch.float32)
     torch.testing.assert_close(head(torch.eye(64)).T, head.weight)
@@ -99,7 +96,7 @@ def test_layers_and_embedding_are_replaced_and_counted(name: str, tied: bool) ->
     )
 
 
-def test_nothing_of_the_plain_weights_is_kept() -> None:
+def test_the_plain_weights_are_freed() -> None:
     model = tiny("llama")
     matrices = [weakref.ref(weight) for weight in model.parameters() if weight.dim() > 1]
     quantise_model(model, "int4")
@@ -111,7 +108,7 @@ def test_nothing_of_the_plain_weights_is_kept() -> None:
     assert ours is not theirs and ours.quantized is theirs.quantized
 
 
-def test_weights_that_are_there_already_are_taken() -> None:
+def test_given_quantised_weights_are_used() -> None:
     model = tiny("llama")
     ready = quantise_q8_0(torch.randn(64, 64))
     quantise_model(model, "int4", {"model.layers.1.self_attn.q_proj": ready})
@@ -122,7 +119,7 @@ def test_weights_that_are_there_already_are_taken() -> None:
         quantise_model(tiny("llama"), "int4", {"model.layers.1.self_attn.q_proj": wrong})
 
 
-def test_biases_positions_and_embeddings_with_code_of_their_own_stay() -> None:
+def test_biases_positions_and_embeddings_of_other_classes_are_not_quantised() -> None:
     before, after = tiny("opt"), quantised("opt", "int4")
     layer = after.model.decoder.layers[0].fc1
     assert layer.bias is not None and torch.equal(layer.bias, before.model.decoder.layers[0].fc1.bias)
@@ -131,11 +128,13 @@ def test_biases_positions_and_embeddings_with_code_of_their_own_stay() -> None:
     assert isinstance(gemma.get_input_embeddings(), nn.Embedding) and is_quantized(gemma)
     table = gemma.get_input_embeddings().weight
     others = [weight.nbytes for weight in gemma.parameters() if weight is not table]
-    held_bytes = [module.quantized.nbytes for module in gemma.modules() if isinstance(module, QuantizedLinear)]
-    assert ModelPair(gemma).target_step.cost.weight_bytes == sum(others) + sum(held_bytes)
+    quantised_bytes = [
+        module.quantized.nbytes for module in gemma.modules() if isinstance(module, QuantizedLinear)
+    ]
+    assert ModelPair(gemma).target_step.cost.weight_bytes == sum(others) + sum(quantised_bytes)
 
 
-def test_what_cannot_be_quantised_is_refused_with_what_to_choose() -> None:
+def test_models_that_cannot_be_quantised_are_refused_with_a_choice() -> None:
     with pytest.raises(PairError, match=r"^GPT2LMHeadModel .*int8.*c_attn is a Conv1D.*: choose bfloat16\.$"):
         quantise_model(tiny("gpt2"), "int8")
     model = tiny("llama")
@@ -145,26 +144,26 @@ def test_what_cannot_be_quantised_is_refused_with_what_to_choose() -> None:
     quantise_model(model, "int8")
 
 
-def test_names_and_costs_tell_the_forms_apart() -> None:
+def test_names_and_costs_distinguish_the_quantisations() -> None:
     pairs = [ModelPair(model) for model in (tiny("llama"), quantised("llama", "int8"), quantised("llama", "int4"))]
     assert [pair.weight_dtype for pair in pairs] == ["float32", "int8", "int4"]
     assert all(pair.dtype == torch.float32 and pair.weight_dtype in repr(pair) for pair in pairs)
-    # Two of the pairs run in the same class: only the weights tell them apart.
+    # Two of the pairs run in the same class and differ only in their weights.
     assert len({costs_path(pair, DRAFTERS["prompt_lookup"], "pad", SamplingParams()) for pair in pairs}) == 3
 
 
-class Bytes(Tensor):
-    """Another package's int8 tensor: values and a scale per row, which a linear layer dequantizes."""
+class ForeignInt8(Tensor):
+    """Another package's int8 tensor: values and a scale per row, which a linear layer dequantises."""
 
     qdata: Tensor
     scale: Tensor
 
     @staticmethod
-    def __new__(cls, weight: Tensor) -> Bytes:
-        made: Bytes = Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
-        made.scale = weight.detach().abs().amax(1, keepdim=True) / 127
-        made.qdata = (weight.detach() / made.scale).round().to(torch.int8)
-        return made
+    def __new__(cls, weight: Tensor) -> ForeignInt8:
+        tensor: ForeignInt8 = Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+        tensor.scale = weight.detach().abs().amax(1, keepdim=True) / 127
+        tensor.qdata = (weight.detach() / tensor.scale).round().to(torch.int8)
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, values: Any, options: Any = None) -> Any:
@@ -179,18 +178,18 @@ class Bytes(Tensor):
         return super().__torch_function__(function, types, values, options or {})
 
 
-def test_those_of_another_package_run_the_models_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on an accelerator, whose own forward would join plain weights."""
+def test_weights_quantised_by_another_package_run_the_models_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on an accelerator, where our forward would join plain weights."""
     model = tiny("llama")
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
-            layer.weight = nn.Parameter(Bytes(layer.weight), requires_grad=False)
+            layer.weight = nn.Parameter(ForeignInt8(layer.weight), requires_grad=False)
     pair, rows = ModelPair(model), prompts(2)
     assert type(pair.target_step) is CausalModel and pair.weight_dtype == "int8"
     assert pair.target_step.cost.weight_bytes < ModelPair(tiny("llama")).target_step.cost.weight_bytes / 2
     for method in ("regular", "bass"):
-        out = generate(pair, rows, method=method, max_new_tokens=8, eos_token_id=None)
-        assert texts_of(out) == [reference(model, row, 8) for row in rows]
+        output = generate(pair, rows, method=method, max_new_tokens=8, eos_token_id=None)
+        assert texts_of(output) == [reference(model, row, 8) for row in rows]
     monkeypatch.setattr(select, "is_accelerator", lambda device: True)
     monkeypatch.setattr(select.llama_cuda, "has_room", lambda model: True)
     assert type(ModelPair(model).target_step) is CausalModel
