@@ -90,8 +90,8 @@ def read_bandwidth(most: int = MOST_BYTES) -> float | None:
 def product_flops(dtype: torch.dtype) -> float:
     """Return the FLOP/s of a large product in this dtype, or in float32 if that is faster.
 
-    On a CPU without products of a dtype, torch's take up to a hundred times as long as float32's (measured for
-    float16), and a model widens its weights instead.
+    If the CPU has no instructions for products in this dtype, torch takes up to a hundred times as long as in
+    float32 (measured for float16). A model then converts its weights to float32 instead.
     """
     return max(flops_of(candidate) for candidate in {dtype, torch.float32})
 

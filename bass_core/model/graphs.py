@@ -6,8 +6,8 @@ costs one launch and no round trip to the host. A batch is padded to the next po
 For example, 5 rows of 4 tokens replay the graph for 8 rows of 4, if the cache has 8 rows.
 
 When a runner is dropped, its cache and graphs are kept for the next request. A model that can't be captured runs
-eagerly, with one warning. Prefill is never captured, because a prompt is read once and its chunks have any width.
-machine/capture.py does the capturing.
+eagerly, with one warning. Prefill is never captured, because a prompt is read only once and the width of its
+chunks varies. machine/capture.py does the capturing.
 """
 
 from __future__ import annotations

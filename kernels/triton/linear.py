@@ -1,10 +1,10 @@
 """Products of a few rows with a large weight, fused with the norm, gate and residual around them.
 
 `linear` computes y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K], gates
-above ups; act is then silu(gate) * up). With so few rows, reading W takes all the time. Norm, gate and sum are
-fused in, so a layer takes four such launches and its attention. A tile with SPLIT_K above 1 splits K into that
-many parts, which a second launch adds up, always in the same order. reference/linear.py computes the same in
-torch, also for more rows. Biases and backward are not supported.
+above ups; act is then silu(gate) * up). With so few rows, reading W takes all the time. Norm, gate and residual
+are computed in the same launch, so a layer takes only four such launches besides its attention. A tile with
+SPLIT_K above 1 splits K into that many parts, which a second launch adds up, always in the same order.
+reference/linear.py computes the same in torch, also for more rows. Biases and backward are not supported.
 """
 
 from __future__ import annotations

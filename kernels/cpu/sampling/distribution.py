@@ -19,7 +19,8 @@ from ..elements import bits, exp, number
 CHUNK, LANES = 4096, 64
 # Buckets of a digit: 11 bits.
 _BUCKETS = 2048
-# Where the search for top-p's threshold starts: a language model has hardly any probability mass below it.
+# The search for top-p's threshold starts at this probability, because a language model has hardly any probability
+# mass below it.
 _LIKELY = np.float32(2.0**-13)
 # How far the sum of a softmax may be from 1 (a generous bound).
 _SLACK = 1e-4
