@@ -25,7 +25,7 @@ LAST_CACHE = 32 << 20
 # caches, if that is more) and half of the free memory. In a smaller array, a pass would find data of the previous
 # pass in the cache.
 TARGET_CACHES, MIN_CACHES, MOST_BYTES = 10, 2, 256 << 20
-# Stop reading after this many passes or seconds.
+# Stop reading after PASSES passes or SECONDS seconds.
 PASSES, SECONDS = 16, 0.2
 # Square matrices to multiply: their sizes, and the number of products per size. A size is skipped if its product
 # should take longer than PRODUCT_SECONDS.

@@ -36,9 +36,9 @@ from .static_step import StaticStep, StepInputs, fits_tree, tensors
 
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
-# Wider steps are not captured: it costs more than it saves.
+# Steps with more tokens per row than this are not captured, because a capture would cost more than it saves.
 MAX_CAPTURED_WIDTH = 33
-# Steps of up to 9 tokens per row are captured exactly, wider ones at every fourth width.
+# Steps of up to 9 tokens per row are captured at their own width. Wider ones are padded to every fourth width.
 _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
 # Caches have a multiple of this many columns, so that they fit later requests too.
 _COLUMNS_STEP = 256

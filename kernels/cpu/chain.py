@@ -67,7 +67,7 @@ class Chain:
         ids: int64 [V'], the token id of each of its columns, which the noise depends on.
         words: int64 [2, levels, B], two words of the hash of each noise key.
         filters: temperature, top_k, top_p and min_p (`Filters`), or None to draft greedily.
-        confidence, headroom: the settings of HeadDrafter with these names; 0 for none.
+        confidence, headroom: `confidence` and HEADROOM of HeadDrafter (bass_core/draft/head.py); 0 for none.
         soft: whether distributions are wanted.
         keep: whether the logits of all levels are kept.
         pointing: the head's pointer.
@@ -348,7 +348,7 @@ def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, 
     vectors_u16, vectors_f32, next_u16, next_f32 = vectors
     tokens = starts[-1]
     parts = len(raw) // (tokens * hidden)
-    # Without a projection, the states are the raw ones.
+    # Project the raw states first, unless the head reads them as they are. Then fuse.
     for first in range(0 if project.data else 1, 2):
         line = fuse if first else project
         while True:

@@ -20,8 +20,8 @@ from ..reference import linear as reference
 from ..support import LeftOut, needs_float32, processors, why_unavailable
 from .launch import launch
 
-# The most rows of x, by the bytes of its dtype. Exact float32 products run without tensor cores, from registers,
-# which hold no more than 16 rows.
+# The most rows of x, by the bytes per number of its dtype. Exact float32 products run without tensor cores, from
+# registers, which hold no more than 16 rows.
 MOST_ROWS = {2: 64, 4: 16}
 # Outputs per program of `add_parts`.
 BLOCK_OF_SUMS = 1024

@@ -19,7 +19,7 @@ from .noise import key_words, uniform
 REJECTION, BLOCK_RULE, COUPLED = 0, 1, 2
 # Replaces a token id that can't be drawn (bass_core/verify/acceptance.py).
 UNSOUND = -1
-# Numbers in a chunk, and how many partial sums it has.
+# How many numbers a chunk has, and how many partial sums are kept for it.
 CHUNK, LANES = 4096, 64
 _NO_IDS = np.empty(0, np.int64)
 
