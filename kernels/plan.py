@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 # Shared prefixes are multiples of this many tokens.
 SHARE = 16
-# The first tokens of a text, which the queries of a windowed step see besides their window.
+# How many of a text's first tokens the queries of a windowed step see besides their window.
 SINKS = 64
 # The gap of a windowed step begins and ends at multiples of this.
 _GAP_UNIT = 64
@@ -150,7 +150,7 @@ class AttentionPlan:
 
     @property
     def longest(self) -> int:
-        """Return a bound above all positions of this step."""
+        """Return a number that is greater than every position in this step."""
         return self.extent + (0 if self.shared is None else self.shared.extent)
 
     @property

@@ -18,16 +18,16 @@ import torch
 
 from .shapes import Card
 
-# Assumed number of multiprocessors on a CPU, where it is unknown.
+# Number of multiprocessors to assume for a device that is not a CUDA GPU.
 _FALLBACK_PROCESSORS = 4
-# The card that stands behind torch's device "meta". Launches for it are compiled but never run.
+# The card to compile for when tensors are on torch's device "meta". Launches for it are never run.
 _described: Card | None = None
 # Signals that end a compiler for reasons outside the launch: Ctrl-C, out of memory, a request to terminate.
 PASSING_SIGNALS = (2, 9, 15)
 
 
 class LeftOut(RuntimeError):
-    """A launch that Triton could not compile at startup: use other tile sizes, or torch."""
+    """Raised for a launch that Triton could not compile at startup; the caller uses other tile sizes, or torch."""
 
 
 def is_accelerator(device: torch.device) -> bool:

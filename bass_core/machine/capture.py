@@ -26,7 +26,8 @@ from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
 from .memory import private_pools
 
-# 512 MiB. Release torch's cached memory before a capture if less is free, because captures can't use it.
+# 512 MiB. If less memory is free before a capture, torch's cached memory is released, because captures can't use
+# it.
 LEAST_FREE = 1 << 29
 
 Outputs = TypeVar("Outputs")
@@ -103,7 +104,7 @@ def capture(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
         The captured outputs and the function that replays them.
 
     Raises:
-        CaptureUnavailable: if an earlier capture failed. What the forward and torch raise passes through.
+        CaptureUnavailable: if an earlier capture failed. Other exceptions of the forward or of torch pass through.
     """
     global _underway
     with _capture_lock, on(pool.device):

@@ -1,9 +1,9 @@
 """Decide whether the compiled CPU kernels (kernels/cpu) can be used.
 
-Call `available` before importing anything from kernels/cpu. Its first call also makes compiled code go to the
-cache folder of the weights. BASS_CPU_KERNELS=0 turns the kernels off; transformers' own models then run, with one
-log line. `compiling` shows a progress line if anything is compiled, which happens only in a first start: after it,
-nothing is compiled, whatever the lanes do.
+Call `available` before importing anything from kernels/cpu. Its first call also sets the folder for compiled code,
+next to the cached weights. BASS_CPU_KERNELS=0 turns the kernels off; transformers' own models then run, with one
+log line. `compiling` shows a progress line if anything is compiled. Only the first start compiles; it compiles
+everything that later calls need.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def has_tiles() -> bool:
 
 @contextmanager
 def compiling(device: torch.device) -> Iterator[None]:
-    """Show compilations for a CPU in one progress line: the block's, which prepares models, and sampling's."""
+    """Show one progress line for all compilations: those in the block, then those of the sampling kernels."""
     if is_accelerator(device) or why_unavailable() is not None:
         yield
         return

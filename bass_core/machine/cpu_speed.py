@@ -25,7 +25,7 @@ LAST_CACHE = 32 << 20
 # caches, if that is more) and half of the free memory. In a smaller array, a pass would find data of the previous
 # pass in the cache.
 TARGET_CACHES, MIN_CACHES, MOST_BYTES = 10, 2, 256 << 20
-# Stop reading after this many passes or seconds.
+# Stop reading after PASSES passes or SECONDS seconds.
 PASSES, SECONDS = 16, 0.2
 # Square matrices to multiply: their sizes, and the number of products per size. A size is skipped if its product
 # should take longer than PRODUCT_SECONDS.
@@ -90,8 +90,8 @@ def read_bandwidth(most: int = MOST_BYTES) -> float | None:
 def product_flops(dtype: torch.dtype) -> float:
     """Return the FLOP/s of a large product in this dtype, or in float32 if that is faster.
 
-    On a CPU without products of a dtype, torch's take up to a hundred times as long as float32's (measured for
-    float16), and a model widens its weights instead.
+    If the CPU has no instructions for products in this dtype, torch takes up to a hundred times as long as in
+    float32 (measured for float16). A model then converts its weights to float32 instead.
     """
     return max(flops_of(candidate) for candidate in {dtype, torch.float32})
 

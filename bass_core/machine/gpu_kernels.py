@@ -39,7 +39,7 @@ from .cpu import cores
 # The package and folder of our kernels; in a wheel they are inside bass_core.
 KERNELS = support.__name__.rpartition(".")[0] + ".triton"
 SOURCES = Path(support.__file__).with_name("triton")
-# The module that compiles, and the function that lists the launches of a shape; tests use other lists.
+# The module that compiles, and the function that lists the launches of a shape. Tests pass other functions.
 AHEAD, LISTED = f"{KERNELS}.ahead", f"{KERNELS}.needed:launches"
 # Limit of processes that compile at once. Each takes a share of the launches and about 0.5 GB of memory.
 MOST_PROCESSES = 4
@@ -51,13 +51,13 @@ _log = logging.getLogger(__name__)
 
 
 class TransientFailure(str):
-    """The reason that a launch could not be compiled, if the next start may succeed."""
+    """The reason why a launch could not be compiled this time; the next start may succeed."""
 
 
 def prepare(device: torch.device, shapes: Callable[[], list[Shape]]) -> None:
     """Compile the launches of models of these shapes on the device, unless an earlier start has.
 
-    Nothing is done, and `shapes` is not called, unless it is a CUDA device with Triton.
+    If the device is not a CUDA device, or Triton is missing, nothing is done and `shapes` is not called.
     """
     disabled = os.environ.get("BASS_COMPILE_AHEAD") == "0" or on_zero_gpu()
     if disabled or device.type != "cuda" or not available(device):
@@ -158,7 +158,7 @@ class _Running:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process that nobody has waited for, and its children, e.g. ptxas, which keeps its pipe open."""
+    """Kill a process that nobody has waited for, and its children: a running ptxas keeps its pipe open."""
     if sys.platform == "win32":
         process.kill()
     else:

@@ -30,7 +30,7 @@ PEAKS = (
     ("T4", 65.0, 8.1),
     ("RTX PRO 6000 Blackwell", 503.8, 125.0),
     ("RTX 6000 Ada", 364.2, 91.1),
-    # Derived from its 1824 AI TOPS (FP4 with sparsity), which is 16 and 32 times these, as for the RTX 5090.
+    # Derived from the card's 1824 AI TOPS (FP4 with sparsity): 1/16 and 1/32 of it, as for the RTX 5090.
     ("RTX 5090 Laptop", 114.0, 57.0),
     ("RTX 5090", 209.5, 104.8),
     ("RTX 4090", 165.2, 82.6),
@@ -66,7 +66,10 @@ def dense_peak(name: str, dtype: torch.dtype) -> float | None:
 
 
 def _same(name_word: str, part_word: str) -> bool:
-    """Return whether the last word matches: "A100-SXM4-80GB" is an A100, "A10G" is not an A10."""
+    """Return whether a word of a device's name matches the last word of a table entry.
+
+    For example, "A100-SXM4-80GB" is an A100, but "A10G" is not an A10.
+    """
     return name_word == part_word or name_word.startswith(part_word + "-")
 
 

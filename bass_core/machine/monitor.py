@@ -170,8 +170,8 @@ class NvmlDevice:
 def _cuda_uuids(device: torch.device) -> list[str]:
     """Return the possible NVML UUIDs of a CUDA device.
 
-    torch doesn't report whether it is a whole board or a MIG slice. NVML's device indices don't help: they ignore
-    CUDA_VISIBLE_DEVICES and have another order.
+    torch doesn't report whether the device is a whole board or a MIG slice. NVML's device indices don't help: they
+    ignore CUDA_VISIBLE_DEVICES and have another order.
     """
     try:
         uuid = str(torch.cuda.get_device_properties(device).uuid)

@@ -1,8 +1,8 @@
 """Measure the time that a thread spends on one-off set-up: capturing a graph, compiling a kernel.
 
-`setup_ms` only grows. A lane's clock subtracts its growth from the time between two CUDA events. So the device
-must be idle during set-up: counting starts after the thread's earlier work on the device is done. Nested set-ups
-count once. First calls of libraries, which take milliseconds, are not counted.
+`setup_ms` is a running total. A lane's clock subtracts its increase from the time between two CUDA events. So the
+device must be idle during set-up: counting starts after the thread's earlier work on the device is done. Nested
+set-ups count once. First calls of libraries, which take milliseconds, are not counted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def _before(other: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _after(other: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return the hook that Triton calls after compiling; building the launcher and loading still follow."""
+    """Return the hook that Triton calls after compiling.
+
+    Triton then still builds the launcher and loads the code, which `_loaded` counts as well.
+    """
 
     def hook(**facts: Any) -> Any:
         start, _thread.compiling = _thread.compiling, None

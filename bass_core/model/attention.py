@@ -10,7 +10,7 @@ A model whose implementation is MASKED runs its own attention code and gets real
 Keys and values may differ in size from each other and from the cache. If a layer is on another device than the
 cache, its queries, keys and values are sent to the cache's device and the result is sent back.
 
-`choose_backend` picks a backend without running anything. `measure_flash` times the kernels, once for a pair.
+`choose_backend` picks a backend without running anything. `measure_flash` times the kernels, once per pair.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class PlannedCache(Cache):
         return self.cache.max_len
 
     def get_max_cache_shape(self, layer_idx: int | None = None) -> int:
-        """Return the same, under the name in older versions of transformers."""
+        """Return the most columns of a row, as `get_max_length` does; older versions of transformers call this."""
         return self.cache.max_len
 
 

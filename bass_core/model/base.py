@@ -1,10 +1,10 @@
 """Run the forward of any transformers causal LM over rows of different lengths.
 
 `CausalModel.forward` feeds S tokens per row, each row at its own length (forward.py). `select.select_model` makes
-the fastest CausalModel for a model. It keeps no state between calls, so several lanes may share it, each with its
-own cache. We never change the user's model: we run a shadow, which is a copy of its modules that shares its
-weights. If our attention computes other logits than the model's own code, we refuse the model when it is loaded
-(probe.py). Encoder-decoder and state-space models are not supported.
+the fastest CausalModel for a model. A CausalModel keeps no state between calls, so several lanes may share it,
+each with its own cache. We never change the user's model: we run a shadow, which is a copy of its modules that
+shares its weights. If our attention computes other logits than the model's own code, we refuse the model when it
+is loaded (probe.py). Encoder-decoder and state-space models are not supported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 # Architectures that run with their own attention code. We have read that code: it hides tokens only through the
 # mask that it requests, and it takes positions from `position_ids` or from the cache columns.
 _MASKED = {"bloom", "falcon", "mpt"}
-# Of these, the ones whose ALiBi depends on the cache column, which in a tree is not a draft's depth.
+# Those of _MASKED whose ALiBi uses a token's cache column as its position. In a tree, a draft's column is not its
+# position.
 _BY_COLUMN = {"bloom", "mpt"}
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 

@@ -52,10 +52,10 @@ class RaggedCache:
         self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
 
     def attach(self, row: int, group: int, length: int) -> None:
-        """Make a row begin with the first `length` tokens of row `group` of the prefix, or with none if 0.
+        """Make a row begin with the first `length` tokens of row `group` of the prefix; length 0 detaches it.
 
         Raises:
-            ValueError: if the prefix is shorter, or the length is not a multiple of SHARE.
+            ValueError: if the prefix is shorter than `length`, or `length` is not a multiple of SHARE.
         """
         if length and (self.prefix is None or length % SHARE or length > self.prefix.max_len):
             raise ValueError(f"a row can't share {length} tokens: the prefix holds whole units of {SHARE} tokens")
@@ -155,7 +155,7 @@ class RaggedCache:
         return plan.reads(layer)
 
     def keep(self, row: int, first: int, sources: Sequence[int]) -> None:
-        """Move a row's tokens in columns `sources` to columns first, first + 1, ..., never to the right.
+        """Move a row's tokens in columns `sources` to columns first, first + 1, ..., always to the left.
 
         This turns the accepted path of a tree into a text. For example, keep(row, 5, [5, 8]) moves column 8 to
         column 6. None of the columns may be in the prefix. All layers are read at once and then written at once,

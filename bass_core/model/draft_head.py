@@ -1,14 +1,14 @@
 """A draft head: one or more layers that draft from the target's own embeddings, hidden states and output layer.
 
 At slot t the head reads the embedding of token t and the state of slot t - 1. It predicts the target's last hidden
-state at t. The logits over a reduced vocabulary (some rows of the target's output layer) follow from that state; q
-is 0 for all other ids. The pointer (pointer.py) may raise one of these logits; the drafter calls it, because only
-the drafter has the whole text (draft/texts.py).
+state at t. The logits over a reduced vocabulary (some rows of the target's output layer) follow from that state;
+ids outside this vocabulary are never drafted (q = 0). The pointer (pointer.py) may raise one of these logits; the
+drafter calls it, because only the drafter has the whole text (draft/texts.py).
 
-States of accepted tokens come from the target: its last one, or those of several layers projected to one (EAGLE-3,
-arXiv 2503.01840, section 3.1). States of drafted tokens come from the head itself, as in EAGLE (arXiv 2401.15077)
-and Recurrent Drafter (arXiv 2403.09919). Only the head's own weights are stored. The target must be Llama-shaped.
-Call `load_draft_head` first.
+The state of an accepted token comes from the target: its last hidden state, or the states of several layers
+projected to one (EAGLE-3, arXiv 2503.01840, section 3.1). States of drafted tokens come from the head itself, as
+in EAGLE (arXiv 2401.15077) and Recurrent Drafter (arXiv 2403.09919). Only the head's own weights are stored. The
+target must be Llama-shaped. Call `load_draft_head` first.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CompiledInputs(NamedTuple):
 
         Args:
             ids: int64 [N].
-            raw: unfinished states [N, raw_size].
+            raw: states [N, raw_size] before `HiddenStateTap.finish`.
         """
         from kernels.cpu.chain import inputs  # imports numba
 
@@ -93,7 +93,8 @@ class DraftHead(nn.Module):
     """
 
     vocabulary: Tensor
-    # The target's embedding table, in one of these two as the target stores it.
+    # The target's embedding table: `quantized` if the target stores it quantised, else `embedding`. The other is
+    # None.
     embedding: Tensor | None
     quantized: QuantizedWeight | None
     fuse: Any
@@ -162,7 +163,7 @@ class DraftHead(nn.Module):
         self.embedding = table.detach() if isinstance(table, Tensor) else None
 
     def _column_table(self, size: int) -> Tensor:
-        """Return `columns` for a target with `size` ids."""
+        """Return the attribute `columns` for a target with `size` ids."""
         columns = torch.full((size,), -1, device=self.vocabulary.device)
         columns[self.vocabulary] = torch.arange(len(self.vocabulary), device=columns.device)
         return columns
@@ -229,7 +230,7 @@ class DraftHead(nn.Module):
 
     @property
     def raw_size(self) -> int:
-        """The number of values in a token's unfinished state."""
+        """The number of values in a token's state before `HiddenStateTap.finish`."""
         return (len(self.config.reads_layers) + 1) * self.config.hidden
 
     def layer(self, name: str) -> Any:

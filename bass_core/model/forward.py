@@ -76,7 +76,8 @@ class ForwardBatch:
         return_states: whether to return the hidden states of the model's `readout`.
         raw_states: whether a model may leave the last part of the readout to the caller (HiddenStateTap.finish),
             who may need only a few of the states.
-        eager: don't capture this step, because its shape occurs only once, e.g. in a chunk of a prompt.
+        eager: whether to run this step without a capture, because its shape occurs only once, e.g. in a chunk of a
+            prompt.
         window: for a draft step: a row sees only its first SINKS and its last `window` cached tokens, rounded up
             to whole blocks (kernels/plan.py).
         tree: the trees that the new tokens form; None if each follows the previous one. A batch can't have both a

@@ -6,8 +6,8 @@ costs one launch and no round trip to the host. A batch is padded to the next po
 For example, 5 rows of 4 tokens replay the graph for 8 rows of 4, if the cache has 8 rows.
 
 When a runner is dropped, its cache and graphs are kept for the next request. A model that can't be captured runs
-eagerly, with one warning. Prefill is never captured, because a prompt is read once and its chunks have any width.
-machine/capture.py does the capturing.
+eagerly, with one warning. Prefill is never captured, because a prompt is read only once and the width of its
+chunks varies. machine/capture.py does the capturing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .static_step import StaticStep, StepInputs, fits_tree, tensors
 
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
-# Wider steps are not captured: it costs more than it saves.
+# Steps with more tokens per row than this are not captured, because a capture would cost more than it saves.
 MAX_CAPTURED_WIDTH = 33
-# Steps of up to 9 tokens per row are captured exactly, wider ones at every fourth width.
+# Steps of up to 9 tokens per row are captured at their own width. Wider ones are padded to every fourth width.
 _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
 # Caches have a multiple of this many columns, so that they fit later requests too.
 _COLUMNS_STEP = 256

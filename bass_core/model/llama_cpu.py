@@ -1,9 +1,9 @@
 """The CPU forward of a 16-bit Llama-shaped model, in one call of our own kernels (kernels/cpu).
 
 It replaces CausalModel's `forward` for the models that `why_not` accepts. The residual stream is float32. If the
-CPU multiplies bfloat16 natively, attention does so too, and so do products if that is fast. With int8 and int4
-weights, the products' inputs are rounded to bytes (kernels/cpu/kinds.py). There is only one attention, so
-`backend` is ignored.
+CPU has native bfloat16 products, attention uses them; products with weights do if they are faster than float32
+ones. With int8 and int4 weights, the products' inputs are rounded to bytes (kernels/cpu/kinds.py). There is only
+one attention, so `backend` is ignored.
 
 A token's logits and states have the same bits whatever other rows, tokens, prompts and threads there are. Sliding
 windows and weights of more than 16 bits are not supported.
@@ -57,8 +57,9 @@ class LlamaCompiled(CausalModel):
     skips_padding = True
     never_waits = True
     copies_weights = True
-    # Feeding a prefix separately costs one more step, as long as about ten tokens. For example, if four prompts
-    # share a chat template of 24 tokens, the prefill takes 0.82 of the time, in bfloat16 and in int8.
+    # Feeding a prefix separately costs an additional step, which takes as long as about ten tokens. For example,
+    # if four prompts share a chat template of 24 tokens, the prefill takes 0.82 of the time, in bfloat16 and in
+    # int8.
     least_saved = 16
 
     def _prepare(self, model: PreTrainedModel) -> None:
@@ -159,8 +160,8 @@ class LlamaCompiled(CausalModel):
         """Return cosines, then sines, for at least `positions` positions: float32 [positions x head_dim], flat."""
         rope_table = self._rope_table
         if positions * self.head_dim > len(rope_table):
-            # Padding may be past the context. Another thread may replace the table by a smaller one, so keep this
-            # one.
+            # Padding may be past the context. Return this local table, because another thread may replace the
+            # attribute by a smaller one.
             self._rope_table = rope_table = self._make_rope_table(max(positions, min(2 * positions, self.context)))
         return rope_table
 

@@ -40,8 +40,8 @@ class Plan:
     """Which products run on our kernel rather than torch's.
 
     Attributes:
-        most_rows: those of at most this many rows (batch x query tokens).
-        gemv: whether that includes products of a single row.
+        most_rows: our kernel computes products of at most this many rows (batch x query tokens).
+        gemv: whether it also computes products of a single row.
         split_k: above 16 rows, use the tiles of `split_tiles` in kernels/triton/linear.py.
     """
 

@@ -91,7 +91,7 @@ class ModelPair:
         draft_model = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, draft_model, self.tokenizer)
         gpu_kernels.prepare(self.device, self._shapes)
-        # The target's heads, as `shape_key` names them.
+        # The target's query heads, key-value heads and head size, as `shape_key` (kernels/backends.py) needs them.
         config = target.config.get_text_config()
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._heads = (config.num_attention_heads, kv_heads, head_dim(config))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from kernels.plan import SHARE
 
 Tokens = tuple[int, ...]
-# Depth of the search. Prompts that branch more often than this, one after another, may be grouped less well.
+# Depth of the search. If a group of prompts splits into subgroups more often than this, one split inside another,
+# the prompts may be grouped less well.
 _MAX_DEPTH = 100
 
 

@@ -28,9 +28,9 @@ from .forward import ForwardBatch, ForwardOutput
 
 # Tokens of the longer text, and of both texts in the first step. The shorter text continues from its first token.
 _TOKENS, _FIRST = 4, 2
-# Bounds of the logits' difference as a share of their norm, applied to the median over the tokens. Rounding gave
-# up to 6e-7 in float32 and 0.014 in bfloat16 in tiny models of three layers; deep models add more, and a mixture
-# of experts in 16 bits may choose other experts for a token.
+# Bounds of the logits' difference as a share of their norm. The median over the tokens must not exceed them.
+# Rounding gave up to 6e-7 in float32 and 0.014 in bfloat16 in tiny models of three layers; deep models add more,
+# and a mixture of experts in 16 bits may choose other experts for a token.
 _BOUNDS = {torch.float32: 1e-3, torch.float64: 1e-3}
 _BOUND_16 = 0.2
 
@@ -58,7 +58,8 @@ class Expected:
     Attributes:
         tokens: int64 [2, _TOKENS], or embeddings [2, _TOKENS, hidden].
         logits: [2, _TOKENS, V].
-        sizes: of its cache: layers, the most key-value heads in a layer, and the largest size of a key or value.
+        sizes: of transformers' cache: number of layers, the most key-value heads in a layer, and the largest size
+            of a key or value.
         slides: layers whose cache drops old tokens.
         bound: the allowed difference of logits, as a share of their norm.
     """

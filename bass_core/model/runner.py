@@ -151,7 +151,7 @@ class ModelRunner:
 
 
 def prefix_size(shared: SharedPrompts, max_batch: int) -> tuple[int, int]:
-    """Return rows and columns of the prefix: as many prefixes as the rows can use at once."""
+    """Return the rows and columns of the prefix cache; it holds as many prefixes as the rows can use at once."""
     return min(len(shared.prefixes), max_batch), shared.longest
 
 

@@ -94,7 +94,7 @@ def _class_of(model: PreTrainedModel) -> tuple[type[CausalModel], str | None]:
         reason = llama_compiled.why_not(model) or why_modified(model)
         return (CausalModel, reason) if reason else (llama_compiled.LlamaCompiled, None)
     if on_zero_gpu():
-        # No device yet on which weights could be joined (see on_zero_gpu).
+        # On ZeroGPU there is no device yet on which weights could be joined.
         return CausalModel, None
     if llama_cuda.fits(model) and llama_cuda.has_room(model):
         reason = why_modified(model)

@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 _NO_IDS = np.empty(0, np.int64)
 # Bits of `alive`: whether a row has a draft at a level, and whether it goes on after it.
 HAS_DRAFT, GOES_ON = 1, 2
-# No items, tokens and order.
+# The attention plan of nothing: no items, no tokens, an empty order.
 NO_PLAN = np.empty((0, 6), np.int64), np.empty((0, 5), np.int64), _NO_IDS
 
 
@@ -67,7 +67,7 @@ class Chain:
         ids: int64 [V'], the token id of each of its columns, which the noise depends on.
         words: int64 [2, levels, B], two words of the hash of each noise key.
         filters: temperature, top_k, top_p and min_p (`Filters`), or None to draft greedily.
-        confidence, headroom: HeadDrafter's; 0 for none.
+        confidence, headroom: `confidence` and HEADROOM of HeadDrafter (bass_core/draft/head.py); 0 for none.
         soft: whether distributions are wanted.
         keep: whether the logits of all levels are kept.
         pointing: the head's pointer.
@@ -305,7 +305,7 @@ def _raise_pointed(chain, level, row, logits, start, states, at):
 
 @helper
 def _token(chain, end, level, row, back):
-    """Return a row's token `back` places before its last one, `level` drafts included."""
+    """Return a row's token `back` places before its last one; the row's first `level` drafts count as tokens."""
     if back < level:
         return chain.ids[chain.columns[level - 1 - back, row]]
     return chain.pointing.text[row, end - 1 - (back - level)]
@@ -348,7 +348,7 @@ def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, 
     vectors_u16, vectors_f32, next_u16, next_f32 = vectors
     tokens = starts[-1]
     parts = len(raw) // (tokens * hidden)
-    # Without a projection, the states are the raw ones.
+    # Project the raw states first, unless the head reads them as they are. Then fuse.
     for first in range(0 if project.data else 1, 2):
         line = fuse if first else project
         while True:
@@ -399,5 +399,8 @@ def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) 
 
 
 def can_feed(fuse: Packed, hidden: int, vectors: int) -> bool:
-    """Return whether `feed` can write this layer's inputs and outputs; vectors: the largest size of a vector."""
+    """Return whether `feed` can write this layer's inputs and outputs.
+
+    vectors: the size of the largest vector that the buffers can hold.
+    """
     return fuse.inputs == 2 * hidden <= vectors and fuse.rows == hidden and hidden % PANEL == 0

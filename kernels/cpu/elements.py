@@ -241,7 +241,7 @@ def copy(source, at, target, to, size):
 def rotate(x, start, half, rope, first, factor):
     """Apply rotary embedding and a factor to x[start : start + 2 half] in place.
 
-    rope[first] begins `half` cosines, then `half` sines.
+    From rope[first] on there are `half` cosines, then `half` sines.
     """
     at, rope_at, size = np.uintp(start), np.uintp(first), np.uintp(half)
     for i in range(size):

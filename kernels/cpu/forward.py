@@ -74,7 +74,8 @@ def forward(
     form, weights, no_stream = line_at(lines, 0).form, norms.ravel(), x[:0]
     rows = heads * dim + 2 * kv_heads * dim
     rows += -rows % PANEL
-    # Vectors of two products: those of the down product are written while gates and ups still read theirs.
+    # Two buffers of vectors: the vectors for the down product are written while the gate and up product still
+    # reads its own.
     half = len(vectors_f32) // 2
     vectors_u16, next_u16, vectors_f32, next_f32 = (
         vectors_u16[: 2 * half],

@@ -32,8 +32,8 @@ PANEL, STEP = 2 * LANES, 32
 # Whether the CPU has dot products of bfloat16 pairs, and whether it multiplies bfloat16 tiles (AMX).
 HAS_DOT = "avx512bf16" in cpu_features()
 TILES = has_tiles()
-# Whether bfloat16 products are faster than float32 ones. A Zen 4 does 32 per cycle, and 16 in float32. An Emerald
-# Rapids does 16 of either, but 512 with tiles (measured).
+# Whether bfloat16 products are faster than float32 ones. A Zen 4 does 32 bfloat16 products per cycle, and 16
+# float32 products. An Emerald Rapids does 16 of either kind, but 512 bfloat16 products with tiles (measured).
 FAST_DOT = TILES or (HAS_DOT and cpu_name().startswith("znver"))
 # The most vectors that are multiplied together: their sums must fit the registers besides the weights. A Zen 4 is
 # faster with half of what would fit, because the next panel is fetched during the second half; an Emerald Rapids

@@ -23,11 +23,13 @@ from .pages import aligned
 from .tiles import ROWS, configure, release
 from .vectors import call
 
-# Bytes of weights in a chunk: memory streams longer through larger chunks, smaller ones share work more evenly.
+# Bytes of weights in a chunk. Larger chunks are read faster, because they are longer; smaller ones share work more
+# evenly.
 _CHUNK = 221_184
-# How many bytes ahead of the reading weights are fetched, if each weight is read once.
+# How many bytes ahead weights are prefetched, if each weight is read only once.
 _AHEAD = 3072
-# Where a product goes: to y itself, added to `out`, or as silu(gate) * up into the next product's vectors.
+# What happens to a product: it is left in y, added to `out`, or written as silu(gate) * up to the next product's
+# vectors.
 PLAIN, ADD, GATE = 0, 1, 2
 # A gated matrix has STEP gates, then their STEP ups, and so on, so that a chunk holds both.
 _GATED_PANELS = 2 * STEP // PANEL
@@ -36,7 +38,7 @@ _GATED_PANELS = 2 * STEP // PANEL
 def blocks_of(vectors: int, columns: int) -> np.ndarray[Any, Any]:
     """Return the first vector of each block of at most `columns`, then `vectors`: int64 [blocks + 1].
 
-    Blocks are as equal as possible. For example, 50 vectors in blocks of at most 48 make two blocks of 25.
+    Blocks are as equal as possible. For example, 50 vectors in blocks of at most 48 give [0, 25, 50].
     """
     blocks = max(1, -(-vectors // columns))
     return np.arange(blocks + 1, dtype=np.int64) * vectors // blocks
@@ -96,7 +98,7 @@ def product(
                     to = vector * line.rows + first * PANEL
                     _add(y, at, out, to, min(num_panels * PANEL, line.rows - first * PANEL))
                 elif epilogue == GATE:
-                    # Half of the rows up to here were gates, in blocks of STEP.
+                    # Each gate and its up give one number, so the place is half the number of rows so far.
                     place = (start * panels + first * width) * PANEL // 2 + (vector - start) * STEP
                     for step in range(num_panels // _GATED_PANELS):
                         to = place + step * width * STEP

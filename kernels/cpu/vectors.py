@@ -46,12 +46,12 @@ from .kinds import (
     whole,
 )  # fmt: skip
 
-# Keys that are multiplied at once: their sums fit one register.
+# How many keys `dots` multiplies at once: their sums fit one register.
 _KEYS = min(8, LANES)
-# Two lines are fetched ahead for this many bytes of weights.
+# Two cache lines are prefetched for every _FETCH bytes of weights.
 _FETCH = 128
-# Columns; addresses of weights, vectors and results; steps; stride; the address to fetch ahead, how far it moves
-# each time, and the distance of the second line fetched.
+# Types of the arguments of `multiply` after `kind`: the number of columns; the addresses of weights, vectors and
+# results; steps; stride; the address to prefetch, how far it moves each time, and the distance to the second line.
 MULTIPLY = types.void(
     types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.uintp, types.intp, types.intp
 )

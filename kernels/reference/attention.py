@@ -36,7 +36,8 @@ def pad(
         key, value: [B, Hkv, extent, D].
         window: the layer's sliding window or chunks.
         softcap: soft cap of the scores.
-        prefix: keys and values [G, Hkv, P, D] of the shared prefixes; None exactly if the plan has no shared part.
+        prefix: keys and values [G, Hkv, P, D] of the shared prefixes; None if and only if the plan has no shared
+            part.
 
     Returns:
         [B, S, Hq, D] in the query's dtype.

@@ -30,8 +30,8 @@ _ROWS_INTERPRETED = 16
 class Verification(IntEnum):
     """The condition for accepting a draft.
 
-    REJECTION: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance. BLOCK: it or a later draft has
-    u < its chance, which kernels/triton/block.py computed.
+    REJECTION: u < p / q. CHOICES: the draft is the token that the target chose. COIN: u < chance, one number for
+    all drafts. BLOCK: the draft or a later one has u < its chance, which kernels/triton/block.py computed.
     """
 
     REJECTION = 0
@@ -40,7 +40,8 @@ class Verification(IntEnum):
     BLOCK = 3
 
 
-# The outputs lie one after another in one tensor, so their alignment depends on the batch.
+# The outputs lie one after another in one tensor, so their alignment depends on the batch. Don't compile a variant
+# for each alignment.
 @triton.jit(
     do_not_specialize=["batch", "width"],
     do_not_specialize_on_alignment=["next_out", "p_out", "q_out", "u_out"],
@@ -57,7 +58,8 @@ def decide(
     SOFT: q is given. DRAWN: the next token is drawn, otherwise taken from choices. BLOCK: chances[i] tests draft
     i, and the p of a recovered token is multiplied by reach[accepted].
 
-    Noise streams as in bass_core/sample/noise.py: 0 target; 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
+    The noise streams are those of bass_core/sample/noise.py: 0 for the target's draws, 8 * begin + 2 for
+    acceptance, 8 * begin + 3 for residual draws, and 8 * begin + 4 for synthetic acceptance.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row_exists = row < batch

@@ -29,12 +29,13 @@ from .segments import attend, attend_prefix, merge
 
 Pair = tuple[Tensor, Tensor]
 
-# Columns of a segment, a multiple of every tile's columns. A long row has enough segments to fill a device, and
-# their sums are a few percent of the bytes of their keys and values.
+# Columns of a segment, a multiple of every tile's columns. With this size, a long row has enough segments to fill
+# a device, and the segments' sums take only a few percent of the bytes of their keys and values.
 SEGMENT = 512
 # A program takes one segment if taking all would leave fewer programs per multiprocessor than this.
 _PROGRAMS_PER_PROCESSOR = 3
-# With more query rows per key-value head, the segments' sums would need many bytes compared with keys and values.
+# With more query rows per key-value head than this, programs take all segments: the segments' sums would need many
+# bytes compared with keys and values.
 MOST_SPLIT_ROWS = 256
 # The most numbers (float32) in the sums of all segments: 256 MiB.
 MOST_PART_NUMBERS = 1 << 26

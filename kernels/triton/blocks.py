@@ -20,7 +20,11 @@ NONE: tl.constexpr = tl.constexpr(2147483647)
 
 @triton.jit
 def visible(low, high, skip, GAP: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return (blocks of sinks, column where the rest begins, all blocks) to cover low..high without the gap."""
+    """Return the blocks that cover columns low..high without the gap.
+
+    They are given by the number of blocks of sinks, the column where the other blocks begin, and the number of all
+    blocks.
+    """
     sinks = 0
     resume = low
     if GAP:

@@ -1,10 +1,10 @@
 """Products of a few rows with a large weight, fused with the norm, gate and residual around them.
 
 `linear` computes y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K], gates
-above ups; act is then silu(gate) * up). With so few rows, reading W takes all the time. Norm, gate and sum are
-fused in, so a layer takes four such launches and its attention. A tile with SPLIT_K above 1 splits K into that
-many parts, which a second launch adds up, always in the same order. reference/linear.py computes the same in
-torch, also for more rows. Biases and backward are not supported.
+above ups; act is then silu(gate) * up). With so few rows, reading W takes all the time. Norm, gate and residual
+are computed in the same launch, so a layer takes only four such launches besides its attention. A tile with
+SPLIT_K above 1 splits K into that many parts, which a second launch adds up, always in the same order.
+reference/linear.py computes the same in torch, also for more rows. Biases and backward are not supported.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..reference import linear as reference
 from ..support import LeftOut, needs_float32, processors, why_unavailable
 from .launch import launch
 
-# The most rows of x, by the bytes of its dtype. Exact float32 products run without tensor cores, from registers,
-# which hold no more than 16 rows.
+# The most rows of x, by the bytes per number of its dtype. Exact float32 products run without tensor cores, from
+# registers, which hold no more than 16 rows.
 MOST_ROWS = {2: 64, 4: 16}
 # Outputs per program of `add_parts`.
 BLOCK_OF_SUMS = 1024

@@ -27,9 +27,9 @@ from . import accept, attention, block, cache_write, linear, nucleus, walk
 from .launch import Launch, collected
 
 Call = Callable[[], object]
-# Queries of one row and head, and drafts of one row: one number for each tile size.
+# Numbers of queries of one row and head, and numbers of drafts of one row. There is one number for each tile size.
 QUERIES, WIDTHS = (1, 17), (3, 17)
-# Rows of a product: for `gemv`, and for the two tiles of `skinny`.
+# Numbers of rows of a product: one for `gemv`, and one for each of the two tile sizes of `skinny`.
 PRODUCT_ROWS = (1, 2, 17)
 # Columns: enough for several segments of attention.
 _COLUMNS = 4 * attention.SEGMENT

@@ -31,7 +31,7 @@ from .blocks import (
 )  # fmt: skip
 
 
-# Not specialised on these arguments, so that new values do not compile the kernel again.
+# Don't specialise the kernel on these arguments: otherwise new values could compile it again.
 @triton.jit(do_not_specialize=["queries", "window", "segments"])
 def attend(
     q, k, v, prefix_k, prefix_v, lengths, starts, groups, order, skips, bases, positions, marks,

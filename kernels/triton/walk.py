@@ -27,7 +27,8 @@ MAX_DRAFTS = 62
 BLOCK_N: tl.constexpr = tl.constexpr(64)
 
 
-# The outputs lie one after another in one tensor, so their alignment depends on the batch.
+# The outputs lie one after another in one tensor, so their alignment depends on the batch. Don't compile a variant
+# for each alignment.
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["p_out", "q_out", "u_out"])
 def walk(
     p, q, tokens, parents, drawn, sequences, positions, begins, seed, ends, chances, p_out, q_out, u_out,

@@ -48,13 +48,14 @@ class CatalogueEntry:
     Attributes:
         name: the name.
         target: a Hub id or a folder.
-        draft: the same, or `drafts/NAME` for a folder in this repository; None for no draft.
+        draft: a Hub id, a folder, or `drafts/NAME` for a folder in this repository; None for no draft.
         drafter: the pair's `default_drafter`.
         dtype: the default dtype.
         note: one line for the user.
         tested: whether this project has run the pair.
         prepare: returns the target's folder, and makes it first if needed; only for a target that we convert.
-        gguf: returns the GGUF file that the target was converted from; int4 keeps its blocks.
+        gguf: returns the GGUF file that the target was converted from; int4 uses the file's quantised blocks as
+            they are.
     """
 
     name: str

@@ -75,5 +75,5 @@ def _weight(data: Tensor, kind: str) -> QuantizedWeight:
 
 
 def _halves(rows: int, heads: int) -> Tensor:
-    """Return int64 [rows]: for each head, its even rows in the file, then its odd rows."""
+    """Return int64 [rows], row numbers in the file: each head's even rows, then its odd rows."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()

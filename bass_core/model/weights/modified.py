@@ -203,7 +203,8 @@ def _slots(module: nn.Module) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
             yield attributes, name, value
 
 
-# Attributes of every module, transformers' notes that no forward reads, and a draft head's packed layers.
+# Attributes to ignore: those that every module has, transformers' notes that no forward reads, and a draft head's
+# packed layers.
 _BOOKKEEPING = {*vars(nn.Module()), "_is_hf_initialized", "warnings_issued", "generation_config", "_packed"}
 
 

@@ -21,7 +21,7 @@ from kernels.reference.quantized import QUANTISERS, QuantizedWeight
 
 from ...errors import PairError
 
-# Dtype name: quantisation of the linear layers, and of the embedding and the output layer.
+# For each dtype name, how to quantise the linear layers, and how to quantise the embedding and the output layer.
 KINDS = {"int8": ("int8", "int8"), "int4": ("q4_1", "q8_0")}
 
 
@@ -38,7 +38,8 @@ class _Place:
 def quantise_model(model: Any, name: str, ready: Mapping[str, QuantizedWeight] | None = None) -> None:
     """Quantise a transformers causal LM to `name`, "int8" or "int4", in place.
 
-    `ready` has weights that exist already, by module name, for example from a GGUF file; the others are made here.
+    `ready` has weights that exist already, by module name, for example from a GGUF file; all other weights are
+    quantised here.
 
     Raises:
         PairError: if the model can't be quantised.

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from ...plan import SHARE, SINKS
 
-# Columns of a tile (so that every prefix ends with a tile), and columns whose softmax is computed at once.
+# TILE is SHARE, so that every prefix ends at the end of a tile. SEGMENT is the number of columns whose softmax is
+# computed at once.
 TILE, SEGMENT = SHARE, 256
 __all__ = ["SEGMENT", "SINKS", "TILE", "padded", "tiles_of"]
 
 
 def padded(dim: int) -> int:
-    """Return the numbers of a head in a tile: `dim`, padded with zeros."""
+    """Return how many numbers a head takes in a tile: `dim`, rounded up to a multiple of 16."""
     return dim + -dim % 16
 
 

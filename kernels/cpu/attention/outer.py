@@ -43,8 +43,8 @@ from . import tiled
 from .layout import SEGMENT, TILE
 
 FLOAT32, PAIRS, AMX = 0, 1, 2
-# Queries that fit the registers at once, and tiles of keys or groups of 16 numbers of values: their sums must fit
-# too.
+# How many queries, and how many tiles of keys or groups of 16 numbers of values, are multiplied at once: all their
+# sums must fit the registers.
 _IN_REGISTERS = 6
 TOGETHER = 4 if LANES == 16 else 1
 # The most queries at once of any kind on this CPU.
@@ -53,15 +53,15 @@ QUERIES = ROWS if TILES else _IN_REGISTERS
 _ROW, _WORDS = 4 * SEGMENT, 64
 # Registers of scores that are turned into weights at once.
 _PARTS = 4
-# Bytes of scratch: scores, which are replaced by their weights.
+# Bytes of scratch. It holds the scores, which are then overwritten by their softmax weights.
 ROOM = QUERIES * _ROW
-# The arguments of `segment` after its kind.
+# Types of the arguments of `segment` after `kind`.
 SEGMENT_CALL = types.void(
     types.intp, types.uintp, types.intp, types.intp, types.uintp, types.uintp, types.intp, types.intp, types.uintp,
     types.uintp, types.uintp, types.intp, types.uintp,
 )  # fmt: skip
-# (2^x - 1) / x for -1/2 <= x <= 1/2, with the least relative error: 1e-4, well below bfloat16's (True), and 9e-8
-# (False).
+# Coefficients of the polynomials nearest to (2^x - 1) / x for -1/2 <= x <= 1/2. For bfloat16 (True) the relative
+# error is 1e-4, well below that of bfloat16 itself; for float32 (False) it is 9e-8.
 _POWERS = {
     True: (0.6932829022407532, 0.24221095442771912, 0.05500892177224159),
     False: (
@@ -85,14 +85,18 @@ def segment(
     Args:
         kind: a literal, FLOAT32, PAIRS or AMX.
         number: number of queries, 1 to most_queries(kind).
-        queries, stride, words: their address, bytes from one to the next, and words of each.
-        keys, values: where the addresses of the tiles are, int64; those of keys padded to a multiple of TOGETHER.
+        queries, stride, words: the address of the queries, the bytes from one query to the next, and the words of
+            each query.
+        keys, values: the addresses of two int64 arrays with the addresses of the tiles; the array for keys is
+            padded to a multiple of TOGETHER.
         tiles: number of tiles; the last contains the last column that a query sees.
         columns: the most columns that a query sees.
-        seen: where int64 [number] are, the number of columns that each query sees.
+        seen: the address of int64 [number], the number of columns that each query sees.
         scratch: ROOM bytes.
-        out, size: where to write float32 [number, size / 4], and the bytes of a row of it.
-        stats: where to write float32 [number, 2], the largest score and the sum of the weights.
+        out, size: the address to write the results float32 [number, size / 4] to, and the bytes of one of their
+            rows.
+        stats: the address to write float32 [number, 2] to, the largest score and the sum of the weights of each
+            query.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -160,7 +164,7 @@ def _for_each(b: Any, number: Any, emit: Any) -> None:
 
 
 def _slots(b: Any, m: int, width: int) -> list[list[Any]]:
-    """Return zeroed sums of m queries and `width` times 16 columns."""
+    """Return stack slots, set to zero, for the sums of m queries and `width` times 16 columns."""
     slots = [[cgutils.alloca_once(b, FLOATS) for _ in range(width * TILE // LANES)] for _ in range(m)]
     for slot in (slot for row in slots for slot in row):
         b.store(ir.Constant(FLOATS, [0.0] * LANES), slot)
@@ -211,7 +215,7 @@ def _mix_values(
     b: Any, dot: bool, m: int, width: int, weights: Any, values: Any, tiles: Any, rows: Any, place: Any, out: Any,
     size: Any,
 ) -> None:  # fmt: skip
-    """Write `width` x 16 numbers of the results, from byte `place` on; rows: how many rows of values are seen."""
+    """Write `width` x 16 numbers of the results, from byte `place` on: sums over `rows` rows of values."""
     slots, tile_rows = _slots(b, m, width), count(TILE // 2 if dot else TILE)
     with cgutils.for_range(b, tiles) as tile:
         base = b.add(loaded(b, b.add(values, b.mul(tile.index, count(8))), LONG), place)

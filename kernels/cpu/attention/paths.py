@@ -1,10 +1,10 @@
 """The path of a tree's token, laid out in tiles as a text's columns would be; also moves columns inside a cache.
 
-Attention groups its sums by column: in pairs, registers and segments. To have the bits that it would have at the
-end of a text, a token of a tree needs its path in consecutive columns. So `lay_out` copies the columns that
-precede the tree in its first tile, and then the columns of the path, to separate tiles of the thread: column
-`base` + i of this layout is the path's i-th. The values after the path in its last tile are zeroed, because they
-are read with zero weights (tiled.py). Columns are those of the row's own cache.
+Attention adds up columns in pairs, registers and segments. So a token of a tree gets the same bits as at the end
+of a text only if its path is in consecutive columns. Therefore `lay_out` copies the columns that precede the tree
+in its first tile, and then the columns of the path, to other tiles, which belong to the thread: column `base` + i
+of this layout is the path's i-th. The values after the path in its last tile are zeroed, because they are read
+with zero weights (tiled.py). Columns are those of the row's own cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ TAIL = (TILE - 1 + MOST_TREE + TILE - 1) // TILE
 
 @helper
 def lay_out(keys, values, base, sees, dim, size, dot, to_keys, to_values):
-    """Lay out the columns base + j for each bit j of `sees`, from column base % TILE of the tiles at `to_keys` on.
+    """Copy the columns base + j, for each bit j of `sees`, to the tiles at `to_keys` and `to_values`.
+
+    The first copy goes to column base % TILE, the others follow it.
 
     keys, values: addresses of a head's tiles. to_keys, to_values: addresses of up to TAIL tiles each.
     """

@@ -208,7 +208,8 @@ def attend(
 def _count_seen(seen, position, first, group, segment, columns, low, high):
     """Set seen[i] to how many of a segment's `columns` query first + i sees; return the largest.
 
-    position: of the token of query 0; -1: all columns are seen. Columns low to high - 1 have no tiles (`gather`).
+    position: that of query 0's token; -1 if all columns are seen. Columns low to high - 1 have no tiles
+    (`gather`).
     """
     max_seen, before = 0, segment * SEGMENT
     last, query = position + first // group + 1 - before, first % group
@@ -282,7 +283,7 @@ def attend_layers(
     state, _, layers, y, step, shape, visible, plan, caches, segment, queries, parts, dot, rope, norms, out,
     vectors_u16, vectors_f32,
 ):  # fmt: skip
-    """Run the three phases of each layer, all from y; see `attend_alone` (step.py)."""
+    """Run the three phases for each layer, every time from the same y; see `attend_alone` (step.py)."""
     heads, kv_heads, dim, _ = shape
     rows, eps = (heads + 2 * kv_heads) * dim, np.float32(0.0)
     for layer in range(layers):

@@ -17,12 +17,12 @@ import numpy as np
 from ..calls.jit import helper, kernel
 from .layout import SEGMENT, SINKS
 
-# Kinds of items. DIRECT: all that some tokens of a branch see, to the end. APART: some segments of a branch, each
-# kept separately. SHARED: segments that are the same for all who see them whole: for rows of a prefix, or for a
-# row's branches.
+# Kinds of items. DIRECT: everything that some tokens of a branch see. APART: some segments of a branch, each kept
+# separately. SHARED: segments that several rows of a prefix, or several branches of a row, all see completely;
+# they are read once for all of them.
 DIRECT, APART, SHARED = 0, 1, 2
-# A row with this many queries per head reads its columns often enough without others; the most queries of a DIRECT
-# item.
+# A row with at least MIN_WIDE_QUERIES queries per key-value head is not combined with other rows, because its own
+# queries already make good use of each column that is read. A DIRECT item has at most MAX_DIRECT_QUERIES.
 MIN_WIDE_QUERIES, MAX_DIRECT_QUERIES = 48, 96
 
 

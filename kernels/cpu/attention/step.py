@@ -103,7 +103,7 @@ class Attention:
         return shape, visible, (items, table, order, *tree[:2]), caches, self._segment, scratch.queries, parts
 
     def later(self, lengths: Array, steps: int, cache: Caches) -> tuple[list[tuple[Array, ...]], int]:
-        """Return the plans of `steps` further steps of one token per row, and the most segments that one keeps."""
+        """Return plans for `steps` further steps of one token per row, and the most segments that a plan keeps."""
         rows = len(lengths)
         visible, firsts = _visible(cache, rows, None), np.arange(rows + 1)
         plans = [self._planned(firsts, lengths + step, visible, NO_TREE) for step in range(steps)]
@@ -146,7 +146,8 @@ def attend_alone(
             row. It is rotated in place.
         lengths, counts: cached and new tokens of each row.
         rope: float32 [positions x dim], flat: cosines, then sines of each position.
-        layers: how many layers to compute, to measure them, each from y. The last one's means are returned.
+        layers: how many layers to compute, for measurements; each one starts from y. The last one's means are
+            returned.
     """
     firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
     step = firsts, np.asarray(lengths, np.int64), blocks_of(len(y), 8)

@@ -20,9 +20,9 @@ from ..kinds import BYTE, LONG, count, loaded
 from ..tiles import ROW_BYTES, ROWS, configure_tiles, tile_call
 from .layout import SEGMENT, TILE
 
-# Four tiles of sums; then queries, weights, keys and values.
+# Numbers of the tiles: 0 to 3 hold sums, 4 queries, 5 weights, 6 keys and 7 values.
 _SUMS, _QUERIES, _WEIGHTS, _KEYS, _VALUES = 4, 4, 5, 6, 7
-# Bytes of a row of scores and of a tile's weights; pairs of columns in a tile.
+# Bytes of a row of scores; pairs of columns in a tile; and bytes of a tile's weights.
 _SCORES, _PAIRS = 4 * SEGMENT, TILE // 2
 _WEIGHT_BYTES = 4 * _PAIRS
 

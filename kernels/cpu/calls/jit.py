@@ -74,7 +74,7 @@ def helper(function: _F) -> _F:
 
     Python can't call it: the entry point for that would take a quarter of the compile time.
     """
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not in numba's own types
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not in numba's type hints
     return cast(_F, numba.njit(error_model="numpy", **options)(function))
 
 

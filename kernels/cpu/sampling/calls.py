@@ -166,8 +166,9 @@ def verify(
     Args:
         q: [B, w, V], the distribution of each draft; None for point masses.
         num_drafted: int64 [B], drafts per row.
-        seed, ids, positions: of the round's noise, int64 [B].
-        streams: int64 [B] each: of coins, of a recovered token, and of the target's own.
+        seed, ids, positions: the parts of the round's noise keys, int64 [B].
+        streams: three noise streams, int64 [B] each: for acceptance, for a recovered token, and for the target's
+            own token.
 
     Returns:
         int64 [B]: accepted drafts, the next token (UNSOUND if there is none), the drafts that could be judged;

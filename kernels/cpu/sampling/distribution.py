@@ -15,13 +15,14 @@ from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
 from ..elements import bits, exp, number
 
-# Numbers in a chunk, and how many partial sums or maxima it has.
+# How many numbers a chunk has, and how many partial sums or maxima are kept for it.
 CHUNK, LANES = 4096, 64
 # Buckets of a digit: 11 bits.
 _BUCKETS = 2048
-# Where the search for top-p's threshold starts: a language model has hardly any probability mass below it.
+# The search for top-p's threshold first looks only at tokens that are at least this likely: in a language model
+# the others have hardly any mass.
 _LIKELY = np.float32(2.0**-13)
-# How far the sum of a softmax may be from 1 (a generous bound).
+# Bound of the rounding error of a softmax's sum, which should be 1. It is a generous bound.
 _SLACK = 1e-4
 
 

@@ -20,7 +20,7 @@ from .noise import hashed, uniform
 
 # Numbers that are examined together.
 BLOCK = 128
-# A little below 1, to allow for the rounding of a quotient.
+# A factor a little below 1. It keeps weights that could still win because their quotient is rounded up.
 _SLACK = np.float32(1 - 2**-20)
 # The smallest uniform (noise.py).
 _MIN_UNIFORM = np.float32(2.0**-33)

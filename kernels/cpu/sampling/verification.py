@@ -19,7 +19,7 @@ from .noise import key_words, uniform
 REJECTION, BLOCK_RULE, COUPLED = 0, 1, 2
 # Replaces a token id that can't be drawn (bass_core/verify/acceptance.py).
 UNSOUND = -1
-# Numbers in a chunk, and how many partial sums it has.
+# How many numbers a chunk has, and how many partial sums are kept for it.
 CHUNK, LANES = 4096, 64
 _NO_IDS = np.empty(0, np.int64)
 
@@ -96,10 +96,12 @@ def verify(
 
     Args:
         filters: see `distribution_row`.
-        q: (float32 [...], r, s): the distribution of draft i of row b begins at b r + i s; empty: point masses.
+        q: (float32 [...], r, s); the distribution of draft i of row b begins at b r + i s. An empty array means
+            point masses.
         counts: int64 [B], drafts per row; the rest is padding.
-        seed, ids, positions: of the round's noise (NoiseKeys).
-        streams: int64 [3, B]: of coins, of a recovered token, and of the target's own.
+        seed, ids, positions: the parts of the round's noise keys (NoiseKeys).
+        streams: int64 [3, B], the noise streams for acceptance, for a recovered token, and for the target's own
+            token.
         p, sound, q_finite, excess: scratch, float32 [B * (w + 1) * size], bool [B, w + 1] and [B, w], float64 [B,
             w].
         tests: float32 [4, B, w], for the drafts' p, q, u and chance.
