@@ -2,9 +2,8 @@
 
 `predict_speedups` runs no model and measures nothing. It returns a prediction as plain, JSON-ready data with its
 assumptions: times in ms, None for a figure that does not apply. The same arguments always give the same figures,
-    and
-`python -m bench simulate` gives them too. Not predicted: prefills, trees of drafts, lengths that differ between
-rows.
+and `python -m bench simulate` gives them too. Not predicted: prefills, trees of drafts, lengths that differ
+between rows.
 """
 
 from __future__ import annotations
