@@ -42,8 +42,8 @@ class Options:
             measured round costs. Or an integer from 0 to 1024, or your own policy: an object with `limit`,
             `lengths` and `observe` (length/base.py).
         tree: draft trees instead of chains: the number of children of each draft, level by level. For example,
-            (3, 2, 1) drafts 3 tokens, 2 after each of them and 1 after each of those: 15 in all. At most 62,
-            by a draft model or head. None drafts chains.
+            (3, 2, 1) drafts 3 tokens, 2 after each of them and 1 after each of those: 15 in all. A tree has at
+            most 62 drafts and needs a draft model or head. None drafts chains.
         drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's default).
         attention: a name from ATTENTIONS, or "auto" (the fastest known on this device).
         verification: "block" (judges a row's drafts together), "rejection" (one by one), "coupled" (every method
@@ -58,10 +58,11 @@ class Options:
             of `tokenizer.apply_chat_template`, e.g. {"chat_template": "tool_use"}; None for none.
         raw: whether to leave out the chat template for a prompt that is text.
         time_budget_ms: milliseconds of lane time, above 0, after which the lane ends; None for no limit.
-        synthetic_acceptance: accept every draft with this probability, 0 to 1, whatever it is; for benchmarks.
+        synthetic_acceptance: accept each draft with this probability (0 to 1) instead of judging it; for
+            benchmarks.
         logprobs: whether `generate` and `stream` return each token's log-probability under the target: by the
             plain softmax (`logprobs`) and by the distribution that was sampled (`sampled_logprobs`).
-        inspect: whether to give each row's round its `detail`, computed while the lane's clock is stopped.
+        inspect: whether to set `RowRound.detail`, which is computed while the lane's clock is stopped.
         clock: predict the times of another machine; None measures them on this one.
     """
 

@@ -4,7 +4,7 @@ A Sequence holds its prompt, its new tokens, where and when each of them came fr
 RowRound are the one record of what happened in a round. Their `record` is the JSON that snapshots, recordings,
 exports and the page's script read: the fields by name, without those marked INNER.
 
-No tensors, models or clocks here; the caller passes times in.
+This module handles no tensors, models or clocks; the caller passes times in.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Sequence:
     """One sequence of a batch.
 
     Attributes:
-        index: its place in the request.
-        id: key of its random numbers.
-        eos: ids that end it.
+        index: the sequence's place in the request.
+        id: key of the sequence's random numbers.
+        eos: token ids that end the sequence.
         token_ids: the new tokens only; `tokens` also has the prompt.
         origins: where each new token came from, e.g. "accepted" or "bonus".
         times_ms: when each new token was written, on the lane's clock.
         finish_reason: "eos", "stop" or "length"; None while it is being generated.
-        prefilled_ms: when its prompt had been read; None before.
+        prefilled_ms: when the whole prompt had been read, on the lane's clock; None before.
         stopped: called with each new token in turn; True if the text up to that token contains a stop string. None
             if there are no stop strings.
         logprobs: log-probability of each new token under the model's plain softmax; empty unless requested.
@@ -80,7 +80,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Number of tokens that it may still generate."""
+        """Number of tokens that the sequence may still get."""
         return self.max_new_tokens - len(self.token_ids)
 
     def write(self, tokens: list[int], origins: list[str]) -> int:
@@ -117,8 +117,9 @@ class Candidate:
     Attributes:
         p: the target's probability.
         q: the draft's probability.
-        residual: its share of the residual max(0, p - q), from which a recovered token is drawn.
-        text: its text, filled in by a lane with a tokenizer.
+        residual: the token's probability in the normalised residual max(0, p - q), from which a recovered token is
+            drawn.
+        text: the token's text, filled in by a lane with a tokenizer.
     """
 
     token: int
@@ -154,11 +155,11 @@ class RowDetail:
     """Details of a row's round, for a reader who follows it step by step.
 
     Attributes:
-        rule: how drafts were judged: "rejection", "block", "tree", "coupled", "greedy" or "coin"
-            (`synthetic_acceptance`).
+        rule: how drafts were judged: "rejection", "block", "tree", "coupled", "greedy" or, under
+            `synthetic_acceptance`, "coin".
         sources: who proposed each draft: "head", "model", "copy", "window" or "drafter".
         own_p: greedy only: each draft's probability under the target at temperature 1.
-        own_q: greedy only: each draft's probability under the draft at temperature 1; None where it is not known.
+        own_q: greedy only: each draft's probability under the draft at temperature 1, or None if not known.
         ending: None if the round ended with an accepted draft.
     """
 
@@ -291,7 +292,7 @@ class WindowWork:
     Attributes:
         tokens: tokens fed, padding included.
         read: cached tokens that the forwards read, over all rows.
-        seen: the same, counted once per token that attends to them.
+        seen: the cached tokens that each fed token attends to, summed over all fed tokens.
     """
 
     forwards: int = 0
@@ -314,22 +315,22 @@ class Round:
     Attributes:
         kind: "prefill" (one chunk of the prompts; the last one appends the first tokens), "plain" or "verify".
         draft_length: the largest of `lengths`.
-        time_ms: the lane's clock when it ended. It began when the round before it ended.
+        time_ms: the lane's clock when this step ended; it began when the step before it ended.
         draft_forwards: forwards of the draft model.
         draft_tokens: tokens drawn by the draft model, verified or not; copied drafts do not count.
-        windowed: the target's work for its own drafts, if it made any.
+        windowed: the target's work for drafting, if it drafted for itself.
         reading: progress of a prefill; None in every other round.
         explain: set by `inspect`: fills in the rows' details. The lane calls it before the decoder's next step,
             with its clock stopped.
-        fed: input sizes of the verification, or of the prefill chunk; there, no rows means that everything was
-            cached already. None if not known.
+        fed: input sizes of the verification or of the prefill chunk, or None if not known. A prefill without rows
+            means that everything was cached already.
         lengths: the draft length that the policy gave each row (for trees the depth), in the order of `rows`;
             empty in a prefill.
         draft_ms: time spent on drafting; 0 if nothing was drafted and no draft model ran. None in a prefill, and
             if draft and target work at the same time.
-        verify_ms: time of the target's forward and the verification, up to the round's wait for the device; None
-            when `draft_ms` is. The rest of the round is the host's.
-        round: the lane's number of it; verifications and plain steps count from 1, a prefill has 0.
+        verify_ms: time of the target's forward and the verification, including the round's wait for the device;
+            None if `draft_ms` is None. The rest of the round is work of the host.
+        round: number of the round in its lane, counted from 1; 0 for a prefill.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Admission: decide whether a request fits the memory before anything is allocated. Call `admit`.
 
 It compares an estimate for all lanes that run together (caches, logits and working memory) with the free memory.
-The error for a request that does not fit names the largest batch and the largest number of new tokens that would.
+If a request does not fit, the error names the largest batch and the largest number of new tokens that would fit.
 Weights are already in memory and don't count.
 """
 
@@ -29,11 +29,12 @@ from .request import Request
 _LOGIT_COPIES = 6
 # Bytes per attention score: float32, before and after the softmax.
 _SCORE_BYTES = 8
-# The same if transformers stores only a mask: one for all heads, as bytes and as numbers added to the scores.
+# Bytes per pair of tokens if transformers stores no scores but only masks, which all heads share: one mask as
+# bytes, and one as float32 numbers that are added to the scores.
 _MASK_BYTES = 5
 # Numbers that one layer stores per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
-# From kernels/triton/attention.py: columns of a segment, and the maximum size of all segments' sums.
+# From kernels/triton/attention.py: the columns of a segment, and the most numbers of partial results in total.
 _SEGMENT, _MAX_PART_NUMBERS = 512, 1 << 26
 # Share of the free memory that a request may take.
 _HEADROOM = 0.9
@@ -134,12 +135,16 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
 
 
 def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
-    """Return the bytes that transformers' `generate` needs: all rows as long as the longest, one prefill."""
+    """Return the bytes that transformers' `generate` needs.
+
+    It pads all rows to the length of the longest, and prefills them in one forward.
+    """
     config, model = pair.target.config.get_text_config(), pair.target_step
     itemsize, heads = pair.target.dtype.itemsize, config.num_attention_heads
     prompt = max(map(len, request.prompts[:rows]))
     length = prompt + max(map(request.new_tokens, request.prompts[:rows]))
-    # Keys and values of all layers, plus for one layer a grown copy and a copy repeated for each query head.
+    # Keys and values of all layers. While one layer runs, they exist twice for it (the cache grows by copying),
+    # and once more repeated for each query head.
     cache = rows * length * 2 * model.head_dim * itemsize * (model.kv_heads * (model.layers + 1) + heads)
     eager = config._attn_implementation == "eager"
     scores = rows * prompt * prompt * (heads * _SCORE_BYTES if eager else _MASK_BYTES)
@@ -148,7 +153,7 @@ def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
 
 
 def _chunk_tokens(pair: ModelPair, request: Request, batch: int) -> int:
-    """Return the tokens in the largest prefill chunk: equal prompts count once, shorter ones are padded."""
+    """Return the tokens in the largest prefill chunk. Equal prompts count once, padding counts."""
     num_distinct = len({tuple(prompt) for prompt in request.prompts[:batch]})
     longest = max(len(prompt) for prompt in request.prompts)
     return min(num_distinct * longest, max(num_distinct, prefill_tokens(pair.device)))

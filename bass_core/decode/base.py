@@ -27,10 +27,10 @@ class CacheBytes:
     """Bytes of a decoder's caches, all allocated before its first step.
 
     Attributes:
-        shared: the target's keys and values of shared prefixes, each counted once.
-        own: the target's space for the rest of each row.
-        draft: the draft's cache, shared and own.
-        copies: the total if every row stored a copy of its prefix.
+        shared: the target's keys and values of shared prefixes, each prefix counted once.
+        own: the target's keys and values of each row, without the shared prefixes.
+        draft: the whole cache of the draft.
+        copies: bytes of all caches if every row stored a copy of its prefix.
     """
 
     shared: int

@@ -5,7 +5,7 @@ Regular decoding is the loop without a drafter. Speculative decoding runs it ove
 BatchDecoder implements Decoder (base.py). A round is four calls: lengths, propose, verify, commit.
 
 The rule that judges drafts is known before any is drawn: the tree rule if the drafter `branches`, else the chain
-rule. Each round waits for the device once. No clocks and no texts here.
+rule. Each round waits for the device once. This module handles neither clocks nor texts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
     Attributes:
         outcomes: one per row.
         output: the target's output; its tensors are valid until the next forward.
-        fed: as in Round.
+        fed: input sizes of the verification, as in Round.
         raw_logits: the target's logits before penalties.
     """
 
@@ -148,7 +148,7 @@ class BatchDecoder:
         return Round("prefill", rows=rows, fed=prefill.newest)
 
     def _reading(self) -> Reading | None:
-        """Return the progress of the target's prefill; the draft's, which comes first, does not count."""
+        """Return the progress of the target's prefill. The draft's prefill comes before it and does not count."""
         if self._prefill is None or not self._prefill.total:
             return None
         return Reading(self._prefill.fed, self._prefill.total, [row.index for row in self._rows])
@@ -193,7 +193,7 @@ class BatchDecoder:
         return any(most > 0 and offer.forwards for most, offer in zip(self._lengths(offers), offers, strict=True))
 
     def _usable(self, lengths: list[int]) -> list[int]:
-        """Cut the lengths to each row's remaining tokens, less the one that the target adds."""
+        """Limit each row's length to its remaining tokens minus one, because the target adds a token."""
         return [min(most, row.remaining - 1) for most, row in zip(lengths, self._rows, strict=True)]
 
     def _draft_work(self) -> tuple[int, int]:
@@ -242,7 +242,7 @@ class BatchDecoder:
         refuse_unsound([outcome.next_token for outcome in outcomes])
         paths = [outcome.accepted_drafts for outcome in outcomes]
         for r, path in enumerate(paths):
-            # The newest token is fed first, the path follows it.
+            # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
         self._hand_states(rows, lambda: _states_of(verdict.output.require_states(), paths))
         no_parents: list[Any] = [None] * len(rows)
@@ -270,7 +270,7 @@ class BatchDecoder:
         return add_details
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
-        """Give a drafter that reads them the target's hidden states of the newly committed tokens."""
+        """Give the target's hidden states of the newly committed tokens to a drafter that reads states."""
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
 

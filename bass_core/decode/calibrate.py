@@ -3,9 +3,9 @@
 `cost_table` measures all missing costs right away. `MeasuredCosts.measure` does it step by step, each a round or a
 prefill chunk, so the caller can show progress or stop. measuring.py decides when to measure.
 
-Rounds are timed in a real decoder whose drafts are random tokens. The median of several times is used, because one
-unusually short time would make all others look expensive, or cheap. The costs for a number of rows are stored once
-they are complete. The length of the text is not varied.
+Rounds are timed in a real decoder whose drafts are random tokens. The median of several times is used, because a
+single unusual time would distort the comparison with all other costs. The costs for a number of rows are stored
+once they are complete. All measurements use texts of about the same length.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MAX_TOKENS = 96
 
 @dataclass(frozen=True)
 class MeasuringPlan:
-    """The measurements for each number of rows.
+    """What to measure for each number of rows.
 
     Attributes:
         widths: tokens per row of each verification.
         drafted: tokens per row of two proposals. A draft token costs the difference of their times divided by the
             difference of their tokens; the rest is the cost of a proposal.
-        repeats: timed runs of each, after one that does not count.
-        context: tokens of the prompt.
+        repeats: how often each is timed, after a first run that does not count.
+        context: number of tokens of the prompt.
         coarse: whether to mark the costs as coarse in the table.
     """
 
@@ -84,7 +84,7 @@ class MeasuredCosts:
         verification: Verification = AUTOMATIC,
     ) -> None:
         self.pair, self.kind, self.backend = pair, kind, backend
-        # Without penalties and biases, because all requests share the stored table.
+        # Leave out penalties and biases, because requests with and without them share the stored table.
         self.sampling, self.verification = sampling.unshaped, verification
         self.path = costs_path(pair, kind, backend, sampling)
         self.table = self._read_stored()
@@ -208,7 +208,8 @@ class _Lab:
         limit = max(plan.widths)
         drafted = sum(1 + requested for requested in plan.drafted)
         room = (plan.repeats + 1) * (sum(self.widths) + drafted) + limit
-        # Without a gap, a target that drafts for itself proposes nothing, and there is nothing to time.
+        # A target that drafts for itself proposes nothing to a row without a gap (see draft/window.py), so make
+        # the prompt long enough to have one.
         min_context = gapped(WINDOW) if kind.windows else 0
         context = max(1, min(max(plan.context, min_context), pair.context_length - room))
         prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
@@ -265,13 +266,14 @@ class _Lab:
     def costs(self) -> CostTable:
         """Return the measured costs; requires `timed`."""
         points = [(float(self.rows * width), median(times)) for width, times in self.verify_times.items()]
-        # A wider verification is never cheaper. If it was measured so, that is noise: use the larger time.
+        # A wider verification is never cheaper. If noise makes it look cheaper, use the narrower one's time.
         verify = [(x, max(y for other, y in points if other <= x)) for x, _ in points]
         draft, proposal = {}, {}
         if self.model is not None:
             short_len, long_len = self.plan.drafted
             short_ms, long_ms = median(self.draft_times[short_len]), median(self.draft_times[long_len])
-            # If noise makes the longer proposal the cheaper one, use its whole time per token, an upper bound.
+            # If noise makes the longer proposal the cheaper one, use its time divided by its tokens, an upper
+            # bound.
             token_ms = (long_ms - short_ms) / (long_len - short_len) if long_ms > short_ms else long_ms / long_len
             # Every proposal also reads one written token.
             proposal_ms = (

@@ -90,7 +90,7 @@ def check_stop(pair: ModelPair, stop: object) -> tuple[str, ...]:
 
 
 def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
-    """Return the parameters with bad words as token ids, each as spelled at a text's start and after a space.
+    """Return the parameters with bad words as token ids: both the spelling at a text's start and after a space.
 
     Raises:
         RequestError: for unknown token ids, or for words as texts without a tokenizer.
@@ -134,7 +134,7 @@ def check_tree(
     """Return the shape of the trees, or None for none.
 
     Raises:
-        RequestError: for a bad shape, a drafter that can't make trees, or a draft length as well.
+        RequestError: for a bad shape, a drafter that can't make trees, or if a draft length is given as well.
     """
     if tree is None:
         return None

@@ -31,12 +31,15 @@ from ..sample.params import SamplingParams
 
 # Version of the file's layout and of the measuring method: increase it when either changes.
 FORMAT = 12
-# Largest number of rows to measure; beyond it, a round's cost is assumed to depend only on its tokens.
+# Largest number of rows to measure. With more rows, a round's cost is assumed to depend only on its tokens.
 MOST_ROWS = 8
 
 
 def may_measure() -> bool:
-    """Return whether "auto" may measure costs: not with BASS_MEASURE=0 or on ZeroGPU, which bills the time."""
+    """Return whether "auto" may measure costs.
+
+    It may not with BASS_MEASURE=0, or on ZeroGPU, which bills the time.
+    """
     return os.environ.get("BASS_MEASURE") != "0" and not on_zero_gpu()
 
 
@@ -63,7 +66,8 @@ def can_keep(path: Path | None) -> bool:
 def missing_sizes(table: CostTable | None, rows: int) -> list[int]:
     """Return the numbers of rows still to measure, for requests of up to `rows` rows.
 
-    They are powers of two that are not measured, or only coarsely. For example, 5 rows need 1, 2, 4 and 8.
+    These are the powers of two that are not measured yet, or only coarsely. For example, requests of up to 5 rows
+    need 1, 2, 4 and 8.
     """
     sizes = [1 << i for i in range((min(rows, MOST_ROWS) - 1).bit_length() + 1)]
     return [size for size in sizes if table is None or size not in table.verify or size in table.coarse]
@@ -78,7 +82,10 @@ def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
 
 
 def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams) -> str:
-    """Return a hash of all that a round's cost depends on. Copying drafters share it: their drafts are free."""
+    """Return a hash of everything that a round's cost depends on.
+
+    All drafters that only copy get the same hash, because their drafts cost nothing.
+    """
     draft = None
     if kind.runs_model:
         draft = str(getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__)
@@ -102,6 +109,9 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
 
 
 def _module_classes(model: nn.Module | None) -> list[str]:
-    """Return the classes of a model's modules, marked if calling one runs more than its class in transformers."""
+    """Return one text per module: the name of its class, and whether calling it runs other code than that class.
+
+    Such code is a hook, or a forward that replaced the one in transformers or torch.
+    """
     modules = [] if model is None else list(model.modules())
     return [f"{type(module).__qualname__} {is_hooked(module) or is_patched(type(module))}" for module in modules]

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_policy(request: Request) -> LengthPolicy:
-    """Return a fresh policy for a decoder; the request has its costs, which are the times on a simulated clock."""
+    """Return a fresh policy for a decoder. It uses the costs that are stored in the request."""
     return policy_for(request.draft_length, request.costs, timed=request.clock is None)
 
 
@@ -71,8 +71,8 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     """Measure, step by step, the missing costs for up to `rows` rows with all other settings at their defaults.
 
-    A CPU's peaks come first, because they take a second at most. Sampling comes before greedy decoding, because
-    the page's first race samples.
+    A CPU's peaks are measured first, because they take a second at most. Then the costs of sampling are measured,
+    which the page's first race needs, and those of greedy decoding last.
     """
     yield from measure_peaks(pair.device, pair.dtype)
     kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
@@ -88,8 +88,8 @@ class Progress:
 
     Attributes:
         done: the share that is done, from 0 to 1.
-        left_ms: estimated wall time of the rest, at the speed so far and within the time limit; None before the
-            first.
+        left_ms: estimated wall time until the measurements end, from the speed so far and the time limit; None
+            while nothing is done yet.
     """
 
     done: float
@@ -102,9 +102,10 @@ class Measuring:
     Each iteration is one step of a decoder, or one of the peaks; there is none if everything is known already.
 
     Attributes:
-        request: has its costs afterwards; they stay None if no policy needs them or "auto" can't get them.
+        request: the request. Its `costs` are set after the iteration; they stay None if no policy needs them, or
+            if "auto" can't measure them.
         rows: rows of the largest batch among the lanes that draft by a policy; 0 if there is none.
-        progress: progress of the costs; None before their first step.
+        progress: progress of the cost measurements; None before their first step.
     """
 
     progress: Progress | None = None
@@ -138,7 +139,7 @@ class Measuring:
             yield from self._counted(costs.measure(sizes, FULL), math.inf)
 
     def _coarsely(self, costs: MeasuredCosts) -> Iterator[None]:
-        """Measure in at most COARSE_SECONDS. Only log errors: lanes run the same models and report them."""
+        """Measure in at most COARSE_SECONDS. Errors are only logged, because the lanes will report them."""
         sizes = missing_coarse_sizes(costs.table, self.rows)
         path = costs.path
         if not sizes or path is None or _attempts[path] >= MAX_COARSE_ATTEMPTS or not can_keep(path):

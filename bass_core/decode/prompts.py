@@ -136,7 +136,7 @@ def _tokenized(tokenizer: Any, text: str) -> list[int]:
 
 
 def _templated(tokenizer: Any, messages: list[dict[str, Any]], chat: Chat) -> list[int]:
-    """Return the ids of a conversation. A template that can't show plain content gets a list of parts."""
+    """Return the ids of a conversation. If the template can't show a plain text, pass it as a list of parts."""
     _check_template(tokenizer, chat.variables or {})
     options = {"add_generation_prompt": True, **(chat.variables or {}), "return_dict": False}
     for message in messages:

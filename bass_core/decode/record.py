@@ -54,7 +54,7 @@ def write_round(
 
 
 def _at_end(path: list[int], count: int, parents: list[int] | None) -> bool:
-    """Return whether no draft follows the accepted ones."""
+    """Return whether no draft follows the last accepted one."""
     if parents is None:
         return len(path) == count
     return (path[-1] if path else -1) not in parents

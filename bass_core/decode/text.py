@@ -2,7 +2,7 @@
 
 The joined pieces equal the tokenizer's decoding of all tokens at once, without special tokens, up to the first
 stop string. Text that may still change is held back: a character until all of its bytes have come, a run of byte
-tokens until it ends, and the beginning of a possible stop string until the next tokens rule it out.
+tokens until it ends, and a possible beginning of a stop string until the next tokens show that it is none.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Proposal:
             (HeadDrafter).
         token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
         windowed: the work of the target on windowed drafts, or None.
-        sources: who drafted each row (Drafter.source), from a drafter that combines several, or None.
+        sources: who drafted each row (Drafter.source), if a drafter combines several. None: the drafter itself.
         own: returns each draft's probability at temperature 1, per row, for greedy decoding. An entry is None if
             its draft has no probability. None if the drafter does not report them.
     """
@@ -90,7 +90,7 @@ class Drafter(Protocol):
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
             then refused.
         observes_states: whether `observe_states` needs the target's hidden states.
-        raw_states: whether those states may come unfinished, see HiddenStateTap.finish.
+        raw_states: whether `observe_states` may get unfinished states, see HiddenStateTap.finish.
         branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
             max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
         calls: forwards of a draft model so far, including those of a target that drafts for itself.
@@ -146,7 +146,7 @@ class Drafter(Protocol):
         return None
 
     def rewind(self, row: int, length: int) -> None:
-        """Drop the tokens of row `row` from `length` on, which AMUSD took back. They are never prompt tokens."""
+        """Drop a row's tokens from index `length` on, because AMUSD took them back. The prompt always stays."""
         return None
 
     def move_row(self, source: int, target: int) -> None:
@@ -155,7 +155,7 @@ class Drafter(Protocol):
 
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
-    """Return offers of as many drafts as each row has room for, next to the token that the target adds."""
+    """Return offers of as many drafts as each row has tokens left, minus one that the target adds."""
     return [Offer(row.remaining - 1, source, row=row.id) for row in rows]
 
 
@@ -171,7 +171,7 @@ def own_drafter(drafter: Any) -> Drafter:
         wrapped.offers = partial(plain_offers, source=getattr(wrapped, "source", Drafter.source))
     for name, default in vars(Drafter).items():
         if not name.startswith("_") and not hasattr(wrapped, name):
-            # Not a bound method, which would keep the drafter alive; the defaults don't use `self`.
+            # The defaults don't use `self`. A bound method would keep the drafter alive.
             setattr(wrapped, name, partial(default, None) if callable(default) else default)
     checked: Drafter = wrapped
     return checked

@@ -38,25 +38,27 @@ from .pending import CHUNK, feed_pending
 from .texts import Texts, append_token
 from .tree import Fed, LevelStates, StaticTrees, TreeFeed
 
-# A row drafts on only while its drafts are this many times as likely as `confidence`, since a forward of the head
-# costs more than one more token in a verification. Each row decides independently of its neighbours.
+# A row continues drafting only while its drafts are this many times as likely as `confidence`, because a forward
+# of the head costs more than one more token in a verification. Each row decides independently of its neighbours.
 HEADROOM = 4.0
-# Sampling of the distribution that the confidence of greedy drafts is taken from.
+# Under greedy decoding, the confidence of a draft is its probability at temperature 1.
 _PLAIN = SamplingParams(temperature=1.0)
 
 
 class HeadDrafter(Drafter):
     """Drafts chains or trees with the pair's draft head.
 
-    Whether a row drafts on never depends on the token that is drawn next, so each draft is distributed as q.
+    Whether a row continues drafting never depends on the token that is drawn next, so each draft is distributed as
+    q.
 
     Args:
         runner: runs the head's body over its reduced vocabulary.
         size: V, the size of the target's vocabulary.
-        confidence: a row drafts on while its drafts so far are at least HEADROOM times as likely as this, and at
-            least as likely as this together with the likeliest next token. At 0 no row stops; above 1 / HEADROOM
-            it drafts at most one token. Ignored on an accelerator, where a wasted forward costs less than waiting
-            for the device; there only the length policy limits the drafts, in advance.
+        confidence: a row continues drafting while the probability of its drafts so far is at least HEADROOM times
+            this number, and at least this number after multiplying by that of the likeliest next token. At 0 no
+            row stops; above 1 / HEADROOM it drafts at most one token. Ignored on an accelerator, where a wasted
+            forward costs less than waiting for the device; there only the length policy limits the drafts, in
+            advance.
         ahead: for AMUSD, whose text runs ahead of the target's states. The head's own state of a token stands in
             until the target's arrives; the tokens fed after it are then fed again. A proposal has at most one
             draft per row, and none if a state is missing, for example after a copied token, which the head was not
@@ -86,7 +88,8 @@ class HeadDrafter(Drafter):
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
         self._texts = Texts(head, 0)
-        # Not None if our own kernels make the body's inputs, and then draft whole chains. Survives a refresh.
+        # If this is not None, our own kernels make the body's inputs and draft whole chains. It survives a
+        # refresh.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
         self._in_one_call = self._inputs is not None and not (ahead or tree)
@@ -278,7 +281,7 @@ class HeadDrafter(Drafter):
 
     @property
     def room(self) -> int:
-        """How many more drafts can be fed in any row."""
+        """How many more drafts every row can be fed."""
         return self._feed.room
 
     def _read_prefixes(self, rows: list[Sequence]) -> None:
@@ -340,7 +343,8 @@ class HeadDrafter(Drafter):
                 return self._fused(self._inputs, texts, source.take(counts)), starts, counts
             before = source.read(counts)
         else:
-            # A row that drafts needs the logits after its newest token, so it feeds that token (again).
+            # A row that drafts needs the logits after its newest token, so it feeds that token even if it was fed
+            # before.
             starts = [min(runner.lengths[r], end - 1 if max_drafts[r] else end) for r, end in enumerate(ends)]
             counts = [ends[r] - start if max_drafts[r] else 0 for r, start in enumerate(starts)]
             before = source.read(starts, max(counts))
@@ -368,7 +372,7 @@ class HeadDrafter(Drafter):
         return pad_sequence(list(x.split([len(text) for text in texts])), batch_first=True)
 
     def _distribution(self, logits: Tensor) -> Tensor | None:
-        """Return q [B, V'] over the head's vocabulary, or None if nothing needs it."""
+        """Return q [B, V'] over the head's vocabulary, or None if neither the draw nor the proposal needs it."""
         if self.params.greedy:
             if is_accelerator(logits.device):
                 return logits.float().softmax(-1) if self._reports_q else None
@@ -383,7 +387,7 @@ class HeadDrafter(Drafter):
         return draw(q, keys.seed, keys.sequence_ids, keys.positions + step, streams, ids)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """Do nothing: drafts don't count in the cache, accepted ones are fed again with the target's states."""
+        """Do nothing: drafts don't stay in the cache, because accepted ones are fed again with target states."""
 
     def rewind(self, row: int, length: int) -> None:
         """Feed positions from `length` on again. Without `ahead`, their states will be observed again too."""

@@ -27,7 +27,7 @@ class SettledStates:
         self, rows: int, hidden: int, device: torch.device, finish: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.hidden, self.device, self.finish = hidden, device, finish
-        # The first token has no state before it, so it reads zeros.
+        # There is no state before the first token of a text, so that token reads zeros.
         self._waiting = [[torch.zeros(1, hidden, dtype=torch.float32, device=device)] for _ in range(rows)]
 
     def observe(self, states: list[Tensor]) -> None:
@@ -66,7 +66,7 @@ class SettledStates:
         return _split(self._waiting[row], count)[0]
 
     def finished(self, pieces: list[Tensor]) -> Tensor:
-        """Return the states [N, hidden] of such pieces."""
+        """Return the finished states [N, hidden] of pieces from `take` or `next`, as one tensor."""
         return cat(self._finish_all(pieces))
 
     def skip(self, row: int, count: int) -> None:
@@ -108,7 +108,8 @@ class StandInStates:
 
     def __init__(self, rows: int, length: int, hidden: int, device: torch.device) -> None:
         self.values = torch.zeros(rows, length, hidden, dtype=torch.float32, device=device)
-        # Per row: its index in `values`, its number of states from the target, and of states from anyone.
+        # Per row: its index in `values`, the number of states from the target, and of all states, the head's own
+        # included.
         self._places = list(range(rows))
         self._observed = [0] * rows
         self._known = [0] * rows

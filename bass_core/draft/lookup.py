@@ -38,7 +38,8 @@ class PromptLookupDrafter(Drafter):
         self.longest, self.shortest = longest, shortest
         # Per row: the position after the last occurrence of each run of tokens.
         self._tables: list[dict[tuple[int, ...], int]] = []
-        # Per row, for each run outside the prompt: its position, the run, and the position that it replaced.
+        # Per row, for each run that ends after the prompt: the position after it, the run, and the position that
+        # its table entry had before.
         self._replaced: list[list[tuple[int, tuple[int, ...], int | None]]] = []
         self._prompts: list[int] = []
         self._indexed: list[int] = []
@@ -65,7 +66,10 @@ class PromptLookupDrafter(Drafter):
         )
 
     def _copy(self, row: int, tokens: list[int], count: int) -> list[int]:
-        """Return `count` tokens after the latest match, or none. Repeats them at the end of the text."""
+        """Return `count` tokens after the latest match, or none.
+
+        If the text ends before that many, the tokens after the match are repeated.
+        """
         at = self._match(row, tokens)
         return [] if at is None else [tokens[at + i % (len(tokens) - at)] for i in range(count)]
 

@@ -148,7 +148,7 @@ class ModelDrafter(Drafter):
 
     @property
     def room(self) -> int:
-        """How many more drafts can be fed in any row."""
+        """How many more drafts every row can be fed."""
         return self._feed.room
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:

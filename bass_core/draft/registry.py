@@ -31,10 +31,10 @@ from .window import WINDOW, WindowChain, WindowDrafter
 
 # "adaptive" copies only after a match this long; the model is right more often than a copy after a shorter match.
 CASCADE_MATCH = 3
-# A draft head stops once its drafts are less likely than this. Low, because one more token in a verification costs
-# little; HEADROOM in draft/head.py accounts for the head's own forwards.
+# A draft head stops once its drafts are less likely than this. The limit is low because one more token in a
+# verification costs little; HEADROOM in draft/head.py accounts for the head's own forwards.
 CONFIDENCE = 0.1
-# The same for AMUSD, where drafts after an unsure one are usually discarded with it.
+# The same for AMUSD. The limit is higher because drafts after an unlikely one are usually discarded.
 AHEAD_CONFIDENCE = 0.2
 
 
@@ -87,7 +87,8 @@ class Parts:
         assert pair.draft_step is not None
         head = isinstance(draft, DraftHead)
         vocab = len(draft.vocabulary) if isinstance(draft, DraftHead) else pair.vocab
-        # AMUSD can't share prefixes: a model feeds a prompt's last token again, a head the whole prompt.
+        # AMUSD can't share prefixes, because it feeds prompt tokens again: a draft model the last one, a draft
+        # head all of them.
         share = not self.ahead
         # A draft model reads only as much of a prompt as fits its context (ModelDrafter.start).
         texts = self.texts if head else self.texts.cropped(pair.draft_step.context)
@@ -128,7 +129,7 @@ class DrafterKind:
         make: builds a drafter.
         without_copies: builds a drafter that runs the same forwards and never copies. None: `make` does.
         own: it is a user's object, whose costs are unknown.
-        runs_model: it runs the pair's draft, which must exist, and keeps a cache of it.
+        runs_model: it runs the pair's draft, which must exist, and needs a cache for it.
         copies: it copies from the text.
         stops_when_unsure: a draft head stops if its drafts are likely to be rejected.
         windows: the target drafts for itself, over part of its own cache.

@@ -9,7 +9,7 @@ with noise keyed by its parent.
 The output keeps the target's distribution under the tree rule (verify/tree.py), for two reasons:
 - Whether a draft gets fewer children depends only on the text before them. The causes are a row's maximum depth,
   a full cache and, on a CPU, tokens without probability.
-- A child that was drawn is never left out, and later draws depend on it only as part of their text.
+- A child that was drawn is never left out, and later draws depend on it only because it is part of their text.
 
 On an accelerator the host reads nothing: the shape is known in advance, and a child with q = 0 is verified like
 any other. Drafts fed here don't count in the draft's cache: the next proposal feeds the accepted ones again.
@@ -111,7 +111,7 @@ class _RoundTrees:
         return added
 
     def feed(self, drafts: list[Parent]) -> list[list[int]]:
-        """Return the parents of a row's drafts in their order, for the model's forward."""
+        """Return, per row, the parent of each of these drafts, for the model's forward."""
         fed: list[list[int]] = [[] for _ in self.rows]
         for r, i in drafts:
             fed[r].append(self.rows[r].parents[i])
@@ -179,7 +179,7 @@ class StaticTrees:
         columns = top(values, min(children, q.shape[-1]))[1]
         tokens = columns if ids is None else ids[columns]
         chances = q.gather(-1, columns)
-        # Coupling ignores q, so every child may come with it.
+        # Coupling ignores q, so every child may be given one.
         if self.coupled:
             return _Children(tokens, chances, self._to_full_vocab(q, ids), 0)
         return _Children(tokens, chances, None, tokens.shape[1])
@@ -266,7 +266,7 @@ class LevelModel(Protocol):
 
     @property
     def room(self) -> int:
-        """How many more drafts can be fed in any row."""
+        """How many more drafts every row can be fed."""
         ...
 
 
@@ -285,7 +285,7 @@ class TreeFeed:
 
     @property
     def room(self) -> int:
-        """How many more drafts can be fed in any row."""
+        """How many more drafts every row can be fed."""
         lengths = [end + fed for end, fed in zip(self.ends, self.fed, strict=True)]
         return min(self.runner.cache.room(lengths), MOST_TREE - max(self.fed))
 

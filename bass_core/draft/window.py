@@ -103,10 +103,9 @@ class WindowChain(Drafter):
 
     Each proposal is a short text that the windowed target writes, in rounds of up to FRONT_LENGTH drafts by
     `front`, verified by the usual rule. So a sampled draft has the windowed target's distribution, which is q in
-    the full target's verification. Its noise is NoiseKeys.inner. Greedy and coupled drafts are the windowed
-    target's own choices. `front` drafts chains, and forgets the drafts once they are proposed. `calls` and
-    `drafted` count only its work.
-    Source: TriForce, Sun et al. 2404.11912, section 4.
+    the full target's verification. These inner rounds draw with the noise of NoiseKeys.inner. Greedy and coupled
+    drafts are the windowed target's own choices. `front` drafts chains, and forgets the drafts once they are
+    proposed. `calls` and `drafted` count only its work. Source: TriForce, Sun et al. 2404.11912, section 4.
     """
 
     source = "window"

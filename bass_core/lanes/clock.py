@@ -48,7 +48,10 @@ class LaneClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Measure the block's time without set-up (setup_time.py), on a GPU until its queued work is done."""
+        """Measure the block's time, without set-up (setup_time.py).
+
+        On a GPU, that is the time until all work that the block queued is done.
+        """
         if not self.queued:
             start = time.perf_counter()
             try:

@@ -30,8 +30,8 @@ from ..sequence import Sequence
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
-# Limits on the extra forwards of one race: their number, and their total tokens by device. They take a few
-# seconds at most.
+# Limits on the extra forwards of one race, which take a few seconds at most: MOST_FORWARDS forwards, with at most
+# MOST_TOKENS tokens together, depending on the device.
 MOST_FORWARDS = 8
 MOST_TOKENS = {"cpu": 1024, "accelerator": 32768}
 
@@ -51,7 +51,7 @@ def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str,
         For each method a list with one entry per row, None if both texts agree up to the end of the shorter one.
         A Difference has the index of the first differing token and both token ids (`theirs` is the reference
         lane's). Its p_ours, p_theirs and tie (see `weigh`) are None after MOST_FORWARDS or MOST_TOKENS, or if the
-        forward failed. The result is None if no lane has to give the same text.
+        forward failed. The result is None if no other lane has to give the reference lane's text.
     """
     reference = reference_lane(lanes)
     others = [lane for lane in lanes if lane is not reference]

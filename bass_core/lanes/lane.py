@@ -36,8 +36,8 @@ class Lane:
     Attributes:
         sequences: the lane's own rows.
         error: a message if a step failed, else None.
-        cache: bytes of its caches. None if the decoder doesn't report them, or if a simulated clock has other
-            models.
+        cache: bytes of its caches. None if the decoder doesn't report them, or if a simulated clock predicts for
+            other models than those that run.
         reading: progress of the prefill while prompts are read, else None.
     """
 
@@ -62,12 +62,12 @@ class Lane:
         ]
         with shortage_explained():
             self._decoder: Decoder | None = entry.build(pair, request, self.sequences)
-        # If the simulated clock has models of its own, the bytes held here belong to other models.
+        # A simulated clock without a table predicts for other models, so the bytes of these caches would mislead.
         simulates_pair = simulated is None or simulated.table is not None
         self.cache: CacheBytes | None = getattr(self._decoder, "cache", None) if simulates_pair else None
         self.reading: Reading | None = None
-        # Only if draft and target overlap: when each was busy, and the shortest turn of the lane in a fair race
-        # (ms).
+        # When draft and target were busy, and the lane's shortest turn in a fair race (ms): None and 0 if they
+        # don't overlap.
         self.timeline: Timeline | None = self._decoder.timeline
         self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
         self._forwards = 0
@@ -180,7 +180,7 @@ class Lane:
 
 
 def _work(pair: ModelPair, request: Request) -> Work:
-    """Return the sums for utilisation, of this device and these models or of those of a simulated clock."""
+    """Return empty sums for the utilisation, for this device and pair or for those of the simulated clock."""
     drafts = request.kind.runs_model
     simulated = request.clock
     if simulated is not None and simulated.table is None:

@@ -53,7 +53,8 @@ class Method:
     check: Callable[[ModelPair, Request], None] | None = None
 
 
-# How idle threads slow down code that only uses torch's threads, compared with a program of its own.
+# A clause for lanes that run only in torch, for example transformers' generate: torch's idle threads sleep sooner
+# here than in other programs, which can slow such a lane down. Empty if they don't.
 _HERE = f"; {clause}, which can slow it down on several threads" if (clause := idle_threads()) else ""
 
 METHODS: dict[str, Method] = {
@@ -175,8 +176,9 @@ def check_method(method: Method, pair: ModelPair, request: Request) -> None:
 def _check_noise(request: Request) -> None:
     """Refuse equal ids if a method drafts and a row's draft lengths depend on what other rows accepted.
 
-    Rows with equal ids share random numbers: the row that is ahead would set the other row's draft length with the
-    numbers that later judge it. Greedy text uses no random numbers, and coupled text doesn't depend on lengths.
+    Rows with equal ids share random numbers: the row that is ahead would determine the other row's draft length,
+    using the same random numbers that later judge that row's drafts. Greedy text uses no random numbers, and
+    coupled text doesn't depend on lengths.
     """
     ids, draft_length = request.sequence_ids, request.draft_length
     independent = (

@@ -19,18 +19,18 @@ class Metrics:
     They are None after too few rounds.
 
     Attributes:
-        ms_per_token: lane time per plain step without prefills. None before any row's second token.
-        plain_steps: the lane's texts counted in plain steps (lanes/pace.py).
+        ms_per_token: lane time without prefills / plain_steps. None before any row's second token.
+        plain_steps: the number of plain steps that would write the lane's texts (lanes/pace.py).
         speedup: the reference lane's time for this lane's texts / this lane's time.
-        round_cost: mean cost of a round, in plain steps of the reference lane.
+        round_cost: mean time of a round, as a multiple of the reference lane's time of a plain step.
         scatter: relative standard error of the speed.
         throughput_tps: new tokens per second of lane time until the last row finished, with prefills.
-        acceptance_rate: accepted / drafted. For a tree: its accepted path / its drafts.
+        acceptance_rate: accepted / drafted. In a tree, the drafts on the accepted path count as accepted.
         token_acceptance: accepted / tested. Tested drafts are those up to and including the first rejected one.
-            For a tree: the depths at which a draft's parent was accepted.
+            For a tree, a depth counts as tested if the parent of its drafts was accepted.
         mean_acceptance_length: 1 + accepted / row-rounds that drafted.
-        per_position_acceptance: at [i]: accepted at position i / row-rounds that drafted position i. For a tree:
-            the depths that were tested count as drafted.
+        per_position_acceptance: entry i is (accepted at position i) / (row-rounds that drafted position i). For a
+            tree, the depths that were tested count as drafted.
         ptl_first_ms: per-token latency (`latency`) of the first sequence to finish.
         ptl_last_ms: the same for the last sequence to finish.
         ptl_all_ms: the mean over all sequences.
@@ -77,8 +77,8 @@ class Counts:
         first_prefill_ms: lane time at which the first prefill ended.
         tested: tested draft tokens, see Metrics.token_acceptance.
         drafting_rows: row-rounds that drafted.
-        drafted_at: the same as `drafted`, by position.
-        accepted_at: the same as `accepted`, by position.
+        drafted_at: entry i is the number of row-rounds that drafted position i.
+        accepted_at: entry i is the number of those in which that draft was accepted.
         draft_length: the last length that the policy asked for.
     """
 

@@ -29,7 +29,8 @@ LEAST_ROUNDS = 8
 # While lanes run, a round counts at most this many times the lane's median round, because one stalled step says
 # nothing about speed. Once the lanes have finished, every round counts in full.
 STALL = 4.0
-# A text with another reason ("budget", "stopped", "error") was cut off, and its row counts as unfinished.
+# The reasons for which a text is complete. With any other ("budget", "stopped", "error") it was cut off, and its
+# row counts as unfinished.
 ENDS = frozenset({"eos", "stop", "length"})
 
 
@@ -38,7 +39,8 @@ class Pace:
     """The rounds of one lane, or of several races of one lane together.
 
     Args:
-        shared: number of decoded tokens by m, the number of rows that share the token's place.
+        shared: shared[m] is the number of decoded tokens worth 1 / m plain steps (see the module docstring): m
+            rows have a token at the same place, or are unfinished.
         rows: int64 [R], for each round the rows that were unfinished when it began.
         written: int64 [R], the tokens that it appended.
         ms: float64 [R], its time.
@@ -99,7 +101,7 @@ class Pace:
         return np.minimum(self.ms, STALL * np.median(self.ms)) if len(self.ms) else self.ms
 
     def speedup(self, reference: Pace) -> float | None:
-        """Return the reference's time for this lane's texts / this lane's time, or None while one is early.
+        """Return the reference's time for this lane's texts / this lane's time, or None while either is `early`.
 
         The reference's time for a token whose place m rows share is s(m) / m. s(m) is its mean time of a plain
         step with m unfinished rows, interpolated linearly between the values of m that occurred, and constant
@@ -120,7 +122,8 @@ class Pace:
     def against(self, reference: Pace | None) -> dict[str, float | None]:
         """Return speedup, round_cost and scatter under their names in Metrics.
 
-        The reference is None in a race without one. One that failed before it wrote anything is ignored.
+        `reference` is None in a race without a reference lane. A reference that failed before it wrote anything is
+        ignored.
         """
         if reference is not None and reference.over and reference.early:
             reference = None
@@ -134,9 +137,9 @@ class Pace:
     def scatter(self, reference: Pace | None = None) -> float:
         """Return the relative standard error of this lane's speed, from its rounds; inf before two rounds.
 
-        Round i takes s_i ms, and its tokens take the reference t_i ms (without a reference: they are worth t_i
-        plain steps). For R rounds the error is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), with
-        r = sum(t_i) / sum(s_i) (Cochran, Sampling Techniques, section 6.4).
+        Round i takes s_i ms, and the reference needs t_i ms for the tokens of that round. Without a reference, t_i
+        is their worth in plain steps. For R rounds the error is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i),
+        with r = sum(t_i) / sum(s_i) (Cochran, Sampling Techniques, section 6.4).
         """
         count = len(self.ms)
         if count < 2 or not self.shared or not self.ms.sum():

@@ -69,7 +69,8 @@ def race(
     Raises:
         RequestError: at the call, if an argument is unknown or out of range, or the request does not fit the
             memory.
-        MemoryShortage: midway, if memory runs out all the same. Everything is freed.
+        MemoryShortage: while the race runs, if the device runs out of memory although the request was found to
+            fit. Everything is freed.
     """
     all_options = gathered(race, options, keywords)
     methods = find_methods(lanes)
@@ -129,7 +130,10 @@ def _run(
 
 
 def _measure(measuring: Measuring, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Measure the round costs that the lanes need. Yield first at once, then when a snapshot is due or to stop."""
+    """Measure the round costs that the lanes need.
+
+    Yield at once, and then whenever a snapshot is due or the race has to stop.
+    """
     due = 0.0
     for _ in stepped(measuring):
         if stopped() or time.perf_counter() >= due:

@@ -66,8 +66,8 @@ class LaneSnapshot(_Lane, total=False):
         metrics: Metrics (lanes/metrics.py).
         rounds: Round (sequence.py).
         reading: Reading (sequence.py), or None unless prompts are being read.
-        cache: CacheBytes (decode/base.py), or None if the decoder doesn't report it, or if a simulated clock has
-            other models.
+        cache: CacheBytes (decode/base.py), or None if the decoder doesn't report it, or if a simulated clock
+            predicts for other models than those that run.
         timeline: present only if draft and target overlap, see decode/overlapped/timeline.py.
     """
 

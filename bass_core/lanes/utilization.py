@@ -6,9 +6,9 @@ drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the
 Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane time x peak bytes
 per second). It is above 1 if they are read from a cache.
 
-A target that drafts for itself is charged its own weights for each draft forward, and the few keys and values that
-this forward reads. Copied drafts cost nothing, and discarded drafts cost as much as others. Work and time of
-prefills don't count. A figure is None if its peak is unknown.
+If the target drafts for itself, each draft forward counts with the target's weights and the few keys and values
+that it reads. Copied drafts cost nothing, and discarded drafts cost as much as others. Work and time of prefills
+don't count. A figure is None if the device's peak is unknown.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Work:
             self.bytes_read += self.target.kv_bytes * (before + drafted)
 
     def _add_drafts(self, draft: ModelCost, round_: Round, before: float) -> None:
-        """Count a round's drafts as if all rows had the mean length `before` and drafted equally many tokens."""
+        """Count a round's drafts as if every row had `before` tokens (the mean) and drafted equally many."""
         rows = len(round_.rows)
         each = round_.draft_tokens / rows
         self.flops += rows * _flops(draft, each, before)

@@ -18,7 +18,7 @@ from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from .build import build_bass
 
-# Enough rows and prompt tokens for a real prefill, at the cost of a few steps.
+# The most rows and prompt tokens to warm up with: enough for a real prefill, but no slower than a few steps.
 MOST_ROWS, MOST_TOKENS = 4, 16
 
 _warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()

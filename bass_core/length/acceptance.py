@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 # An observation's weight is multiplied by this in every later round in which its source drafts. Acceptance changes
 # along a text, and that of copies changes suddenly when a text stops repeating another.
 MEMORY, COPY_MEMORY = 0.97, 0.85
-# A position starts as if tried PRIOR times, with the rate of the position before it; the first with FIRST_RATE.
+# Before its first observation, a position counts as tried PRIOR times with the rate of the position before it. The
+# first position has FIRST_RATE instead.
 PRIOR = 4.0
-# A row starts as if tried ROW_PRIOR times with the rates of all rows: some texts are easier than others, but one
-# round is weak evidence about a row. A row with less weight than FORGOTTEN is dropped: it has left, or has not
-# drafted for a long time.
+# Some texts are easier than others, but one round says little about a row. So a new row counts as tried ROW_PRIOR
+# times with the rates of all rows. A row whose observations weigh less than FORGOTTEN together is dropped: it has
+# left, or has not drafted for a long time.
 ROW_PRIOR, FORGOTTEN = 8.0, 0.05
 # First guesses. On Spec-Bench, 0.60 of the shipped draft head's greedy drafts and 0.55 of its sampled ones are
-# accepted. Prompt lookup has more accepted, after matches of three tokens.
+# accepted, and more of the drafts that prompt lookup copies after a match of three tokens.
 FIRST_RATE, FIRST_COPY_RATE = 0.55, 0.7
 
 Rates = NDArray[np.floating[Any]]
@@ -52,7 +53,7 @@ class SurvivalRate:
         self._cached_rates = None
 
     def add(self, count: int, allowed: int) -> None:
-        """Observe a count out of `allowed`, which is above 0."""
+        """Observe a count of at most `allowed`, which is above 0."""
         self._tried[: min(count + 1, allowed)] += 1
         self._reached[:count] += 1
         self._cached_rates = None
@@ -77,7 +78,7 @@ class SurvivalRate:
 
 
 class Believed:
-    """Estimates for one source of drafts: how many of its allowed drafts it drafts, and how many are accepted."""
+    """Estimates for one source: how many tokens it drafts of those allowed, and how many are accepted."""
 
     def __init__(self, limit: int, copies: bool) -> None:
         self.drafted = SurvivalRate(limit, 1.0)

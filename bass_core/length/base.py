@@ -15,8 +15,8 @@ class Offer(NamedTuple):
     """The drafts that a row could get in the coming round, judged by its text so far.
 
     Attributes:
-        most: number of tokens: one fewer than the row may still write, since the target adds one, or 0 if the
-            drafter has none.
+        most: maximum number of drafts: one fewer than the row may still write, since the target adds one. 0 if
+            the drafter has none.
         source: who would draft them (Drafter.source).
         forwards: whether that takes forwards of a draft model.
         unread: tokens that this model has to read first.
@@ -59,7 +59,7 @@ class LengthPolicy(Protocol):
     def limit(self) -> int: ...
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
-        """Return each row's most drafts in the next round. The decoder cuts those above an offer's `most`."""
+        """Return how many tokens each row may draft in the next round; more than an offer's `most` are cut."""
         ...
 
     def observe(self, feedback: Feedback) -> None:

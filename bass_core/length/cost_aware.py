@@ -4,15 +4,15 @@ Before a round, each row offers a chain of drafts, from the source that its text
 draft model). The worth of a row's i-th draft is the probability that its first i drafts are accepted, estimated
 for its source, row and position (acceptance.py). It is weighted down for rows with fewer tokens left to write,
 because a batch takes until its last row is finished. Drafts are taken in order of their worth over all rows, as
-many as give the most expected tokens per millisecond. For example, of worths [0.8, 0.5] and [0.6, 0.2], three
-drafts are two of the first row and one of the second. If a plain step gives more tokens per millisecond, none
-are taken.
+many as give the most expected tokens per millisecond. For example, with worths [0.8, 0.5] for the first row and
+[0.6, 0.2] for the second, the three best drafts are two of the first row and one of the second. If a plain step
+gives more tokens per millisecond, none are taken.
 
 The lengths depend only on earlier rounds, so every verification rule stays exact.
 
-Costs come from a table (costs.py), corrected by each round's own time. The losing option is tried now and then,
-but at most for the share EXPLORE of the time. So a lane in which drafting begins to pay will notice, and one in
-which it never does loses little.
+Costs come from a table (costs.py), corrected with the measured time of each round. The option that looks worse
+(drafting, or a plain step) is still tried now and then, for at most the share EXPLORE of the time. So a lane
+notices when drafting begins to pay, and loses little if it never does.
 Sources: expected tokens by position, Leviathan et al. 2211.17192, equation 1; one allotment over all rows by
 goodput, vLLM's adaptive verification (#47808) and DSpark (arXiv 2607.05147).
 """
@@ -36,20 +36,22 @@ REMAINING_EXPONENT = 2
 # The longest draft of a row, and the most drafts of all rows together.
 LIMIT, MAX_DRAFTS_PER_ROUND = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
-# Drafting has to promise this much more than a plain step, because estimates err, and least so for plain steps.
+# Draft only if that promises this many times the tokens per millisecond of a plain step, because estimates are
+# uncertain, those for plain steps the least.
 LEAST_GAIN = 1.02
-# The most rounds over which the cost of reading unread tokens is spread. Before the first round, it is spread
-# over the whole text.
+# Before it drafts, a draft model has to read the text that it has not read yet. The time for this is spread over
+# the rounds that are left, but over at most this many (before the first round: over all of them).
 HORIZON = 16
-# How much of the last row's delay counts. When rows finish, rounds cost less and drafts pay more; half fits
-# simulated batches of 2 to 16 rows with acceptance 0.3 to 0.6.
+# How much of the last row's delay counts. Not all of it, because rounds cost less and drafts pay more once other
+# rows have finished. Half fits simulated batches of 2 to 16 rows with acceptance 0.3 to 0.6.
 LAST_ROW_WEIGHT = 0.5
-# Share of the time that trying the losing option may cost.
+# Share of the time that may be lost by trying the option that looks worse.
 EXPLORE = 0.01
 # After a plain round, skip planning for rounds with the same sources, for at most this many rounds and
 # milliseconds, until a round drafts. Planning takes a noticeable time compared with a small model's step.
 MAX_SKIPPED_PLANS, MAX_SKIP_MS = 31, 100.0
-# Extra cost that the first plain round may have, in plain steps, and the rounds before it may be tried.
+# A first plain round may be tried after FIRST_ROUNDS rounds, even if it loses more time than may be lost by then:
+# up to FIRST_TRY plain steps more.
 FIRST_TRY, FIRST_ROUNDS = 0.4, 4
 
 
@@ -57,7 +59,7 @@ Places = NDArray[np.int64]
 
 
 class RoundPlan(NamedTuple):
-    """The lengths of a round per row, and the ms that it should lose compared with the best option."""
+    """The draft length of each row, and the expected loss in ms compared with the option that looks best."""
 
     lengths: list[int]
     lost: float
@@ -91,13 +93,13 @@ class CostAware:
         self.costs = CorrectedCosts(table, timed)
         self._estimates: dict[str, Believed] = {}
         self._forwards = SurvivalRate(LIMIT, 1.0)
-        # Milliseconds that trying may still cost.
+        # Milliseconds that may still be lost by trying the option that looks worse.
         self._allowance = 0.0
         # Rounds so far, and whether any of them was plain.
         self._rounds, self._plain = 0, False
-        # The newest plan and its offers.
+        # The newest plan and the offers that it was made for.
         self._planned: tuple[Sequence[Offer], RoundPlan] | None = None
-        # For the rows' sources of a plain round: the round until which planning is skipped.
+        # Keyed by the sources of a plain round's rows: the round until which planning is skipped for them.
         self._plain_until: dict[tuple[str, ...], int] = {}
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
@@ -105,7 +107,7 @@ class CostAware:
         return self.plan(offers).lengths
 
     def plan(self, offers: Sequence[Offer]) -> RoundPlan:
-        """Return the plan of the next round: the best option, or the losing one if it may be tried."""
+        """Return the plan of the next round: the best option, or the one that looks worse if it may be tried."""
         if self._planned is not None and self._planned[0] is offers:
             return self._planned[1]
         usable, plan = [min(max(offer.most, 0), LIMIT) for offer in offers], RoundPlan([0] * len(offers), 0.0)
@@ -134,7 +136,10 @@ class CostAware:
         return RoundPlan(candidates.lengths(other), lost)
 
     def _per_row_lengths(self, offers: Sequence[Offer], usable: list[int]) -> Candidates:
-        """Return the best 0, 1, 2, ... drafts over all rows, if each draft costs only its own token."""
+        """Return one candidate per number of drafts 0, 1, 2, ...: that many drafts, the best of all rows.
+
+        Used if padding costs nothing.
+        """
         rows = len(offers)
         estimates = [self._estimate_for(offer) for offer in offers]
         allowed = np.array(usable)[:, None] >= PLACES
@@ -142,7 +147,7 @@ class CostAware:
             [estimate.accepted(offer.row) for estimate, offer in zip(estimates, offers, strict=True)]
         )
         worths = np.where(allowed, chances * _remaining_weights(offers)[:, None], -1.0).ravel()
-        # Stable, so that of a row's drafts with equal worth the first comes first.
+        # A stable sort, so that drafts of one row with equal worth stay in their order.
         order = np.argsort(-worths, kind="stable")[: min(MAX_DRAFTS_PER_ROUND, sum(usable))]
         shares = np.array([estimate.drafted.chances() for estimate in estimates]).ravel()[order]
         places = np.tile(PLACES, rows)[order]
@@ -156,7 +161,10 @@ class CostAware:
         return Candidates(tokens, ms, lambda index: np.bincount(order[:index] // LIMIT, minlength=rows).tolist())
 
     def _common_lengths(self, offers: Sequence[Offer], usable: list[int]) -> Candidates:
-        """Return 0, 1, 2, ... drafts for every row, if padding costs as much as tokens."""
+        """Return one candidate per length 0, 1, 2, ...: every row drafts that many tokens, or as many as it can.
+
+        Used if padding costs as much as tokens.
+        """
         rows, places = len(offers), np.arange(max(usable) + 1)
         tokens, squares = np.full(len(places), float(rows)), np.zeros(len(places))
         for offer, most, weight in zip(offers, usable, _remaining_weights(offers), strict=True):
@@ -175,14 +183,14 @@ class CostAware:
         Args:
             offers: of the coming round.
             tokens: float64 [candidates], the weighted tokens of all rows.
-            squares: float64 [candidates], the same of the squared number of accepted drafts; with chances c_i of
-                i or more, its expectation is the sum of (2i - 1) c_i.
+            squares: float64 [candidates], the weighted expected square of the number of accepted drafts, summed
+                over all rows. If c_i is the chance of i or more, the expected square is the sum of (2i - 1) c_i.
             verified: float64 [candidates], the tokens that the target verifies.
             deepest: int64 [candidates], the longest draft of any row.
         """
         rows, left = len(offers), 1 + max(offer.most for offer in offers)
         pace = tokens / rows
-        # Reading pays off over the rounds that are left: the faster the pace, the fewer they are.
+        # The time to read unread tokens is spread over the rounds that are left: fewer if the pace is faster.
         rounds = left / pace if not self._rounds else np.minimum(HORIZON, left / pace)
         forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[deepest]
         drafting = (
@@ -202,7 +210,8 @@ class CostAware:
     def observe(self, feedback: Feedback) -> None:
         """See LengthPolicy."""
         offers, rows, forwards = feedback.offers, len(feedback.offers), feedback.draft_forwards
-        # The plan from before this round: subtract its loss if it was followed, and add to the allowance.
+        # The plan was made before this round. The allowance grows with the round's time, and shrinks by the
+        # plan's loss if the round followed the plan.
         plan = self.plan(offers)
         tried = plan.lost if feedback.lengths == plan.lengths else 0.0
         self._allowance += EXPLORE * self._ms(feedback) - tried
@@ -254,7 +263,7 @@ def _sources(offers: Sequence[Offer]) -> tuple[str, ...]:
 def _remaining_weights(offers: Sequence[Offer]) -> Rates:
     """Return float64 [rows], the weight of one extra token in each row, smaller with fewer tokens left to write.
 
-    The mean is 1 over the rows that offer drafts. The remaining tokens of the other rows are unknown.
+    The mean over the rows that offer drafts is 1. For the other rows, the number of remaining tokens is unknown.
     """
     left = np.array([max(offer.most, 0.0) for offer in offers])
     weights = (left / left.max()) ** REMAINING_EXPONENT
@@ -264,10 +273,11 @@ def _remaining_weights(offers: Sequence[Offer]) -> Rates:
 def _last_row_share(rows: int, pace: Rates, variance: Rates, left: int) -> Rates:
     """Return the pace of the row that finishes last, as a share of the mean pace.
 
-    Rows whose drafts are accepted equally often still finish apart, and the batch takes until the last one. For
-    example, 16 rows that write 64 tokens at 1.5 tokens per round, with variance 0.4, keep 0.95 of their mean pace.
-    The number of rounds of a row has a relative standard deviation of sqrt(variance / (pace x left)). The last of
-    n rows is z_n of these above the mean: the expected maximum of n standard normals (Blom's approximation).
+    Rows whose drafts are accepted equally often still finish at different times, and the batch takes until the
+    last one. For example, 16 rows that write 64 tokens at 1.5 tokens per round, with variance 0.4, keep 0.95 of
+    their mean pace. The number of rounds of a row has a relative standard deviation of sqrt(variance / (pace x
+    left)). The last of n rows is z_n of these above the mean: the expected maximum of n standard normals (Blom's
+    approximation).
 
     Args:
         rows: rows of the batch.

@@ -156,8 +156,8 @@ def write_table(path: Path | None, table: CostTable) -> None:
 
 Array = NDArray[np.floating[Any]]
 
-# Number of recent ratios whose median counts, and the rounds after which a size that was not seen again is
-# forgotten.
+# A size's correction is the median over its last SAMPLES rounds. It is forgotten if the size does not occur again
+# within MAX_AGE rounds.
 SAMPLES, MAX_AGE = 5, 128
 # Limit of a round's correction, in both directions: a round that takes 20 times the table's time counts as 8
 # times.
@@ -168,7 +168,7 @@ READING = 1 / 8
 
 
 class CorrectedCosts:
-    """Corrected milliseconds of verifications and drafts. Arguments as for RoundCosts, but as arrays."""
+    """Corrected milliseconds of verifications and drafts. The methods of RoundCosts, for arrays of sizes."""
 
     def __init__(self, table: RoundCosts, timed: bool = True) -> None:
         self.table, self.timed = table, timed
@@ -239,7 +239,11 @@ class CorrectedCosts:
         return np.array(sizes, np.float64), np.array(factors)
 
     def _as_measured(self, rows: int, tokens: Array) -> Array:
-        """Return the table's times, tabulated once per number of rows: up to 32 more tokens each, then coarser."""
+        """Return the table's times without corrections.
+
+        To look them up quickly, they are computed once per number of rows, at up to 1024 tokens more than rows,
+        and interpolated.
+        """
         if rows not in self._tables:
             extra_tokens = np.array([*range(33), *range(36, 97, 4), *range(112, 257, 16), 512, 1024], np.float64)
             self._tables[rows] = (

@@ -18,7 +18,7 @@ from .policies import LONGEST, Algorithm1, FixedLength, is_length
 DraftLength = str | int | LengthPolicy
 
 AUTO, BASS, COST_AWARE = "auto", "bass", "cost-aware"
-# Room for drafts per row and round, by name. "auto" may turn out to be any of the others.
+# Maximum number of drafts per row and round, by name; for "auto" the larger of the two others.
 _LIMITS = {AUTO: 32, BASS: Algorithm1.limit, COST_AWARE: LIMIT}
 
 

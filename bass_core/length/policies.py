@@ -39,7 +39,7 @@ class Algorithm1:
     """BASS's own rule (arXiv 2404.15778, Algorithm 1).
 
     The length grows while some row accepts all its drafts, else it shrinks, but not below the best row's accepted
-    drafts. Only rounds count in which at least one row drafted the full length.
+    drafts. Rounds in which no row drafted the full length are ignored.
     """
 
     length: int = 7
@@ -56,7 +56,7 @@ class Algorithm1:
             self.update(max(feedback.accepted))
 
     def update(self, best: int) -> None:
-        """Learn that the best row accepted `best` drafts of the full length."""
+        """Set the next length after a round in which the best row accepted `best` drafts."""
         if best == self.length:
             self.length, self.shrinking = min(self.length + self.increment, self.limit), 0
         else:

@@ -1,12 +1,12 @@
 """Billing: the time that a decoder's step would have taken on a simulated clock (`bill`).
 
-A round is billed by the function that bench simulate uses (`round_ms`), at the rows' mean cached length. A draft
-model drafts one token per row and forward, or one level of a tree; a drafter that drafts N tokens after one
-forward is billed N forwards. Copies cost nothing. A prefill is billed by its chunks, except for a draft head's
-reading of the prompts, which takes the target's states. A shared prefix counts for each of its rows. The host
-costs nothing.
+A round is billed by the function that bench simulate uses (`round_ms`), at the rows' mean cached length. We assume
+that a draft model drafts one token per row and forward, or one level of a tree: a drafter that drafts N tokens
+after one forward is billed N forwards. Copies and the host cost nothing. A prefill is billed by its chunks, but a
+draft head's reading of the prompts is not billed. A shared prefix counts for each of its rows.
 
-If a decoder does not report its forwards (Round.fed), each row counts with its drafts, or its whole prompt.
+If a decoder does not report its forwards (Round.fed), they are guessed from the texts: each row was fed its newest
+token and its drafts, or its whole prompt in a prefill.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_d
         clock: the simulated clock.
         round_: the step.
         sequences: the lane's rows.
-        runs_draft: whether the pair's draft runs. If not, the draft forwards of a target that drafts for itself
-            are its own windowed ones.
+        runs_draft: whether the lane runs the pair's draft. If not, and the target drafts for itself, all draft
+            forwards are windowed forwards of the target.
     """
     fed = _fed_by_text(round_, sequences) if round_.fed is None else round_.fed
     if not fed.counts:
@@ -73,7 +73,7 @@ def _forwards(round_: Round, drafted: list[int], runs_draft: bool) -> int:
 
 
 def _windowed(costs: RoundCosts, round_: Round, rows: int) -> float:
-    """Return the time of the target's windowed forwards. In a table, these are the draft's forwards."""
+    """Return the time of the target's windowed forwards. A table stores it as the time of the draft's forwards."""
     work = round_.windowed
     if work is None or not work.forwards:
         return 0.0
@@ -86,7 +86,8 @@ def _windowed(costs: RoundCosts, round_: Round, rows: int) -> float:
 def _prefill(costs: RoundCosts, fed: Forward) -> Spent:
     """Bill one chunk of a prefill.
 
-    For a draft, a table has only the time of one token per row, so the chunk is scaled by that.
+    For a draft, a table has only the time of a forward with one token per row. So a chunk of n tokens is billed as
+    that time, times the target's time for n tokens, divided by its time for one token per row.
     """
     rows = len(fed.counts)
     tokens = rows * max(fed.counts) if costs.padded else sum(fed.counts)

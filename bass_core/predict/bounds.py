@@ -1,6 +1,6 @@
 """The bounds of a predicted machine: its ridge, and the rows that its memory holds.
 
-A table of measured step times has no ridge, and its rows did fit.
+A table of measured step times has no ridge. Its rows fit, because they were measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .roofline import Roofline
 def ridge(costs: RoundCosts) -> float | None:
     """Return the tokens per step from which a target's forward with one row's context is bound by compute.
 
-    Below that it is bound by reading. None for measured step times.
+    With fewer tokens it is bound by reading. None for measured step times.
     Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
     """
     if not isinstance(costs, Roofline):

@@ -15,7 +15,7 @@ from .hardware import Assumptions
 
 
 def find(argument: str, value: Any, known: dict[str, Any], own_type: type) -> Any:
-    """Return the known name as the table spells it, or the user's own numbers as they are."""
+    """Return a known name as `known` spells it, or a user's own object of type `own_type` unchanged."""
     if isinstance(value, own_type):
         return value
     spellings = {name.lower(): name for name in known}

@@ -1,8 +1,8 @@
 """A clock for a machine that is not here: the hardware and models that a lane's times are predicted for.
 
-It is plain data, frozen and picklable. A RequestError refuses unknown names at once, and models that don't fit the
-memory once the rows are known (`fitted`). Every time derived from it is a prediction; `record` lists its
-assumptions. lanes/clock.py counts the time, billing.py the forwards of a round.
+A SimulatedClock is plain data, frozen and picklable. Unknown names raise a RequestError at once; models that don't
+fit the memory raise one as soon as the number of rows is known (`fitted`). Every time derived from the clock is a
+prediction; `record` lists the assumptions. lanes/clock.py counts the time, billing.py the forwards of a round.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class SimulatedClock:
             (CostTable) measured on some machine, which holds for the pair that it was measured with; target,
             draft, gpus and assumed are then ignored.
         target: a name from MODELS, or your own numbers (ModelSize).
-        draft: the same.
+        draft: the same for the draft model.
         gpus: number of GPUs that the target is split over, from GPUS. None: the fewest that hold the models and
             the request's keys and values.
-        assumed: how much of the hardware's figures a step reaches.
+        assumed: the shares of the hardware's figures that a step reaches.
 
     Raises:
         RequestError: for any other value.
@@ -106,7 +106,7 @@ class SimulatedClock:
         )
 
     def costs(self, context: float) -> RoundCosts:
-        """Return the step times for `context` cached tokens per row on average, which a table ignores."""
+        """Return the step times for `context` cached tokens per row on average. A table ignores `context`."""
         if self.table is not None:
             return self.table
         return Roofline(self.machine, *self.models, context, self.gpus or 1, self.assumed)

@@ -1,7 +1,8 @@
 """GPUs as their datasheets describe them, and assumptions about the share of those figures that a step reaches.
 
 HARDWARE holds only datasheet numbers, none measured here; `Assumptions` holds everything that is neither from a
-datasheet nor measured. Dense peaks come from bass_core/machine/hardware.py (half of a figure with sparsity).
+datasheet nor measured. Dense peaks come from bass_core/machine/hardware.py; if a datasheet gives a figure with
+sparsity, the dense peak is half of it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ class Hardware:
     """One GPU, or anything else that reads weights and multiplies them.
 
     Attributes:
-        bandwidth: of its memory, in GB/s.
+        bandwidth: bandwidth of the memory in GB/s.
         flops: dense FLOP/s in the dtype of the weights.
-        memory: in GB.
-        nvlink: GB/s to others of its kind, both directions together, or 0 without such a link.
+        memory: size of the memory in GB.
+        nvlink: GB/s to other GPUs of the same kind, both directions together, or 0 without such a link.
         source: the origin of these numbers.
     """
 
@@ -55,8 +56,8 @@ class Assumptions:
 
     Attributes:
         bandwidth: the share of the datasheet's bandwidth that a step reaches.
-        compute: the same for FLOP/s.
-        link: the same for NVLink.
+        compute: the share of the datasheet's FLOP/s that a step reaches.
+        link: the share of NVLink's bandwidth that a step reaches.
         layer_us: microseconds per layer besides reading and multiplying (launches, norms, short kernels).
         allreduce_us: microseconds per all-reduce besides moving its bytes.
     """

@@ -21,14 +21,14 @@ from kernels.plan import SINKS
 from .hardware import Assumptions, Hardware
 from .shapes import Shape
 
-# Half a block: a window begins up to 63 tokens early.
+# Half a block of 64 tokens: a window begins at the start of a block, so on average it is this much longer.
 _HALF_BLOCK = 32
 _FILL = 0.9  # share of the memory for weights, keys and values
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """RoundCosts, in milliseconds, of a pair on `gpus` GPUs at a mean context of `context` tokens per row."""
+    """Predicted RoundCosts of a pair on `gpus` GPUs, in milliseconds, if rows have `context` tokens on average."""
 
     hardware: Hardware
     target: Shape
@@ -115,7 +115,7 @@ class _Windowed(Roofline):
         return short.step_ms(self.target, rows, tokens, self.gpus)
 
     def fits(self, rows: int) -> bool:
-        """Return whether weights, keys and values fit, without a draft's."""
+        """Return whether the target's weights, keys and values fit; there is no other draft."""
         if not self._linked:
             return False
         cached = rows * self.context * self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads)

@@ -2,7 +2,7 @@
 
 Every round does the same as BatchDecoder (bass_core/decode/batch.py): a row drafts min(asked, tokens left - 1),
 keeps the accepted drafts and one token of the target, and leaves the batch once it has all its tokens. The policy
-gets the same calls. The same seed gives the same rounds.
+gets the same calls as from BatchDecoder. The same seed gives the same rounds.
 Not simulated: prefills, drafters that propose fewer tokens than asked, early ends of text, a common stop.
 """
 
@@ -26,8 +26,8 @@ class Acceptance:
 
     Attributes:
         rates: rates[r][i] is the probability that draft i of row r is accepted if the drafts before it are. The
-            last rate holds for all later drafts. Rows take turns: for example, with the rates of two rows, row 2
-            has those of row 0.
+            last rate holds for all later drafts. If there are more rows than lists, the lists repeat: for example,
+            with two lists, row 2 uses that of row 0.
     """
 
     rates: NDArray[np.float64]
@@ -72,7 +72,7 @@ class Played:
 def rounds(
     policy: LengthPolicy, acceptance: Acceptance, rows: int, tokens: int | None, rng: np.random.Generator
 ) -> Iterator[Played]:
-    """Simulate the rounds of `rows` rows with `tokens` tokens each after the prefill's, or without end if None."""
+    """Simulate rounds of `rows` rows, which write `tokens` tokens each after the prefill (None: without end)."""
     left = [1 << 60 if tokens is None else tokens] * rows
     live = list(range(rows)) if left[0] else []
     while live:
@@ -89,7 +89,7 @@ def rounds(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Means over runs, with times in ms and the names of bass_core/lanes/metrics.py.
+    """Means over the simulated runs. Times are in ms, and the fields are named as in bass_core/lanes/metrics.py.
 
     No prefill is simulated, so throughput_tps excludes it.
     """

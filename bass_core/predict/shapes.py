@@ -25,7 +25,7 @@ class Shape:
 
     Attributes:
         cost: costs of a forward.
-        parameters: in memory, including an embedding table that is only looked up.
+        parameters: number of parameters in memory, including an embedding table that is only looked up.
         bytes_per_weight: 2 for bfloat16.
     """
 
@@ -63,7 +63,7 @@ def llama(
 
 
 # (vocabulary, width, MLP, layers, heads, KV heads, whether the output shares the embedding). The BASS paper gives
-# only the sizes of its models: the shapes of 7.8B and 310M are ours.
+# only the number of parameters of its models, so we chose the shapes of 7.8B and 310M.
 MODELS = {
     "7.8B": (50304, 4096, 15360, 32, 32, 8, False),
     "310M": (50304, 2048, 6656, 4, 16, 4, True),
@@ -121,7 +121,7 @@ class ModelSize:
         bytes_per_weight: 2 for bfloat16, 1 for int8, 0.5 for int4.
         layers: by default as many as make the model 128 times as wide as deep, with 12 x width^2 parameters per
             layer.
-        kv_bytes: of one token's keys and values; by default 8 KV heads of 128 bfloat16 numbers per layer.
+        kv_bytes: bytes of one token's keys and values; by default 8 KV heads of 128 bfloat16 numbers per layer.
         name: by default the size, for example "7.8B".
     """
 

@@ -1,8 +1,9 @@
 """Predicted speed-up over the batch size: the rounds of rounds.py, timed by the roofline of other hardware.
 
 `predict_speedups` runs no model and measures nothing. It returns a prediction as plain, JSON-ready data with its
-assumptions: times in ms, None for a figure that does not apply. The same arguments give the same figures, and the
-same as `python -m bench simulate`. Not predicted: prefills, trees of drafts, lengths that differ between rows.
+assumptions: times in ms, None for a figure that does not apply. The same arguments always give the same figures,
+and `python -m bench simulate` gives them too. Not predicted: prefills, trees of drafts, lengths that differ
+between rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def predict_speedups(
     """Predict the speed-up of BASS over regular decoding on another machine, for batches and draft lengths.
 
     Args:
-        clock: the machine and the models. Without a number of GPUs, the fewest that hold the largest batch.
+        clock: the machine and the models. If it has no number of GPUs, the fewest that hold the largest batch are
+            used.
         acceptance: from 0 to 1, the probability that a draft is accepted if those before it are, the same for all
             drafts (Leviathan et al., arXiv 2211.17192, section 3.1).
         batches: batch sizes.
@@ -109,9 +111,9 @@ class SpeedUp(TypedDict):
     Attributes:
         speedup: regular_ms_per_token / ms_per_token, both predicted.
         error: the speed-up's relative standard error over the trials, or None for one trial.
-        ms_per_token: of BASS.
-        regular_ms_per_token: of regular decoding.
-        tokens: written per row in a round that drafts.
+        ms_per_token: milliseconds per token of BASS.
+        regular_ms_per_token: milliseconds per token of regular decoding.
+        tokens: mean number of tokens that a row writes in a round that drafts.
     """
 
     batch: int

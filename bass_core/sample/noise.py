@@ -27,7 +27,7 @@ _ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
 _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
 # 2**63 divided by the golden ratio, made odd: seeds that differ by multiples of it are far apart.
 _GOLDEN = 0x4F1BBCDCBFA53E0B
-# Streams per round: one for each role, three to spare.
+# Streams reserved per round: one for each role, and three spare ones.
 _STREAMS = 8
 # Positions in a text use the bits below this one; the bits from here on number a tree's nodes.
 _NODE = 25
@@ -48,8 +48,8 @@ def stream(role: Role, begins: Tensor) -> Tensor:
 
     Rounds, and epochs of AMUSD, begin at ascending positions, and each uses every role and position at most once.
     So no number is used twice, and the next draft length may depend on earlier drafts. The target's own draw at a
-    position is either written there or never seen. Its stream therefore needs no round, and regular and coupled
-    texts do not depend on where rounds end.
+    position is either written there or never seen. So the target's stream is the same in all rounds, and regular
+    and coupled texts do not depend on where rounds end.
     """
     return torch.zeros_like(begins) if role == Role.TARGET else _STREAMS * begins + int(role)
 
@@ -100,8 +100,8 @@ def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor)
 def to_uniform(bits: Tensor) -> Tensor:
     """Turn unsigned 32-bit words, as float32 [...], into uniforms (word + 0.5) / 2**32, in place.
 
-    Each step rounds to nearest. The results are at least 2**-33, and clamped below 1, where log(1 - u) is
-    infinite.
+    Each step rounds to nearest. The results are at least 2**-33. They are clamped below 1, because log(1 - u) is
+    infinite at 1.
     """
     return bits.mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
 
@@ -157,7 +157,7 @@ def _signed(word: int) -> int:
 
 @dataclass
 class NoiseKeys:
-    """Keys of a round's random numbers (without role and token).
+    """Keys of a round's random numbers. Role and token, the rest of a key, are given with each draw.
 
     Attributes:
         seed: seed of the request.
@@ -183,9 +183,9 @@ class NoiseKeys:
     def inner(self, number: int, positions: Tensor) -> NoiseKeys:
         """Return the keys of inner round `number` (from 0), whose first token will be at `positions`.
 
-        For drafts that are themselves drafted and verified. Their noise shares no number with this round, or with
-        other inner rounds of this or another round, whatever the role (including the target's): each number has
-        its own seed, and each outer round its own upper half of the ids.
+        Inner rounds make drafts that are themselves drafted and verified (WindowChain). They share no random
+        number with this round or with any other inner round, whatever the role: each `number` has a different
+        seed, and each outer round a different upper half of the ids.
         """
         seed = (self.seed + (number + 1) * _GOLDEN) % (1 << 63)
         return NoiseKeys(seed, self.sequence_ids ^ (self.begins << 32), positions)

@@ -3,7 +3,7 @@
 `shaped` changes the logits of each position by the text before it: the prompt, the written tokens, and the drafts
 that lead there, accepted or not. It is applied once, to the logits of the target and of a draft model, before
 temperature, top-k, top-p and min-p. So p is the same function of the text with and without drafts, and every proof
-about p and q holds. Drafts that are made otherwise, e.g. by a head, have a q without it: the text is as exact, but
+about p and q holds. Other drafters, e.g. a draft head, draft without these changes: the text is just as exact, but
 fewer drafts are accepted.
 
 The order is that of transformers: biases, then the repetition penalty, then presence and frequency penalties

@@ -5,7 +5,7 @@ round's one wait for the device.
 
 A draft whose p or q is not a valid distribution can't be judged: it and all later drafts are rejected without a
 test (`judged_drafts`). A row whose token was chosen from logits with a NaN, or had no probability, is marked
-UNSOUND and refused later. Logits that no choice of the row used don't matter.
+UNSOUND and refused later. Unsound logits at positions that the row did not use don't matter.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Outcome:
 
 
 def single_draft_chance(p: float, q: float, u: float) -> float:
-    """Return the chance min(1, p / q) of a draft that is judged by itself, or NaN if no u decides.
+    """Return the chance min(1, p / q) of a draft that is judged by itself, or NaN if it was not tested with a u.
 
     If q is 0 (the drafter reports that it could not have drawn its token), u * q < p holds if p is above 0.
     """
@@ -132,12 +132,12 @@ def accepted_prefix(passed: Tensor) -> Tensor:
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
-# Used in place of a token id.
+# Takes the place of a token id that is meaningless, see the module docstring.
 UNSOUND = -1
 
 
 def sound_columns(logits: Tensor) -> Tensor:
-    """Return whether logits [..., V] have no NaN, no positive infinity and a finite value: bool [...]."""
+    """Return whether logits [..., V] are free of NaN and +inf and have a finite value: bool [...]."""
     return (largest(logits)[1] if compiled(logits) else logits.amax(-1)).isfinite()
 
 
@@ -146,8 +146,8 @@ def judged_drafts(sound: Tensor, draft_probs: Tensor | None, num_drafted: Tensor
 
     Those are the drafts before the first one with unsound logits at its position, or with a NaN or an infinity
     anywhere in the distribution it was drawn from. Both depend only on the text before that draft, so leaving it
-    out changes no distribution. Looking only at q of the drawn token would bias the output, because that depends
-    on the draw.
+    out changes no distribution. Looking only at q of the drawn token would bias the output, because that number
+    depends on the draw.
 
     Args:
         sound: bool [B, l+1], from `sound_columns`.

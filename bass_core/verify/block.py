@@ -9,8 +9,9 @@ With P = target, Q = draft and g = the row's number of drafts x_1 .. x_g:
 The number of accepted drafts tau is the LARGEST i with u_i < h_i, or 0: a failed test ends nothing. If tau < g,
 the next token comes from norm(max(reach_tau P - Q, 0)), else from P.
 
-The text has the target's distribution, and on average at least as many drafts are accepted as draft by draft (just
-as many if Q is a point mass). Nothing is carried to the next round; g may depend on the drafts before it.
+The text has the target's distribution. On average, at least as many drafts are accepted as by the rejection rule
+(just as many if Q is a point mass). Nothing is carried over to the next round. Whether a row drafts an i-th token
+may depend on the drafts before it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,6 @@ def chances(
 
 
 def last_passed(passed: Tensor) -> Tensor:
-    """Return how many drafts [B, l] are accepted if each row's last true entry decides: int64 [B]."""
+    """Return the number of accepted drafts, int64 [B]: the 1-based place of each row's last true entry, or 0."""
     places = torch.arange(1, passed.shape[1] + 1, device=passed.device)
     return torch.nn.functional.pad(passed * places, (1, 0)).amax(1)

@@ -1,6 +1,6 @@
 """Details of a round for the step-by-step view: the numbers at the position where each row's round ended.
 
-Call `explain` before the target's next forward, which may overwrite the logits. It only reads what the round left.
+Call `explain` before the target's next forward, which may overwrite the logits. It changes no text and no state.
 p, q and the residual are those of the rule (rejection.py, block.py, tree.py), recomputed in float32, for chains
 and trees. Rows without drafts get no detail.
 """
@@ -54,7 +54,7 @@ class _Place:
         node: the last accepted draft, or -1.
         after: number of accepted drafts.
         draft: the draft that was rejected there, or None.
-        written: the token that the target wrote there.
+        written: the token that the target wrote at this position.
         reach: factor of p (block.py).
         q: the distribution that `draft` was drawn from, if its test used it.
     """
@@ -107,7 +107,7 @@ def explain(
 def _find_ending_place(
     row: int, record: RowRound, outcome: RowOutcome, drafts: Drafts, rule: str, size: int
 ) -> _Place | None:
-    """Return where the target wrote its own token, or None if the round ended with an accepted draft."""
+    """Return the position where the target wrote a token, or None if the round ended with an accepted draft."""
     path = outcome.accepted_drafts
     if outcome.next_drafted or len(record.tokens) <= len(path):
         return None
@@ -200,7 +200,7 @@ class Drafts:
     def replaced_after(self, row: int, node: int) -> int | None:
         """Return the draft after `node` (-1: the newest token) that the target's token replaced, or None.
 
-        In a tree that is the drawn child, or else the first one.
+        In a tree, this is the drawn child of `node`, or its first child if none was drawn.
         """
         if self.parents is None:
             return node + 1 if node + 1 < len(self.tokens[row]) else None

@@ -66,8 +66,8 @@ class Verification:
 def stop_together(outcomes: list[RowOutcome]) -> list[RowOutcome]:
     """Cut every outcome of a round to the fewest accepted drafts; kept for comparison.
 
-    An acceptance of a becomes a^batch. The text keeps its distribution: a row that had accepted more writes the
-    next of these drafts in place of the target's own token.
+    If each row accepts a draft with probability a, the batch does with a^batch. The text keeps its distribution: a
+    row that had accepted more drafts writes the next accepted one in place of a token of the target.
     """
     least = min(outcome.accepted for outcome in outcomes)
     return [outcome if outcome.accepted == least else _cut(outcome, least) for outcome in outcomes]

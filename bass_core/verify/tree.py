@@ -2,15 +2,15 @@
 
 The walk starts at the newest token. Greedy and coupled decoding go to the child that is the target's own choice.
 In sampled decoding (p = target, q = draft), the text before a node decides all of its children (e.g. the most
-likely tokens, or copies) except at most one, which is drawn from q without those others. The drawn child y is
-accepted if u < p(y) / q(y); otherwise p becomes norm(max(p - q, 0)). Then the target draws from p; if that token
-is one of the other children, the walk continues there.
+likely tokens, or copies) except at most one, which is drawn from q without the other children. The drawn child y
+is accepted if u < p(y) / q(y); otherwise p becomes norm(max(p - q, 0)). Then the target draws from p; if that
+token is one of the other children, the walk continues there.
 
 The text has the target's distribution: the first step is Leviathan's rejection rule (2211.17192), the second draws
 from the remaining distribution. The set of children is fixed before any is drawn (draft/tree.py).
 
-A drawn child with a NaN or an infinity in its q can't be judged and counts as not drafted. One with q = 0 at its
-own token is accepted if p is above 0, as in a chain. Rows do not depend on each other.
+A drawn child whose q contains a NaN or an infinity can't be judged and counts as not drafted. If q is 0 at the
+child's own token, the child is accepted if p is above 0, as in a chain. Rows do not depend on each other.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _drafts_from_column_1(tree: DraftTree, width: int, device: torch.device) -> 
 
 
 def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
-    """Return q of each draft, 1 if it was not drawn: float32 [B, width], from column 1 on."""
+    """Return each draft's probability in its q, or 1 if it was not drawn: float32 [B, width], from column 1 on."""
     if tree.drawn is None or tree.probs is None or not len(tree.probs):
         return torch.ones(len(tree.parents), width, device=device)
     drawn = to_device([([-1, *row] + [-1] * width)[:width] for row in tree.drawn], device)

@@ -20,7 +20,8 @@ from ..sample.params import SamplingParams
 from .acceptance import UNSOUND, DraftTest, single_draft_chance
 from .draft_tree import DraftTree
 
-# The last draft of a row's path or -1, the token after it or UNSOUND, that token's probability, the drafts' tests.
+# A row's result: the last draft of its path (-1: none), the next token or UNSOUND, the probability of that token,
+# and the tests of the drafts.
 Walked = tuple[int, int, float, list[DraftTest]]
 
 
@@ -35,7 +36,7 @@ def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sam
     rows_of_q = [_rows_of_q(r, tree, num_probs) for r in range(len(tree.parents))]
     padded = [[(row + [-2] * width)[:width] for row in rows] for rows in (tree.parents, rows_of_q)]
     with on(device):
-        # Without any draft the lists are empty and would become floats.
+        # long(), because without any draft the lists are empty, and torch makes empty lists float tensors.
         parents, q_rows = to_device(padded, device).long().unbind(0)
         tokens = tree.on(device, width).long()
         if probs is not None and len(probs):

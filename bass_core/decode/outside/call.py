@@ -1,6 +1,6 @@
 """Calling transformers' `generate` for a request, and refusing requests that it can't answer like the other lanes.
 
-No clock and no thread here.
+This module handles neither clocks nor threads.
 """
 
 from __future__ import annotations

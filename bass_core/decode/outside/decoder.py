@@ -61,7 +61,7 @@ class _TurnTaker(StoppingCriteria):
 
 
 class TransformersDecoder:
-    """Decodes with `generate`. `model` is its own copy of the modules; for `options` see generate_options."""
+    """Decodes with `generate`. `model` comes from plain_model, `options` from generate_options."""
 
     # No work goes on between steps.
     timeline = None

@@ -2,20 +2,21 @@
 
 The draft (session.py, in its own thread) never waits for a verification: it keeps drafting, up to `lead` tokens
 beyond those being verified. The target verifies the drafts that have arrived. Its logits after the last token it
-was fed judge one more draft, the *late* draft, which arrived during the step. If that is accepted, draft and
-target stay in step and nothing is rolled back. If no draft has arrived, the target takes a plain step, unless the
-next draft is due so soon that waiting pays (`_worth_waiting`).
+was fed judge one more draft, the *late* draft, which arrived during the step. If the late draft is accepted, draft
+and target agree on the text and nothing is rolled back. If no draft has arrived, the target takes a plain step,
+unless the next draft is due so soon that waiting pays (`_worth_waiting`).
 
 The text keeps the target's distribution by the usual rules (verify/rejection.py), with the q that each draft was
 really drawn from. Block verification judges the drafts of a round, including the late draft, as one block. An
-epoch continues only if all of the block is accepted, so no u is used twice, and drafts after the block have
-decided nothing.
+epoch continues only if all of the block is accepted, so no u is used twice, and drafts after the block have not
+influenced anything.
 
-If the draft fails, the lane continues as regular decoding, and `timeline.note` explains it. On a CPU the two share
-the cores. On an accelerator the draft works on the next device, or on a separate stream if there is only one.
+If the draft fails, the lane continues as regular decoding, and `timeline.note` explains it. On a CPU, draft and
+target share the cores. On an accelerator the draft works on the next device, or on a separate stream if there is
+only one.
 
-A draft head reads the target's states, which come with the text; until they arrive it uses its own. `refuse_amusd`
-lists the requests that AMUSD can't answer.
+A draft head reads the target's states, which arrive together with the tokens that the target writes. Until then it
+uses its own states. `refuse_amusd` lists the requests that AMUSD can't answer.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ class AmusdDecoder(BatchDecoder):
         self.draft, self.lead, self.unsure = draft, lead, unsure
         # Also end the draft if nobody closes the decoder.
         weakref.finalize(self, draft.end)
-        # Forwards of the draft, and tokens that it drew, up to the end of the last round.
+        # The draft's forwards and drawn tokens that earlier rounds have reported.
         self._billed = (0, 0)
-        # By row, the drafts after its text when the target last looked.
+        # By row index: the drafts after the row's text, as of the target's last look.
         self._ahead: dict[int, list[Draft]] = {}
         self._split, self._pace = not is_accelerator(target.device), Pace()
 
@@ -126,7 +127,7 @@ class AmusdDecoder(BatchDecoder):
             return super().step()
 
     def pause(self) -> None:
-        """Stop the draft while another lane has the machine; this lane's time includes the wait for its step."""
+        """Stop the draft while another lane runs. Waiting for its running step counts as this lane's time."""
         with self._slice():
             self.draft.pause()
 
@@ -170,7 +171,7 @@ class AmusdDecoder(BatchDecoder):
         logits, states = self._feed(counts)
         tested = self._tested_counts(counts)
         outcomes = self._judge(logits, tested, keys)
-        # After an accepted late draft there are no logits, and the row writes no token of the target.
+        # After an accepted late draft there are no logits, so the row gets no token of the target.
         judged = zip(outcomes, counts, strict=True)
         refuse_unsound([outcome.next_token for outcome, fed in judged if outcome.accepted <= fed])
         self.target_forwards += 1
@@ -184,7 +185,7 @@ class AmusdDecoder(BatchDecoder):
             outcome, accepted = outcomes[r], outcomes[r].accepted
             settled = min(accepted, counts[r]) + 1
             self.target.commit(r, self.target.lengths[r] + settled)
-            # Rules that go draft by draft look at a late one only if all drafts before it are accepted.
+            # Rules that judge draft by draft reach the late draft only if all drafts before it are accepted.
             num_looked_at = tested[r] if together or accepted >= counts[r] else min(counts[r], tested[r])
             epoch_goes_on = accepted == tested[r] > counts[r]
             record = write_round(row, outcome, num_looked_at, ends=not epoch_goes_on)
@@ -265,7 +266,8 @@ class AmusdDecoder(BatchDecoder):
         """Verify the drafts; return one outcome per row."""
         width = max(tested)
         if width == logits.shape[1]:
-            # There are no logits after a late draft. `verify` does not read them, but needs that column.
+            # There are no logits after a late draft. `verify` needs a column there but does not use it, so repeat
+            # the last one.
             rows, columns = len(logits), [*range(width), width - 1]
             places = [r for r in range(rows) for _ in columns], columns * rows
             logits = pick(logits, *places).view(rows, width + 1, -1)
@@ -299,7 +301,7 @@ class AmusdDecoder(BatchDecoder):
         return q
 
 
-# How far the draft runs ahead in tokens: by default, and at most if draft_length is an integer.
+# How many tokens the draft runs ahead by default, and the most that an integer draft_length may ask for.
 LEAD, LONGEST_LEAD = 8, 64
 
 

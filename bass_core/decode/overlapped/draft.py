@@ -39,8 +39,8 @@ class DraftThread:
         lock: a thread that touches a row holds this.
         rows: the rows that both sides share, by the sequences' index.
         session: the draft's side; None if it could not be made.
-        step_ms: milliseconds of a step of the draft model; None until one was seen.
-        steps: steps of any kind seen so far.
+        step_ms: milliseconds of a step of the draft model; None until `look` has seen one.
+        steps: number of steps of any kind that `look` has seen so far.
         forwards: the draft model's forwards in these steps.
         drawn: tokens that the draft model drew in these steps.
     """
@@ -51,17 +51,18 @@ class DraftThread:
         self.session: DraftSession | None = None
         self.step_ms: float | None = None
         self.steps = self.forwards = self.drawn = 0
-        # Steps not seen yet: begin and end (time.perf_counter), and whether only the model drafted.
+        # Steps that `look` has not seen yet: begin and end (time.perf_counter), and whether only the model
+        # drafted.
         self._unseen_steps: list[tuple[float, float, bool]] = []
         self._running = self._closed = self._working = False
         self._thread: threading.Thread | None = None
-        # A failed session's totals.
+        # The totals of the session if it has failed.
         self._failed_totals: tuple[int, int, int, int] | None = None
 
     def start(
         self, make: Callable[[], DraftSession], home: torch.device, device: torch.device, delay_s: float = 0.0
     ) -> None:
-        """Let the thread make its session on the draft's device; returns when that is done and paused.
+        """Let the thread make its session on the draft's device. Returns once the session exists and is paused.
 
         Args:
             make: makes the session.
@@ -141,7 +142,7 @@ class DraftThread:
     def agree(self, row: Sequence, tokens: list[int], same: bool, states: Tensor | None) -> None:
         """Tell the draft's side that the row has just written `tokens`.
 
-        `same` means that they are exactly the drafts; `states` as in SharedRow.
+        `same` means that these tokens are exactly the row's next drafts. `states` are as in SharedRow.
         """
         with self.lock:
             shared = self.rows[row.index]
@@ -158,8 +159,8 @@ class DraftThread:
         try:
             if not is_accelerator(device):
                 torch.set_num_threads(split_threads()[1])
-            # A copy between two devices waits for the current streams of both, so use separate ones here: a copy
-            # must never wait for the target's.
+            # A copy between two devices waits for the current streams of both. So use separate streams here: a
+            # copy must never wait for the target's stream.
             with own_stream(home) if home != device else nullcontext(), own_stream(device):
                 try:
                     with ours():

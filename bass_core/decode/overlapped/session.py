@@ -2,7 +2,7 @@
 
 The target extends the rows' texts with `agree` at any time, and reads their drafts. `DraftSession.step` calls the
 drafter once for all rows that may continue (or feeds one chunk of the prompts). It adds the new drafts after the
-texts: per row one token of the model, or a copied run.
+texts: per row one token of the model, or several copied tokens.
 
 A draft is added only if the tokens before it are still those it was drafted after; a draft that is too late is
 dropped. The drafter rolls a row back only to where the text differs from what it has read. Each token is drawn
@@ -50,7 +50,7 @@ class Draft(NamedTuple):
     Attributes:
         token: its id.
         top: the largest value of q; 1 if the drafter is never unsure.
-        own: q of the token; 1 if the drafter is never unsure.
+        own: q at `token`; 1 if the drafter is never unsure.
         copied: whether it was copied from the text, so that its q is a point mass.
         q: float32 [V] on the target's device; None for a copied token, and if no rule needs it.
     """
@@ -71,7 +71,7 @@ class SharedRow(Sequence):
         drafts: the drafts after the text.
         begin: position where the epoch began; 0 before the first verification.
         states: for a draft head: the target's states [k, hidden] of text tokens that the drafter has not got yet.
-            The newest token has none.
+            There is none for the newest token, which the target has not read yet.
         silent: the drafter had nothing to propose; don't ask it again until the text grows.
         known: how many of `tokens` belong to the text.
     """
@@ -88,7 +88,7 @@ class SharedRow(Sequence):
         return self.text[self.known :] + [draft.token for draft in self.drafts]
 
     def agree(self, tokens: list[int], same: bool, states: Tensor | None = None) -> None:
-        """Append the tokens that the target has written; start a new epoch unless they are the drafts (`same`)."""
+        """Append the tokens that the target has written. Begin a new epoch unless they are the drafts (`same`)."""
         count = len(tokens)
         as_drafted = [draft.token for draft in self.drafts[:count]] == tokens
         self.drafts = self.drafts[count:] if as_drafted else []
@@ -141,7 +141,8 @@ class DraftSession:
         assert step is not None
         self.device, self.home, self.limit = source.device, home, step.context
         self.rows, self.lead, self.seed, self.lock = list(rows), lead, params.seed, lock
-        # A copied run is proposed at once. The model drafts one token per step, to look at the text in between.
+        # Copied tokens are proposed all at once. A model drafts only one token per step, because the target may
+        # change the text between two steps.
         self._max_per_step, self._confidence = lead if kind.copies else 1, kind.stops_when_unsure
         self._keeps_q = asks_q(params)
         self.totals, self._drafted, self._rolled_back = (0, 0, 0, 0), 0, 0
@@ -172,7 +173,7 @@ class DraftSession:
         """Run one chunk of the prompts, or one proposal for every row that may continue.
 
         Returns:
-            Whether it drafted, and only with the model.
+            True if this step drafted with the model only, without any copied token.
         """
         if self._prefill is not None:
             self._prefill.step()
@@ -195,7 +196,8 @@ class DraftSession:
             self._drafted += sum(proposal.num_drafted)
             self.totals = self._drafted, self.drafter.calls, self.drafter.drafted, self._rolled_back
         if any(drafts):
-            # To the drafter, all drafts but the last look accepted, and the last looks like the target's token.
+            # Tell the drafter that all drafts but the last were accepted. The last one takes the part of the token
+            # that the target would add.
             self.drafter.on_verified(rows, proposal, [max(0, len(new) - 1) for new in drafts])
         return any(drafts) and not any(draft.copied for new in drafts for draft in new)
 
@@ -238,7 +240,8 @@ class DraftSession:
         if drawn and self._keeps_q and proposal.probs is not None:
             first_probs = proposal.probs[to_device(drawn, proposal.probs.device), 0]
             q = dict(zip(drawn, first_probs.to(self.home, non_blocking=True).unbind(), strict=True))
-        # Reading the tokens waits for the draft's stream, and so for q and for the reads of the target's states.
+        # Reading the tokens waits for the draft's stream: afterwards, q is finished and the target's states have
+        # been read.
         # If the target is on another device, the copies of q are on a separate stream there.
         tokens: list[list[int]] = proposal.tokens.tolist()
         if q and self.home != self.device:
@@ -271,7 +274,7 @@ def asks_q(params: DecodingParams) -> bool:
 
 
 def sure_drafts(drafts: list[Draft]) -> int:
-    """Return how many drafts a target should look at, if the drafter may be unsure (`confident_prefix`)."""
+    """Return how many drafts the target should verify if the drafter may be unsure (`confident_prefix`)."""
     return confident_prefix([draft.top for draft in drafts], [draft.own for draft in drafts])
 
 
@@ -283,7 +286,8 @@ def second_device(device: torch.device) -> torch.device | None:
 
 _log = logging.getLogger(__name__)
 _moving = threading.Lock()
-# Keyed by the draft's step, which a pair replaces with its models. The Watch detects weights changed in place.
+# Keyed by the draft's step, which is a new object when the pair gets other models. The Watch detects weights that
+# were changed in place.
 _moved: weakref.WeakKeyDictionary[CausalModel, tuple[DraftSource, Watch]] = weakref.WeakKeyDictionary()
 
 
@@ -325,7 +329,7 @@ NEW_SAMPLE_WEIGHT = 0.2
 
 
 class Pace:
-    """The speed and acceptance so far, to decide whether waiting for a draft pays.
+    """The target's speed and the acceptance so far, which decide whether waiting for another draft pays.
 
     Attributes:
         plain_ms: milliseconds of a target step without drafts; None until a step was measured.

@@ -51,7 +51,8 @@ class Timeline:
     @property
     def thrown_away(self) -> int:
         """Drafted tokens that no verification has looked at or ever will."""
-        # With synthetic acceptance (a coin instead of the test), a draft can be looked at twice.
+        # Under synthetic acceptance, two verifications can look at the same draft, so the difference may be
+        # negative.
         return max(0, self.made - self.looked_at - self.waiting)
 
     @contextmanager
