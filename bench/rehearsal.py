@@ -293,8 +293,8 @@ def _request(address: str, name: str = "/race", **settings: Any) -> tuple[bool, 
 
     client = Client(address, verbose=False, headers={"x-ip-token": "visitor"})
     job = client.submit("Write a haiku.", api_name=name, **settings)
-    values = list(job)  # ends silently if the race fails
-    return bool(values) and bool(values[-1]["done"]), str(job.exception() or "")
+    values = list(job)
+    return bool(values) and bool(values[-1]["done"]) and "error" not in values[-1], str(job.exception() or "")
 
 
 def _is_sentence(text: str) -> bool:

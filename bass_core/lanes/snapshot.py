@@ -110,7 +110,7 @@ class ClockRecord(TypedDict):
 
 
 class _Snapshot(TypedDict):
-    phase: Literal["measuring", "running"]
+    phase: Literal["measuring", "running", "error"]
     done: bool
     scheduling: str
     elapsed_ms: float
@@ -128,8 +128,11 @@ class Snapshot(_Snapshot, total=False):
             has one entry per row, None if the row equals the reference lane's.
         measuring: present only while `phase` is "measuring" and costs are being measured: Progress
             (decode/measuring.py) as plain data.
+        error: present only in the last snapshot of the page's `/race`, and only if the race was refused or failed:
+            one sentence. `phase` is then "error", and `lanes` has the texts so far.
     """
 
     clock: ClockRecord
     comparison: dict[str, list[Difference | None]]
     measuring: Record
+    error: str

@@ -180,7 +180,7 @@ def _ask(client: Client, seed: int, expected: dict[str, list[str]], cancel: bool
             # Don't use next(job): the client's iterator never ends if the server refuses the request.
             while not job.done() and not job.outputs():
                 time.sleep(0.01)
-            if job.done():
+            if job.done() or "error" in job.outputs()[0]:
                 job.result()  # raises if the request was refused
             job.cancel()
             return "cancelled"

@@ -107,8 +107,12 @@ def test_a_sweep_yields_its_points_one_by_one(client: Client) -> None:
     assert all(point["speedup"] > 0 for point in last["points"])
     assert [len(state["points"]) for state in states] == sorted(len(state["points"]) for state in states)
     assert states[0]["points"] == [] and not any(state["done"] for state in states)
-    with pytest.raises(AppError, match="Each batch must be a whole number from 1 to 32"):
-        client.submit("Hello", batches=[33], api_name="/sweep").result()
+    job = client.submit("Hello", batches=[33], api_name="/sweep")
+    (refusal,) = job
+    assert refusal["done"] and refusal["points"] == []
+    assert refusal["error"] == "Each batch must be a whole number from 1 to 32."
+    with pytest.raises(AppError, match=refusal["error"]):
+        job.result()
 
 
 def test_bad_input_is_refused_in_one_sentence(client: Client) -> None:
@@ -119,6 +123,9 @@ def test_bad_input_is_refused_in_one_sentence(client: Client) -> None:
         (("Hello", 2, 8, 0.7, 0, *UP_TO_PAIR, "/etc"), "races only its own pair"),
         (("Hello", 2, 8, 0.7, 0, 0, 1.0, "quick"), "draft_length must be"),
     ):
+        job = client.submit(*arguments, api_name="/race")
+        (last,) = job
+        assert last["done"] and last["phase"] == "error" and last["lanes"] == {} and message in last["error"]
         with pytest.raises(AppError, match=message) as refusal:
-            client.submit(*arguments, api_name="/race").result()
+            job.result()
         assert "\n" not in str(refusal.value)

@@ -153,8 +153,12 @@ def test_a_race_ends_at_the_operators_time_limit(monkeypatch: pytest.MonkeyPatch
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     events = Events(endless, Limits(max_seconds=5))
-    with pytest.raises(gr.Error, match="stopped after 5 s, this server's limit"):
-        list(events.api())
+    answers = events.api()
+    *_, before, last = (next(answers) for _ in range(6))
+    assert last == {**before, "done": True, "phase": "error", "error": last["error"]}
+    with pytest.raises(gr.Error, match="stopped after 5 s, this server's limit") as error:
+        next(answers)
+    assert last["error"] == error.value.message
     assert now[0] == 5 and closed == [True]
     *_, last = events.run("Hello", 1, 4, 0, 0)
     assert json.loads(last[3])["phase"] == "error" and closed == [True, True]

@@ -431,8 +431,10 @@ def test_an_error_during_a_race_keeps_the_points(pair: ModelPair, error: Excepti
     state = json.loads(text)
     assert state["phase"] == "error" and state["message"].startswith(message) and button["interactive"] is True
     assert [one["batch"] for one in state["sweep"]["points"]] == [1, 1, 1]
+    states: list[dict[str, Any]] = []
     with pytest.raises(gr.Error, match=message[:7]):
-        list(events(breaking).api("Hello", batches=[2], draft_lengths=[4]))
+        states.extend(events(breaking).api("Hello", batches=[2], draft_lengths=[4]))
+    assert states[-1]["done"] and states[-1]["error"].startswith(message) and states[-1]["lines"]
 
 
 def predicted(*values: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
@@ -20,10 +20,13 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
 from ui.race.feed import PageFeed
-from ui.sources.source import Source, Together, give_memory_back, one_by_one, waits, words
+from ui.sources.source import Source, Together, give_memory_back, one_by_one, waiting, waits, words
 
 log = logging.getLogger(__name__)
-ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
+ABOUT_API = (
+    'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True. If a '
+    'race is refused or fails, the last one has "error", one sentence.'
+)
 # JavaScript that returns the status and the button after a full queue, a lost server or a stop, when no generator
 # is left to report it.
 FAILED = """() => [
@@ -105,9 +108,16 @@ class Events:
         return answer
 
     def _answer(self, given: Mapping[str, Any]) -> Iterator[Snapshot]:
-        with in_a_sentence(), closing(self._race(make_request(given, self.limits))) as snapshots:
-            for snapshot in snapshots:
-                yield snapshot if snapshot["done"] else _without_rounds(snapshot)
+        last = waiting(0, None)
+        try:
+            with closing(self._race(make_request(given, self.limits))) as snapshots:
+                for last in snapshots:
+                    yield last if last["done"] else _without_rounds(last)
+        except Exception as error:
+            refusal = in_a_sentence(error)
+            # A client's loop over the snapshots does not see the exception, so it gets the sentence as well.
+            yield {**last, "done": True, "phase": "error", "error": refusal.message}
+            raise refusal from error
 
     def _race(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
         """Yield the source's snapshots. Raises BassError at the operator's time limit for a race."""
@@ -127,16 +137,11 @@ class Events:
             give_memory_back()
 
 
-@contextmanager
-def in_a_sentence() -> Iterator[None]:
-    """Turn every exception into a gr.Error with one sentence for the caller's script."""
-    try:
-        yield
-    except BassError as error:
-        raise gr.Error(str(error), print_exception=False) from error
-    except Exception as error:
-        log.exception("An event of the API failed.")
-        raise gr.Error(UNEXPECTED, print_exception=False) from error
+def in_a_sentence(error: Exception) -> gr.Error:
+    """Return the exception as one sentence for the caller's script. Log it if it is not a BassError."""
+    if not isinstance(error, BassError):
+        log.error("An event of the API failed.", exc_info=error)
+    return gr.Error(str(error) if isinstance(error, BassError) else UNEXPECTED, print_exception=False)
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:

@@ -30,6 +30,8 @@ from .request import SweepRequest, default_lengths, make_sweep
 log = logging.getLogger(__name__)
 ABOUT_API = """Speed-up of BASS over regular decoding by batch or prompt: yields {"done", "points", "overall"}.
 
+If a sweep is refused or fails, the last state has "error", one sentence, next to the points so far.
+
 Parameters:
     prompt: the text that every row answers. Rows are sampled, so they differ.
     max_new_tokens: the most new tokens per row and race; null: 160.
@@ -121,9 +123,16 @@ class SweepEvents:
         return answer
 
     def _answer(self, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        with in_a_sentence(), closing(self._sweep(make_sweep(settings, self.events.limits))) as sweeps:
-            for sweep in sweeps:
-                yield {**sweep}
+        last: dict[str, Any] = {"points": [], "overall": None}
+        try:
+            with closing(self._sweep(make_sweep(settings, self.events.limits))) as sweeps:
+                for sweep in sweeps:
+                    last = {**sweep}
+                    yield last
+        except Exception as error:
+            refusal = in_a_sentence(error)
+            yield {**last, "done": True, "error": refusal.message}
+            raise refusal from error
 
     def _sweep(self, request: SweepRequest) -> Generator[Sweep, None, None]:
         try:
