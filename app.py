@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     import gradio as gr
 
+    from ui.page.limits import Limits
     from ui.sources.source import Service
 
 # Libraries read these variables at import, so they are set before any library is imported.
@@ -325,13 +326,22 @@ def serve(options: argparse.Namespace) -> None:
     else:
         from ui.page.early import EarlyPage
 
-        early = EarlyPage(lambda page: opened_at(page, options), share=options.share)
+        early = EarlyPage(
+            lambda page: opened_at(page, options), limits=operators_limits(options), share=options.share
+        )
         page, service = race_page(options, early)
         options.port = options.port or early.port
         try:
             launch(page, service.facts.about, options, service.at_once, service.opened)
         finally:
             service.close()
+
+
+def operators_limits(options: argparse.Namespace) -> Limits:
+    """Return the upper bounds that the options set."""
+    from ui.page.limits import Limits
+
+    return Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
 
 
 def race_page(
@@ -345,7 +355,6 @@ def race_page(
     """
     from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
-    from ui.page.limits import Limits
     from ui.page.page import build
     from ui.sources.service import open_service
     from ui.sources.source import Ask
@@ -361,7 +370,7 @@ def race_page(
         device_map=options.device_map,
         measures=options.draft_length != "bass",
     )
-    limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
+    limits = operators_limits(options)
     free = cores() - leaves_a_core(options, os.environ)
     keep_to_quota(os.environ)
     if on_zero_gpu():

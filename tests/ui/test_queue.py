@@ -148,7 +148,7 @@ def test_the_status_line_gives_place_and_rounded_time() -> None:
         (1, 4.2, "Waiting for a free worker: place 1 in the queue, about a few seconds"),
         (2, 47.0, "Waiting for a free worker: place 2 in the queue, about 50 s"),
         (9, 200.0, "Waiting for a free worker: place 9 in the queue, about 3 min"),
-        (0, None, "A worker is loading the model"),
+        (0, None, "The model is being loaded"),
     ):
         snapshot = waiting(place, seconds)
         assert words(snapshot) == text and not snapshot["lanes"] and not snapshot["done"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import gradio as gr
 import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
 from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import ModelPair
@@ -17,6 +21,7 @@ from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.page.presets import FIRST_PRESET, presets
 from ui.sources.local import race_source
+from ui.sweep import measure
 
 from .browser import LANES, assert_accessible, revealed, run_to_the_end
 from .conftest import watched
@@ -90,15 +95,60 @@ def test_with_reduced_motion_the_recording_shows_only_its_end(context: BrowserCo
         assert all(page.locator(f"#lane-{lane} .sequence").count() == 4 for lane in LANES)
 
 
+def opened(page: gr.Blocks, port: int | None = None) -> tuple[str, None]:
+    options = launch_options()
+    where = {"server_name": "127.0.0.1", "server_port": port, "prevent_thread_lock": True, "quiet": True}
+    return str(page.launch(**where, **options)[1]), None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_api_answers_while_the_model_loads(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(early, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(early, "UPDATE_S", 0.1)
+    monkeypatch.setattr(measure, "SHOW_SECONDS", 0.0)
+    page = EarlyPage(opened, limits=Limits(max_batch=40))
+    with suppress(KeyError), page:
+        page._timer.join()
+        address = f"http://127.0.0.1:{page.port}"
+        client = Client(address, verbose=False)
+        race, other = (client.submit("Hello", 40, 8, api_name="/race") for _ in range(2))
+        sweep = client.submit("Hello", batches=[40], api_name="/sweep")
+        (refusal,) = client.submit("Hello", 41, api_name="/race")
+        assert refusal["error"] == "Batch size must be a whole number from 1 to 40."
+        until = time.monotonic() + 20
+        while min(len(job.outputs()) for job in (race, other, sweep)) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        if fails:
+            raise KeyError
+    outcome = early.FAILED if fails else early.READY
+    for job in (race, other, sweep):
+        with pytest.raises(AppError, match=outcome):
+            job.result(20)
+        *states, last = job
+        assert last["done"] and last["error"] == outcome and not any(state["done"] for state in states)
+        assert len(states) >= 3
+        if job is sweep:
+            assert states[-1]["progress"]["now"] == "the model is being loaded"
+        else:
+            assert last["lanes"] == {}
+            assert all((state["phase"], state["lanes"]) == ("starting", {}) for state in states)
+            times = [state["elapsed_ms"] for state in states]
+            assert times == sorted(times) and times[-1] > 0
+    later = build(race_source(pair), limits=Limits(), about="here")
+    opened(later, page.port)
+    try:
+        assert Client(address, verbose=False).submit("Hello", 1, 4, 0, api_name="/race").result()["lanes"]
+    finally:
+        later.close()
+
+
 @pytest.mark.slow
 def test_the_page_plays_a_recording_while_the_model_loads(
     context: BrowserContext, pair: ModelPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def opened(page: gr.Blocks, port: int | None = None) -> tuple[str, None]:
-        options = launch_options()
-        where = {"server_name": "127.0.0.1", "server_port": port, "prevent_thread_lock": True, "quiet": True}
-        return str(page.launch(**where, **options)[1]), None
-
     monkeypatch.setattr(early, "PATIENCE_S", 0.0)
     with EarlyPage(opened) as waiting:
         waiting._timer.join()

@@ -1,9 +1,11 @@
-"""A page that opens while the model is prepared. It plays the recorded races and shows the progress.
+"""A page that opens while the model is prepared. It plays the recorded races, shows the progress, and has the API.
 
 See `EarlyPage`.
 
 - It opens only if the preparation takes longer than PATIENCE_S, so it does not delay a normal start. It closes
   before the page with the model opens at the same port. ui/static/page/early.js then reloads.
+- `/race` and `/sweep` yield snapshots of phase "starting". A call can't go on in the page with the model, because
+  that is another server. So each call ends with an error that asks its script to connect again.
 - It shows only the newest progress line of the terminal, because other lines may contain file names.
 - It stays closed on ZeroGPU, which allows one page, and with a public address, which would change.
 - A failure here does not stop the start.
@@ -13,21 +15,32 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from bass_core import on_zero_gpu
+from bass_core import BassError, Snapshot, on_zero_gpu
+
+if TYPE_CHECKING:
+    from ui.page.limits import Limits
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 3.0
+# How often a waiting call of the API gets a snapshot, how many calls may wait, and how long we wait at the end
+# until all of them have received their errors.
+UPDATE_S, CALLS, DELIVERY_S = 1.0, 16, 3.0
+READY = "The model is ready now: connect again in a few seconds."
+FAILED = "The model could not be prepared: see the server's terminal for the reason."
 # A line of tqdm: its title, then a percentage or a count.
 PROGRESS = re.compile(r"^(?P<title>[^|\[]+?): +(?:(?P<percent>\d+)%\|.*|(?P<count>[\d.]+\w? \w+) +\[\d+:.*)")
 
@@ -70,14 +83,22 @@ class EarlyPage:
 
     Args:
         opened: serves a page and returns its address and, if there is one, its public address.
+        limits: the operator's upper bounds, by default those of `Limits`.
         share: whether the page gets a public address.
 
     Attributes:
         port: the port of the early page, or None if it never opened.
     """
 
-    def __init__(self, opened: Callable[[gr.Blocks], tuple[str, str | None]], *, share: bool = False) -> None:
-        self._opened, self._wanted = opened, not (share or on_zero_gpu())
+    def __init__(
+        self,
+        opened: Callable[[gr.Blocks], tuple[str, str | None]],
+        *,
+        limits: Limits | None = None,
+        share: bool = False,
+    ) -> None:
+        self._opened, self._limits, self._wanted = opened, limits, not (share or on_zero_gpu())
+        self._ended, self._outcome = threading.Event(), READY
         self._timer = threading.Timer(PATIENCE_S, self._open)
         self._timer.daemon = True
         self._page: gr.Blocks | None = None
@@ -91,21 +112,50 @@ class EarlyPage:
             self._timer.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         if not self._wanted:
             return
         sys.stderr = self._tee.stream
         self._timer.cancel()
         self._timer.join()
+        self._outcome = READY if failure is None else FAILED
+        self._ended.set()
         if self._page is not None:
+            self._deliver(self._page)
             self._page.close(verbose=False)
+
+    def _source(self, request: object) -> Generator[Snapshot, None, None]:
+        """Answer a call of the API: yield snapshots without lanes until the preparation has ended, then raise."""
+        from ui.sources.source import waiting
+
+        start = time.monotonic()
+        while not self._ended.is_set():
+            yield {**waiting(0, None), "elapsed_ms": 1000 * (time.monotonic() - start)}
+            self._ended.wait(UPDATE_S)
+        raise BassError(self._outcome)
+
+    @staticmethod
+    def _deliver(page: gr.Blocks) -> None:
+        """Wait until all calls have received their errors, but at most DELIVERY_S."""
+        end = time.monotonic() + DELIVERY_S
+        while any(page._queue.pending_event_ids_session.values()) and time.monotonic() < end:
+            time.sleep(0.05)
 
     def _open(self) -> None:
         from ui.page.limits import Limits
         from ui.page.page import build
 
         try:
-            page = build(None, limits=Limits(), about="", preparing=self._tee.progress)
+            # The time limit of a race does not apply to the preparation.
+            limits = replace(self._limits or Limits(), max_seconds=math.inf)
+            page = build(
+                None,
+                limits=limits,
+                about="",
+                preparing=self._tee.progress,
+                early_source=self._source,
+                at_once=CALLS,
+            )
             url, _ = self._opened(page)
             self._page, self.port = page, page.server_port
             print(f"A recorded race plays at {url} while the model is prepared.", flush=True)

@@ -69,6 +69,7 @@ def build(
     at_once: int = 1,
     together: Together | None = None,
     preparing: Callable[[], str] | None = None,
+    early_source: Source | None = None,
 ) -> gr.Blocks:
     """Build the page. Launch it with `launch_options`.
 
@@ -83,11 +84,13 @@ def build(
         at_once: how many races of page and API are handed to the source at the same time.
         together: runs the races of a sweep (ui/sources/source.py).
         preparing: returns the progress as JSON, for the page before the model is loaded (ui/page/early.py).
+        early_source: answers `/race` and `/sweep` on that page.
     """
     assets.serve()
     offers = SHIPPED if offers is None else offers
     plotly = json.dumps(assets.url(assets.PLOTLY))
-    events = None if source is None else Events(source, limits, pair, together)
+    answers = source or early_source
+    events = None if answers is None else Events(answers, limits, pair, together)
     sweeps = None if events is None else SweepEvents(events)
     device = {"concurrency_limit": at_once, "concurrency_id": "device"}
     with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:
@@ -121,12 +124,14 @@ def build(
                     assets.part(parts.summary(), "Bass.mountSummary(element)")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):
-                sweep.panel(sweeps, settings, device)
+                sweep.panel(None if source is None else sweeps, settings, device)
             with gr.Tab("How it works", id="how", render_children=True):
                 assets.part(how.template(), "Bass.mountHow(element)")
         if events is not None and sweeps is not None:
             gr.api(sweeps.api, api_name="sweep", **device)
-            endpoint = _bind(page, events, settings, feeds, status, device)
+            if source is not None:
+                _bind(page, events, settings, feeds, status, device)
+            endpoint = gr.api(events.api, api_name="race", **device)
             inputs = [page.blocks[block_id] for block_id in endpoint["inputs"]]
             describe_parameters(inputs, limits, offered)
     page.queue(max_size=16)
@@ -212,8 +217,8 @@ def _header(recording: bool) -> str:
 
 def _bind(
     page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML, device: dict[str, Any]
-) -> Mapping[str, Any]:
-    """Connect the events and return Gradio's description of `/race`.
+) -> None:
+    """Connect the events of the page.
 
     `device` is the concurrency settings of events that use the device.
     """
@@ -242,4 +247,3 @@ def _bind(
     if fields:
         page.load(None, fields, fields, js=restore_script(settings), show_progress="hidden")
         page.load(None, settings.note, settings.note, js=NOTE, show_progress="hidden")
-    return dict(gr.api(events.api, api_name="race", **device))

@@ -33,7 +33,7 @@ NOTHING = json.dumps({"text": "", "refused": False})
 # A snapshot's "phase" -> text of the status line.
 PHASES = {
     "measuring": "Measuring the cost of a round on this machine, once",
-    "starting": "A worker is loading the model",
+    "starting": "The model is being loaded",
 }
 
 

@@ -85,8 +85,10 @@ class _Run:
                 if waits(snapshot):
                     since = self._skip(since)
                     yield self.state(arm, _clause(snapshot))
-                else:
-                    self._in_time()
+                    continue
+                self._in_time()
+                if not snapshot["lanes"] and self.clock() - self.shown >= SHOW_SECONDS:
+                    yield self.state(arm, _clause(snapshot))
         self.start = self.last = self.clock()
 
     def race(self, arm: Arm, visit: int) -> Generator[Sweep, None, None]:
