@@ -90,8 +90,8 @@ def pair_options(pair: tuple[Path, Path]) -> tuple[str, ...]:
 
 
 @contextmanager
-def hosted(source: Source, **more: Any) -> Iterator[str]:
-    """Serve a page for the races of `source` from this process; yield its address."""
+def hosted(source: Source | None, **more: Any) -> Iterator[str]:
+    """Serve a page for the races of `source`, or for recordings, from this process; yield its address."""
     page = build(source, **{"limits": Limits(max_batch=8), "about": "here", **more})
     _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
     try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
+
+from tests.support.page import hosted
 
 from .browser import (
     PATIENCE_MS,
@@ -17,6 +19,7 @@ from .browser import (
     run_to_the_end,
     shown,
 )
+from .conftest import watched
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +99,35 @@ def test_type_is_larger_and_the_settings_are_one_line(page: Page) -> None:
     expect(prompt).to_be_visible()
     assert sizes(page) == before and shown(page, "bass") == texts
     assert page.evaluate("() => Bass.run().done")
+
+
+def bottom(page: Page, selector: str) -> float:
+    """The lower edge of the lowest of these elements, in px from the top of the page."""
+    edges = "all => Math.max(...all.map((one) => one.getBoundingClientRect().bottom + scrollY))"
+    return float(page.eval_on_selector_all(selector, edges))
+
+
+def test_timelines_and_steps_are_in_view_on_a_low_screen(context: BrowserContext) -> None:
+    """Checks a page that only plays recordings, which has the same presenter mode as one with a model."""
+    with hosted(None, about="") as address, watched(context, f"{address}/?present=1") as page:
+        page.set_viewport_size({"width": 1280, "height": 720})
+        page.click("#run")
+        expect(page.locator("#lane-regular .state")).to_contain_text("Finished")
+        expect(page.locator(".strip:visible")).to_have_count(3)
+        for button in ("#run", "#stop"):
+            expect(page.locator(button)).to_be_in_viewport(ratio=1)
+        assert page.locator("#lane-bass .sequence").count() == 4
+        assert bottom(page, ".strip") <= 720
+        wide = "all => all.filter((one) => one.scrollWidth > one.clientWidth).length"
+        assert page.eval_on_selector_all("html, .lane, .figures", wide) == 0
+        page.evaluate("() => document.activeElement.blur()")
+        page.keyboard.press(" ")
+        expect(page.locator(".step-part")).to_be_visible()
+        expect(page.locator(".verdict")).to_be_hidden()
+        assert bottom(page, ".step-drafts") <= 720
+        page.keyboard.press("Escape")
+        expect(page.locator(".verdict")).to_be_visible()
+        assert_accessible(page)
 
 
 def test_keys_work_only_in_presenter_mode_and_not_in_fields(page: Page) -> None:
