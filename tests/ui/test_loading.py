@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from starlette.responses import FileResponse, StreamingResponse
 from starlette.routing import Route as Place
 from starlette.testclient import TestClient
 
+from tests.support import ROOT
 from ui.page import assets
 
 # Passes parts of a log to a separate feed, as Gradio would. Its server has the missing lines.
@@ -197,6 +202,33 @@ def test_the_bundle_of_scripts_is_cached_and_repaired(monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # not a folder
     other = make_bundle()
     assert not other.is_relative_to(tmp_path) and other.read_bytes() == path.read_bytes()
+
+
+def test_old_bundles_are_deleted_unless_a_process_holds_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "bass" / "page"
+    folder.mkdir(parents=True)
+    old, held, recent, part = (folder / f"bass-{name}" for name in ("1.js", "2.js", "3.js", "4.77"))
+    unrelated = folder / "notes.txt"
+    for path in (old, held, recent, part, unrelated):
+        path.write_text("old")
+        os.utime(path, (0, 0))
+    os.utime(recent)
+    hold = "import sys; from pathlib import Path; from ui.page import assets; assets._hold(Path(sys.argv[1]))"
+    command = [sys.executable, "-c", f"{hold}; print(flush=True); input()", str(held)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout and server.stdin
+        server.stdout.readline()
+        os.utime(held, (0, 0))
+        bundle = assets.bundle.__wrapped__()
+        assert set(folder.iterdir()) == {held, recent, unrelated, bundle}
+        server.stdin.close()
+    os.utime(bundle, (0, 0))
+    assert assets.bundle.__wrapped__() == bundle
+    assert set(folder.iterdir()) == {recent, unrelated, bundle}
+    assert time.time() - bundle.stat().st_mtime < 60
 
 
 def test_text_is_compressed_and_each_file_only_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

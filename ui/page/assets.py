@@ -13,9 +13,12 @@ import mimetypes
 import os
 import re
 import tempfile
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import gradio as gr
@@ -25,6 +28,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bass_core import BassError, cache_root
 
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "lecture/bar.css")
@@ -33,6 +42,9 @@ STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "l
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 # Content types that are compressed, and the smallest size in bytes that is worth it.
+_HELD: list[BinaryIO] = []
+# A bundle in the user's cache that no start has used for this long is deleted.
+KEPT_S = 14 * 24 * 3600
 TEXT = re.compile(r"text/|application/(json|javascript)|image/svg")
 LEAST_BYTES = 1000
 # Each part of the page runs this before its own script. It loads all scripts once, tries again after a failure,
@@ -95,7 +107,12 @@ def bundle() -> Path:
     scripts = b"\n".join((STATIC / name).read_bytes() for name in SCRIPTS)
     name = f"bass-{hashlib.sha256(scripts).hexdigest()[:12]}.js"
     try:
-        return _written(cache_root().resolve() / "page" / name, scripts)
+        path = cache_root().resolve() / "page" / name
+        # Twice, because the cleanup of another process may delete the file before it is locked.
+        for _ in range(2):
+            _hold(_written(path, scripts))
+        _delete_unused(path.parent)
+        return path
     except (OSError, BassError):
         return _written(Path(_folder().name).resolve() / name, scripts)
 
@@ -108,6 +125,31 @@ def _written(path: Path, content: bytes) -> Path:
         part.write_bytes(content)
         os.replace(part, path)
     return path
+
+
+def _hold(path: Path) -> None:
+    """Lock the bundle until this process ends, and mark it as used now."""
+    # A read-only file can't be marked, and some file systems have no locks.
+    with suppress(OSError):
+        _HELD.append(path.open("rb"))
+        os.utime(path)
+        if fcntl is not None:
+            fcntl.flock(_HELD[-1], fcntl.LOCK_SH)
+
+
+def _delete_unused(folder: Path) -> None:
+    """Delete bundles, and parts of them, that no process holds and no start has used for KEPT_S."""
+    for path in folder.glob("bass-*"):
+        # Windows can't delete a file that a process holds open.
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime < KEPT_S:
+                continue
+            with path.open("rb") as file:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            if fcntl is None:
+                path.unlink()
 
 
 def head() -> str:
