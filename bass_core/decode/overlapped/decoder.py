@@ -53,7 +53,7 @@ from ..logprobs import record_logprobs
 from ..record import write_round
 from ..request import Request
 from .draft import DraftThread, split_threads, wait_for_stream
-from .session import Draft, DraftSession, Pace, asks_q, draft_source, sure_drafts
+from .session import DraftSession, Pace, QueuedDraft, asks_q, draft_source, sure_drafts
 from .timeline import Timeline
 
 # For tests: maximum random delay in seconds before each step of the target and of the draft.
@@ -111,7 +111,7 @@ class AmusdDecoder(BatchDecoder):
         # Forwards of the draft, and tokens that it drew, up to the end of the last round.
         self._billed = (0, 0)
         # By row, the drafts after its text when the target last looked.
-        self._ahead: dict[int, list[Draft]] = {}
+        self._ahead: dict[int, list[QueuedDraft]] = {}
         self._split, self._pace = not is_accelerator(target.device), Pace()
 
     @property

@@ -12,10 +12,10 @@ So both products of attention read rows of 16 words, one after another.
 
 from __future__ import annotations
 
-from ...plan import SHARE, SINKS
+from ...plan import PREFIX_UNIT, SINKS
 
 # Columns of a tile (so that every prefix ends with a tile), and columns whose softmax is computed at once.
-TILE, SEGMENT = SHARE, 256
+TILE, SEGMENT = PREFIX_UNIT, 256
 __all__ = ["SEGMENT", "SINKS", "TILE", "padded", "tiles_of"]
 
 

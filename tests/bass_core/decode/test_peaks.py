@@ -77,7 +77,7 @@ def test_a_bandwidth_that_was_missing_is_measured_once_there_is_room(
         short_of_memory.setattr(peaks, "read_bandwidth", lambda: None)
         measured()
         scripted.clear()
-        short_of_memory.setattr(peaks, "room", lambda: 0)
+        short_of_memory.setattr(peaks, "bandwidth_array_bytes", lambda: 0)
         assert measured() == Peaks(None, FOUND.flops) and scripted == []
     assert measured() == FOUND == measured()
     assert scripted == ["read", "torch.float32"]
@@ -115,7 +115,7 @@ def test_they_come_with_the_costs_and_reach_the_lane(scripted: list[str], monkey
 
 
 def test_the_page_measures_them_first(scripted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_Lab", None)
+    monkeypatch.setattr(calibrate, "_RoundTimer", None)
     steps = measure_ahead(PAIR, 2)
     next(steps)
     next(steps)

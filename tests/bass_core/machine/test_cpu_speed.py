@@ -62,8 +62,8 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setattr(cpu_speed, "last_cache", lambda cache=cache: cache * MB)
         monkeypatch.setattr(cpu_speed, "available_bytes", lambda device, free=free: free * MB)
-        assert cpu_speed.room(most * MB) == size * MB
-    monkeypatch.setattr(cpu_speed, "written", None)
+        assert cpu_speed.bandwidth_array_bytes(most * MB) == size * MB
+    monkeypatch.setattr(cpu_speed, "filled_array", None)
     assert cpu_speed.read_bandwidth() is None, "there is no room"
 
 
@@ -78,7 +78,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
 def test_the_best_pass_of_the_best_way_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ways take turns: 1.0, 0.5, 0.8 s and 0.4, 0.9, 0.7 s for 800 bytes."""
     scripted(monkeypatch, iter((1.0, 0.4, 0.5, 0.9, 0.8, 0.7)))
-    array = cpu_speed.written(800)
+    array = cpu_speed.filled_array(800)
     assert array.nbytes == 800
     assert list(cpu_speed.read_speeds(array, passes=3).values()) == [1600.0, 2000.0]
     scripted(monkeypatch, iter((1.0, 0.4)))
@@ -90,9 +90,9 @@ def test_the_best_pass_of_the_best_way_counts(monkeypatch: pytest.MonkeyPatch) -
 def test_every_way_reads_the_whole_array() -> None:
     """Each answer changes with the last element, and with the first."""
     for name, read in cpu_speed.READS.items():
-        before = read(cpu_speed.written(4096))
+        before = read(cpu_speed.filled_array(4096))
         for place in (0, -1):
-            array = cpu_speed.written(4096)
+            array = cpu_speed.filled_array(4096)
             array[place] = 7.0
             assert read(array) != before, name
 
