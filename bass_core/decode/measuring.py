@@ -2,9 +2,9 @@
 
 `Measuring` (or `with_costs`) measures costs before any lane's clock runs and puts them into the request.
 `policy_of_request` runs no model. draft_length="cost-aware" measures everything that is missing (half a minute for
-a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs can't
-be measured or stored. Under a simulated clock nothing is measured; the clock's own costs count. calibrate.py has
-the method of measuring.
+a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs
+can't be measured or stored. Under a simulated clock nothing is measured; the clock's own costs count. calibrate.py
+has the method of measuring.
 """
 
 from __future__ import annotations

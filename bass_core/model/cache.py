@@ -6,9 +6,9 @@ to B - 1, and writes new keys and values at each row's length. To drop a rejecte
 smaller length: nothing is moved or zeroed, and the next write overwrites the stale entries.
 
 A shared prefix is a row of `prefix`, a second cache that is filled like any other. If a row is attached to a
-prefix, its first `starts[b]` tokens (a multiple of PREFIX_UNIT) are there, and token c is in column c - starts[b] of
-the row itself. For example, if starts[b] is 64, token 70 is in column 6. Lengths always include the prefix, and a step
-of the rows never writes to it. The cache has no pages and is never offloaded.
+prefix, its first `starts[b]` tokens (a multiple of PREFIX_UNIT) are there, and token c is in column c - starts[b]
+of the row itself. For example, if starts[b] is 64, token 70 is in column 6. Lengths always include the prefix, and
+a step of the rows never writes to it. The cache has no pages and is never offloaded.
 """
 
 from __future__ import annotations
