@@ -348,9 +348,9 @@ def race_page(
     from ui.page.limits import Limits
     from ui.page.page import build
     from ui.sources.service import open_service
-    from ui.sources.source import Ask
+    from ui.sources.source import PairOptions
 
-    ask = Ask(
+    ask = PairOptions(
         options.pair,
         options.draft,
         options.device,
@@ -386,9 +386,9 @@ def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
     """Return the page for recordings, and a description of them."""
     from ui.page.limits import Limits
     from ui.page.page import build
-    from ui.recordings.shelf import asked
+    from ui.recordings.shelf import requested_recordings
 
-    offers = asked(options.replay)
+    offers = requested_recordings(options.replay)
     first = next(iter(offers.values())).recording["about"]
     about = f"a recording: {first}" if len(offers) == 1 else f"recordings: {', '.join(offers)}"
     return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import app
-from bass_core.__main__ import Parser, asked, main, parser
+from bass_core.__main__ import Parser, checked_options, main, parser
 from bass_core.model.loading import catalogue, sources
 from bench import __main__ as bench
 
@@ -128,7 +128,7 @@ def test_a_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypa
     options = parser().parse_args(["generate", "-"])
     for mark in ("", "\ufeff"):
         write_stdin(f"{mark}Grüße".encode())
-        assert asked(options)[0] == "Grüße"
+        assert checked_options(options)[0] == "Grüße"
     for content, message in ((b"Gr\xfc\xdfe", "not UTF-8"), (b" ", "empty")):
         write_stdin(content)
         assert message in refusal(capsys, main, "generate", "-")

@@ -237,7 +237,8 @@ def test_the_installed_commands_work(wheel: Path, tmp_path: Path) -> None:
         "print(bass_core.__file__, (c.REPOSITORY / 'drafts/smollm2/model.safetensors').is_file(),"
         "[name for name in ('kernels', 'ui', 'app') if u.find_spec(name)]);"
         "from bass_core.machine import gpu_kernels as g;"
-        "print(all(map(u.find_spec, (g.AHEAD, g.LISTED.split(':')[0]))), (g.SOURCES / 'ahead.py').is_file())",
+        "print(all(map(u.find_spec, (g.COMPILER_MODULE, g.LAUNCHES.split(':')[0]))), "
+        "(g.SOURCES / 'ahead.py').is_file())",
         cwd=tmp_path,
     ).stdout  # fmt: skip
     assert str(packages) in output and output.split()[1:] == ["True", "[]", "True", "True"]

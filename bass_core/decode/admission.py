@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..machine.memory import available_bytes
 from ..model.base import CausalModel
-from ..model.graphs import columns_made, release_idle
+from ..model.graphs import cache_columns, release_idle
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import least_saved, prefill_tokens, prefix_size
@@ -183,7 +183,7 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
 def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
     """Return the bytes of a runner's cache for `batch` texts at a time; shared prefixes count once."""
     shared = texts.shared(least_saved(model, backend))
-    columns = columns_made(model, texts.columns(shared), backend)
+    columns = cache_columns(model, texts.columns(shared), backend)
     return model.cache_bytes(batch, columns, *prefix_size(shared, batch))
 
 

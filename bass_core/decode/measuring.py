@@ -1,10 +1,10 @@
 """A lane's length policy, and the measured round costs that it may need. Both come after admission.
 
 `Measuring` (or `with_costs`) measures costs before any lane's clock runs and puts them into the request.
-`make_policy` runs no model. draft_length="cost-aware" measures everything that is missing (half a minute for a
-small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs can't
-be measured or stored. Under a simulated clock nothing is measured; the clock's own costs count. calibrate.py has
-the method of measuring.
+`policy_of_request` runs no model. draft_length="cost-aware" measures everything that is missing (half a minute for
+a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs
+can't be measured or stored. Under a simulated clock nothing is measured; the clock's own costs count. calibrate.py
+has the method of measuring.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from ..draft.registry import choose_drafter
 from ..draft.window import WINDOW
 from ..length.base import LengthPolicy
 from ..length.costs import RoundCosts
-from ..length.options import AUTO, wants_costs
-from ..length.options import make_policy as policy_for
+from ..length.options import AUTO, make_policy, wants_costs
 from ..model.attention import choose_backend
 from ..model.pair import ModelPair
 from ..predict.clock import SimulatedClock
@@ -43,9 +42,9 @@ _attempts: Counter[Path] = Counter()
 _log = logging.getLogger(__name__)
 
 
-def make_policy(request: Request) -> LengthPolicy:
+def policy_of_request(request: Request) -> LengthPolicy:
     """Return a fresh policy for a decoder. It uses the costs that are stored in the request."""
-    return policy_for(request.draft_length, request.costs, timed=request.clock is None)
+    return make_policy(request.draft_length, request.costs, timed=request.clock is None)
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 
 from ..errors import RequestError
 from ..length.base import Offer
@@ -86,7 +86,7 @@ class Drafter(Protocol):
 
     Attributes:
         source: a name for the drafter, for display.
-        tells: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
+        report_probs: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
             then refused.
         observes_states: whether `observe_states` needs the target's hidden states.
@@ -98,7 +98,7 @@ class Drafter(Protocol):
     """
 
     source: str = "drafter"
-    tells: bool = False
+    report_probs: bool = False
     reads_others: bool = True
 
     observes_states: bool = False
@@ -159,7 +159,7 @@ def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
     return [Offer(row.remaining - 1, source, row=row.id) for row in rows]
 
 
-def own_drafter(drafter: Any) -> Drafter:
+def wrap_user_drafter(drafter: Any) -> Drafter:
     """Return a copy of a user's drafter, with defaults for the members of `Drafter` that it lacks.
 
     Without an attribute `observes_states`, it observes states if it has a method `observe_states`.
@@ -242,13 +242,13 @@ def check_type(proposal: Proposal, branches: bool) -> Proposal:
     if not (isinstance(rows, list) and len(rows) == len(counts) and all(map(_is_tree, rows, counts))):
         raise RequestError(
             "The parents of a tree must be one list per row, with one number per draft, from -1 to less than the "
-            f"draft's own index, for at most {MOST_TREE - 1} drafts per row; got {rows}."
+            f"draft's own index, for at most {MAX_TREE_TOKENS - 1} drafts per row; got {rows}."
         )
     return proposal
 
 
 def _is_tree(parents: object, count: int) -> bool:
     """Return whether these are the parents of a tree of `count` drafts."""
-    if not isinstance(parents, list) or not count == len(parents) < MOST_TREE:
+    if not isinstance(parents, list) or not count == len(parents) < MAX_TREE_TOKENS:
         return False
     return all(-1 <= parent < i for i, parent in enumerate(parents))

@@ -24,7 +24,7 @@ from ..model.forward import ForwardBatch
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, filters, largest, probabilities, spread
+from ..sample.distribution import argmax, filters, largest, probabilities, scatter_columns
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys
 from ..sample.noise import words as hashed
@@ -95,7 +95,7 @@ class HeadDrafter(Drafter):
         self._in_one_call = self._inputs is not None and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        self.runner.begin()
+        self.runner.clear_rows()
         self._began, hidden = False, self.head.config.hidden
         self._texts = Texts(self.head, len(rows))
         if self.ahead:
@@ -156,7 +156,7 @@ class HeadDrafter(Drafter):
         active, drafted = may_draft[0], torch.zeros_like(may_draft[0], dtype=torch.long)
         chain_prob = torch.ones(len(rows), device=logits.device)
         tokens, probs = list[Tensor](), list[Tensor]()
-        greedy_probs = GreedyProbs(self.tells and self.params.greedy)
+        greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
         for step in range(max(max_drafts)):
             if step:
                 active = active & may_draft[step]
@@ -187,7 +187,7 @@ class HeadDrafter(Drafter):
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
         full = None
         if probs:
-            full = spread(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
+            full = scatter_columns(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
         proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=greedy_probs.getter(width))
         if self._reports_q and q is not None:
             proposal.max_probs, proposal.token_probs = largest(q)[1][:, None], q.gather(1, column[:, None])
@@ -211,7 +211,7 @@ class HeadDrafter(Drafter):
             most, self._inputs.fuse.packed, self._inputs.embedded.numpy(), self.head.vocabulary.numpy(), words,
             None if self.params.greedy else filters(self.params), self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
-            keep=self.tells and self.params.greedy,
+            keep=self.report_probs and self.params.greedy,
             pointing=self._pointing(rows),
         )  # fmt: skip
         x, begins, counts = self._pending(rows, max_drafts)
@@ -230,7 +230,9 @@ class HeadDrafter(Drafter):
             greedy_probs.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
-            full = spread(torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
+            full = scatter_columns(
+                torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size
+            ).transpose(0, 1)
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=greedy_probs.getter(width))
 
@@ -292,7 +294,7 @@ class HeadDrafter(Drafter):
         self._began = True
         prefixes = [runner.shared.of(row.prompt) for row in rows]
         needed = sorted({prefix for prefix in prefixes if prefix})
-        if needed and not runner.holds(needed, with_states=False):
+        if needed and not runner.has_prefixes(needed, with_states=False):
             counts = [len(prefix) for prefix in needed]
             padded = [list(prefix) + [0] * (max(counts) - len(prefix)) for prefix in needed]
             owners = [prefixes.index(prefix) for prefix in needed]
@@ -302,8 +304,8 @@ class HeadDrafter(Drafter):
             else:
                 before = pad_sequence([source.finished(piece) for piece in pieces], batch_first=True)
                 x = self.head.inputs(to_device(padded, runner.device), before)
-            logits, _, _ = feed_pending(runner.over_prefix(), x, [0] * len(needed), counts)
-            runner.hold(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
+            logits, _, _ = feed_pending(runner.prefix_runner(), x, [0] * len(needed), counts)
+            runner.store_prefixes(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
         for r, prefix in enumerate(prefixes):
             runner.attach(r, prefix)
             source.skip(r, len(prefix))

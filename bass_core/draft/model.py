@@ -73,7 +73,7 @@ class ModelDrafter(Drafter):
         runner, batch = self.runner, len(rows)
         if self._steps is not None and not self._steps.done:
             # No round has drafted so far: read the prompts now, together with the text after them.
-            runner.begin()
+            runner.clear_rows()
         self._steps = None
         # If the draft model's context is shorter than the target's, a row that outgrows it drafts no more.
         max_drafts = [
@@ -89,7 +89,7 @@ class ModelDrafter(Drafter):
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
-        greedy_probs = GreedyProbs(self.tells and self.params.greedy)
+        greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
         drawn: list[Tensor] = []
         probs: list[Tensor] = []
         # The draft position comes first, so that each step's q is written directly into place.

@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device, to_host
 from ..model.forward import BatchTree, ForwardBatch
 from ..model.runner import ModelRunner
-from ..sample.distribution import compiled, probabilities, spread, top
+from ..sample.distribution import compiled, probabilities, scatter_columns, top
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, exponentials, place_node
 from ..sample.params import SamplingParams
@@ -190,7 +190,7 @@ class StaticTrees:
         """Return the likeliest children and one drawn from the rest of q, if there is any."""
         q = probabilities(logits, self.params)
         likeliest, siblings = top(q, min(children - 1, q.shape[-1]))
-        rest, left = _rest(q, siblings)
+        rest, left = _without_siblings(q, siblings)
         at = to_device([r for r, _ in parents], q.device)
         nodes = to_device([i + 1 for _, i in parents], q.device)
         positions = place_node(keys.positions[at] + depth, nodes)
@@ -202,7 +202,7 @@ class StaticTrees:
 
     def _to_full_vocab(self, q: Tensor, ids: Tensor | None) -> Tensor:
         """Return q [N, V'] over the target's vocabulary: [N, V]."""
-        return q if ids is None else spread(q, ids, self.size)
+        return q if ids is None else scatter_columns(q, ids, self.size)
 
     def _proposal(self, trees: _RoundTrees) -> TreeProposal:
         counts = [len(row.parents) for row in trees.rows]
@@ -218,7 +218,7 @@ class StaticTrees:
         return proposal
 
 
-def _rest(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
+def _without_siblings(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distribution of the drawn child, and its share of q.
 
     If the siblings leave too little of q, the child is drawn from q itself, which is just as exact, since it is
@@ -287,7 +287,7 @@ class TreeFeed:
     def room(self) -> int:
         """How many more drafts every row can be fed."""
         lengths = [end + fed for end, fed in zip(self.ends, self.fed, strict=True)]
-        return min(self.runner.cache.room(lengths), MOST_TREE - max(self.fed))
+        return min(self.runner.cache.room(lengths), MAX_TREE_TOKENS - max(self.fed))
 
     def batch(self, drafts: list[Fed], x: Tensor, return_states: bool = False) -> ForwardBatch:
         """Return the forward for a level, with tokens int64 [B, W] or embeddings [B, W, hidden] in `x`."""

@@ -1,4 +1,4 @@
-"""Estimates of how often drafts are accepted, by their source, row and position (`Believed`).
+"""Estimates of how often drafts are accepted, by their source, row and position (`AcceptanceEstimate`).
 
 They are computed from counts of earlier rounds, in which older rounds weigh less, and a first guess. Neither times
 nor drafts of the coming round affect them. cost_aware.py decides with them.
@@ -77,7 +77,7 @@ class SurvivalRate:
         return np.cumprod(self.rates())
 
 
-class Believed:
+class AcceptanceEstimate:
     """Estimates for one source: how many tokens it drafts of those allowed, and how many are accepted."""
 
     def __init__(self, limit: int, copies: bool) -> None:

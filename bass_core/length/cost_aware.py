@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .acceptance import Believed, Rates, SurvivalRate
+from .acceptance import AcceptanceEstimate, Rates, SurvivalRate
 from .base import Feedback, Offer
 from .costs import CorrectedCosts, RoundCosts
 
@@ -91,7 +91,7 @@ class CostAware:
 
     def __init__(self, table: RoundCosts, timed: bool = True) -> None:
         self.costs = CorrectedCosts(table, timed)
-        self._estimates: dict[str, Believed] = {}
+        self._estimates: dict[str, AcceptanceEstimate] = {}
         self._forwards = SurvivalRate(LIMIT, 1.0)
         # Milliseconds that may still be lost by trying the option that looks worse.
         self._allowance = 0.0
@@ -204,8 +204,8 @@ class CostAware:
         """Return the time that the draft model needs to read its unread tokens."""
         return float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
 
-    def _estimate_for(self, offer: Offer) -> Believed:
-        return self._estimates.setdefault(offer.source, Believed(LIMIT, not offer.forwards))
+    def _estimate_for(self, offer: Offer) -> AcceptanceEstimate:
+        return self._estimates.setdefault(offer.source, AcceptanceEstimate(LIMIT, not offer.forwards))
 
     def observe(self, feedback: Feedback) -> None:
         """See LengthPolicy."""

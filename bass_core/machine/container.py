@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+PROCESS_GROUPS = Path("/proc/self/cgroup")
 
 
 def groups(controller: str) -> Iterator[Path]:
     """Yield the folders of this process's groups that have the controller ("cpu", "memory"), and their parents."""
     try:
-        lines = OWN.read_text(encoding="utf-8").splitlines()
+        lines = PROCESS_GROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:

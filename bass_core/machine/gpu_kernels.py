@@ -40,9 +40,9 @@ from .cpu import cores
 KERNELS = support.__name__.rpartition(".")[0] + ".triton"
 SOURCES = Path(support.__file__).with_name("triton")
 # The module that compiles, and the function that lists the launches of a shape. Tests pass other functions.
-AHEAD, LISTED = f"{KERNELS}.ahead", f"{KERNELS}.needed:launches"
+COMPILER_MODULE, LAUNCHES = f"{KERNELS}.ahead", f"{KERNELS}.needed:launches"
 # Limit of processes that compile at once. Each takes a share of the launches and about 0.5 GB of memory.
-MOST_PROCESSES = 4
+MAX_PROCESSES = 4
 # End a process after this many seconds without output; one launch takes one or two.
 PATIENCE_S = 180.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def prepare(device: torch.device, shapes: Callable[[], list[Shape]]) -> None:
     leave_out(card_of(device), shapes())
 
 
-def leave_out(card: Card, shapes: list[Shape], of: str = LISTED) -> None:
+def leave_out(card: Card, shapes: list[Shape], of: str = LAUNCHES) -> None:
     """Compile for a card, and keep this process from launching kernels that could not be compiled."""
     from kernels.triton.launch import left_out  # imports triton
 
@@ -83,7 +83,7 @@ def leave_out(card: Card, shapes: list[Shape], of: str = LISTED) -> None:
 
 
 def compile_all(
-    card: Card, shapes: list[Shape], of: str = LISTED, one_in: int = 1, first: int = 0
+    card: Card, shapes: list[Shape], of: str = LAUNCHES, one_in: int = 1, first: int = 0
 ) -> dict[str, str] | None:
     """Compile all launches, and those that replace the ones that fail.
 
@@ -98,7 +98,7 @@ def compile_all(
         The reasons of the launches that could not be compiled, by name; None if no process could start.
     """
     order: dict[str, Any] = {"card": asdict(card), "shapes": [asdict(shape) for shape in shapes], "of": of}
-    count, failed, num_failed = max(1, min(cores(), MOST_PROCESSES)), dict[str, str](), -1
+    count, failed, num_failed = max(1, min(cores(), MAX_PROCESSES)), dict[str, str](), -1
     while len(failed) > num_failed:
         num_failed = len(failed)
         order |= {"step": count * one_in, "left_out": list(failed)}
@@ -213,7 +213,7 @@ def _lines(order: dict[str, Any], running: _Running) -> Iterator[dict[str, Any]]
     # Hide the device, so that no process takes memory there.
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     hung = threading.Event()
-    with running.start([sys.executable, "-m", AHEAD, json.dumps(order)], environment) as process:
+    with running.start([sys.executable, "-m", COMPILER_MODULE, json.dumps(order)], environment) as process:
         timer = _start_timer(process, hung)
         try:
             for line in process.stdout or ():

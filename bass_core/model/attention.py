@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from kernels.backends import BACKENDS, FASTER, shape_key, why_backend_unavailable
+from kernels.backends import BACKENDS, FLASH_FASTER, shape_key, why_backend_unavailable
 from kernels.plan import AttentionPlan, Chunks, Window
 from kernels.reference.prefix import attend_in_parts
 from kernels.support import has_tensor_cores, is_accelerator, on, on_zero_gpu, runtime
@@ -203,7 +203,7 @@ def ragged_attention(
         query, key, value = (_pad_last(part, wider) for part in (query, key, value))
         prefix = prefix and (_pad_last(prefix[0], wider), _pad_last(prefix[1], wider))
     if s_aux is not None:
-        out = attend_in_parts(query, key, value, plan, prefix, aside=s_aux.to(key.device), **options)
+        out = attend_in_parts(query, key, value, plan, prefix, sinks=s_aux.to(key.device), **options)
     else:
         # GPU kernels support sliding windows but not chunks.
         name = "sdpa" if isinstance(window, Chunks) and backend in ("fused", "flash", "mixed") else backend
@@ -328,7 +328,7 @@ def measure_flash(device: torch.device, dtype: torch.dtype, heads: int, kv_heads
     except RuntimeError as error:
         _log.warning("flash-attn is not used, since it can't be timed here: %s", " ".join(str(error).split()))
     else:
-        FASTER.update(faster)
+        FLASH_FASTER.update(faster)
 
 
 def _shapes_faster_with_flash(
@@ -353,7 +353,9 @@ def attention_words(backend: str, key: tuple[Any, ...]) -> str:
     """Describe the kernels that attend, given the backend's name and the `shape_key` of a round."""
     if backend != "mixed":
         return {"fused": "our kernel", "flash": "flash-attn", "sdpa": "torch"}.get(backend, backend)
-    served = [name for name, prompt in (("prompts", True), ("rounds", False)) if (*key[:-1], prompt) in FASTER]
+    served = [
+        name for name, prompt in (("prompts", True), ("rounds", False)) if (*key[:-1], prompt) in FLASH_FASTER
+    ]
     return "our kernel" + (f", flash-attn for {' and '.join(served)} of plain texts" if served else "")
 
 

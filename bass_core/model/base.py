@@ -36,7 +36,7 @@ from .weights.cost import ModelCost, model_cost
 from .weights.modified import hooks_of
 from .weights.placement import has_offloaded, home_device, is_split, offloaded_weights
 from .weights.quantized import QuantizedModule, outputs_of
-from .weights.shape import config_value, context_of, head_dim, is_llama, turns_with_length
+from .weights.shape import config_value, context_of, head_dim, is_llama, rope_depends_on_length
 
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
@@ -123,7 +123,7 @@ class CausalModel:
         # Offloaded weights are fetched for one forward and released after it, so a concurrent forward would lose
         # them.
         self._exclusive: AbstractContextManager[Any] = threading.Lock() if has_offloaded(model) else nullcontext()
-        self.capturable = not (self._split or turns_with_length(config))
+        self.capturable = not (self._split or rope_depends_on_length(config))
         self.layers: int = config.num_hidden_layers
         self.context = context_of(config)
         self.vocab = outputs_of(model)

@@ -76,7 +76,7 @@ def runner_for(
     return runner
 
 
-def columns_made(model: CausalModel, columns: int, backend: str) -> int:
+def cache_columns(model: CausalModel, columns: int, backend: str) -> int:
     """Return how many columns a new cache gets if a runner needs `columns`."""
     return _round_up_columns(columns) if _captures(model, backend) else columns
 

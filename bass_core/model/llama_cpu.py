@@ -196,7 +196,7 @@ def _scatter(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
     if real is not None and x.dtype == torch.float32:
         from kernels.cpu.sampling import calls  # imports numba
 
-        x = calls.placed(x, real, rows * width)
+        x = calls.scatter_rows(x, real, rows * width)
     elif real is not None:
         x = x.new_zeros(rows * width, *x.shape[1:]).index_copy_(0, real, x)
     return x.view(rows, width, *x.shape[1:])

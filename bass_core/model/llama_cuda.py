@@ -36,7 +36,7 @@ from .weights.shape import is_llama
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """Which products run on our kernel rather than torch's.
 
     Attributes:
@@ -93,7 +93,7 @@ class LlamaCuda(CausalModel):
         config, body = model.config, model.model
         self.copies_weights = not is_accelerator(self.device)
         # If Triton can't use the tensor cores, torch's products are several times faster, because torch can.
-        self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
+        self.plan = ProductPlan() if has_tensor_cores(self.device) else ProductPlan(most_rows=0)
         self.has_kernels = available(self.device)
         self.cache_dtype = model.dtype
         self.heads: int = config.num_attention_heads

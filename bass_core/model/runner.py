@@ -68,7 +68,7 @@ class ModelRunner:
         self.copied = 0
 
     @property
-    def bytes_of_copies(self) -> int:
+    def nbytes_without_sharing(self) -> int:
         """The size in bytes of the cache if every row had its own copy of its prefix."""
         nbytes, cache = self.cache.buffer.nbytes, self.cache
         return nbytes + self.copied * (nbytes // (cache.max_batch * cache.max_len))
@@ -97,7 +97,7 @@ class ModelRunner:
             output.logits = output.logits[..., : self.vocab]
         return output
 
-    def over_prefix(self) -> ModelRunner:
+    def prefix_runner(self) -> ModelRunner:
         """Forget the cached prefixes, and return a runner whose rows fill them."""
         cache = self.cache.prefix
         assert cache is not None
@@ -106,12 +106,12 @@ class ModelRunner:
         runner.prefill_tokens = self.prefill_tokens
         return runner
 
-    def holds(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:
+    def has_prefixes(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:
         """Return whether all these prefixes are cached, including their states if those are wanted."""
         entries = [self._prefix_entries.get(prefix) for prefix in prefixes]
         return all(entry is not None and (len(entry[2]) > 0 or not with_states) for entry in entries)
 
-    def hold(self, prefixes: Sequence[Tokens], logits: dict[int, Tensor], states: list[Tensor]) -> None:
+    def store_prefixes(self, prefixes: Sequence[Tokens], logits: dict[int, Tensor], states: list[Tensor]) -> None:
         """Register prefixes[i] as the content of row i of the cache's prefix.
 
         Args:
@@ -122,11 +122,11 @@ class ModelRunner:
         rows = enumerate(prefixes)
         self._prefix_entries = {prefix: (row, logits[row].clone(), states[row]) for row, prefix in rows}
 
-    def held(self, prefix: Tokens) -> tuple[Tensor, Tensor]:
+    def prefix_output(self, prefix: Tokens) -> tuple[Tensor, Tensor]:
         """Return the logits [vocab] after a cached prefix and its states [P, hidden]."""
         return self._prefix_entries[prefix][1:]
 
-    def begin(self) -> None:
+    def clear_rows(self) -> None:
         """Empty every row; the prefixes stay."""
         self.cache.detach()
         for row in range(len(self._lengths)):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE, TokenTree
+from kernels.plan import MAX_TREE_TOKENS, TokenTree
 
 from ..machine.transfer import to_device
 from .cache import RaggedCache
@@ -89,7 +89,7 @@ class StepInputs:
 
 def fits_tree(tree: BatchTree | None, columns: int) -> bool:
     """Return whether every padding token of a step with `columns` columns still gets its own bit."""
-    return tree is None or max(tree.before) + columns <= MOST_TREE
+    return tree is None or max(tree.before) + columns <= MAX_TREE_TOKENS
 
 
 def _pad_tree(tree: BatchTree, rows: int, columns: int) -> BatchTree:

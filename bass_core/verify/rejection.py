@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.support import LeftOut, available, is_accelerator
+from kernels.support import CompileFailed, available, is_accelerator
 
 from ..machine.transfer import to_host
 from ..sample.distribution import argmax, compiled, filters, largest, probabilities
@@ -122,7 +122,7 @@ def verify(
     if accelerator and available(logits.device):
         from .rejection_triton import verify_on_device  # imports triton
 
-        with suppress(LeftOut):
+        with suppress(CompileFailed):
             outcome = verify_on_device(*arguments, **rule)
     if outcome is None:
         outcome = verify_here(*arguments, **rule)

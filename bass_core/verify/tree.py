@@ -21,7 +21,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from kernels.support import LeftOut, available, is_accelerator
+from kernels.support import CompileFailed, available, is_accelerator
 
 from ..machine.transfer import to_device, to_host
 from ..sample.distribution import argmax, probabilities
@@ -55,7 +55,7 @@ def verify_tree(
     if is_accelerator(logits.device) and available(logits.device):
         from .tree_triton import walk_on_device  # imports triton
 
-        with suppress(LeftOut):
+        with suppress(CompileFailed):
             walked = walk_on_device(logits, tree, keys, params)
             outcomes = []
             for r, (last, token, chance, tests) in enumerate(walked):

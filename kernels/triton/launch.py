@@ -2,8 +2,8 @@
 
 `launch(kernel, grid, *arguments, **options)` is `kernel[grid](*arguments, **options)`. Inside `collected()`
 nothing runs: each launch goes to a list, from which it can be compiled. If a launch's name is in `left_out`,
-LeftOut (kernels/support.py) is raised, and its caller takes other sizes, or torch. Names are those of Triton's
-variants: the kernel, the arguments' types, and the compile-time constants.
+CompileFailed (kernels/support.py) is raised, and its caller takes other sizes, or torch. Names are those of
+Triton's variants: the kernel, the arguments' types, and the compile-time constants.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..support import LeftOut, interpreting
+from ..support import CompileFailed, interpreting
 
 # Names of launches that the compiler died of or refused; no process may try them again.
 left_out: set[str] = set()
@@ -65,10 +65,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     """Launch a kernel, or collect the launch.
 
     Raises:
-        LeftOut: if it can't be compiled.
+        CompileFailed: if it can't be compiled.
     """
     if left_out and (name := Launch(kernel, arguments, options).name) in left_out:
-        raise LeftOut(name)
+        raise CompileFailed(name)
     if _collecting is not None:
         _collecting.append(Launch(kernel, arguments, options))
     else:

@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import support
 from ..plan import AttentionPlan, SharedPart, TokenTree
 from ..shapes import Card, Shape
-from ..support import LeftOut
+from ..support import CompileFailed
 from . import accept, attention, block, cache_write, linear, nucleus, walk
 from .launch import Launch, collected
 
@@ -43,7 +43,7 @@ def launches(shape: Shape, card: Card, chosen: bool = False) -> list[Launch]:
     try:
         with collected() as collected_launches:
             for call in _calls(shape, card, chosen):
-                with suppress(LeftOut):
+                with suppress(CompileFailed):
                     call()
     finally:
         support.set_meta_card(None)
@@ -102,7 +102,7 @@ def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
         (shape.hidden, shape.outputs, True, False, False),
     ]  # fmt: skip
     for rows, (k, n, norm, gate, residual) in product(PRODUCT_ROWS, kinds):
-        if rows > linear.MOST_ROWS[shape.number.itemsize]:
+        if rows > linear.MAX_ROWS[shape.number.itemsize]:
             continue
         x = _empty(rows, k, dtype=shape.number)
         weight = _empty(2 * n if gate else n, k, dtype=shape.number)

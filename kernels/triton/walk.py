@@ -22,7 +22,7 @@ from .noise import exponential, to_uniform, token_uniforms, words
 
 BLOCK_V = 2048
 WARPS = 8
-# The most drafts of a row: its tree has up to 63 tokens, including the newest one (MOST_TREE in plan.py).
+# The most drafts of a row: its tree has up to 63 tokens, including the newest one (MAX_TREE_TOKENS in plan.py).
 MAX_DRAFTS = 62
 BLOCK_N: tl.constexpr = tl.constexpr(64)
 

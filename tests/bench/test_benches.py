@@ -30,7 +30,7 @@ from bench.report.report import command
 from bench.robustness.mutants import KNOWN
 from tests.support import ROOT
 from tests.support.page import hosted, save_tiny_pair
-from ui.recordings.shelf import SHIPPED, asked
+from ui.recordings.shelf import SHIPPED, requested_recordings
 
 KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
 
@@ -267,7 +267,7 @@ def test_a_film_has_a_picture_per_snapshot(browser_executable, monkeypatch, tmp_
     @contextlib.contextmanager
     def served(*options):
         assert options == ("--replay", film.RECORDING)
-        with hosted(None, offers=asked(str(short))) as address:
+        with hosted(None, offers=requested_recordings(str(short))) as address:
             yield None, address
 
     monkeypatch.setattr(film, "serve", served)

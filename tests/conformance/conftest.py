@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bass_core.model.base import CausalModel
-from kernels.plan import SHARE
+from kernels.plan import PREFIX_UNIT
 from tests.support.models import small_window
 from tests.support.schedule import draft_in_step
 
@@ -29,7 +29,7 @@ def small_and_in_step() -> Iterator[None]:
         # Draft and target make many short calls and wait for each other after each.
         sys.setswitchinterval(interval / 10)
         # The prompts are shorter than sharing normally needs, and shorter than normal sinks and windows.
-        patch.setattr(CausalModel, "least_saved", SHARE)
+        patch.setattr(CausalModel, "least_saved", PREFIX_UNIT)
         small_window(patch)
         yield
     sys.setswitchinterval(interval)

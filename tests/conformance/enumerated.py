@@ -37,7 +37,7 @@ from bass_core.sample import noise
 from bass_core.sequence import Sequence
 from bass_core.verify import rejection
 from bass_core.verify.rules import Verification, find_verification
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 
 Text = tuple[int, ...]
 # For each token the probabilities of the next token.
@@ -262,7 +262,7 @@ class Scene:
     def runner(self, table: Table) -> ModelRunner:
         model: Any = Bigram(table, self.exact)
         # A tree may be wider than the rest of a text.
-        longest = max(map(len, self.prompts)) + self.new_tokens + MOST_TREE
+        longest = max(map(len, self.prompts)) + self.new_tokens + MAX_TREE_TOKENS
         return ModelRunner(model, len(self.prompts), longest, len(table[0]), "sdpa")
 
     def decoder(self) -> BatchDecoder:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from bass_core import SamplingParams
-from bass_core.draft.base import Proposal, TreeProposal, own_drafter, point_masses
+from bass_core.draft.base import Proposal, TreeProposal, point_masses, wrap_user_drafter
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
@@ -212,7 +212,7 @@ def _window(scene: Scene) -> WindowDrafter:
 
 
 def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
-    return lambda scene: own_drafter(TreeDrafter(Q3 if len(scene.p[0]) == 3 else Q, scene.rule, children))
+    return lambda scene: wrap_user_drafter(TreeDrafter(Q3 if len(scene.p[0]) == 3 else Q, scene.rule, children))
 
 
 # For scenes of three tokens.
@@ -222,7 +222,7 @@ DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "copies, else a model": lambda scene: Cascade(_lookup(scene), _model(Q3)(scene)),
     "a head that stops": _head,
     "a head with a pointer": lambda scene: _head(scene, ids=(1, 2), lift=2.0),
-    "a user's drafter that stops": lambda scene: own_drafter(UnsureDrafter(Q3, scene.rule)),
+    "a user's drafter that stops": lambda scene: wrap_user_drafter(UnsureDrafter(Q3, scene.rule)),
     "a window": _window,
     "a window after a model": lambda scene: WindowChain(_model(R3)(scene), _window(scene)),
     "a window after copies": lambda scene: WindowChain(_lookup(scene), _window(scene)),
@@ -392,7 +392,7 @@ def test_two_rows_are_independent_if_one_copies(
 @pytest.mark.parametrize("rule", slow_but(["rejection"], RULES))
 def test_two_rows_that_copy_from_each_other_are_independent(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def copying(scene: Scene) -> Any:
-        return own_drafter(CopyingDrafter())
+        return wrap_user_drafter(CopyingDrafter())
 
     check_distribution(Scene(P, copying, FixedLength(1), rule, ((0,), (1,)), 3, 9), monkeypatch)
 

@@ -15,7 +15,7 @@ import torch
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.overlapped.decoder import AmusdDecoder
 from bass_core.decode.overlapped.draft import DraftThread
-from bass_core.decode.overlapped.session import Draft, DraftSession
+from bass_core.decode.overlapped.session import DraftSession, QueuedDraft
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.lookup import Cascade
 from bass_core.length.policies import FixedLength
@@ -47,7 +47,7 @@ class ScheduledDraft(DraftThread):
     def resume(self) -> None:
         pass
 
-    def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
+    def look(self, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
         session, look = self.session, self._looks
         assert session is not None
         self._looks += 1

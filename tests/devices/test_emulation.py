@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bass_core.sample.draw_triton import seed_on
-from kernels.support import is_accelerator, on, own_stream, runtime
+from kernels.support import is_accelerator, new_stream, on, runtime
 
 from .emulation import capture, emulated, ledger, memory
 from .emulation.models import numbers
@@ -167,7 +167,7 @@ def test_every_stream_can_use_the_cached_seed() -> None:
 def test_each_thread_has_its_own_stream_and_pooled_streams_repeat() -> None:
     module = runtime(EMUL)
     seen = []
-    with own_stream(EMUL):
+    with new_stream(EMUL):
         thread = threading.Thread(target=lambda: seen.append(module.current_stream(EMUL)))
         thread.start()
         thread.join()

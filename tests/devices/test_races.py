@@ -13,7 +13,7 @@ import torch
 from bass_core import generate, race
 from bass_core.decode import measuring as budgets
 from bass_core.lanes.clock import LaneClock
-from kernels.support import on, own_stream, runtime
+from kernels.support import new_stream, on, runtime
 from tests.support.models import slow_but, texts_of, tiny_pair
 
 from ..conformance import table
@@ -60,7 +60,7 @@ def test_a_lanes_stream_waits_for_earlier_work() -> None:
     tensor = torch.zeros(4, device=EMUL)
 
     def work() -> None:
-        with own_stream(EMUL):
+        with new_stream(EMUL):
             tensor.add_(1)
 
     thread = threading.Thread(target=work)

@@ -20,7 +20,7 @@ import triton
 from bass_core import load_pair
 from bass_core.machine import gpu_kernels
 from kernels.shapes import Card, Shape
-from kernels.support import LeftOut
+from kernels.support import CompileFailed
 from kernels.triton import ahead, launch
 from tests.kernels.compilation import dying
 from tests.kernels.compilation.test_compilation import PINNED
@@ -81,7 +81,7 @@ def test_a_second_start_leaves_out_the_same_kernels_without_compiling(monkeypatc
     assert launch.left_out == left_out
     good, bad, *_ = dying.launches(SHAPE, CARD)
     assert good.name not in left_out
-    with pytest.raises(LeftOut):
+    with pytest.raises(CompileFailed):
         launch.launch(bad.kernel, (1,), *bad.arguments, **bad.options)
 
 
@@ -149,7 +149,7 @@ def test_every_card_and_set_of_kernels_has_another_result(tmp_path: Path) -> Non
         gpu_kernels._file(card, [shape], kernels)
         for card, shape, kernels in (
             (CARD, SHAPE, DYING), (Card.of_capability(80), SHAPE, DYING),
-            (CARD, replace(SHAPE, heads=8), DYING), (CARD, SHAPE, gpu_kernels.LISTED),
+            (CARD, replace(SHAPE, heads=8), DYING), (CARD, SHAPE, gpu_kernels.LAUNCHES),
         )
     }  # fmt: skip
     assert len(files) == 4

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.backends import BACKENDS, why_backend_unavailable
-from kernels.plan import MOST_TREE, SHARE, SINKS, AttentionPlan, SharedPart, TokenTree
+from kernels.plan import MAX_TREE_TOKENS, PREFIX_UNIT, SINKS, AttentionPlan, SharedPart, TokenTree
 
 DIM, HUGE = 8, 1e30
 HERE = [name for name in sorted(BACKENDS) if why_backend_unavailable(name, torch.device("cpu")) is None]
@@ -48,7 +48,7 @@ class Step:
     def run_whole(self, backend: Callable[..., Tensor], **options: object) -> Tensor:
         """Return a backend's output over whole rows, without a prefix."""
         host = self.plan.lengths.tolist()
-        plan = replace(self.plan, host=host, shared=None, captured_extent=None, _made={})
+        plan = replace(self.plan, host=host, shared=None, captured_extent=None, _cached={})
         return backend(self.query, *self.whole, plan, **options)
 
     def with_tree(self, paths: Paths, before: list[int]) -> Step:
@@ -59,14 +59,14 @@ class Step:
         ]
         tensor, width = torch.tensor(packed), len(paths[0])
         tree = TokenTree(tensor[:, :width], tensor[:, width:-1], tensor[:, -1])
-        return replace(self, plan=replace(self.plan, tree=tree, _made={}), paths=paths)
+        return replace(self, plan=replace(self.plan, tree=tree, _cached={}), paths=paths)
 
     def captured(self) -> Step:
         """Return the step as a capture sees it: no lengths on the host, and all columns of both caches."""
         shared = self.plan.shared
         assert shared is not None
         part = replace(shared, host_starts=[], host_groups=[], extent=self.prefix[0].shape[2])
-        plan = replace(self.plan, host=[], captured_extent=self.suffix[0].shape[2], shared=part, _made={})
+        plan = replace(self.plan, host=[], captured_extent=self.suffix[0].shape[2], shared=part, _cached={})
         return replace(self, plan=plan)
 
     def expected(self, scaling: float, window: int | None = None, softcap: float | None = None) -> Tensor:
@@ -155,7 +155,7 @@ def make_tree_step(
 @st.composite
 def problems(draw: st.DrawFn, trees: bool = False) -> dict[str, Any]:
     """Draw arguments for `make_step`, or for `make_tree_step`."""
-    starts = st.sampled_from([0, 0, SHARE, 2 * SHARE, 5 * SHARE])
+    starts = st.sampled_from([0, 0, PREFIX_UNIT, 2 * PREFIX_UNIT, 5 * PREFIX_UNIT])
     row = st.tuples(st.integers(0, 90 if trees else 40), starts, st.integers(0, 2))
     rows = draw(st.lists(row.map(lambda r: (r[0] + r[1], r[1], r[2])), min_size=1, max_size=5))
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 3)]))
@@ -168,7 +168,7 @@ def problems(draw: st.DrawFn, trees: bool = False) -> dict[str, Any]:
         return draw(st.lists(st.integers(low, high), min_size=len(rows), max_size=len(rows)))
 
     return arguments | {
-        "before": each(0, MOST_TREE - queries),
+        "before": each(0, MAX_TREE_TOKENS - queries),
         "real": each(1, queries),
         "seed": draw(st.integers(0, 999)),
     }

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kernels import backends
 from kernels.backends import BACKENDS, flash
-from kernels.plan import SHARE, AttentionPlan, SharedPart
+from kernels.plan import PREFIX_UNIT, AttentionPlan, SharedPart
 from tests.support.models import slow_but
 
 from .steps import HERE, HUGE, make_step, make_tree_step, problems
@@ -96,7 +96,7 @@ def test_mismatched_arguments_are_refused(backend: str) -> None:
     step = make_step([(20, 16, 0)], 1)
     with pytest.raises(ValueError, match="both or neither"):
         BACKENDS[backend](step.query, *step.suffix, step.plan, scaling=0.3)
-    plan = replace(step.plan, shared=None, _made={})
+    plan = replace(step.plan, shared=None, _cached={})
     with pytest.raises(ValueError, match="both or neither"):
         BACKENDS[backend](step.query, *step.whole, plan, scaling=0.3, prefix=step.prefix)
     with pytest.raises(ValueError, match="choose another backend"):
@@ -114,7 +114,7 @@ def test_a_plan_computes_window_starts_and_whether_it_needs_a_mask() -> None:
     assert plan(lengths, [128, 64, 0, 0], [0] * 4).window_starts(100).tolist() == [192, 64, 64, 64]
     assert plan(lengths, [0] * 4, [0] * 4).window_starts(172).tolist() == [128, 64, 64, 64]
     assert plan(lengths, [0] * 4, [0] * 4).window_starts(173).tolist() == [64, 64, 64, 64]
-    equal = [40, 24, 8], [32, SHARE, 0], [0, 1, 0]
+    equal = [40, 24, 8], [32, PREFIX_UNIT, 0], [0, 1, 0]
     assert not plan(*equal).needs_mask and plan(*equal, gap=512).needs_mask
     assert AttentionPlan(torch.tensor(equal[0]), equal[0], 1).needs_mask
     # Rows are sorted by prefix, with those without one last.
@@ -154,16 +154,16 @@ def test_mixed_uses_flash_only_where_it_is_faster_and_supported(monkeypatch: pyt
         return BACKENDS["pad"](*states, plan, scaling=softmax_scale, window=window, softcap=softcap or None)
 
     monkeypatch.setattr(backends, "_flash_attn", lambda: kernel)
-    monkeypatch.setattr(backends, "FASTER", set())
+    monkeypatch.setattr(backends, "FLASH_FASTER", set())
     torch.manual_seed(0)
     query, (keys, values) = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 2, 43, 16)
     for window in (None, 7):
         options: dict[str, Any] = {"scaling": 0.3, "window": window}
         plan = AttentionPlan(torch.tensor([7, 40]), [7, 40], 3)
-        backends.FASTER.clear()
+        backends.FLASH_FASTER.clear()
         expected = backends.mixed(query, keys, values, plan, **options)
         assert not seen
-        backends.FASTER.add(backends.shape_key(query, keys))
+        backends.FLASH_FASTER.add(backends.shape_key(query, keys))
         torch.testing.assert_close(
             backends.mixed(query, keys, values, plan, **options), expected, atol=1e-5, rtol=1e-5
         )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 from kernels.triton import attention as fused_attention
 from kernels.triton.attention import fused
 from tests.support.models import slow_but
@@ -64,7 +64,7 @@ def single_row(step: Step, row: int) -> Step:
     lengths = {"lengths": step.plan.lengths[rows], "host": step.plan.host[rows]}
     suffix, whole = ((keys[rows], values[rows]) for keys, values in (step.suffix, step.whole))
     prefix = tuple(caches[group : group + 1] for caches in step.prefix)
-    plan = replace(step.plan, **lengths, shared=part, _made={})
+    plan = replace(step.plan, **lengths, shared=part, _cached={})
     return Step(step.query[rows], suffix, prefix, whole, plan)
 
 
@@ -100,7 +100,7 @@ def test_a_query_has_the_same_bits_in_a_longer_step() -> None:
     step = make_step(ROWS, 3, heads=(6, 2), dim=20)
     out = step.run(fused, parts=True, scaling=0.2)
     lengths = [length + 2 for length in step.plan.host]
-    plan = replace(step.plan, lengths=torch.tensor(lengths), host=lengths, queries=1, _made={})
+    plan = replace(step.plan, lengths=torch.tensor(lengths), host=lengths, queries=1, _cached={})
     last = replace(step, query=step.query[:, :, 2:], plan=plan)
     assert torch.equal(last.run(fused, scaling=0.2)[:, 0], out[:, 2])
 
@@ -210,9 +210,9 @@ def test_trees_equal_the_reference(
 @pytest.mark.parametrize("parts", [False, True])
 def test_the_deepest_and_the_widest_tree_equal_the_reference(parts: bool) -> None:
     """With 63 tokens a row, all 63 bits of both words are used."""
-    step = make_tree_step([(70, 64, 0)], [0], MOST_TREE, 1, heads=(1, 1))
-    chain = [list(range(column + 1)) for column in range(MOST_TREE)]
-    flat = [[column] for column in range(MOST_TREE)]
+    step = make_tree_step([(70, 64, 0)], [0], MAX_TREE_TOKENS, 1, heads=(1, 1))
+    chain = [list(range(column + 1)) for column in range(MAX_TREE_TOKENS)]
+    flat = [[column] for column in range(MAX_TREE_TOKENS)]
     for tree_step in (step, step.with_tree([chain], [0]), step.with_tree([flat], [0])):
         tree_step.check(tree_step.run(fused, scaling=0.3, parts=parts), scaling=0.3)
 
@@ -255,6 +255,6 @@ def test_trees_with_a_gap_or_of_another_width_are_refused() -> None:
     step = make_tree_step(TREE_ROWS, BEFORE, 5, 3)
     assert step.paths is not None
     with pytest.raises(ValueError, match="gap"):
-        replace(step, plan=replace(step.plan, gap=64, _made={})).run(fused, scaling=0.3)
+        replace(step, plan=replace(step.plan, gap=64, _cached={})).run(fused, scaling=0.3)
     with pytest.raises(ValueError, match="4"):
         step.with_tree([row[:4] for row in step.paths], BEFORE).run(fused, scaling=0.3)

@@ -109,7 +109,7 @@ def test_products_equal_the_reference(
     rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype, parts: int
 ) -> None:
     """`parts`: how many parts K is split into, some of them empty; 0: the default tiles."""
-    rows = min(rows, linear.MOST_ROWS[dtype.itemsize])
+    rows = min(rows, linear.MAX_ROWS[dtype.itemsize])
     torch.manual_seed(rows + n_size + k_size)
     x = torch.randn(rows, k_size).to(dtype)
     weight = (torch.randn(n_size * (2 if gate else 1), k_size) * k_size**-0.5).to(dtype)

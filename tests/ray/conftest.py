@@ -18,7 +18,7 @@ import pytest
 
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
-from ui.sources.source import Ask, Service
+from ui.sources.source import PairOptions, Service
 
 from ..ui.conftest import context, pair_folders  # noqa: F401
 
@@ -47,12 +47,12 @@ def race_request(tokens: int = 24, seed: int = 0, **more: object) -> RaceRequest
 
 
 @pytest.fixture(scope="session")
-def ask(pair_folders: tuple[Path, Path]) -> Ask:  # noqa: F811
-    return Ask(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
+def ask(pair_folders: tuple[Path, Path]) -> PairOptions:  # noqa: F811
+    return PairOptions(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def service(ask: Ask) -> Iterator[Service]:
+def service(ask: PairOptions) -> Iterator[Service]:
     """Return a service with two workers on this machine."""
     from ui.sources.service import on_this_machine
 

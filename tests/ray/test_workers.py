@@ -15,19 +15,21 @@ from tests.support.page import lane_texts
 from tests.support.threads import together
 from ui.page.request import RaceRequest
 from ui.sources.cluster.races import AHEAD
-from ui.sources.source import Ask, Service
+from ui.sources.source import PairOptions, Service
 
 from .conftest import race_request, until
 
 
-def library_texts(ask: Ask, request: RaceRequest) -> dict[str, list[str]]:
+def library_texts(ask: PairOptions, request: RaceRequest) -> dict[str, list[str]]:
     """Return the texts that the library writes in this process."""
     pair = load_pair(ask.pair, draft=ask.draft, device="cpu", dtype="float32")
     *_, last = race(pair, **request.arguments())
     return lane_texts(last)
 
 
-def test_two_races_at_once_write_the_library_s_texts_and_name_their_workers(service: Service, ask: Ask) -> None:
+def test_two_races_at_once_write_the_library_s_texts_and_name_their_workers(
+    service: Service, ask: PairOptions
+) -> None:
     requests, last = [race_request(seed=1), race_request(seed=2)], {}
 
     def run(number: int) -> None:

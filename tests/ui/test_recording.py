@@ -14,7 +14,7 @@ import pytest
 
 from bass_core import BassError, ModelPair, SamplingParams, Snapshot, race
 from ui.recordings.recording import load, record, save
-from ui.recordings.shelf import SHIPPED, asked
+from ui.recordings.shelf import SHIPPED, requested_recordings
 
 from .formulas import NATURAL
 
@@ -241,9 +241,9 @@ def test_figures_of_shipped_recordings_follow_from_their_rounds(name: str) -> No
 
 
 def test_replay_accepts_a_name_a_file_or_nothing(tmp_path: Path) -> None:
-    assert asked("") == SHIPPED and list(asked("win")) == ["win"]
+    assert requested_recordings("") == SHIPPED and list(requested_recordings("win")) == ["win"]
     save(SHIPPED["win"].recording, tmp_path / "mine.json")
-    offer = asked(str(tmp_path / "mine.json"))["file"]
+    offer = requested_recordings(str(tmp_path / "mine.json"))["file"]
     assert offer.title == "mine.json" and offer.recording == SHIPPED["win"].recording
     with pytest.raises(BassError, match="Cannot read the recording nothing"):
-        asked("nothing")
+        requested_recordings("nothing")

@@ -20,11 +20,11 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.page.setting import shown
 from ui.sources.local import race_source
-from ui.sources.source import Source, waiting
+from ui.sources.source import RaceSource, waiting
 from ui.sweep.answer import T, answer, overall
 from ui.sweep.events import SweepEvents
 from ui.sweep.figures import sentences
-from ui.sweep.measure import MOST_REPEATS, WARM_UP, measured
+from ui.sweep.measure import MAX_REPEATS, WARM_UP, measured
 from ui.sweep.request import TEMPERATURE, Arm, make_sweep, own_prompts
 
 from .browser import assert_accessible, assert_fits, fill, saved
@@ -176,7 +176,7 @@ def test_a_short_race_is_run_again_with_other_seeds() -> None:
     assert all(one["speedup"] == pytest.approx(1.25) for one in last["points"])
     toy = ToySource(rounds=2)
     *_, last = measured(a_sweep(seconds=600, batches=[1], draft_lengths=[4]), toy, Limits(), toy.clock)
-    assert len(toy.asked) == 1 + MOST_REPEATS and last["points"][0]["rounds"] == 2 * MOST_REPEATS
+    assert len(toy.asked) == 1 + MAX_REPEATS and last["points"][0]["rounds"] == 2 * MAX_REPEATS
 
 
 def test_the_operators_limit_ends_the_sweep_and_closes_its_race() -> None:
@@ -371,7 +371,7 @@ def test_one_sentence_sums_up_the_own_prompts() -> None:
 FORM = [{"prompt": "Hello", "temperature": 0.9, "lanes": None}.get(one.name, one.default) for one in shown()]
 
 
-def events(source: Source, **limits: Any) -> SweepEvents:
+def events(source: RaceSource, **limits: Any) -> SweepEvents:
     return SweepEvents(Events(source, Limits(**limits)))
 
 

@@ -1,8 +1,8 @@
 """Presets that fill in the whole form with one click, each with a hint for the viewer.
 
 A preset lists only the settings that differ from the form's neutral values. All others get the neutral value
-(form.starting), so nothing of the previous preset remains. The text of "Long document" is read from this version's
-manual when the page is built.
+(form.starting_values), so nothing of the previous preset remains. The text of "Long document" is read from this
+version's manual when the page is built.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ from ..logprobs import record_logprobs
 from ..record import write_round
 from ..request import Request
 from .draft import DraftThread, split_threads, wait_for_stream
-from .session import Draft, DraftSession, Pace, asks_q, draft_source, sure_drafts
+from .session import DraftSession, Pace, QueuedDraft, asks_q, draft_source, sure_drafts
 from .timeline import Timeline
 
 # For tests: maximum random delay in seconds before each step of the target and of the draft.
@@ -112,7 +112,7 @@ class AmusdDecoder(BatchDecoder):
         # The draft's forwards and drawn tokens that earlier rounds have reported.
         self._billed = (0, 0)
         # By row index: the drafts after the row's text, as of the target's last look.
-        self._ahead: dict[int, list[Draft]] = {}
+        self._ahead: dict[int, list[QueuedDraft]] = {}
         self._split, self._pace = not is_accelerator(target.device), Pace()
 
     @property

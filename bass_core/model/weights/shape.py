@@ -46,7 +46,7 @@ def config_value(config: Any, name: str) -> Any:
         return None
 
 
-def turns_with_length(config: Any) -> bool:
+def rope_depends_on_length(config: Any) -> bool:
     """Return whether rotary embeddings depend on the text's length, which transformers reads on the host."""
     return any("dynamic" in name or name == "longrope" for name in _rope_types(config))
 

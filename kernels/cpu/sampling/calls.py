@@ -107,22 +107,31 @@ def largest(values: Tensor) -> tuple[Tensor, Tensor]:
     return places, numbers
 
 
-def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tensor:
+def scatter_columns(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tensor:
     """Return q [..., V'] over a vocabulary of `size`: column i becomes column ids[i], and the others are 0.
 
     ids: int64 [V']. out: contiguous float32 [..., size] to write to.
     """
     out = torch.empty(*q.shape[:-1], size, dtype=torch.float32) if out is None else out
-    _call(distribution.spread, 1, out.numel(), _flat(q), q.shape[-1], ids.contiguous().numpy(), _flat(out), size)
+    _call(
+        distribution.scatter_columns,
+        1,
+        out.numel(),
+        _flat(q),
+        q.shape[-1],
+        ids.contiguous().numpy(),
+        _flat(out),
+        size,
+    )
     return out
 
 
-def placed(x: Tensor, places: Tensor, rows: int) -> Tensor:
+def scatter_rows(x: Tensor, places: Tensor, rows: int) -> Tensor:
     """Return x float32 [N, ...] as [rows, ...], with row i at places[i] (int64 [N]) and zeros elsewhere."""
     out = torch.empty(rows, *x.shape[1:], dtype=torch.float32)
     at, size = np.full(rows, -1, np.int64), x.shape[1:].numel()
     at[places.numpy()] = np.arange(len(places))
-    _call(distribution.placed, 1, out.numel(), _flat(x), size, at, _flat(out))
+    _call(distribution.scatter_rows, 1, out.numel(), _flat(x), size, at, _flat(out))
     return out
 
 
@@ -198,6 +207,6 @@ def compile_all() -> None:
     rows = torch.ones(1, 3, 1, dtype=torch.float32)
     first, second, _, _ = words(0, key, key, key)
     draw(rows[:, 0], first, second, None)
-    largest(placed(spread(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
+    largest(scatter_rows(scatter_columns(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
     verify(rows[:, :1], none, None, key, 0, key, key, (key, key, key), Filters(1.0), judging.REJECTION)
     watch(np.zeros(1, np.int64), -1)

@@ -264,7 +264,7 @@ def largest(state, threads, x, size, places, values):
 
 
 @kernel
-def spread(state, threads, q, width, ids, out, size):
+def scatter_columns(state, threads, q, width, ids, out, size):
     """Spread each row of q over `size` columns: column i becomes column ids[i], and the others are 0.
 
     q float32 [rows * width]; ids int64 [width]; out float32 [rows * size].
@@ -283,7 +283,7 @@ def spread(state, threads, q, width, ids, out, size):
 
 
 @kernel
-def placed(state, threads, x, size, at, out):
+def scatter_rows(state, threads, x, size, at, out):
     """Write row at[r] of x to row r of out, or zeros if at[r] is -1.
 
     at int64 [rows]; out float32 [rows * size].

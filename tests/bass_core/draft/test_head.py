@@ -188,7 +188,7 @@ def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confide
         body = ModelRunner(pair.draft_step, 3, 600, 70, "sdpa")
         drafter = HeadDrafter(pair.draft, body, pair.vocab, params, confidence=confidence)
         assert drafter._in_one_call
-        drafter._in_one_call, drafter.tells = in_one_call, True
+        drafter._in_one_call, drafter.report_probs = in_one_call, True
         runner = ModelRunner(pair.target_step, 3, 600, pair.vocab, "sdpa")
         decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, VaryingLengths())
         proposals = record_proposals(drafter)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.draft.base import Proposal, TreeProposal, own_drafter
+from bass_core.draft.base import Proposal, TreeProposal, wrap_user_drafter
 from bass_core.draft.registry import DRAFTERS
 from tests.conformance.table import DRAFTS
 from tests.conformance.table import pair as conformance_pair
@@ -70,10 +70,10 @@ def test_a_user_drafter_needs_only_propose():
     regular = generate(pair, ROWS, method="regular", max_new_tokens=12)
     assert texts_of(drafted) == texts_of(regular)
     assert not hasattr(drafter, "calls"), "generate must use a copy"
-    wrapped = own_drafter(drafter)
+    wrapped = wrap_user_drafter(drafter)
     assert (wrapped.calls, wrapped.drafted, wrapped.observes_states, wrapped.start([])) == (0, 0, False, None)
     drafter.observe_states = lambda rows, states: None
-    assert own_drafter(drafter).observes_states
+    assert wrap_user_drafter(drafter).observes_states
 
 
 @pytest.mark.parametrize("name", [name for name, draft in DRAFTS.items() if "llama" in draft.only])

@@ -148,6 +148,6 @@ def test_removing_siblings_leaves_a_q_with_nan_as_it_is(in_torch: bool, monkeypa
     if in_torch:
         monkeypatch.setattr(trees, "compiled", lambda q: False)
     q = torch.tensor([[0.5, 0.25, 0.25], [0.5, torch.nan, 0.5], [1.0, 0.0, 0.0]])
-    rest, _ = trees._rest(q, torch.zeros(3, 1, dtype=torch.long))
+    rest, _ = trees._without_siblings(q, torch.zeros(3, 1, dtype=torch.long))
     wanted = torch.tensor([[0.0, 0.5, 0.5], [0.5, torch.nan, 0.5], [1.0, 0.0, 0.0]])
     torch.testing.assert_close(rest, wanted, rtol=0, atol=0, equal_nan=True)

@@ -21,7 +21,7 @@ from bass_core.machine.stopwatch import Stopwatch
 from bass_core.model import graphs as graphs
 from bass_core.model.forward import ForwardBatch
 from bass_core.sequence import Round
-from kernels.support import own_stream, runtime
+from kernels.support import new_stream, runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
     ROWS,
@@ -46,7 +46,7 @@ def test_a_lane_waits_until_its_buffers_are_cleared(captured: bool, monkeypatch:
     if not captured:
         monkeypatch.setenv("BASS_GRAPHS", "0")
     pair = on_device()
-    with own_stream(DEVICE):
+    with new_stream(DEVICE):
         *_, last = race(pair, ROWS, scheduling="overlap", **TEXT)
     assert [lane["error"] for lane in last["lanes"].values()] == [None] * 3
     assert bool(emulated_capture.captured) is captured and ledger.races == []

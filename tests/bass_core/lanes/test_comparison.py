@@ -109,7 +109,7 @@ def test_texts_that_need_not_agree_are_not_compared() -> None:
     assert not any("comparison" in last_snapshot(**arguments) for arguments in cases)
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST_FORWARDS", 1), ("MOST_TOKENS", {"cpu": 16})])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_FORWARDS", 1), ("MAX_TOKENS", {"cpu": 16})])
 def test_forwards_are_bounded_in_number_and_length(
     altered: None, monkeypatch: pytest.MonkeyPatch, limit: str, value: Any
 ) -> None:

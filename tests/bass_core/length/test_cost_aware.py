@@ -9,11 +9,11 @@ import pytest
 
 from bass_core import ModelPair
 from bass_core.decode.calibrate import cost_table
-from bass_core.decode.cost_store import MOST_ROWS
+from bass_core.decode.cost_store import MAX_MEASURED_ROWS
 from bass_core.decode.measuring import measure_ahead, with_costs
 from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
-from bass_core.length.acceptance import Believed
+from bass_core.length.acceptance import AcceptanceEstimate
 from bass_core.length.base import Feedback, Offer
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable, read_table
@@ -86,7 +86,7 @@ def test_the_best_drafts_of_all_rows_are_taken_first():
 
 def test_drafts_that_are_never_proposed_gain_nothing():
     """The drafter stops after one of eight allowed drafts, which is accepted: two are never accepted."""
-    believed = Believed(16, copies=False)
+    believed = AcceptanceEstimate(16, copies=False)
     for _ in range(60):
         believed.fade()
         believed.add(0, allowed=8, drafted=1, accepted=1)
@@ -190,11 +190,12 @@ def test_the_table_is_measured_once_and_stored(tmp_path, monkeypatch):
         assert tokens[0] == rows and list(times) == sorted(times) and times[0] > 0
     (path,) = (tmp_path / "bass" / "costs").iterdir()
     assert json.loads(path.read_text())["padded"] is not pair.target_step.skips_padding
-    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    monkeypatch.setattr("bass_core.decode.calibrate._RoundTimer", None)
     assert cost_table(*ask, rows=4) == table
-    # MOST_ROWS, whose times also serve for more rows, is not in the table: measuring it fails here (no _Lab).
+    # MAX_MEASURED_ROWS, whose times also serve for more rows, is not in the table: measuring it fails here
+    # (no _RoundTimer).
     with pytest.raises(TypeError):
-        cost_table(*ask, rows=MOST_ROWS)
+        cost_table(*ask, rows=MAX_MEASURED_ROWS)
     path.write_text("{")
     with pytest.raises(TypeError):
         cost_table(*ask, rows=1)
@@ -254,7 +255,7 @@ def test_a_table_without_draft_times_is_measured_again(tmp_path, monkeypatch):
     (path,) = (tmp_path / "bass" / "costs").iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"draft": {}}))
     assert cost_table(*ask, rows=1).draft
-    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    monkeypatch.setattr("bass_core.decode.calibrate._RoundTimer", None)
     assert cost_table(*ask, rows=1).draft_ms(1) >= 0
 
 
@@ -267,7 +268,7 @@ def test_a_table_nested_too_deeply_is_not_used(tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_costs_are_measured_with_a_draft_head(temperature, drafter):
-    """The head reads the target's states: if `_Lab` did not pass them on, the first proposal would fail."""
+    """The head reads the target's states: if `_RoundTimer` did not pass them on, the first proposal would fail."""
     sampling = SamplingParams(temperature=temperature)
     table = cost_table(tiny_pair("head"), DRAFTERS[drafter], "sdpa", sampling, rows=2)
     assert list(table.verify) == list(table.draft) == [1, 2]
@@ -279,7 +280,7 @@ def test_costs_measured_ahead_are_not_measured_again(tmp_path, monkeypatch):
     pair = tiny_pair(0.05, target=target)
     assert len(list(measure_ahead(pair, 2))) > 10 and len(list(tmp_path.rglob("*.json"))) == 2
     assert not list(measure_ahead(pair, 2))
-    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    monkeypatch.setattr("bass_core.decode.calibrate._RoundTimer", None)
     for temperature in (0.0, 0.7):
         sampling = SamplingParams(temperature=temperature, top_p=0.9)
         request = make_request(pair, [1, 2, 3], n=2, draft_length="cost-aware", sampling=sampling)

@@ -16,7 +16,7 @@ from bass_core.machine.memory import available_bytes
 def sixteen_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Simulate a machine with 16 cores and without control groups."""
     monkeypatch.setattr(container, "ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(container, "OWN", tmp_path / "own")
+    monkeypatch.setattr(container, "PROCESS_GROUPS", tmp_path / "own")
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 

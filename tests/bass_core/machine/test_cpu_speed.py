@@ -62,8 +62,8 @@ def test_the_read_size_fits_the_caches_and_the_free_memory(monkeypatch: pytest.M
     ):
         monkeypatch.setattr(cpu_speed, "last_cache", lambda cache=cache: cache * MB)
         monkeypatch.setattr(cpu_speed, "available_bytes", lambda device, free=free: free * MB)
-        assert cpu_speed.room(most * MB) == size * MB
-    monkeypatch.setattr(cpu_speed, "written", None)
+        assert cpu_speed.bandwidth_array_bytes(most * MB) == size * MB
+    monkeypatch.setattr(cpu_speed, "filled_array", None)
     assert cpu_speed.read_bandwidth() is None, "there is no room"
 
 
@@ -78,7 +78,7 @@ def script_seconds(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) ->
 def test_the_best_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ways to read alternate: they take 1.0, 0.5, 0.8 s and 0.4, 0.9, 0.7 s for 800 bytes."""
     script_seconds(monkeypatch, iter((1.0, 0.4, 0.5, 0.9, 0.8, 0.7)))
-    array = cpu_speed.written(800)
+    array = cpu_speed.filled_array(800)
     assert array.nbytes == 800
     assert list(cpu_speed.read_speeds(array, passes=3).values()) == [1600.0, 2000.0]
     script_seconds(monkeypatch, iter((1.0, 0.4)))
@@ -90,9 +90,9 @@ def test_the_best_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_way_reads_the_whole_array() -> None:
     """Each result changes with the first element, and with the last."""
     for name, read in cpu_speed.READS.items():
-        before = read(cpu_speed.written(4096))
+        before = read(cpu_speed.filled_array(4096))
         for place in (0, -1):
-            array = cpu_speed.written(4096)
+            array = cpu_speed.filled_array(4096)
             array[place] = 7.0
             assert read(array) != before, name
 

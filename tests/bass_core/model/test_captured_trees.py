@@ -20,7 +20,7 @@ from bass_core.model.graphs import GraphRunner, record_calls
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 from tests.support.models import tiny
 from tests.support.trees import batch_tree, path
 
@@ -133,7 +133,7 @@ def test_trees_without_spare_bits_are_not_padded() -> None:
     model = make_model(CausalModel, "pad")
     runner = GraphRunner(model, 1, 128, model.vocab, "pad", record=record_calls)
     ids = torch.arange(11)[None] + 3
-    for before in (MOST_TREE - 13, MOST_TREE - 12, MOST_TREE - 11):
+    for before in (MAX_TREE_TOKENS - 13, MAX_TREE_TOKENS - 12, MAX_TREE_TOKENS - 11):
         parents = [list(range(-1, before + 10))]
         runner.forward(ForwardBatch(ids, [before + 2], tree=batch_tree(parents, [before])))
     assert sorted(key[:2] for key in runner.slot.steps) == [(1, 11), (1, 13)]

@@ -22,7 +22,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.capturable import mark_capturable
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
-from bass_core.model.weights.shape import turns_with_length
+from bass_core.model.weights.shape import rope_depends_on_length
 from kernels.support import runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -131,8 +131,8 @@ def test_models_whose_rotation_depends_on_the_length_are_not_captured() -> None:
         ({"type": "linear", "factor": 2.0}, False),
         (None, False),
     ):
-        assert turns_with_length(SimpleNamespace(rope_parameters=rope)) is turns
-        assert turns_with_length(SimpleNamespace(rope_scaling=rope)) is turns
+        assert rope_depends_on_length(SimpleNamespace(rope_parameters=rope)) is turns
+        assert rope_depends_on_length(SimpleNamespace(rope_scaling=rope)) is turns
     model = copy.deepcopy(tiny("llama"))
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert not CausalModel(model).capturable and CausalModel(tiny("llama")).capturable

@@ -21,11 +21,11 @@ from bass_core.model.prefill import PrefillSteps
 from bass_core.model.prefix import CachedTexts
 from bass_core.model.runner import ModelRunner
 from bass_core.model.tiled import TiledCache
-from kernels.plan import SHARE
+from kernels.plan import PREFIX_UNIT
 from tests.support import ROOT
 from tests.support.models import VOCAB, tiny
 
-LONG = list(range(1, 1 + 2 * SHARE))
+LONG = list(range(1, 1 + 2 * PREFIX_UNIT))
 PROMPTS = [[*LONG, 5, 6], [9, 8, 7], [*LONG, 70]]
 PARENTS = [[-1, -1, 0, 1, 3, 0], [-1, 0, 1, 1, 2, 3], [-1, -1, -1, 2, 3, 4]]
 DRAFTS = [[11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26], [31, 32, 33, 34, 35, 36]]
@@ -46,7 +46,7 @@ def model_and_backend(request: Any) -> tuple[Any, str]:
 
 def runner_over(model: Any, backend: str, share: bool) -> ModelRunner:
     texts = CachedTexts(PROMPTS, [len(prompt) + 20 for prompt in PROMPTS])
-    shared = texts.shared(SHARE if share else None)
+    shared = texts.shared(PREFIX_UNIT if share else None)
     runner = ModelRunner(model, 3, texts.columns(shared), VOCAB, backend, shared=shared)
     prefill = PrefillSteps(runner, PROMPTS)
     while not prefill.done:

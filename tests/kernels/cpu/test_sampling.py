@@ -108,8 +108,8 @@ def test_the_largest_logit_is_numpy_s(size: int, threads: int) -> None:
 
 def test_rows_are_scattered_among_rows_of_zeros(threads: int) -> None:
     rows, places = torch.randn(3, 2, 5), torch.tensor([1, 2, 5])
-    assert torch.equal(calls.placed(rows, places, 7), torch.zeros(7, 2, 5).index_copy_(0, places, rows))
-    assert torch.equal(calls.placed(rows[:0], places[:0], 2), torch.zeros(2, 2, 5))
+    assert torch.equal(calls.scatter_rows(rows, places, 7), torch.zeros(7, 2, 5).index_copy_(0, places, rows))
+    assert torch.equal(calls.scatter_rows(rows[:0], places[:0], 2), torch.zeros(2, 2, 5))
 
 
 @pytest.mark.parametrize(("rows", "size"), SHAPES)

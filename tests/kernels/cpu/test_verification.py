@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bass_core.machine import cpu_kernels
-from bass_core.sample.distribution import probabilities, spread
+from bass_core.sample.distribution import probabilities, scatter_columns
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role
 from bass_core.sample.params import SamplingParams
@@ -131,5 +131,5 @@ def test_a_plain_round_draws_the_tokens_of_the_reference(monkeypatch: pytest.Mon
 
 def test_probabilities_of_a_reduced_vocabulary_go_to_its_ids() -> None:
     q, ids = torch.rand(2, 3, 5), torch.tensor([7, 0, 3, 9, 4])
-    full = spread(q, ids, 11)
+    full = scatter_columns(q, ids, 11)
     assert torch.equal(full, torch.zeros(2, 3, 11).index_copy_(-1, ids, q))
