@@ -128,8 +128,8 @@ class CostAware:
         if other:
             # This may be the only trial for a long time, so charge it the full cost of catching up.
             lost += self._reading_ms(offers)
-        # Try a plain round early, because a wrong time for it in the table would otherwise go unnoticed. Don't do so
-        # in the first rounds: if the first round drafts, the draft model reads the prompts as part of the prefill.
+        # Try a plain round early, because a wrong time for it in the table would otherwise go unnoticed. Don't do
+        # so in the first rounds: if the first round drafts, the draft model reads the prompts during the prefill.
         early = other == 0 and not self._plain and self._rounds >= FIRST_ROUNDS
         spare = FIRST_TRY * float(candidates.ms[0]) if early else 0.0
         if lost > self._allowance + spare:
