@@ -49,9 +49,9 @@ class MeasuringPlan:
 
     Attributes:
         widths: tokens per row of each verification.
-        drafted: tokens per row of two proposals. A draft token costs the difference of their times divided by the
-            difference of their tokens; the rest is the cost of a proposal.
-        repeats: how often each is timed, after a first run that does not count.
+        drafted: the numbers of tokens per row of two proposals. The difference of their times, divided by the
+            difference of these numbers, is the cost of a draft token; the rest is the cost of a proposal.
+        repeats: how often each verification and proposal is timed, after one untimed run.
         context: number of tokens of the prompt.
         coarse: whether to mark the costs as coarse in the table.
     """

@@ -38,7 +38,7 @@ MAX_MEASURED_ROWS = 8
 def may_measure() -> bool:
     """Return whether "auto" may measure costs.
 
-    It may not with BASS_MEASURE=0, or on ZeroGPU, which bills the time.
+    Measuring is forbidden with BASS_MEASURE=0, and on ZeroGPU, which bills the time.
     """
     return os.environ.get("BASS_MEASURE") != "0" and not on_zero_gpu()
 
@@ -109,7 +109,7 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
 
 
 def _module_classes(model: nn.Module | None) -> list[str]:
-    """Return one text per module: the name of its class, and whether calling it runs other code than that class.
+    """Return one text per module: its class's name, and whether calling it runs code from outside its class.
 
     Such code is a hook, or a forward that replaced the one in transformers or torch.
     """

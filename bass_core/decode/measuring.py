@@ -34,8 +34,8 @@ from .peaks import measure_peaks
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# A process gives up on a table after this many incomplete coarse measurements. If they only ran out of time, a
-# file next to the table stops later processes as well. The page and "cost-aware" measure without a limit.
+# A process stops measuring a table coarsely after this many incomplete tries. If they failed only for lack of
+# time, a file next to the table tells later processes not to try. The page and "cost-aware" ignore this limit.
 MAX_COARSE_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
@@ -163,7 +163,7 @@ class Measuring:
                 _too_slow(path).touch()
 
     def _counted(self, shares: Iterator[float], seconds: float) -> Iterator[None]:
-        """Take these steps, which end after `seconds` at the latest, and update `progress`."""
+        """Run these measuring steps, which end after `seconds` at the latest, and keep `progress` up to date."""
         start = time.perf_counter()
         for share in shares:
             spent = time.perf_counter() - start

@@ -41,10 +41,11 @@ class Proposal:
         max_probs: float32 [B, N], the largest value of each draft's distribution, or None. Only for AMUSD
             (HeadDrafter).
         token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
-        windowed: the work of the target on windowed drafts, or None.
+        windowed: the target's work to draft these tokens with windowed forwards (window.py), or None.
         sources: who drafted each row (Drafter.source), if a drafter combines several. None: the drafter itself.
-        own: returns each draft's probability at temperature 1, per row, for greedy decoding. An entry is None if
-            its draft has no probability. None if the drafter does not report them.
+        own: for greedy decoding, a function that returns each draft's probability at temperature 1, one list per
+            row, with None for a draft without a probability. The attribute is None if the drafter does not report
+            probabilities.
     """
 
     tokens: Tensor
@@ -162,7 +163,7 @@ def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
 def wrap_user_drafter(drafter: Any) -> Drafter:
     """Return a copy of a user's drafter, with defaults for the members of `Drafter` that it lacks.
 
-    Without an attribute `observes_states`, it observes states if it has a method `observe_states`.
+    If it has no attribute `observes_states`, the copy observes states if it has a method `observe_states`.
     """
     wrapped: Any = copy.deepcopy(drafter)
     if not hasattr(wrapped, "observes_states"):
@@ -192,7 +193,7 @@ class GreedyProbs:
         self._steps: list[tuple[Tensor, Tensor]] = []
 
     def keep(self, logits: Tensor, drafts: Tensor) -> None:
-        """Copy logits [B, V], which the model's next forward may overwrite, and note the drafts' columns [B]."""
+        """Store copies of logits [B, V], which the next forward may overwrite, and of the drafts' columns [B]."""
         if self.wanted:
             self._steps.append((copied(logits), drafts))
 

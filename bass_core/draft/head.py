@@ -88,8 +88,7 @@ class HeadDrafter(Drafter):
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
         self._texts = Texts(head, 0)
-        # If this is not None, our own kernels make the body's inputs and draft whole chains. It survives a
-        # refresh.
+        # If this is not None, our own kernels make the body's inputs and draft whole chains.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
         self._in_one_call = self._inputs is not None and not (ahead or tree)
@@ -150,7 +149,8 @@ class HeadDrafter(Drafter):
         logits, states = self._catch_up(rows, max_drafts)
         last = self._texts.upload(rows)
         ends = list(self.runner.lengths[: len(rows)])
-        # Per row: whether it may draft in each step, whether it still does, its drafts, their joint probability.
+        # allowed[step][r]: whether row r may draft in this step. The next lines make, per row: whether it still
+        # drafts, its number of drafts, and their joint probability.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
         may_draft = to_device(allowed, logits.device)
         active, drafted = may_draft[0], torch.zeros_like(may_draft[0], dtype=torch.long)
@@ -194,7 +194,7 @@ class HeadDrafter(Drafter):
         return proposal
 
     def _whole_chain(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal | None:
-        """Do the work of `propose` in one compiled call. Return None if a row has to read more than one chunk."""
+        """Do the work of `propose` in one compiled call, or return None if the tokens don't fit in one call."""
         from kernels.cpu.chain import Chain  # imports numba
 
         most, device = np.array(max_drafts, np.int64), self.runner.device
@@ -237,7 +237,7 @@ class HeadDrafter(Drafter):
         return Proposal(tokens, num_drafted, full, own=greedy_probs.getter(width))
 
     def _pointing(self, rows: list[Sequence]) -> Any:
-        """Return the pointer's data for the compiled chain."""
+        """Return the texts and the pointer's weights, in the form that the compiled chain takes."""
         from kernels.cpu.chain import Pointing  # imports numba
 
         lengths, pointer = np.array(self._texts.update(rows), np.int64), self.head.pointer
@@ -252,7 +252,7 @@ class HeadDrafter(Drafter):
         return output.logits[:, -1], output.require_states()[:, -1]
 
     def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
-        """Return the forward of the body for inputs x [B, S, hidden]."""
+        """Return the batch in which the body reads inputs x [B, S, hidden], from positions `starts` on."""
         return ForwardBatch(x, starts, return_states=True)
 
     @property
@@ -333,7 +333,7 @@ class HeadDrafter(Drafter):
     def _pending(
         self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
     ) -> tuple[Tensor, list[int], list[int]]:
-        """Return the inputs [B, S, hidden] of unread tokens, and each row's first position and count."""
+        """Return inputs [B, S, hidden] for the unread tokens, and each row's first position and number of them."""
         runner, source = self.runner, self._source
         ends = ends or [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
@@ -357,7 +357,7 @@ class HeadDrafter(Drafter):
     def _fused(
         self, inputs: CompiledInputs, texts: Collection[Collection[int]], pieces: list[list[Tensor]]
     ) -> Tensor:
-        """Return inputs [B, S, hidden] of these tokens, given the states before them, padded with zeros.
+        """Return inputs [B, S, hidden] made from these tokens and the states before them, padded with zeros.
 
         `pieces` are each row's states as observed, raw or finished. A token's input depends only on the token and
         the state before it.
@@ -382,7 +382,7 @@ class HeadDrafter(Drafter):
         return probabilities(logits, self.params)
 
     def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:
-        """Return a column of the head's vocabulary per row."""
+        """Draw or choose each row's next draft. Return its column in the head's vocabulary, int64 [B]."""
         if self.params.greedy or q is None:
             return argmax(logits)
         streams, ids = keys.stream(self.role), self.head.vocabulary
@@ -392,7 +392,10 @@ class HeadDrafter(Drafter):
         """Do nothing: drafts don't stay in the cache, because accepted ones are fed again with target states."""
 
     def rewind(self, row: int, length: int) -> None:
-        """Feed positions from `length` on again. Without `ahead`, their states will be observed again too."""
+        """Go back to `length` tokens: later positions will be fed again.
+
+        Without `ahead`, their states will be observed again too.
+        """
         length_kept = min(self.runner.lengths[row], length)
         self.runner.commit(row, length_kept)
         self._texts.rewind(row, length)

@@ -128,7 +128,7 @@ class ModelDrafter(Drafter):
 
     @property
     def vocabulary(self) -> None:
-        """None, for all of the target's ids."""
+        """None: the draft model's columns are all of the target's ids (LevelModel in tree.py)."""
         return None
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
@@ -148,7 +148,7 @@ class ModelDrafter(Drafter):
 
     @property
     def room(self) -> int:
-        """How many more drafts every row can be fed."""
+        """The number of further drafts that can be fed in every row before the cache is full."""
         return self._feed.room
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:

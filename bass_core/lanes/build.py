@@ -45,7 +45,7 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
 
 
 class _DecoderFactory:
-    """Makes the decoders of a lane that decodes `rows` rows at a time. All decoders share the same runners.
+    """Makes the decoders of a lane that decodes `rows` rows at a time. All of them use the same runners.
 
     policy: the length policy, or None for a lane that does not draft.
     """

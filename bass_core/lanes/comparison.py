@@ -30,8 +30,8 @@ from ..sequence import Sequence
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
-# Limits on the extra forwards of one race, which take a few seconds at most: MAX_FORWARDS forwards, with at most
-# MAX_TOKENS tokens together, depending on the device.
+# Limits on the extra forwards of one race, so that they take a few seconds at most: the number of forwards, and
+# the number of tokens in all of them, by kind of device.
 MAX_FORWARDS = 8
 MAX_TOKENS = {"cpu": 1024, "accelerator": 32768}
 

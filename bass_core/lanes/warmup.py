@@ -18,7 +18,8 @@ from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from .build import build_bass
 
-# The most rows and prompt tokens to warm up with: enough for a real prefill, but no slower than a few steps.
+# Maximum numbers of rows and of prompt tokens to warm up with. They are enough for a real prefill, and take no
+# longer than a few steps.
 MAX_ROWS, MAX_TOKENS = 4, 16
 
 _warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()

@@ -31,8 +31,9 @@ Rates = NDArray[np.floating[Any]]
 
 
 class SurvivalRate:
-    """Estimates the probability that a count reaches i, given that it reached i - 1 and may reach i.
+    """Estimates how far counts get, for example a row's number of accepted drafts.
 
+    For each i, this is the probability that a count reaches i if it has reached i - 1 and is allowed to reach i.
     For example, a row with 4 drafts, of which 2 were accepted, reached 1 and 2 but not 3.
     """
 
@@ -43,7 +44,7 @@ class SurvivalRate:
 
     @property
     def tried(self) -> float:
-        """The weight of all observations of the first position."""
+        """The total weight of the observations of the first position."""
         return float(self._tried[0])
 
     def fade(self) -> None:
@@ -53,7 +54,7 @@ class SurvivalRate:
         self._cached_rates = None
 
     def add(self, count: int, allowed: int) -> None:
-        """Observe a count of at most `allowed`, which is above 0."""
+        """Add an observed count. It could not be above `allowed`, which is at least 1."""
         self._tried[: min(count + 1, allowed)] += 1
         self._reached[:count] += 1
         self._cached_rates = None
@@ -73,12 +74,12 @@ class SurvivalRate:
         return np.asarray((self._reached + ROW_PRIOR * all_rows.rates()) / (self._tried + ROW_PRIOR))
 
     def chances(self) -> Rates:
-        """Return float64 [limit], the probabilities of a count of at least 1, 2, ... if that many are allowed."""
+        """Return float64 [limit], the probabilities that a count is at least 1, 2, ..., if nothing limits it."""
         return np.cumprod(self.rates())
 
 
 class AcceptanceEstimate:
-    """Estimates for one source: how many tokens it drafts of those allowed, and how many are accepted."""
+    """Estimates for one source: how many of the allowed tokens it drafts, and how many of them are accepted."""
 
     def __init__(self, limit: int, copies: bool) -> None:
         self.drafted = SurvivalRate(limit, 1.0)
@@ -100,7 +101,7 @@ class AcceptanceEstimate:
             del self._rows[row]
 
     def add(self, row: int, allowed: int, drafted: int, accepted: int) -> None:
-        """Observe one row of that round."""
+        """Add what one row did in a round: how many drafts it was allowed, drafted and accepted."""
         self.drafted.add(drafted, allowed)
         self._accepted.add(accepted, allowed)
         self._rows[row].add(accepted, allowed)

@@ -26,8 +26,8 @@ from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
 from .memory import private_pools
 
-# 512 MiB. If less memory is free before a capture, torch's cached memory is released, because captures can't use
-# it.
+# If fewer bytes than these (512 MiB) are free before a capture, torch's cached memory is released, because
+# captures can't use it.
 LEAST_FREE = 1 << 29
 
 Outputs = TypeVar("Outputs")

@@ -41,7 +41,7 @@ KERNELS = support.__name__.rpartition(".")[0] + ".triton"
 SOURCES = Path(support.__file__).with_name("triton")
 # The module that compiles, and the function that lists the launches of a shape. Tests pass other functions.
 COMPILER_MODULE, LAUNCHES = f"{KERNELS}.ahead", f"{KERNELS}.needed:launches"
-# Limit of processes that compile at once. Each takes a share of the launches and about 0.5 GB of memory.
+# Maximum number of processes that compile at once. Each compiles a share of the launches and takes about 0.5 GB.
 MAX_PROCESSES = 4
 # End a process after this many seconds without output; one launch takes one or two.
 PATIENCE_S = 180.0
@@ -199,7 +199,7 @@ def _share(order: dict[str, Any], first: int, bar: Any, failed: dict[str, str], 
 
 
 class _Died(Exception):
-    """A process ended before its work was done; the message explains how. `passing`: the next one may succeed."""
+    """A process ended before its work was done; the message says why. `passing`: another try may succeed."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """Sample the use of a device and this process in a daemon thread: `Monitor(device)`.
 
-GPU figures come from NVML, each read independently, and are of the whole board. CPU share and memory are of this
-process only. A value that can't be read is None, never 0. lanes/utilization.py has figures per lane.
+GPU figures come from NVML and describe the whole board; each is read independently. CPU share and memory are those
+of this process only. A value that can't be read is None, never 0. lanes/utilization.py has figures per lane.
 """
 
 from __future__ import annotations

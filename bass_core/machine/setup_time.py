@@ -67,7 +67,7 @@ def watch_compiler() -> None:
 
 
 def _before(other: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return the hook that Triton calls before it compiles; it also calls `other`, the hook installed before."""
+    """Return a hook for Triton to call before it compiles. It also calls `other`, the previously set hook."""
 
     def hook(**facts: Any) -> Any:
         if not _thread.busy:

@@ -360,7 +360,7 @@ def attention_words(backend: str, key: tuple[Any, ...]) -> str:
 
 
 def _time(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median of nine runs in milliseconds, after three warm-up runs."""
+    """Return the median time of nine calls in milliseconds, after three warm-up calls."""
     times = []
     for _ in range(12):
         began = time.perf_counter()

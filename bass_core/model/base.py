@@ -110,7 +110,7 @@ class CausalModel:
     never_waits = False
     # Whether it can attend over trees of drafts. This requires that positions come from `position_ids`.
     trees = True
-    # If the model was not probed: the layers to check in the first forward (probe.py).
+    # If the model was not probed, the layers to check in the first forward (probe.refuse_forgetting).
     _slides: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -44,7 +44,7 @@ def refuse_capture(model: Any, error: Exception) -> None:
     There is one warning per model, or one for all models if this process can capture no more graphs.
     """
     if model.capturable and not isinstance(error, CaptureUnavailable):
-        # The error raised inside the capture is more helpful than the one from ending the capture.
+        # `error` may come from ending the capture. The error that was raised inside the capture is more helpful.
         cause = error.__context__ or error
         reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
         consequence = " Everything else runs eagerly as well until the next start." if failed() else ""

@@ -77,7 +77,7 @@ def runner_for(
 
 
 def cache_columns(model: CausalModel, columns: int, backend: str) -> int:
-    """Return how many columns a new cache gets if a runner needs `columns`."""
+    """Return the number of columns of a new cache for a runner that needs `columns`."""
     return _round_up_columns(columns) if _captures(model, backend) else columns
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kernels.support import is_accelerator
 
-# Shortest match that counts, in tokens; longer matches than LONGEST count as LONGEST.
+# Length in tokens of the shortest match to use. Matches longer than LONGEST are treated as LONGEST tokens long.
 SHORTEST, LONGEST = 2, 8
 # Increase of a logit before training, for the shortest and the longest match.
 INITIAL_INCREASE = 1.0, 6.0

@@ -66,7 +66,7 @@ class CachedTexts:
         return max(end - len(shared.of(prompt)) for prompt, end in end_of.items())
 
     def copied(self, shared: SharedPrompts, rows: int) -> int:
-        """Return how many more tokens `rows` rows would need if each had its own copy of its prefix."""
+        """Return how many more tokens `rows` rows would store if each had its own copy of its shared prefix."""
         return sum(sorted((len(shared.of(prompt)) for prompt in self.prompts), reverse=True)[:rows])
 
 

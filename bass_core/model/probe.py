@@ -58,8 +58,8 @@ class Expected:
     Attributes:
         tokens: int64 [2, _TOKENS], or embeddings [2, _TOKENS, hidden].
         logits: [2, _TOKENS, V].
-        sizes: of transformers' cache: number of layers, the most key-value heads in a layer, and the largest size
-            of a key or value.
+        sizes: three sizes of transformers' cache: the number of layers, the maximum number of key-value heads in a
+            layer, and the largest size of a key or value.
         slides: layers whose cache drops old tokens.
         bound: the allowed difference of logits, as a share of their norm.
     """

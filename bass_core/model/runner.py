@@ -39,7 +39,7 @@ class ModelRunner:
     """A model and a cache of `max_batch` rows x `max_len` tokens.
 
     Attributes:
-        vocab: logits are cut to the first `vocab`.
+        vocab: the number of logits per token to return; the model's logits after the first `vocab` are cut off.
         shared: the prefixes of the coming prompts; each row has `max_len` tokens besides its prefix.
         prefill_tokens: tokens in one prefill chunk, summed over all rows; may be set.
         copied: how many more tokens the cache would need if each row had its own copy of its prefix; may be set.
@@ -60,7 +60,7 @@ class ModelRunner:
         self.cache = (
             model.new_cache(max_batch, max_len, *prefix_size(shared, max_batch)) if cache is None else cache
         )
-        # Cached prefixes: tokens -> row of the cache's prefix, logits, states.
+        # For the tokens of each cached prefix: its row in `cache.prefix`, the logits after it, and its states.
         self._prefix_entries: dict[Tokens, tuple[int, Tensor, Tensor]] = {}
         self._lengths = [0] * max_batch
         self.device = model.device

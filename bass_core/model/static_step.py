@@ -88,7 +88,7 @@ class StepInputs:
 
 
 def fits_tree(tree: BatchTree | None, columns: int) -> bool:
-    """Return whether every padding token of a step with `columns` columns still gets its own bit."""
+    """Return whether the trees' bit masks have a separate bit for every padding token of a step this wide."""
     return tree is None or max(tree.before) + columns <= MAX_TREE_TOKENS
 
 

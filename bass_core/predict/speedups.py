@@ -1,9 +1,9 @@
 """Predicted speed-up over the batch size: the rounds of rounds.py, timed by the roofline of other hardware.
 
-`predict_speedups` runs no model and measures nothing. It returns a prediction as plain, JSON-ready data with its
-assumptions: times in ms, None for a figure that does not apply. The same arguments always give the same figures,
-and `python -m bench simulate` gives them too. Not predicted: prefills, trees of drafts, lengths that differ
-between rows.
+`predict_speedups` runs no model and measures nothing. It returns a prediction and its assumptions as plain,
+JSON-ready data. Times are in ms, and a figure that does not apply is None. The same arguments always give the same
+figures, and `python -m bench simulate` gives them too. Not predicted: prefills, trees of drafts, and lengths that
+differ between rows.
 """
 
 from __future__ import annotations

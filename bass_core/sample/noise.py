@@ -29,7 +29,8 @@ _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
 _GOLDEN = 0x4F1BBCDCBFA53E0B
 # Streams reserved per round: one for each role, and three spare ones.
 _STREAMS = 8
-# Positions in a text use the bits below this one; the bits from here on number a tree's nodes.
+# In a position's number, the bits below this one are the position in the text. The bits from this one on are the
+# number of a tree's node.
 _NODE = 25
 
 
@@ -48,8 +49,8 @@ def stream(role: Role, begins: Tensor) -> Tensor:
 
     Rounds, and epochs of AMUSD, begin at ascending positions, and each uses every role and position at most once.
     So no number is used twice, and the next draft length may depend on earlier drafts. The target's own draw at a
-    position is either written there or never seen. So the target's stream is the same in all rounds, and regular
-    and coupled texts do not depend on where rounds end.
+    position is either written there or never seen. So the target can use one and the same stream in all rounds,
+    and regular and coupled texts do not depend on where rounds end.
     """
     return torch.zeros_like(begins) if role == Role.TARGET else _STREAMS * begins + int(role)
 

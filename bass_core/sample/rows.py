@@ -15,7 +15,7 @@ from ..machine.transfer import to_device
 
 
 def copied(values: Tensor) -> Tensor:
-    """Return a copy in float32."""
+    """Return a float32 copy of the values."""
     if values.is_cpu and values.dtype == torch.float32:
         return torch.from_numpy(values.detach().numpy().copy())
     return values.float().clone()

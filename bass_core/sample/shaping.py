@@ -181,7 +181,7 @@ def _longer(params: SamplingParams) -> list[tuple[int, ...]]:
 
 
 def _tail(params: SamplingParams) -> int:
-    """Return the number of tokens before a position that decide which bad words end there."""
+    """Return how many tokens before a position have to be read to know which bad words would end there."""
     return max(map(len, _longer(params)), default=1) - 1
 
 

@@ -128,11 +128,11 @@ def probability_at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
 
 
 def accepted_prefix(passed: Tensor) -> Tensor:
-    """Return how many leading entries of each row are true: int64 [B]."""
+    """Return the number of true entries before each row's first false one: int64 [B]."""
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
-# Takes the place of a token id that is meaningless, see the module docstring.
+# Stands in place of a token id that was chosen from unsound numbers, see the module docstring.
 UNSOUND = -1
 
 

@@ -29,9 +29,9 @@ class DraftTree:
         probs: float32 [D, V], the distributions that drafts were drawn from.
         device_tokens: int64 [B, N], the tokens on the device, if the host has not read them.
         depths: depths[b][i] is the number of tokens from the newest one to draft i.
-        children: by row, the first draft with each (parent, token).
-        others: the same for the drafts that were not drawn.
-        drawn_at: by row, the drawn child of each parent.
+        children: for each row, a dictionary from (parent, token) to the first draft with that parent and token.
+        others: the same as `children`, for the drafts that were not drawn.
+        drawn_at: for each row, a dictionary from a parent to its drawn child.
     """
 
     tokens: list[list[int]]

@@ -66,7 +66,7 @@ def verify_tree(
 
 
 def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
-    """Follow the target's own choices, which do not depend on the drafts."""
+    """Walk each tree by the target's own choices, as in greedy and coupled decoding."""
     width, device = logits.shape[1], logits.device
     sound = sound_columns(logits)
     if params.greedy:
@@ -109,19 +109,19 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
 
 
 def _at_drafts(p: Tensor, tree: DraftTree) -> Tensor:
-    """Return p of each draft after its parent: float32 [B, 1 + N], from column 1 on."""
+    """Return the target's probability of each draft: float32 [B, 1 + N], with draft i in column i + 1."""
     width, rows = p.shape[1], torch.arange(len(p), device=p.device)[:, None]
     parents = [([0, *(parent + 1 for parent in row)] + [0] * width)[:width] for row in tree.parents]
     return p[rows, to_device(parents, p.device), _drafts_from_column_1(tree, width, p.device)]
 
 
 def _drafts_from_column_1(tree: DraftTree, width: int, device: torch.device) -> Tensor:
-    """Return the drafts from column 1 on: int64 [B, width]."""
+    """Return the draft tokens, with draft i in column i + 1: int64 [B, width]."""
     return torch.nn.functional.pad(tree.on(device, width - 1), (1, 0))
 
 
 def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
-    """Return each draft's probability in its q, or 1 if it was not drawn: float32 [B, width], from column 1 on."""
+    """Return each draft's q, or 1 if it was not drawn: float32 [B, width], with draft i in column i + 1."""
     if tree.drawn is None or tree.probs is None or not len(tree.probs):
         return torch.ones(len(tree.parents), width, device=device)
     drawn = to_device([([-1, *row] + [-1] * width)[:width] for row in tree.drawn], device)

@@ -118,7 +118,7 @@ class DraftThread:
         return threading.current_thread() is self._thread
 
     def look(self, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
-        """Return the drafts after each row's text; waits up to `timeout_s` seconds for a step not seen yet."""
+        """Return the drafts after each row's text. First wait up to `timeout_s` seconds for an unseen step."""
         timeline = self.timeline
         with self.lock:
             self.lock.wait_for(lambda: self._unseen_steps or not self.alive, timeout_s)

@@ -142,7 +142,7 @@ class DraftSession:
         self.device, self.home, self.limit = source.device, home, step.context
         self.rows, self.lead, self.seed, self.lock = list(rows), lead, params.seed, lock
         # Copied tokens are proposed all at once. A model drafts only one token per step, because the target may
-        # change the text between two steps.
+        # have extended the text differently before the next step.
         self._max_per_step, self._confidence = lead if kind.copies else 1, kind.stops_when_unsure
         self._keeps_q = asks_q(params)
         self.totals, self._drafted, self._rolled_back = (0, 0, 0, 0), 0, 0

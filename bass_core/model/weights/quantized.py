@@ -165,7 +165,7 @@ def weight_of(module: Any) -> Tensor | QuantizedWeight:
 
 
 def weight_or_none(module: Any) -> Tensor | QuantizedWeight | None:
-    """Return the module's weight as stored; None if it has none, as when a user has replaced the layer."""
+    """Return the module's weight as stored; None if it has none, for example because a user replaced the layer."""
     try:
         return weight_of(module)
     except AttributeError:
