@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # Libraries read these variables at import, so they are set before any library is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-# Length of Gradio's table of past requests, which it rebuilds after each request, on the models' cores.
+# Limit Gradio's table of past requests: Gradio rebuilds all of it after each request, on cores that the models
+# need.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 # Let idle OpenMP threads sleep: spinning ones would take cores from the server and from a browser on this machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -268,7 +269,7 @@ def keep_to_quota(environment: Mapping[str, str]) -> None:
 def spare_forks() -> None:
     """Give a forked worker, such as ZeroGPU's, one thread of torch.
 
-    With more, GNU's OpenMP would wait there for threads that exist only in this process.
+    With more threads, GNU's OpenMP in the fork would wait for threads that exist only in this process.
     """
     import torch
 

@@ -116,7 +116,7 @@ def mixed(
 def _flash_attn() -> Any:
     """Return flash-attn's function, or None.
 
-    Try the import: other packages install a flash_attn namespace too.
+    Only an import can tell, because other packages install a flash_attn namespace too.
     """
     try:
         from flash_attn import flash_attn_with_kvcache

@@ -255,7 +255,7 @@ class AttentionPlan:
 
 
 def _outside(positions: Tensor, last: Tensor, window: Window) -> Tensor:
-    """Return where a layer's window hides a token at `positions` from one at `last`: bool."""
+    """Return, as bool, whether a layer's window hides tokens at `positions` from tokens at `last`."""
     if isinstance(window, Chunks):
         return positions < last // window.size * window.size
     return positions <= last - window

@@ -32,7 +32,7 @@ STEPS = {
     12: [(12, 1), (4, 3)], 16: [(16, 1), (8, 2), (4, 4)], 24: [(24, 1), (4, 6)],
 }  # fmt: skip
 STEP, DRAFT, AGAIN = "step", "draft step", "draft step, again"
-# Bars on the ratio of a step to reading, by case.
+# The most that (time of a step) / (time to read its weights) may be, by case.
 BARS = {(STEP, 1, 1): 1.6, (STEP, 8, 1): 2.2, (DRAFT, 1, 1): 1.5}
 DRAFT_ROWS = (1, 8)
 # Seconds between a pass and a step.

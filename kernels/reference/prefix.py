@@ -110,7 +110,10 @@ def _scores(query: Tensor, part: _Part, queries: int, scaling: float, softcap: f
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Return x [n, Hkv, M, K] times y [n, Hkv, K, N]; if y is [1, Hkv, K, N], as one product per head."""
+    """Return x [n, Hkv, M, K] times y [n, Hkv, K, N].
+
+    If y is [1, Hkv, K, N], it serves all n, and each head needs only one product.
+    """
     if x.shape[0] == y.shape[0]:
         return x @ y
     joined = x.transpose(0, 1).flatten(1, 2) @ y[0]

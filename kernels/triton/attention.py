@@ -32,7 +32,7 @@ Pair = tuple[Tensor, Tensor]
 # Columns of a segment, a multiple of every tile's columns. With this size, a long row has enough segments to fill
 # a device, and the segments' sums take only a few percent of the bytes of their keys and values.
 SEGMENT = 512
-# A program takes one segment if taking all would leave fewer programs per multiprocessor than this.
+# If programs that take all segments would be fewer than this per multiprocessor, each takes only one.
 _PROGRAMS_PER_PROCESSOR = 3
 # With more query rows per key-value head than this, programs take all segments: the segments' sums would need many
 # bytes compared with keys and values.

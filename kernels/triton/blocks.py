@@ -1,4 +1,4 @@
-"""Attention's work on a block of columns, and on the sums of the columns seen so far; used by segments.py.
+"""Attention over one block of columns, and the sums over the columns seen so far; used by segments.py.
 
 A program's sums over the columns that it has seen are `highest`, the highest score; `total`, the sum of the
 weights 2 ** (score - highest); and `sums`, the sum of the weighted values (Milakov and Gimelshein, arXiv
@@ -14,7 +14,7 @@ import triton.language as tl
 SINKS: tl.constexpr = tl.constexpr(64)
 # MAX_TREE_TOKENS of plan.py.
 MAX_TREE_TOKENS: tl.constexpr = tl.constexpr(63)
-# Stands for no prefix or no position: greater than all.
+# Stands for no prefix or no position; it is greater than all of them.
 NONE: tl.constexpr = tl.constexpr(2147483647)
 
 

@@ -32,7 +32,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """Return a name shared by all launches that Triton compiles once."""
+        """Return the name of the compiled variant, which all launches that run the same code share."""
         named_arguments = zip(self.arguments, self.kernel.arg_names, strict=False)
         types = [_type(value, name not in _unspecialised(self.kernel)) for value, name in named_arguments]
         options = [f"{name}={value}" for name, value in sorted(self.options.items())]
@@ -44,9 +44,9 @@ class Launch:
 
 
 def _unspecialised(kernel: Any) -> list[str]:
-    """Return the arguments whose values a kernel is not specialised on.
+    """Return the names of the arguments on whose values a kernel is not specialised.
 
-    An interpreted kernel keeps them in its options.
+    A kernel under Triton's interpreter has these names in its options.
     """
     named = kernel.kwargs.get("do_not_specialize") if interpreting() else kernel.do_not_specialize
     return list(named or ())

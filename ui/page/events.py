@@ -89,7 +89,8 @@ class Events:
     def stop(self) -> tuple[Any, Any]:
         """Return (status, Run button). Gradio itself cancels the running event.
 
-        Until it has, Gradio drops clicks on Run. So the failure handler of that event (page.py) enables Run again.
+        Until it has done so, Gradio drops clicks on Run. So the failure handler of that event (page.py) enables
+        Run again.
         """
         return _status("stopped"), gr.skip()
 

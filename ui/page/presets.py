@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs/usage.md"
-# In characters: about 3,000 tokens for SmolLM2, well within its context of 8,192.
+# The maximum length in characters. It is about 3,000 tokens for SmolLM2, well within its context of 8,192.
 LONGEST_TEXT = 11_000
 FENCE = "```"
 ASKED = "Read this manual and answer the question below it."

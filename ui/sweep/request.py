@@ -215,7 +215,7 @@ def _lengths(value: object, bounds: Limits) -> tuple[str | int, ...]:
 
 
 def default_lengths(fixed: object) -> list[Any]:
-    """Return the draft lengths of the page's sweep: Algorithm 1, the default policy, and a fixed one."""
+    """Return the draft lengths of the page's sweep: Algorithm 1, the default policy, and a fixed length."""
     return ["bass", "auto", fixed]
 
 

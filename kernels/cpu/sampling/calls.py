@@ -1,8 +1,8 @@
 """The kernels of this folder, called with tensors.
 
-Rows are float32 on the CPU. Results never depend on the number of rows or threads. A few rows are left to the
-calling thread, because waking another one takes as long as they do. Call `compile_all` before a clock starts, so
-that no kernel is compiled while it runs.
+Rows are float32 on the CPU. Results never depend on the number of rows or threads. A call with only a few rows
+runs on the calling thread, because waking another thread takes as long as the work. Call `compile_all` before a
+clock starts, so that no kernel is compiled while it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..calls.threads import state_of, watch
 from . import distribution, draws, noise
 from . import verification as judging
 
-# Less work than this stays on the calling thread: 0.2 ms, e.g. four vocabularies of 49,152.
+# A call over fewer numbers than this runs on the calling thread. Four vocabularies of 49,152 take 0.2 ms.
 _LEAST_SHARED = 4 * 49_152
 _NONE = np.empty(0, np.int64)
 _NO_Q = np.empty(0, np.float32)
@@ -28,7 +28,8 @@ class Filters(NamedTuple):
     """How logits become a distribution (SamplingParams).
 
     Attributes:
-        temperature: at most 2**126, whose reciprocal float32 still holds; above it, -inf times 0 would be NaN.
+        temperature: at most 2**126. The reciprocal of a larger one could become 0 in float32, and -inf times 0 is
+            NaN.
         top_k: 0 for no filter.
         top_p: 1 for no filter.
         min_p: 0 for no filter.
