@@ -130,7 +130,7 @@ def test_fields_are_none_while_nvml_fails(nvml: FakeNvml) -> None:
 
 
 def test_the_real_nvml_never_raises() -> None:
-    """On any machine, each field is a number or None."""
+    """With or without a GPU, each field is a number or None."""
     board = NvmlDevice(CUDA)
     values = board.read()
     board.close()

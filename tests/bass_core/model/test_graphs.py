@@ -54,7 +54,7 @@ def slots(pair: ModelPair) -> list[Any]:
 def test_after_a_capture_fails_at_its_end_none_is_tried_again(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise torch's `empty_cache` would raise, and the thread would stay on the capture's stream."""
+    """If we did not clean up, torch's `empty_cache` would raise, and the thread would stay on the capture's stream."""
     pair = on_device()
 
     def fail() -> None:
@@ -220,7 +220,7 @@ def test_a_capture_frees_memory_only_if_little_is_free(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by the garbage collector during it nor by another thread, which returns without waiting."""
+    """During a capture, `empty_cache` does nothing, neither in its own thread nor in another, which does not wait."""
     calls: list[bool] = []
     module = runtime(DEVICE)
     monkeypatch.setattr(module, "empty_cache", lambda: calls.append(True))
