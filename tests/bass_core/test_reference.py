@@ -46,7 +46,7 @@ def test_the_loop_writes_the_tokens_of_the_reference(method, temperature, rows, 
 
 
 def test_a_step_draws_from_the_targets_distribution():
-    """For one draft, computed exactly: summed over all drafts and verdicts, the first token has distribution p."""
+    """With one draft, the first token has distribution p, summed exactly over all drafts and verdicts."""
     p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
     q = torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64)
 

@@ -110,7 +110,7 @@ def test_the_models_generation_config_is_ignored_and_kept() -> None:
 
 
 def test_ids_that_pad_the_vocabulary_are_never_written() -> None:
-    """The tokenizer has fewer tokens than the target has ids, and the ids past its end would be the most likely."""
+    """The target has more ids than the tokenizer, and the ids without a token would be the most likely ones."""
     wide = copy.deepcopy(TARGET)
     wide.resize_token_embeddings(VOCAB + 8)
     with torch.no_grad():

@@ -141,7 +141,7 @@ def test_trials_lose_little_if_drafting_does_not_pay():
 
 
 def test_a_trial_waits_until_it_can_pay_for_unread_text():
-    """Before it can draft, the model has to read 250 tokens of each of 8 rows, which takes far too long for a trial."""
+    """A draft would first have to read 250 tokens of each of 8 rows, which takes too long for a trial."""
     policy = CostAware(DEAR)
     lengths = play(policy, 300, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards, unread=250)
     assert not any(map(any, lengths))

@@ -32,7 +32,7 @@ def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Non
 
 
 def test_each_last_level_cache_of_our_cores_counts_once(caches: Callable[..., None]) -> None:
-    """Cores 0 and 1 share a cache and core 2 has another. Level 1, and core 3, which we may not use, don't count."""
+    """Cores 0 and 1 share a cache, core 2 has another, and core 3 is not ours. Level 1 does not count."""
     small = ("index0", "32K", "0")
     caches(
         {
@@ -98,7 +98,7 @@ def test_every_way_reads_the_whole_array() -> None:
 
 
 def test_a_dtype_slower_than_float32_counts_as_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32 takes 1 ms for any size, so the largest gives its speed. Float16 takes 5 s, so only one size is tried."""
+    """Float32 takes 1 ms for any size, so the largest one gives its speed. Float16 takes 5 s and is tried once."""
     sizes: list[tuple[torch.dtype, int]] = []
 
     def mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:

@@ -196,6 +196,6 @@ def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
     before, after, compiled, measured, drafted = json.loads(result.stdout.splitlines()[-1])
     assert compiled == [] and after == before
     assert not measured and drafted
-    # Every kernel has one signature, as any further one would have to be compiled before the race too. `attend_layers`
-    # has none, because only a benchmark calls it.
+    # Every kernel has one signature, as any further one would have to be compiled before the race too.
+    # `attend_layers` has none, because only a benchmark calls it.
     assert {name: number for name, number in after.items() if number != 1} == {"attend_layers": 0}

@@ -106,7 +106,7 @@ def test_a_second_start_converts_nothing(cache: Path, monkeypatch: pytest.Monkey
 def test_a_cache_that_cannot_be_written_is_reported_in_one_sentence(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full, in which case no part of the folder may be left, or a file is where the folder should be."""
+    """Two causes: the disk is full, after which nothing is left, and a file is where the folder should be."""
 
     def convert_on_a_full_disk(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)

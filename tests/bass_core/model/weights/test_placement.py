@@ -1,6 +1,6 @@
 """`load_pair(device_map=...)` spreads a target with accelerate, here over memory and disk.
 
-tests/devices/test_split.py splits it over two devices that compute.
+tests/devices/test_split.py splits a target over two devices that both compute.
 """
 
 from __future__ import annotations
