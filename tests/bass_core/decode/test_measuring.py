@@ -200,7 +200,7 @@ def test_a_race_reports_the_progress_of_its_measurements(
     progress = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
     shares = [report["done"] for report in progress if report]
     assert len(shares) > 20 and shares == sorted(shares) and shares[-1] == 1.0
-    # The first steps read a prompt, so the time of the rounds is unknown.
+    # The first steps read a prompt, so the time that the rounds will take is unknown.
     assert progress[0] == {"done": pytest.approx(0, abs=0.01), "left_ms": None}
     assert progress[-1] and progress[-1]["left_ms"] == 0
     assert all(report["left_ms"] > 0 for report in progress if report and 0.01 < report["done"] < 1)

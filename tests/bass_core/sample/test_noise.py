@@ -1,4 +1,4 @@
-"""Random numbers: known answers, and independence of seeds, ids, positions and tokens. Argmax and probabilities."""
+"""Random numbers have known answers and do not depend on each other; argmax and probabilities."""
 
 from __future__ import annotations
 

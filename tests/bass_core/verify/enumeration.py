@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Chain = tuple[int, ...]
-# For i = 0, 1, ...: the probability that i drafts of a chain are accepted, and the next token's weights in that case.
+# For i = 0, 1, ...: the probability that i drafts of a chain are accepted, and the next token's weights then.
 Judged = tuple[list[float], list[Tensor]]
 
 
@@ -51,7 +51,7 @@ class Chances:
         return self.rest((), length)
 
     def rest(self, chain: Chain, length: int) -> Tensor:
-        """Return the probabilities of all continuations of `chain` by `length` tokens, if the target alone writes them."""
+        """Return the probability of every continuation of `chain` by `length` tokens, if only the target writes."""
         if length == 0:
             return torch.ones((), dtype=torch.float64)
         continuations = [self.rest((*chain, token), length - 1) for token in range(self.vocab)]

@@ -83,9 +83,10 @@ def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def exact(p: np.ndarray, q: np.ndarray, others: tuple[int, ...], drawn: bool) -> Steps:
-    """Yield the results after one path: the drawn child is accepted, or the target draws from the residual.
+    """Yield the possible results after one path, by the rule for trees.
 
-    q' is q without the other children, `others`. The target may draw one of those, which is then accepted.
+    The drawn child, if any, is tested with q', which is q without the other children (`others`). If none was drawn or
+    it's rejected, the target draws a token, which may be one of the other children.
     """
     rest = without(q, others) if drawn else None
     if rest is None:
