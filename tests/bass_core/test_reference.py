@@ -85,7 +85,7 @@ def test_a_model_may_be_a_function_that_returns_logits():
 
 
 def test_the_readme_shows_the_reference():
-    """Its second Python block is copied from the file."""
+    """The README's second Python block is copied from bass_core/reference.py."""
     block = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
     assert block.strip() and block.strip() in inspect.getsource(reference)
     assert "def judge" in block

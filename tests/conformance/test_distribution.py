@@ -2,9 +2,9 @@
 
 With a vocabulary of 5 and seven new tokens, the joint distribution is enumerated exactly. Chi-squared tests of
 tokens 1-3 and of tokens 5-7 (the second round and later) must give p > 0.001, and no token of probability 0 may
-occur. Seeds are fixed, so results repeat, except under AMUSD, where timing decides which noise a position uses. For
-AMUSD, p > 0.00001 is enough, and more than a tenth of the tokens must have been verified. test_enumeration.py covers
-length policies and drafters that stop by themselves.
+occur. Seeds are fixed, so results repeat, except under AMUSD, where timing decides which noise a position uses.
+For AMUSD, p > 0.00001 is enough, and more than a tenth of the tokens must have been verified. test_enumeration.py
+covers length policies and drafters that stop by themselves.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def test_a_sampled_end_token_ends_the_text() -> None:
     ),
 )
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
-    """Prompts leave room for 1, 2, 6 and 30 tokens. Rounds of the last row would pad the others past the context."""
+    """Prompts leave room for 1, 2, 6 and 30 tokens. The last row's rounds could pad others past the context."""
     rows = [(ROWS[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [ROWS[3]]
     out = written(rows=rows, method=method, **drafting_of(length))
     assert [len(text) for text in out] == [1, 2, 6, 30]

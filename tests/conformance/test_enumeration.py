@@ -1,9 +1,9 @@
 """Whole rounds write texts with the target's distribution: every random outcome is enumerated, in float64.
 
 Loop, drafters, policies and verification are the library's own; the models are tables (enumerated.py). The joint
-distribution of all rows must equal the product of the target's distributions to 1e-9, which is far more than rounding
-errors in float64. A new policy needs a line in POLICIES, a new drafter one in DRAFTERS, a new verification one in
-RULES.
+distribution of all rows must equal the product of the target's distributions to 1e-9, which is far more than
+rounding errors in float64. A new policy needs a line in POLICIES, a new drafter one in DRAFTERS, a new
+verification one in RULES.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .enumerated import BigramHead, Enumeration, Scene, Table, Text, distance, e
 EXACT = 1e-9
 # The tolerance for float32, which rounds p and q, and each result computed from them, by up to 6e-8.
 SINGLE = 1e-6
-# A text has tokens 0 and 1. Tokens 2 and 3 occur only at the end of prompts, where they fix the text's first token.
+# A text has tokens 0 and 1. Tokens 2 and 3 occur only at the end of a prompt, where they fix the first token.
 P: Table = ((0.3, 0.7), (0.6, 0.4), (1.0, 0.0), (0.0, 1.0))
 Q: Table = ((0.66, 0.34), (0.2, 0.8), (0.5, 0.5), (0.5, 0.5))
-# A text has tokens 0 to 2; after some of them, a token is never written or never drafted. Token 3 only ends prompts.
+# A text has tokens 0 to 2. After some of them, a token is never written or never drafted. Token 3 ends prompts.
 P3: Table = ((0.2, 0.3, 0.5), (0.0, 0.45, 0.55), (0.6, 0.4, 0.0), (1.0, 0.0, 0.0))
 Q3: Table = ((0.5, 0.25, 0.25), (0.3, 0.7, 0.0), (0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
 # The draft of a windowed target, whose distribution is Q3.
@@ -133,8 +133,8 @@ class CopyingDrafter:
 class TreeDrafter:
     """A user's drafter of trees: a path of drafts has `children(path)` children.
 
-    All children but the last are copied from earlier text, or q's likeliest tokens. The last is drawn from q without
-    the other children.
+    All children but the last are copied from earlier text, or q's likeliest tokens. The last is drawn from q
+    without the other children.
     """
 
     branches = True

@@ -1,8 +1,8 @@
 """Every method writes the target's own text in float32, greedy or sampled under coupled verification.
 
-Each prompt's greedy text equals that of transformers' generate(do_sample=False), and its coupled text equals that of
-regular decoding with the same noise. The quick tests cover each choice of the table, the slow ones every pair of
-choices. AMUSD's drafts depend on timing; its text does not.
+Each prompt's greedy text equals that of transformers' generate(do_sample=False), and its coupled text equals that
+of regular decoding with the same noise. The quick tests cover each choice of the table, the slow ones every pair
+of choices. AMUSD's drafts depend on timing; its text does not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In bfloat16, float16, int8 and int4, greedy and coupled texts equal those of regular decoding of each row by
 itself: for every method and drafter, fixed and automatic lengths, trees, batches of 1, 4 and 16, two threads, and
-overlapping lanes. Some rows share a prefix. None of this holds for methods outside our code, which round differently.
+overlapping lanes. Some rows share a prefix. Methods outside our code are left out, because they round differently.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""In a tree, a draft model and a draft head give the same logits as when each path is fed token by token.
+"""A draft model and a draft head give the same logits in a tree as if each path were fed token by token.
 
-The logits are compared in float32, up to rounding. A tree has no effect on later proposals.
+The logits are compared in float32, up to rounding. A tree must not affect later proposals.
 """
 
 from __future__ import annotations

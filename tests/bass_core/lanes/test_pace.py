@@ -1,4 +1,4 @@
-"""The speed figures of random ragged races: their values, and changes that must not affect them."""
+"""The speed figures of random races with rows of different lengths, and what must not change these figures."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_the_logits_of_a_tree_are_those_of_its_paths(
 
 
 def steps(rng: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
-    """Yield for each step: rows, tokens per row, each row's tree tokens of earlier steps, whether it is a tree."""
+    """Yield for each step: rows, tokens per row, how many tree tokens each row had before, whether it's a tree."""
     # The number of rows never grows, because padding rows overwrite the cache rows after those of the batch.
     for batch, width, tree in (
         (4, 4, True),

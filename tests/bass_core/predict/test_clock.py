@@ -1,6 +1,6 @@
 """Simulated clocks: their arguments, the roofline behind them, and predicted rounds and speed-ups.
 
-Nothing here reads a clock.
+Nothing here reads a real clock.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Chances:
         return self.rest((), length)
 
     def rest(self, chain: Chain, length: int) -> Tensor:
-        """Return the probability of every continuation of `chain` by `length` tokens, if only the target writes."""
+        """Return the probability of every continuation of `chain` by `length` tokens of the target."""
         if length == 0:
             return torch.ones((), dtype=torch.float64)
         continuations = [self.rest((*chain, token), length - 1) for token in range(self.vocab)]

@@ -85,8 +85,8 @@ def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 def exact(p: np.ndarray, q: np.ndarray, others: tuple[int, ...], drawn: bool) -> Steps:
     """Yield the possible results after one path, by the rule for trees.
 
-    The drawn child, if any, is tested with q', which is q without the other children (`others`). If none was drawn or
-    it's rejected, the target draws a token, which may be one of the other children.
+    The drawn child, if any, is tested with q', which is q without the other children (`others`). If none was
+    drawn, or it's rejected, the target draws a token, which may be one of the other children.
     """
     rest = without(q, others) if drawn else None
     if rest is None:

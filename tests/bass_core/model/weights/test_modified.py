@@ -331,7 +331,7 @@ def load_state_dict(model: Any) -> None:
 
 
 def through_data(model: Any) -> None:
-    """torch does not count changes made through `.data` as changes of the tensor."""
+    """Change weights through `.data`, which torch does not count as a change of the tensor."""
     for parameter, new in zip(model.parameters(), renewed(model).parameters(), strict=True):
         parameter.data.copy_(new)
 
