@@ -169,7 +169,7 @@ def test_captures_of_one_cache_share_a_pool_and_a_separate_stream(
     for width in (1, 2, 3):
         runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long, device=DEVICE), [0]))
     assert len(used) == 3 and len(set(used)) == 1
-    # torch hands out 32 streams in turn, so 40 include each of them.
+    # torch hands out 32 streams in turn, so these 40 include all of them.
     lane_streams = {runtime(DEVICE).Stream(DEVICE).key for _ in range(40)}
     assert used[0][1] not in lane_streams
 

@@ -317,7 +317,7 @@ def write_gguf(file: Path, model: Any) -> dict[str, Tensor]:
         title = part if layer is None else f"blk.{layer}.{part}"
         writer.add_tensor(f"{title}.weight", data, raw_dtype=kind)
         if kind != GGMLQuantizationType.F16:
-            # A row's blocks do not depend on the other rows.
+            # Each row is quantised by itself, so the order of the rows does not change the values.
             expected[name] = torch.from_numpy(quants.dequantize(quants.quantize(weight.numpy(), kind), kind))
     writer.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
     writer.write_header_to_file()
@@ -345,7 +345,7 @@ def test_a_damaged_gguf_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
 def test_int4_uses_the_blocks_of_an_entrys_file_and_quantises_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same holds for a draft; int8 is always quantised from the plain weights."""
+    """A draft's file is used in the same way. For int8, all weights are quantised from the plain ones."""
     folder = save(tmp_path / "model")
     expected = write_gguf(tmp_path / "model.gguf", tiny("llama"))
     entry = catalogue.CatalogueEntry(
