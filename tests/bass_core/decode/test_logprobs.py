@@ -1,4 +1,4 @@
-"""`logprobs` equal those of transformers' forward; `sampled_logprobs` are of the distribution drawn from.
+"""`logprobs` are those of transformers' forward, `sampled_logprobs` those of the distribution that we draw from.
 
 Both are the same with and without drafts, in chains, trees and AMUSD.
 """

@@ -55,7 +55,7 @@ def make_drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, l
 
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_logits_in_a_tree_equal_those_after_the_path(kind: str) -> None:
-    """Compare them with those of a fresh drafter that is fed each path as a chain."""
+    """Compare the logits with those of a fresh drafter that is fed each path as a chain."""
     drafter, rows = make_drafter(kind)
     roots = [drafter.root(rows, [True] * 3)]
     node_logits: list[dict[int, torch.Tensor]] = [{} for _ in rows]

@@ -98,7 +98,7 @@ def steps(rng: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
     ],
 )
 def test_a_replay_of_trees_equals_the_eager_step(kind: type[CausalModel], backend: str, prefixes: bool) -> None:
-    """Different trees of one shape share a capture; a chain of that shape has its own."""
+    """Different trees of one shape share a capture; chains of that shape have a separate one."""
     model, rng = make_model(kind, backend), random.Random(1)
     # Switch off the kernels for products and rotation, which a replay and an eager step use alike.
     model.has_kernels = False

@@ -47,7 +47,7 @@ for first, second in combinations(list(OURS_AND_THEIRS), 2):
 
 
 def test_biases_come_before_the_repetition_penalty():
-    """The logits equal those of transformers' processors bit for bit, for a text that contains token 0."""
+    """For a text that contains token 0, the logits equal those of transformers' processors bit for bit."""
     text, logits = [0], torch.tensor([[1.0, 3.0, 0.0, -1.0]])
     processors = LogitsProcessorList(
         [SequenceBiasLogitsProcessor({(0,): 3.0, (1,): -4.0}), RepetitionPenaltyLogitsProcessor(2.0)]

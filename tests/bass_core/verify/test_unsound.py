@@ -172,7 +172,7 @@ def test_no_temperature_gives_nan(temperature: float, compiled: bool, monkeypatc
     ("params", "verification"), [(SamplingParams(), "rejection"), (SAMPLED, "coupled"), (SAMPLED, "rejection")]
 )
 def test_a_row_with_non_finite_numbers_is_marked(params: SamplingParams, verification: str) -> None:
-    """Its logits after an accepted draft are NaN or -inf; the other rows stay valid."""
+    """In two rows, the logits after an accepted draft are NaN or -inf; the third row stays valid."""
     tree = DraftTree([[0, 1]] * 3, [[-1, -1]] * 3)
     logits = torch.full((3, 3, 4), -200.0)
     logits[:, 0, 1] = 0.0

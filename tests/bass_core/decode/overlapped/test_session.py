@@ -185,7 +185,7 @@ def test_a_head_drafts_nothing_after_copies_whose_states_it_lacks():
     (row,) = session.rows
     row.agree(text[-1:], same=False, states=states[:-1])
     assert drafted(session, row) == [40, 41, 1, 2] and not session.busy
-    # The target rejects the first copy and sends the state before its own token.
+    # The target rejects the first copy, writes 9 instead, and sends the state before that token.
     states = target(torch.tensor([[*text, 9]]), output_hidden_states=True).hidden_states[-1][0]
     row.agree([9], same=False, states=states[-2:-1])
     head = pair.draft

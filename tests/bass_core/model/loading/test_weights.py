@@ -306,7 +306,7 @@ def test_without_pip_the_sentence_names_pip(cached: Path, scratch: Path, monkeyp
 def test_the_real_conversion_has_the_dequantised_weights_and_the_tokenizer(
     smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its logits equal those of transformers' reading of the GGUF file, bit for bit."""
+    """The converted model's logits equal bit for bit those of the GGUF file when transformers reads it."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     (tmp_path / "bass").mkdir()
