@@ -1,4 +1,4 @@
-"""Costs are measured after admission, before any lane exists, or not at all."""
+"""Costs are measured after the request is admitted and before any lane exists, or not at all."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_auto_measures_coarsely_logs_it_once_and_stores_the_costs(
         patch.setattr(calibrate, "_RoundTimer", None)
         assert with_costs(PAIR, make_request(PAIR, ROWS[:2]), 2).costs == table
     assert len(caplog.messages) == 1
-    # For more rows than the table knows, only those are measured. COST_AWARE then measures all of them in full.
+    # For a larger batch, "auto" measures only the missing row counts. COST_AWARE then measures all in full.
     wider = with_costs(PAIR, request, 8).costs
     assert wider is not None and wider.coarse == (1, 4, 8) and wider.verify[4] == table.verify[4]
     full = with_costs(PAIR, replace(request, draft_length=COST_AWARE), 8).costs
@@ -113,7 +113,7 @@ def test_costs_are_measured_without_the_requests_penalties() -> None:
 
 
 def test_a_model_too_slow_to_measure_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Twice in all, not twice per process.
+    # It's tried twice in all, not twice per process.
     request, steps = make_request(PAIR, ROWS), []
     monkeypatch.setattr(budgets, "COARSE_SECONDS", -1.0)
     for attempt in range(5):
@@ -127,7 +127,7 @@ def test_a_model_too_slow_to_measure_is_tried_twice(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_batch_sizes_timed_before_the_time_ran_out_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock advances by a second per reading: one before the first step and one after each step."""
+    """The clock is read before the first step and after each step, and advances by a second per reading."""
     ticks = iter(range(10**6))
     monkeypatch.setattr(
         calibrate, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0)
@@ -200,7 +200,7 @@ def test_a_race_reports_the_progress_of_its_measurements(
     progress = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
     shares = [report["done"] for report in progress if report]
     assert len(shares) > 20 and shares == sorted(shares) and shares[-1] == 1.0
-    # The first steps read a prompt, so the time of the rounds is unknown.
+    # The first steps read a prompt, so the time that the rounds will take is unknown.
     assert progress[0] == {"done": pytest.approx(0, abs=0.01), "left_ms": None}
     assert progress[-1] and progress[-1]["left_ms"] == 0
     assert all(report["left_ms"] > 0 for report in progress if report and 0.01 < report["done"] < 1)
@@ -226,7 +226,7 @@ def test_a_race_closed_while_it_measures_stores_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("hooked", ["target", "draft"])
 def test_a_model_with_a_hook_has_separate_costs(hooked: str, dtype: torch.dtype) -> None:
-    """Even in float32, in which its step has the same class as the plain model's."""
+    """This also holds in float32, where the class of the step is the same with and without the hook."""
     target, draft = tiny("llama").to(dtype), tiny("llama", seed=1).to(dtype)
     pair = ModelPair(target, draft)
     request = make_request(pair, ROWS[:1])

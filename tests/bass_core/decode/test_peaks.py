@@ -1,4 +1,4 @@
-"""A CPU's peaks are measured once, along with the costs, then stored; never while a lane exists."""
+"""A CPU's peak rates are measured once, along with the costs, and stored; never while a lane exists."""
 
 from __future__ import annotations
 

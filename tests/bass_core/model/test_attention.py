@@ -17,7 +17,7 @@ CPU, HEADS = torch.device("cpu"), (4, 2, 16)
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Fake both kernels and list their calls. Ours takes 2 ms longer for prompts, flash-attn for short queries."""
+    """Fake both kernels and list their calls: ours is 2 ms slower for prompts, flash-attn for short queries."""
     calls_so_far: list[str] = []
 
     def fused(query: torch.Tensor, *rest: Any, **options: Any) -> None:

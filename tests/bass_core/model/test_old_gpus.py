@@ -55,7 +55,7 @@ def test_a_t4_runs_float16_and_a_cpu_without_bfloat16_float32(gpu: Any, monkeypa
 
 
 def test_without_a_c_compiler_attention_is_torchs(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Triton itself would notice only at its first launch.
+    # Triton itself would notice the missing compiler only at its first launch.
     monkeypatch.delenv("CC")
     for compiler, chosen in ((None, "sdpa"), ("/usr/bin/clang", "fused")):
         monkeypatch.setattr("shutil.which", lambda name, compiler=compiler: compiler if name == "clang" else None)

@@ -1,4 +1,4 @@
-"""A head's pointer against a simple search in Python."""
+"""A head's pointer finds the same matches as a simple search in Python."""
 
 import random
 

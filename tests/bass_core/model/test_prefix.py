@@ -1,4 +1,4 @@
-"""Prompts share the prefixes that save most, and a cache stores each prefix once."""
+"""Prompts share the prefixes that save the most tokens, and a cache stores each prefix once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def share_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tokens_saved(prompts: list[list[int]], prefixes: tuple[tuple[int, ...], ...]) -> int:
-    """Return the tokens that these prefixes save, if each prompt uses its longest."""
+    """Return how many tokens these prefixes save, if each prompt uses the longest prefix that it begins with."""
     used = [max((p for p in prefixes if tuple(prompt[: len(p)]) == p), key=len, default=()) for prompt in prompts]
     return sum(map(len, used)) - sum(map(len, set(used)))
 
@@ -43,7 +43,7 @@ def test_only_whole_units_are_shared() -> None:
 
 
 def test_no_set_of_prefixes_saves_more() -> None:
-    """Compared with all sets of prefixes, over small random groups of prompts."""
+    """For small random groups of prompts, compare the chosen prefixes with every possible set of prefixes."""
     rng = random.Random(0)
     units = [[i] * PREFIX_UNIT for i in range(2)]
     for _ in range(60):

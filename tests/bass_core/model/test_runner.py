@@ -1,6 +1,7 @@
 """`commit` keeps a tree's accepted path in the cache as if it had been fed as text, and sets the row's length.
 
-With RaggedCache and TiledCache, with and without a shared prefix; with the compiled kernels bit for bit.
+The tests use RaggedCache and TiledCache, with and without a shared prefix. With the compiled kernels, results are
+equal bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LONG = list(range(1, 1 + 2 * PREFIX_UNIT))
 PROMPTS = [[*LONG, 5, 6], [9, 8, 7], [*LONG, 70]]
 PARENTS = [[-1, -1, 0, 1, 3, 0], [-1, 0, 1, 1, 2, 3], [-1, -1, -1, 2, 3, 4]]
 DRAFTS = [[11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26], [31, 32, 33, 34, 35, 36]]
-# Columns after the old length: 0 is the newest token, i + 1 is draft i.
+# Each path lists columns relative to the row's old length: column 0 is the newest token, column i + 1 is draft i.
 PATHS = [[0, 2, 4, 5], [0, 1, 2, 4, 6], [0, 3, 4, 5, 6]]
 NEWEST = [40, 41, 42]
 

@@ -74,7 +74,7 @@ def test_a_late_draft_that_is_right_is_accepted_and_fed_next() -> None:
 
 @pytest.mark.parametrize("fed", [1, 3])
 def test_a_late_draft_that_is_wrong_is_rejected(fed: int) -> None:
-    """All fed drafts are accepted, so the target's own token replaces the late draft."""
+    """All drafts fed to the target are accepted, and its own next token replaces the late draft."""
     _, drafted = decode(lambda call, at: wrong(at) if call % 2 else right(at, fed))
     assert max(drafted) > fed
 
