@@ -195,7 +195,8 @@ def test_the_table_is_measured_once_and_stored(tmp_path, monkeypatch):
     assert json.loads(path.read_text())["padded"] is not pair.target_step.skips_padding
     monkeypatch.setattr("bass_core.decode.calibrate._RoundTimer", None)
     assert cost_table(*ask, rows=4) == table
-    # MOST_ROWS, which also stands for larger batches, is not in the table. Measuring it fails, as _RoundTimer is None.
+    # MAX_MEASURED_ROWS, whose times also serve for more rows, is not in the table: measuring it fails here
+    # (no _RoundTimer).
     with pytest.raises(TypeError):
         cost_table(*ask, rows=MAX_MEASURED_ROWS)
     path.write_text("{")
