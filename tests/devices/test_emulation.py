@@ -196,7 +196,7 @@ def test_events_measure_the_device_they_are_recorded_on() -> None:
 
 
 def test_events_on_another_device_measure_no_time() -> None:
-    """An event is recorded on the current device. So a clock for emul:1 must first make emul:1 the current device."""
+    """An event is recorded on the current device. So a clock for emul:1 has to make that the current device."""
     module = runtime(EMUL)
     x = torch.zeros(2, device="emul:1")
     begin, end = (module.Event(enable_timing=True) for _ in range(2))
