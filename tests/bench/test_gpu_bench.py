@@ -86,7 +86,7 @@ def test_a_terminated_run_leaves_its_document(tmp_path: Path) -> None:
 
 
 def test_a_second_run_resumes_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs only sections that have not finished, or all of them if the seed has changed."""
+    """The second run repeats only sections that did not finish, or all of them if the seed has changed."""
     path, ran = tmp_path / "gpu.json", list[str]()
 
     def process(command: list[str], environment: Any, limit: float, take: Any) -> str | None:

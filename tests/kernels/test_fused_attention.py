@@ -108,7 +108,7 @@ def test_a_query_has_the_same_bits_in_a_longer_step() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("exact_order")
 def test_a_block_handles_rows_of_several_prefixes() -> None:
-    """A block of 16 query rows has eight rows of four prefixes; no row reads all of one of them."""
+    """A block of 16 query rows has the heads of eight rows, which have four different prefixes."""
     rows = [(130 + row, (128, 64, 16, 192)[row % 4], (3, 0, 4, 1)[row % 4]) for row in range(8)]
     rows = [(max(length, start), start, group) for length, start, group in rows]
     step = make_step(rows, 1, heads=(2, 1))
@@ -210,7 +210,7 @@ def test_trees_equal_the_reference(
 
 @pytest.mark.parametrize("parts", [False, True])
 def test_the_deepest_and_the_widest_tree_equal_the_reference(parts: bool) -> None:
-    """With 63 tokens a row, all 63 bits of both words are used."""
+    """Rows of 63 tokens use all 63 bits of the number that lists a token's ancestors."""
     step = make_tree_step([(70, 64, 0)], [0], MOST_TREE, 1, heads=(1, 1))
     chain = [list(range(column + 1)) for column in range(MOST_TREE)]
     flat = [[column] for column in range(MOST_TREE)]
