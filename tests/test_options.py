@@ -75,7 +75,7 @@ def _without_files(entry: catalogue.CatalogueEntry) -> catalogue.CatalogueEntry:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:
-    """Return a command's output, which must be one line on stderr, with exit status 2."""
+    """Check that a command ends with status 2 and one line on stderr; return that line."""
     try:
         status = command(list(arguments))
     except SystemExit as ended:
@@ -120,7 +120,7 @@ def test_generate_and_race_refuse_bad_names_and_prompts(
 
 
 def test_a_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is UTF-8 on any system, with or without the byte order mark that Windows writes."""
+    """The prompt is read as UTF-8 on any system, with or without the byte order mark that Windows writes."""
 
     def write_stdin(content: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="cp1252"))

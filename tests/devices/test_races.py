@@ -56,7 +56,7 @@ def test_a_fair_race_never_waits_for_a_whole_device() -> None:
 
 @pytest.mark.slow
 def test_a_lanes_stream_waits_for_earlier_work() -> None:
-    """For example, another thread makes a pair's weights and a lane's caches on the default stream."""
+    """A pair's weights and a lane's caches are made on the default stream, often by another thread."""
     tensor = torch.zeros(4, device=EMUL)
 
     def work() -> None:
@@ -71,7 +71,7 @@ def test_a_lanes_stream_waits_for_earlier_work() -> None:
 
 @pytest.mark.slow
 def test_a_lane_is_timed_on_its_own_device() -> None:
-    """The current device is another one."""
+    """The lane's clock measures its device, although another device is the current one."""
     clock = LaneClock(OTHER)
     x = torch.zeros(4, device=OTHER)
     with clock.running():

@@ -20,7 +20,7 @@ from kernels.plan import MAX_TREE_TOKENS, PREFIX_UNIT, SINKS, AttentionPlan, Sha
 
 DIM, HUGE = 8, 1e30
 HERE = [name for name in sorted(BACKENDS) if why_backend_unavailable(name, torch.device("cpu")) is None]
-# For each row and token, the tree columns that the token sees: ascending, its own column last.
+# For each row and token, the ascending tree columns that the token sees. The last one is the token's column.
 Paths = list[list[list[int]]]
 
 
@@ -28,7 +28,10 @@ Paths = list[list[list[int]]]
 class Step:
     """A step over rows that share prefixes, and the same step over whole rows.
 
-    `suffix`, `prefix` and `whole` are keys and values: after a row's prefix, of the prefixes, of entire rows.
+    Attributes:
+        suffix: Keys and values of each row's columns after its prefix.
+        prefix: Keys and values of the prefixes.
+        whole: Keys and values of entire rows, including their prefixes.
     """
 
     query: Tensor
@@ -52,7 +55,10 @@ class Step:
         return backend(self.query, *self.whole, plan, **options)
 
     def with_tree(self, paths: Paths, before: list[int]) -> Step:
-        """Return the step with trees, views of one tensor as in the runner; `before`: tree columns fed earlier."""
+        """Return the step with trees, whose tensors are views of one tensor, as in the runner.
+
+        `before` has the number of tree columns that each row was fed in earlier steps.
+        """
         packed = [
             [*(sum(1 << column for column in path) for path in row), *(len(path) - 1 for path in row), first]
             for row, first in zip(paths, before, strict=True)
@@ -62,7 +68,7 @@ class Step:
         return replace(self, plan=replace(self.plan, tree=tree, _cached={}), paths=paths)
 
     def captured(self) -> Step:
-        """Return the step as a capture sees it: no lengths on the host, and all columns of both caches."""
+        """Return the step as in a capture: it has no lengths on the host and covers all columns of both caches."""
         shared = self.plan.shared
         assert shared is not None
         part = replace(shared, host_starts=[], host_groups=[], extent=self.prefix[0].shape[2])
@@ -107,7 +113,7 @@ def make_step(
     dtype: torch.dtype = torch.float32,
     spare: int = 5,
 ) -> Step:
-    """Build a step for rows (length, prefix length, prefix index); `spare`: unused columns of the prefixes."""
+    """Build a step for rows (length, prefix length, prefix index). Prefixes have `spare` unused columns."""
     torch.manual_seed(len(rows) + queries)
     lengths, starts, groups = (list(column) for column in zip(*rows, strict=True))
     batch, longest, shared = len(rows), max(lengths) + queries, max(starts) + spare
@@ -137,7 +143,8 @@ def make_tree_step(
 ) -> Step:
     """Build a step with random trees after rows (length before the tree, prefix length, prefix index).
 
-    `before` and `real` are the tree columns fed earlier and the real tokens, per row; padding sees only itself.
+    `before` has the number of tree columns fed earlier, and `real` the number of tokens that are not padding, for
+    each row. A padding token sees only itself.
     """
     dice, trees = random.Random(seed), []
     for row, first in enumerate(before):

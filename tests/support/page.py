@@ -27,7 +27,7 @@ from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.sources.source import RaceSource
 
-# Single tokens of the tiny model, so that the page shows them; none may run as code or break the page.
+# Single tokens of the tiny model, so that the page has to show them. None may run as code or break the page.
 HOSTILE = (
     "<img src=x onerror=window.pwned=1>",
     "<script>window.pwned=1</script>",

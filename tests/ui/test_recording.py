@@ -33,7 +33,7 @@ def log_lines(document: dict[str, Any], lane: str, last: int) -> list[dict[str, 
 
 
 def digits(value: Any) -> Any:
-    """A figure with six digits, as the page gets it."""
+    """A value to compare with one that the page gets, which has six digits."""
     if isinstance(value, list):
         return [pytest.approx(item, rel=1e-5) for item in value]
     return pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
@@ -116,7 +116,7 @@ def one_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[st
     return [record | {"verify_ms": None, "rows": [ROW | (row or {})]} | changed]
 
 
-# For each part that the error must name: (path, replacement).
+# For each part that the error must name: (path in the recording, value that replaces the part).
 BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "its head": [(("head",), None), (("head", "lanes"), []), (("head", "batch_size"), -1)],
     "its snapshots": [

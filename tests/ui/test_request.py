@@ -161,11 +161,11 @@ def test_a_preset_sets_the_whole_form_within_the_operators_limits() -> None:
         small = make_request(values(name, few), few)
         assert small.batch_size <= 2 and small.max_new_tokens == 16
     assert requests["Same words"].verification == "coupled" and requests["Same words"].temperature > 0
-    # One preset sets a clock; all others reset it.
+    # Only the preset "On an H100" sets a clock. The others set it to "measured".
     assert {name: request.clock for name, request in requests.items() if request.clock != "measured"} == {
         "On an H100": "h100"
     }
-    # Settings that a preset leaves out come from the operator; values that this pair lacks become neutral ones.
+    # Settings that a preset leaves out have the operator's values. Values that a pair lacks become neutral ones.
     assert values("Same words", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
     assert values("Loses")["drafter"] == "auto"
     choices = Choices(drafters=(("automatic", "auto"), ("the draft", "model")))

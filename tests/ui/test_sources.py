@@ -73,7 +73,7 @@ def test_a_stop_reaches_the_worker_within_one_round(worker: Worker, monkeypatch:
         return step(decoder)
 
     monkeypatch.setattr(BatchDecoder, "step", counted)
-    # No snapshot is ever due, so the race itself must check for the stop.
+    # No snapshot is ever due, so the race has to notice the stop between snapshots.
     monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 1e9)
     assert list(worker.race(2, asked(1000))) == []
     assert steps == 9
@@ -88,7 +88,7 @@ def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pyt
 
 
 def test_a_new_wait_for_the_workers_end_replaces_the_last(worker: Worker) -> None:
-    """A caller takes up a thread of the worker only until the next caller."""
+    """A caller that waits blocks a thread of the worker, but only until another caller waits."""
     first, second = (threading.Thread(target=worker.stay, daemon=True) for _ in range(2))
     first.start()
     first.join(0.2)
@@ -158,7 +158,7 @@ PLAIN = st.recursive(
 
 
 def sent_and_decoded(values: list[Any]) -> list[Any]:
-    """The values, encoded, pickled and decoded one after another."""
+    """The values after one encoder and one decoder have passed them on, pickled, one after another."""
     encoder, decoder = Encoder(), Decoder()
     return [decoder.decode(pickle.loads(pickle.dumps(encoder.encode(value)))) for value in values]
 

@@ -150,7 +150,7 @@ def test_a_race_ends_with_a_message_before_its_reservation(
 def test_a_reused_worker_has_the_full_reservation(
     pair: ModelPair, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time of the fork counts only for the first race."""
+    """Only the first race of a worker loses the time of the fork."""
     monkeypatch.setattr(zero_gpu, "SPARE_S", 0.0)
     events = events_of(spaces, race_source(pair))
     assert last_message(events) == ""

@@ -37,7 +37,7 @@ def keys_of(rows: int, epochs: bool = False) -> NoiseKeys:
 
 
 def a_round(size: int, params: SamplingParams, keys: NoiseKeys, coupled: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits, drafts and their q, which is near p; padding is drawn too."""
+    """Return logits, drafts and the q of the drafts, which is near p. Padding is drawn like drafts."""
     torch.manual_seed(size)
     logits = torch.randn(ROWS, WIDTH + 1, size) * 3
     q = probabilities(logits[:, :WIDTH] + torch.randn(ROWS, WIDTH, size) * 0.7, params)
@@ -48,7 +48,7 @@ def a_round(size: int, params: SamplingParams, keys: NoiseKeys, coupled: bool) -
 
 
 def by_reference(monkeypatch: pytest.MonkeyPatch, *arguments: object, **options: object) -> Outcome:
-    """Return the outcome of the rules in torch; the distributions are still compiled."""
+    """Return the outcome with the rules in torch. The distributions still come from the CPU kernels."""
     with monkeypatch.context() as patch:
         patch.setattr(rejection, "compiled", lambda rows: False)
         return verify(*arguments, **options)
@@ -63,7 +63,7 @@ def assert_alike(ours: Outcome, theirs: Outcome) -> None:
 
 
 def _shown_tests(outcome: RowOutcome, of: Outcome) -> list[tuple[object, ...]]:
-    """Return the numbers of the tested drafts, with chances in 5 digits, as their sums have another order."""
+    """Return the numbers of the tested drafts. Chances have 5 digits, since their sums are rounded differently."""
     judged = outcome.tests[: int(of.judged.max())] if of.judged is not None else outcome.tests
     return [(t.token, _shown(t.p), _shown(t.q), _shown(t.u), _shown(t.chance, 5)) for t in judged]
 
