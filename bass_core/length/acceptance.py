@@ -1,7 +1,7 @@
 """Estimates of how often drafts are accepted, by their source, row and position (`AcceptanceEstimate`).
 
-They are computed from counts of earlier rounds, in which older rounds weigh less, and a first guess. Neither times
-nor drafts of the coming round affect them. cost_aware.py decides with them.
+The estimates start from a first guess and learn from the counts of earlier rounds; older rounds weigh less. They
+depend neither on times nor on the drafts of the coming round. cost_aware.py uses them to choose draft lengths.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MEMORY, COPY_MEMORY = 0.97, 0.85
 # first position has FIRST_RATE instead.
 PRIOR = 4.0
 # Some texts are easier than others, but one round says little about a row. So a new row counts as tried ROW_PRIOR
-# times with the rates of all rows. A row whose observations weigh less than FORGOTTEN together is dropped: it has
-# left, or has not drafted for a long time.
+# times with the rates of all rows. We forget a row once its observations together weigh less than FORGOTTEN,
+# because the row has left the batch or has not drafted for a long time.
 ROW_PRIOR, FORGOTTEN = 8.0, 0.05
 # First guesses. On Spec-Bench, 0.60 of the shipped draft head's greedy drafts and 0.55 of its sampled ones are
 # accepted, and more of the drafts that prompt lookup copies after a match of three tokens.
@@ -31,10 +31,10 @@ Rates = NDArray[np.floating[Any]]
 
 
 class SurvivalRate:
-    """Estimates how far counts get, for example a row's number of accepted drafts.
+    """Estimates how large counts become, for example a row's number of accepted drafts.
 
-    For each i, this is the probability that a count reaches i if it has reached i - 1 and is allowed to reach i.
-    For example, a row with 4 drafts, of which 2 were accepted, reached 1 and 2 but not 3.
+    For each i, it estimates the probability that a count reaches i if it has reached i - 1 and is allowed to reach
+    i. For example, a row with 4 drafts, of which 2 were accepted, reached 1 and 2 but not 3.
     """
 
     def __init__(self, limit: int, first: float, memory: float = MEMORY) -> None:
@@ -54,7 +54,7 @@ class SurvivalRate:
         self._cached_rates = None
 
     def add(self, count: int, allowed: int) -> None:
-        """Add an observed count. It could not be above `allowed`, which is at least 1."""
+        """Add an observed count, which was limited to `allowed` (at least 1)."""
         self._tried[: min(count + 1, allowed)] += 1
         self._reached[:count] += 1
         self._cached_rates = None

@@ -33,7 +33,7 @@ from .costs import CorrectedCosts, RoundCosts
 
 # Exponent in the weight of a row: (its remaining tokens / those of the row with the most) ** REMAINING_EXPONENT.
 REMAINING_EXPONENT = 2
-# The longest draft of a row, and the most drafts of all rows together.
+# The maximum number of drafts of one row, and of all rows together.
 LIMIT, MAX_DRAFTS_PER_ROUND = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
 # Draft only if the expected tokens per millisecond are at least this many times those of a plain step. The margin
@@ -43,16 +43,16 @@ LEAST_GAIN = 1.02
 # the rounds that are left, but over at most this many (before the first round: over all of them).
 HORIZON = 16
 # Share of the last row's delay that is charged to a candidate. It is below 1, because rounds get cheaper and
-# drafts pay more once other rows have finished. Half fits simulated batches of 2 to 16 rows with acceptance 0.3 to
-# 0.6.
+# drafts pay more once other rows have finished. A weight of one half fits simulated batches of 2 to 16 rows with
+# acceptance rates from 0.3 to 0.6.
 LAST_ROW_WEIGHT = 0.5
 # Share of the time that may be lost by trying the option that looks worse.
 EXPLORE = 0.01
-# After a plain round, skip planning for rounds with the same sources, for at most this many rounds and
-# milliseconds, until a round drafts. Planning takes a noticeable time compared with a small model's step.
+# After a plain round, skip planning for rounds with the same sources until a round drafts, but at most for this
+# many rounds and for this many milliseconds. Planning takes a noticeable time compared with a small model's step.
 MAX_SKIPPED_PLANS, MAX_SKIP_MS = 31, 100.0
-# After FIRST_ROUNDS rounds without a plain one, a plain round is tried even if it loses more time than EXPLORE
-# allows so far: the time of FIRST_TRY plain steps is allowed on top of that.
+# After FIRST_ROUNDS rounds that all drafted, a plain round may be tried early: the time that it may lose is raised
+# by the time of FIRST_TRY plain steps.
 FIRST_TRY, FIRST_ROUNDS = 0.4, 4
 
 
@@ -211,8 +211,8 @@ class CostAware:
     def observe(self, feedback: Feedback) -> None:
         """See LengthPolicy."""
         offers, rows, forwards = feedback.offers, len(feedback.offers), feedback.draft_forwards
-        # The plan was made before this round. The allowance grows with the round's time, and shrinks by the
-        # plan's loss if the round followed the plan.
+        # Compute the plan that was made before this round. The allowance grows by a share of the round's time, and
+        # shrinks by the plan's loss if the round followed the plan.
         plan = self.plan(offers)
         tried = plan.lost if feedback.lengths == plan.lengths else 0.0
         self._allowance += EXPLORE * self._ms(feedback) - tried
@@ -220,7 +220,7 @@ class CostAware:
         self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.lengths)
         self._planned = None
         if any(plan.lengths) or plan.lost:
-            # A plain round that was only a trial doesn't predict the next one.
+            # The plan drafts, or its plain round is only a trial, so don't skip the next planning.
             self._plain_until.clear()
         elif skipped:
             # While planning is skipped, don't observe plain rounds: their cost was observed a few rounds ago.
@@ -277,8 +277,8 @@ def _last_row_share(rows: int, pace: Rates, variance: Rates, left: int) -> Rates
     Rows whose drafts are accepted equally often still finish at different times, and the batch takes until the
     last one. For example, 16 rows that write 64 tokens at 1.5 tokens per round, with variance 0.4, keep 0.95 of
     their mean pace. The number of rounds of a row has a relative standard deviation of sqrt(variance / (pace x
-    left)). The last of n rows is z_n of these above the mean: the expected maximum of n standard normals (Blom's
-    approximation).
+    left)). On average, the last of n rows is z_n standard deviations above the mean. z_n is the expected maximum
+    of n standard normals (Blom's approximation).
 
     Args:
         rows: rows of the batch.

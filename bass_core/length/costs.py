@@ -160,7 +160,7 @@ Array = NDArray[np.floating[Any]]
 # within MAX_AGE rounds.
 SAMPLES, MAX_AGE = 5, 128
 # Limit of a round's correction, in both directions. For example, a round that takes 20 times the table's time is
-# treated as if it took 8 times.
+# treated as if it took 8 times the table's time.
 MAX_CORRECTION = 8.0
 # Time to read one unread token, as a share of a draft forward. Measured for the shipped head on two cores: with
 # 200 tokens at once, 0.13 ms per token, while a forward takes 1 ms.
@@ -170,7 +170,7 @@ READING = 1 / 8
 class CorrectedCosts:
     """The milliseconds of a table, corrected by the times of recent rounds.
 
-    `verify_ms` and `draft_ms` take arrays of sizes, unlike those of RoundCosts, and return one time per size.
+    Unlike the methods of RoundCosts, `verify_ms` and `draft_ms` take arrays of sizes and return one time per size.
     """
 
     def __init__(self, table: RoundCosts, timed: bool = True) -> None:
@@ -233,7 +233,7 @@ class CorrectedCosts:
             self._draft_ratios.append(_clamped_ratio(draft_ms, float(expected[0])))
 
     def _recent_factors(self, seen: dict[int, deque[tuple[int, float]]]) -> tuple[Array, Array]:
-        """Drop sizes not seen for MAX_AGE rounds. Return the others, ascending, and the median ratio of each."""
+        """Drop sizes not seen for MAX_AGE rounds. Return the remaining sizes, ascending, and their median ratios."""
         old = [tokens for tokens, ratios in seen.items() if ratios[-1][0] <= self._round - MAX_AGE]
         for tokens in old:
             del seen[tokens]

@@ -1,7 +1,7 @@
 """Read the limits that a container's control groups (cgroups) set for this process.
 
 The machine's own figures don't show these limits. The limits of the process's group and of all groups above it
-count, in both versions of cgroups. On systems without cgroups (macOS, Windows) there are no limits.
+apply. Both versions of cgroups are supported. On systems without cgroups (macOS, Windows) there are no limits.
 """
 
 from __future__ import annotations

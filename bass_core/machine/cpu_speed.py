@@ -62,7 +62,7 @@ def bandwidth_array_bytes(most: int = MAX_BYTES) -> int:
 
 
 def filled_array(size: int) -> Tensor:
-    """Return float32 ones of `size` bytes; memory never written is a single zero page, always in the cache."""
+    """Return float32 ones of `size` bytes. Unwritten memory would be one shared zero page, always in the cache."""
     return torch.ones(size // 8 * 2)
 
 

@@ -55,7 +55,7 @@ class TransientFailure(str):
 
 
 def prepare(device: torch.device, shapes: Callable[[], list[Shape]]) -> None:
-    """Compile the launches of models of these shapes on the device, unless an earlier start has.
+    """Compile the launches of models of these shapes on the device, unless an earlier start has compiled them.
 
     If the device is not a CUDA device, or Triton is missing, nothing is done and `shapes` is not called.
     """
@@ -85,7 +85,7 @@ def leave_out(card: Card, shapes: list[Shape], of: str = LAUNCHES) -> None:
 def compile_all(
     card: Card, shapes: list[Shape], of: str = LAUNCHES, one_in: int = 1, first: int = 0
 ) -> dict[str, str] | None:
-    """Compile all launches, and those that replace the ones that fail.
+    """Compile all launches and, for each launch that fails, the launches that replace it.
 
     Args:
         card: the card.
@@ -158,7 +158,7 @@ class _Running:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process that nobody has waited for, and its children: a running ptxas keeps its pipe open."""
+    """Kill a process that nobody has waited for, and its children: a child (ptxas) would keep its pipe open."""
     if sys.platform == "win32":
         process.kill()
     else:
@@ -199,7 +199,7 @@ def _share(order: dict[str, Any], first: int, bar: Any, failed: dict[str, str], 
 
 
 class _Died(Exception):
-    """A process ended before its work was done; the message says why. `passing`: another try may succeed."""
+    """A process ended before its work was done, for the reason in the message. `passing`: a new try may succeed."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)

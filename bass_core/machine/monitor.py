@@ -163,7 +163,7 @@ class NvmlDevice:
         try:
             return function()
         except Exception:
-            # Not only NVMLError: if a driver is unloaded meanwhile, its symbols and structures vanish too.
+            # Don't catch only NVMLError: if the driver is unloaded meanwhile, missing symbols raise other errors.
             return None
 
 

@@ -1,7 +1,7 @@
 """Time the parts of a round on its device: CUDA events on a GPU, a monotonic clock on a CPU.
 
-`mark` costs microseconds and never waits. Read `laps` after the round has waited for the device; then it doesn't
-wait either. Set-up time (setup_time.py) is not counted.
+`mark` costs microseconds and never waits. Read `laps` after the round has waited for the device, so that `laps`
+itself need not wait. Set-up time (setup_time.py) is not counted.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A model whose attention implementation is NAME attends by the plan of the enclosing `planned` block: `with
 planned(plan, "pad"): model(..., cache=PlannedCache(cache, plan))`. Instead of mask tensors, its layers get a
-description of the mask: a sliding window, chunks, or None for plain causal attention. These, logit soft-caps and
-attention sinks are supported. Other masks, and whatever else an architecture adds, are refused.
+description of the mask: a sliding window, chunks, or None for plain causal attention. These masks are supported,
+and so are logit soft-caps and attention sinks. Other masks and other additions of an architecture are refused.
 
 A model whose implementation is MASKED runs its own attention code and gets real masks, made from the plan.
 
@@ -101,7 +101,8 @@ class PlannedCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write keys [B, Hkv, S, D] and values [B, Hkv', S, D'], and return those that the step may read.
 
-        The cache is as large as the largest layer needs. A smaller layer leaves the rest zero.
+        The cache is as large as the largest layer needs. A layer with fewer or smaller heads leaves the rest of
+        the cache zero.
 
         Returns:
             Keys [B, Hkv, extent, D] and values [B, Hkv', extent, D'].
@@ -133,7 +134,7 @@ class PlannedCache(Cache):
         return self.cache.max_len
 
     def get_max_cache_shape(self, layer_idx: int | None = None) -> int:
-        """Return the most columns of a row, as `get_max_length` does; older versions of transformers call this."""
+        """Return the maximum number of columns of a row; older versions of transformers call this."""
         return self.cache.max_len
 
 
@@ -232,7 +233,7 @@ def _mask_window(
     """Implement transformers' mask interface: return the window or chunks, or None for plain causal attention.
 
     Raises:
-        PairError: if the mask isn't causal, or causal within a sliding window or chunks.
+        PairError: if the mask is neither plain causal nor causal within a sliding window or chunks.
     """
     if use_vmap or "allow_is_bidirectional_skip" in kwargs:
         kind = getattr(config, "model_type", "its type")
@@ -299,7 +300,7 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
-    """Choose our kernel, plus flash-attn if both can run; else flash-attn; else torch.
+    """Choose our kernel and flash-attn together if both can run, else the one that can run, else torch.
 
     A T4 (compute capability 7.5) also uses torch. There, torch's half-precision kernels use the tensor cores, and
     ours would not (according to the code that Triton emits; not measured).

@@ -1,7 +1,7 @@
-"""Test whether a model's forward can be captured in a CUDA graph, for which it must never wait for the device.
+"""Test whether a model's forward never waits for the device, so that a CUDA graph can capture it.
 
-`mark_capturable` tests this once, when a model is made. Call `refuse_capture` after a failed capture. Both set
-`model.capturable` to False and warn once. machine/capture.py does the capturing.
+`mark_capturable` tests this once, when a model is made. Call `refuse_capture` after a failed capture. Both
+functions can set `model.capturable` to False, with one warning. machine/capture.py does the capturing.
 """
 
 from __future__ import annotations

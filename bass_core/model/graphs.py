@@ -120,7 +120,7 @@ class GraphRunner(ModelRunner):
         *,
         shared: SharedPrompts = NOTHING_SHARED,
     ) -> None:
-        """Take an idle cache or make one; arguments as for ModelRunner, and `record`.
+        """Take an idle cache or make one. All arguments except `record` are as for ModelRunner.
 
         `record` captures a forward. None captures CUDA graphs; on a CPU, pass `record_calls`.
         """
@@ -192,7 +192,7 @@ class GraphRunner(ModelRunner):
         return step
 
     def _capture(self, batch: ForwardBatch, inputs: StepInputs, columns: int, extent: int) -> StaticStep | None:
-        """Capture a step. This also runs it on the batch's tokens, so the cache gets the same as from a replay."""
+        """Capture a step. This also runs it on the batch's tokens, so the cache is then as after a replay."""
         buffers = inputs.buffers(batch, columns, extent)
         # No reference to self, because a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
@@ -266,7 +266,7 @@ def _next_power_of_two(number: int) -> int:
 
 
 def _captured_width(width: int) -> int:
-    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for most widths up to 33."""
+    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for almost every width up to 33."""
     if width <= _EXACT_WIDTHS:
         return width
     return -(-(width - 1) // _WIDTH_STEP) * _WIDTH_STEP + 1

@@ -59,7 +59,7 @@ class PrefillSteps:
         return self._own_feed.done and (self._prefix_feed is None or self._prefix_feed.done)
 
     def step(self) -> None:
-        """Feed the next chunk. After the last one every row holds its prompt, and further steps do nothing."""
+        """Feed the next chunk. After the last chunk every row holds its prompt, and further calls do nothing."""
         self.newest = Forward([], [])
         if self.done:
             return

@@ -82,7 +82,7 @@ class ModelRunner:
         """Set a row's valid length. Nothing else changes a row's length.
 
         For an accepted path of a tree, `path` lists the columns after the old length that hold the row's last
-        tokens, ascending. They are moved to the columns up to `length`. It is empty if the tokens are there
+        tokens, ascending. Those tokens are moved to the columns up to `length`. `path` is empty if they are there
         already.
         """
         first, end = length - len(path), self._lengths[row]

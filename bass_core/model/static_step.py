@@ -1,8 +1,8 @@
 """A captured step: its input buffers, how to fill them before a replay, and its outputs.
 
 A step serves every batch with at most its rows and columns. A batch's numbers go to the device in one copy, or in
-two if its tokens form trees, and nothing waits for it. Surplus rows and columns are padding: such a row has length
-0, and a padding token of a tree sees only itself.
+two if its tokens form trees. Nothing waits for the copies. Surplus rows and columns are padding: such a row has
+length 0, and a padding token of a tree sees only itself.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class StaticStep:
         batch: the buffers that it reads.
         output: the buffers that it writes.
         replay: runs the step again.
-        taken: bytes by which the pool grew during the capture. They include intermediate results only if these
-            needed more memory than those of earlier steps.
+        taken: bytes by which the pool grew during the capture. They include intermediate results only if this
+            step's need more memory than those of earlier steps.
     """
 
     batch: CapturedBatch

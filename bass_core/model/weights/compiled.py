@@ -58,7 +58,7 @@ def compiled(layer: nn.Linear) -> CompiledLinear:
 
 def compile_linears(module: nn.Module) -> bool:
     """Replace every 16-bit linear layer, except an adapter's, and return whether there was one."""
-    # Adapters read their layers' weights. PEFT's wrap a `base_layer`.
+    # Leave out adapters, because they read their layers' weights. PEFT's adapters wrap a `base_layer`.
     adapters = {
         part for wrapper in module.modules() if hasattr(wrapper, "base_layer") for part in wrapper.modules()
     }

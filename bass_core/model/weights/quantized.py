@@ -179,5 +179,5 @@ def outputs_of(model: Any) -> int:
 
 
 def look_up(ids: Tensor, table: Tensor | QuantizedWeight) -> Tensor:
-    """Return rows [..., hidden] of a table [rows, hidden] in either form, in float32 if it is quantised."""
+    """Return rows [..., hidden] of a plain or quantised table [rows, hidden], in float32 if it is quantised."""
     return F.embedding(ids, table) if isinstance(table, Tensor) else reference.embedding(ids, table)
