@@ -233,7 +233,7 @@ class CorrectedCosts:
             self._draft_ratios.append(_clamped_ratio(draft_ms, float(expected[0])))
 
     def _recent_factors(self, seen: dict[int, deque[tuple[int, float]]]) -> tuple[Array, Array]:
-        """Drop sizes not seen for MAX_AGE rounds. Return the remaining sizes, ascending, and their median ratios."""
+        """Drop sizes not seen for MAX_AGE rounds. Return the other sizes, ascending, and their median ratios."""
         old = [tokens for tokens, ratios in seen.items() if ratios[-1][0] <= self._round - MAX_AGE]
         for tokens in old:
             del seen[tokens]

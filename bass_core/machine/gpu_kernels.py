@@ -199,7 +199,7 @@ def _share(order: dict[str, Any], first: int, bar: Any, failed: dict[str, str], 
 
 
 class _Died(Exception):
-    """A process ended before its work was done, for the reason in the message. `passing`: a new try may succeed."""
+    """A process ended before its work was done, as the message explains. `passing`: a new try may succeed."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)

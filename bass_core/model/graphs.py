@@ -266,7 +266,7 @@ def _next_power_of_two(number: int) -> int:
 
 
 def _captured_width(width: int) -> int:
-    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for almost every width up to 33."""
+    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for nearly all widths up to 33."""
     if width <= _EXACT_WIDTHS:
         return width
     return -(-(width - 1) // _WIDTH_STEP) * _WIDTH_STEP + 1

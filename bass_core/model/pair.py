@@ -121,7 +121,7 @@ class ModelPair:
     def refresh(self) -> None:
         """Prepare the models again if one has changed: its weights, modules or hooks.
 
-        Every call of `generate` or `race` starts with `refresh`.
+        Every request starts with this call.
 
         Raises:
             PairError: if the models no longer fit each other, or are not supported.

@@ -37,8 +37,8 @@ def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_d
         clock: the simulated clock.
         round_: the step.
         sequences: the lane's rows.
-        runs_draft: whether the lane runs the pair's draft. If not, and the target drafts for itself, all draft
-            forwards are windowed forwards of the target.
+        runs_draft: whether the lane runs the pair's draft. If it does not run the draft and the target drafts for
+            itself, all draft forwards are windowed forwards of the target.
     """
     fed = _fed_by_text(round_, sequences) if round_.fed is None else round_.fed
     if not fed.counts:
@@ -76,7 +76,7 @@ def _forwards(round_: Round, drafted: list[int], runs_draft: bool) -> int:
 def _windowed(costs: RoundCosts, round_: Round, rows: int) -> float:
     """Return the time of a round's windowed forwards of the target.
 
-    A table has measured them as forwards of the draft.
+    In a table of measured step times, they are the forwards of the draft.
     """
     work = round_.windowed
     if work is None or not work.forwards:

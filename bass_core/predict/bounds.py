@@ -1,6 +1,6 @@
 """The bounds of a predicted machine: its ridge, and the rows that its memory holds.
 
-A table of measured step times has no ridge. Its rows fit, because they were measured.
+A table of measured step times has no ridge. The memory holds all rows in the table, because they were measured.
 """
 
 from __future__ import annotations

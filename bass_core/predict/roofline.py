@@ -105,7 +105,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class _Windowed(Roofline):
-    """A Roofline whose target drafts for itself and reads `seen` cached tokens. There is no other draft."""
+    """A Roofline whose target drafts for itself, reading `seen` cached tokens. It has no draft model."""
 
     seen: float = 0
 
@@ -115,7 +115,7 @@ class _Windowed(Roofline):
         return short.step_ms(self.target, rows, tokens, self.gpus)
 
     def fits(self, rows: int) -> bool:
-        """Return whether the target's weights, keys and values fit; there is no other draft."""
+        """Return whether the target's weights, keys and values fit. There is no draft model."""
         if not self._linked:
             return False
         cached = rows * self.context * self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads)

@@ -1,7 +1,7 @@
 """The drafts of a round as trees.
 
-The shapes are on the host. The tokens are too, or they stay on an accelerator until the verification's results are
-copied to the host (`set_tokens`). draft/tree.py makes trees and tree.py verifies them.
+The shapes are on the host. The tokens are on the host too, or on an accelerator until the verification's results
+are copied to the host (`set_tokens`). draft/tree.py makes trees and tree.py verifies them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ together; rules.py lists the other rules. Under each of them the text has the ta
 draft is.
 
 Each row has its own number of drafts and of acceptances. Results stay on the device until `Outcome.host`, the
-round's one synchronisation. A row's first draft that can't be judged, and all drafts after it, count as not
+round's one synchronisation. A row's first draft that can't be judged, and all drafts after it, are treated as not
 drafted (acceptance.py). A draft with q = 0, which an honest drafter can't have drawn, is accepted if p is above 0.
 """
 
@@ -272,7 +272,7 @@ def _recover(
             left = at_end.scatter(1, drafts[rows, index][:, None], 0.0)
         else:
             left = residual(at_end, draft_probs[rows, index], reach[rows, accepted])
-        # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p, its limit.
+        # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p instead.
         usable = rejected & (left.sum(-1) > 0)
         weights = torch.where(usable[:, None], left, at_end)
     return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, streams)

@@ -1,15 +1,15 @@
 """Verification of draft trees: which path is accepted, and which token the target adds. See `verify_tree`.
 
 The walk starts at the newest token. Greedy and coupled decoding go to the child that is the target's own choice.
-In sampled decoding (p = target, q = draft), the text before a node decides all of its children (e.g. the most
-likely tokens, or copies) except at most one, which is drawn from q without the other children. The drawn child y
-is accepted if u < p(y) / q(y); otherwise p becomes norm(max(p - q, 0)). Then the target draws from p; if that
-token is one of the other children, the walk continues there.
+In sampled decoding (p = target, q = draft), at most one child of a node is drawn, from q without the other
+children. The text before the node determines the other children (e.g. the most likely tokens, or copies). The
+drawn child y is accepted if u < p(y) / q(y); otherwise p becomes norm(max(p - q, 0)). Then the target draws from
+p; if that token is one of the other children, the walk continues there.
 
 The text has the target's distribution: the first step is Leviathan's rejection rule (2211.17192), the second draws
 from the remaining distribution. The set of children is fixed before any is drawn (draft/tree.py).
 
-A drawn child whose q contains a NaN or an infinity can't be judged and counts as not drafted. If q is 0 at the
+A drawn child whose q contains a NaN or an infinity can't be judged and is treated as not drafted. If q is 0 at the
 child's own token, the child is accepted if p is above 0, as in a chain. Rows do not depend on each other.
 """
 
@@ -173,7 +173,7 @@ class _Walk:
                 continuing.append(r)
                 continue
             rest = residual(p[i], q, torch.ones((), device=device))
-            # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p, its limit.
+            # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p instead.
             to_draw.append((i, rest if float(sums(rest)) > 0 else p[i], Role.RESIDUAL))
         if to_draw:
             continuing += self._draw([active[i] for i, _, _ in to_draw], to_draw, p, ids, positions)
@@ -182,7 +182,7 @@ class _Walk:
     def _draw(
         self, rows: list[int], to_draw: list[tuple[int, Tensor, Role]], p: Tensor, ids: Tensor, positions: Tensor
     ) -> list[int]:
-        """Draw the target's token for rows without an accepted drawn child; return the rows that continue.
+        """Draw the target's token for rows in which no drawn child was accepted; return the rows that continue.
 
         `to_draw` has, for each row, its index in `p`, the weights to draw from, and the role of the noise.
         """

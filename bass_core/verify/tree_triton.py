@@ -26,7 +26,7 @@ Walked = tuple[int, int, float, list[DraftTest]]
 
 
 def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[Walked]:
-    """Walk each row's tree by logits [B, 1 + N, V].
+    """Walk each row's tree by the target's logits [B, 1 + N, V].
 
     Raises:
         ValueError: if a draft was drawn from a row that `tree.probs` does not have.

@@ -76,7 +76,7 @@ def compile_linears(module: nn.Module) -> bool:
 
 
 def is_plain(layer: Any) -> bool:
-    """Return whether calling the module only multiplies by a 16-bit weight."""
+    """Return whether the module does nothing but multiply by a 16-bit weight."""
     if hooked_everywhere() or is_patched(nn.Linear):
         return False
     plain = type(layer) is nn.Linear and type(layer.weight.data) is Tensor and not is_hooked(layer)
