@@ -1,4 +1,4 @@
-"""Tensors and operators of the device "emul": torch's PrivateUse1, in Python, computed by the CPU.
+"""The device "emul": a PrivateUse1 backend of torch, written in Python. The CPU computes its operators.
 
 Importing this module registers the device for the rest of the process and changes nothing else. A tensor of the
 device has the usual shape, strides and views, but its data is in a CPU storage (memory.py). As on a GPU, an
