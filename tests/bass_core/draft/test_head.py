@@ -436,7 +436,7 @@ def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, mo
                 chance *= drawn[r]
             assert count == min([6, 6, 2][r], limit, headroom)
             expected_calls = max(expected_calls, 1 + min([5, 5, 1][r], limit, headroom - 1))
-        # The head runs one forward for the first draft, and one for each further level that some row still asks for.
+        # The head runs a forward for the first draft, and one for each further draft that some row still asks for.
         assert calls == expected_calls
         assert shortened.probs is None or torch.equal(shortened.probs, endless.probs[:, :width])
     assert len(counts) > 3 and proposed(1.1)[0].tokens.shape[1] == 0
