@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 os.environ["TRITON_INTERPRET"] = "1"
-# Measured costs, and so draft lengths, depend on the machine. If they are not measured, "auto" is Algorithm 1. The
-# servers that tests start inherit this setting.
+# Measured costs, and so draft lengths, depend on the machine. If no costs are measured, "auto" is Algorithm 1.
+# Servers that tests start inherit BASS_MEASURE.
 os.environ["BASS_MEASURE"] = "0"
 # Several test workers share the cores. With more than one thread per worker, they were ten times slower.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

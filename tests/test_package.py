@@ -27,7 +27,8 @@ else:
 
 import bass_core
 
-# Packages that are imported only if an option asks for them. They have separate requirements files.
+# Packages that are imported only if an option asks for them. Each of these packages has a separate requirements
+# file.
 OPTIONAL = {"ray", "flash_attn", "spaces"}
 OURS = {"app", "bass_core", "kernels", "ui"}
 # A string that names a module of this tree, or an object in one.
@@ -93,7 +94,7 @@ def wanted(requirement: Any, extra: str = "") -> Wanted:
 
     Args:
         requirement: A packaging.requirements.Requirement.
-        extra: The extra of our package that lists it.
+        extra: The extra of our package that lists the requirement.
 
     Returns:
         The required package's name, `extra`, the extras and versions of that package, and whether the requirement
@@ -112,7 +113,7 @@ def wanted(requirement: Any, extra: str = "") -> Wanted:
 
 
 def test_the_lock_file_has_these_requirements_and_only_files_of_pypi() -> None:
-    """If this fails, run `uv lock`. Otherwise `uv sync` would lock and install versions that nobody tried."""
+    """If this fails, run `uv lock`: `uv sync` with an old lock file would install versions that nobody tried."""
     packaging = pytest.importorskip("packaging.requirements")
     lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
     facts = project()["project"]

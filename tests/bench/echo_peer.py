@@ -1,4 +1,4 @@
-"""A peer for tests, which repeats each row's tokens and needs no package."""
+"""A peer for tests: it repeats each row's tokens and needs no package."""
 
 import os
 import sys

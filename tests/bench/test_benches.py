@@ -226,7 +226,10 @@ def test_window_runs(target):
 
 @pytest.mark.slow
 def test_peers_runs(smollm2_folder):
-    """In float32 all our arms write the same text. Without llama.cpp its rows are left out, with a note."""
+    """In float32 all our arms write the same text.
+
+    If llama.cpp is not installed, the document has a note in place of its rows.
+    """
     document = run_in_subprocess(
         "peers", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--quantised", "int4"
     )
@@ -277,7 +280,7 @@ def test_a_film_has_a_picture_per_snapshot(browser_executable, monkeypatch, tmp_
     with Image.open(tmp_path / "race.gif") as film_file:
         pictures = [(frame.info["duration"], frame.convert("RGB")) for frame in ImageSequence.Iterator(film_file)]
     at = [snapshot["view"]["elapsed_ms"] for snapshot in snapshots]
-    # A GIF stores hundredths of a second.
+    # A GIF stores durations in hundredths of a second.
     durations = [at[1] - at[0], at[2] - at[1], film.HOLD_MS]
     assert [duration for duration, _ in pictures] == pytest.approx(durations, abs=11)
     assert len({picture.tobytes() for _, picture in pictures}) == 3 and pictures[0][1].width > 900
@@ -293,7 +296,7 @@ def test_pictures_runs(tiny, browser_executable, tmp_path):
 
 @pytest.mark.slow
 def test_gpu_runs(tmp_path):
-    """Makes a dry run of one section. tests/devices runs the others."""
+    """Makes a dry run of one section. tests/devices runs the other sections."""
     document = run_in_subprocess("gpu", "--quick", "--sections", "kernels", "--json", tmp_path / "gpu.json")
     assert json.loads((tmp_path / "gpu.json").read_text()) == document
     decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}

@@ -145,7 +145,10 @@ FIGURES = [
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_claims_are_checks_and_plain_ratios(timed: bool) -> None:
-    """A claim without figures is open, and so is one about times of a dry or quick run. A missing check fails."""
+    """A claim without figures is open, and so is a claim about the times of a dry or quick run.
+
+    A missing check fails.
+    """
     ended = ["texts", "kernels", "steps", "lanes"]
     claims = gpu.claims(FIGURES, [*ended, "faults"], ended, timed)
     assert {claim["name"]: (claim["value"], claim["holds"]) for claim in claims} == {

@@ -139,7 +139,7 @@ def test_a_thread_that_keeps_computing_is_noticed():
 
 @pytest.mark.slow
 def test_the_child_inherits_no_settings_of_the_page():
-    """With OMP_WAIT_POLICY=PASSIVE, which app.py sets, llama.cpp took twice the time per token."""
+    """app.py sets OMP_WAIT_POLICY=PASSIVE, for example, with which llama.cpp took twice the time per token."""
     program = (
         "import os; before = dict(os.environ); import bench.peers.command; print(set(os.environ) - set(before))"
     )

@@ -47,7 +47,8 @@ def test_a_program_that_computes_passes():
     ],
 )
 def test_a_failing_program_has_a_reason(source, reason):
-    # The other programs get the usual limits: filling memory can exceed SHORT's CPU time on a busy machine.
+    # Other programs get the usual limits, because on a busy machine a program that fills memory can exceed SHORT's
+    # CPU time.
     verdict = run(source, SHORT if reason == "ended early" else Limits())
     assert (verdict.passed, verdict.reason) == (False, reason)
 

@@ -22,7 +22,10 @@ from ui.sources.source import waiting
 
 
 class Hub:
-    """A fake Hub. Its Space has gone.py, which this tree no longer has, and THEIRS, which the Hub writes."""
+    """A fake Hub.
+
+    Its Space contains THEIRS, which the Hub writes, and gone.py, which is no longer in this tree.
+    """
 
     def __init__(self) -> None:
         Hub.created, Hub.committed = [], []

@@ -26,9 +26,10 @@ def small_and_in_step() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         draft_in_step(patch)
-        # Draft and target wait for each other after each of many short calls, so let threads switch sooner.
+        # Draft and target make many short calls and wait for each other after each, so let Python switch threads
+        # sooner.
         sys.setswitchinterval(interval / 10)
-        # Normally, prompts as short as these would share nothing, and fit into sinks and window.
+        # Without these settings, such short prompts would share no prefix, and would fit into sinks and window.
         patch.setattr(CausalModel, "least_saved", PREFIX_UNIT)
         small_window(patch)
         yield

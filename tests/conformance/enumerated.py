@@ -2,10 +2,10 @@
 
 `enumerate_scene` runs the library's own loop, drafters, policies and verification once for each combination of
 random outcomes. It replaces the models by tables, and `draw` and `uniform` by choices: each noise key has one
-number in (0, 1), of which only an interval is known, and each draw or test narrows it. So a key that is used twice
-gives the same number twice. Each reading of the clock advances it by one tick, so that policies that time rounds
-are deterministic. If a scene is `exact`, the library computes in float64, by its torch code; otherwise in float32,
-as for a user.
+number in (0, 1), of which only an interval is known, and each draw or test narrows it. A noise key that is used
+twice therefore gives the same number twice. Each reading of the clock advances it by one tick, so that policies
+that time rounds are deterministic. If a scene is `exact`, the library computes in float64, by its torch code;
+otherwise in float32, as for a user.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Text = tuple[int, ...]
 Table = tuple[tuple[float, ...], ...]
 # The joint distribution of the texts of all rows.
 Law = dict[tuple[Text, ...], float]
-# Choices with a smaller probability are really impossible, and nonzero only because of rounding.
+# A choice with a smaller probability is impossible: only rounding makes its probability nonzero.
 _NOTHING = 1e-14
 WARM = SamplingParams(1.0)
 
@@ -130,7 +130,10 @@ def _keys(shape: torch.Size, seed: int, *parts: Tensor) -> list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Uniform:
-    """The number of one key, times a factor. To compare it with a threshold is one of the program's choices."""
+    """The number of one key, times a factor.
+
+    A comparison of the number with a threshold is one of the program's choices.
+    """
 
     walk: Walk
     key: Any
@@ -352,8 +355,8 @@ def enumerate_scene(scene: Scene, patch: pytest.MonkeyPatch) -> Enumeration:
             for original, ours in replaced:
                 if vars(module).get(original.__name__) is original:
                     here.setattr(module, original.__name__, ours)
-        # Switch off the compiled rules, which do not use the replaced `draw`. They are compared with the rules in
-        # torch by tests/kernels/cpu/test_verification.py.
+        # Switch off the compiled rules, which do not use the replaced `draw`.
+        # tests/kernels/cpu/test_verification.py compares the compiled rules with those in torch.
         here.setattr(rejection, "compiled", lambda rows: False)
         ticks = count()
         here.setattr(time, "perf_counter", lambda: next(ticks) / 1024)

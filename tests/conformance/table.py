@@ -41,7 +41,7 @@ class Draft:
     Attributes:
         drafter: The argument of generate().
         kind: The pair's draft, for tiny_pair().
-        only: The architectures that have such a draft.
+        only: The architectures for which such a draft exists.
     """
 
     drafter: str
@@ -187,7 +187,7 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
 
 
 def drafts_trees(case: Case) -> bool:
-    """Return whether the case drafts trees, if its method can verify them."""
+    """Return whether the case asks for trees. Its method may be unable to verify them."""
     return case.length in TREES and case.draft in TREE_DRAFTS
 
 
@@ -198,7 +198,8 @@ def covering(size: int, among: Callable[[Case], bool] = lambda case: True) -> li
     rng.shuffle(possible)
     uncovered = {combination for case in possible for combination in _combinations(case, size)}
     for case in possible:
-        # Choose the best of 41 candidates until this case covers nothing new; trying all would take minutes.
+        # Repeat until this case covers nothing new: choose the best of 41 candidates. Trying all cases would take
+        # minutes.
         while not uncovered.isdisjoint(_combinations(case, size)):
             candidates = case, *rng.sample(possible, min(40, len(possible)))
             best = max(candidates, key=lambda other: len(uncovered.intersection(_combinations(other, size))))
@@ -220,7 +221,8 @@ def cases(size: int) -> list[Case]:
 def _every() -> Iterator[Case]:
     """Yield all combinations of choices, but only nine for the axes attention, batch and prompts.
 
-    No method or draft depends on these three axes. Every two of their choices occur together in one of the nine.
+    No method or draft depends on these three axes. Any two choices on two of these axes occur together in one of
+    the nine combinations.
     """
     free = [AXES[name] for name in ("attention", "batch", "prompts")]
     nine = [(free[0][i], free[1][j], free[2][(i + j) % 3]) for i, j in product(range(3), repeat=2)]

@@ -106,7 +106,7 @@ def test_counts_of_partly_right_drafts_are_exact(right, method):
     assert metrics.rounds == rounds * (2 if method == "speculative" else 1)
     assert metrics.target_forwards == metrics.rounds + (2 if method == "speculative" else 1)
     written = ["sampled", *(["accepted"] * right + ["recovered"]) * rounds]
-    # Near its end a row drafts one token less than it may still write.
+    # Near the end of a row, the number of drafts is one less than the number of tokens it may still write.
     lengths = [min(length, tokens - 1 - i * (right + 1) - 1) for i in range(rounds)]
     for sequence in out.sequences:
         assert sequence.origins[:-1] == written[:-1]

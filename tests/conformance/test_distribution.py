@@ -174,7 +174,7 @@ SLOW = [
     Case(method="amusd", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),
     Case(method="amusd", draft="reversed", rows=BATCH, other=REJECTION),
     Case(method="regular"),
-    Case(method="transformers", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),  # a second batch would repeat it
+    Case(method="transformers", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),  # another batch would be equal
     *(Case(draft=draft) for draft in ("same", "reversed", "opposite", "reduced")),
     *(Case(draft=draft, other=REJECTION) for draft in ("opposite", "reduced")),
     Case(params=SamplingParams(1.4, 4, 0.9), other={"draft_length": 6}),
@@ -230,7 +230,7 @@ def check(case: Case) -> None:
         assert set(origins) == {"sampled"}
     elif case.draft == "same":
         assert set(origins) - {"bonus"} == {"sampled", "accepted"}
-        assert "bonus" in origins or case.method == "amusd"  # there a late draft may take the bonus token's place
+        assert "bonus" in origins or case.method == "amusd"  # in AMUSD a late draft may replace the bonus token
     else:
         assert set(origins) >= {"sampled", "accepted", "recovered"}
     if case.method == "amusd":

@@ -171,7 +171,7 @@ class Late:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["speculative", "bass"])
 def test_the_draft_catches_up_after_rounds_without_drafts(method: str) -> None:
-    """The draft feeds a dozen tokens at once, next to a row at the end of its context."""
+    """The draft is fed a dozen tokens of one row at once, while the other row is at the end of its context."""
     rows = [ROWS[0], (ROWS[1] * 200)[: 512 - 12]]
     for silent in (9, 10, 11):
         out = generate(PAIR, rows, method=method, max_new_tokens=30, draft_length=Late(silent))
@@ -182,7 +182,7 @@ def test_the_draft_catches_up_after_rounds_without_drafts(method: str) -> None:
 
 @pytest.mark.parametrize("method", slow_but(["speculative", "bass"], METHODS))
 def test_a_spent_budget_ends_the_lane(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step takes ten milliseconds. The tokens of the step that exceeds the budget are kept."""
+    """Each step takes ten milliseconds. The step that exceeds the time budget keeps its tokens."""
 
     @contextmanager
     def ten_ms(self: LaneClock) -> Iterator[None]:

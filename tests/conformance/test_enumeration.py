@@ -39,13 +39,14 @@ SINGLE = 1e-6
 # A text has tokens 0 and 1. Tokens 2 and 3 occur only at the end of a prompt, where they fix the first token.
 P: Table = ((0.3, 0.7), (0.6, 0.4), (1.0, 0.0), (0.0, 1.0))
 Q: Table = ((0.66, 0.34), (0.2, 0.8), (0.5, 0.5), (0.5, 0.5))
-# A text has tokens 0 to 2. After some of them, a token is never written or never drafted. Token 3 ends prompts.
+# A text has tokens 0 to 2. After some of these tokens, one token is never written or never drafted. Token 3 ends
+# prompts.
 P3: Table = ((0.2, 0.3, 0.5), (0.0, 0.45, 0.55), (0.6, 0.4, 0.0), (1.0, 0.0, 0.0))
 Q3: Table = ((0.5, 0.25, 0.25), (0.3, 0.7, 0.0), (0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
 # The draft of a windowed target, whose distribution is Q3.
 R3: Table = ((0.1, 0.5, 0.4), (0.6, 0.1, 0.3), (0.5, 0.3, 0.2), (0.3, 0.3, 0.4))
 RULES = ("rejection", "block", "coupled")
-# In ms. With COSTS, it depends on earlier acceptance how many drafts pay, if any; with CHEAP, many pay.
+# In ms. With COSTS, earlier acceptance decides how many drafts pay, perhaps none. With CHEAP, many drafts pay.
 COSTS = CostTable({rows: [(rows, 6), (9 * rows, 10)] for rows in (1, 2)}, {1: 0.3, 2: 0.3}, padded=False)
 CHEAP = CostTable({1: [(1, 10), (2, 10.2), (8, 11.4)]}, {1: 0.1}, padded=False)
 
@@ -208,7 +209,7 @@ def _head(
 
 
 def _window(scene: Scene) -> WindowDrafter:
-    """Return a windowed drafter that runs another model than the target, as if the window hid important text."""
+    """Return a windowed drafter whose model differs from the target, as if the window hid important text."""
     return WindowDrafter(scene.runner(Q3), scene.sampling, scene.verification, 1)
 
 

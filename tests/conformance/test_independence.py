@@ -1,7 +1,7 @@
 """A row's text does not depend on the other rows.
 
-In float32, a row's tokens depend only on prompt, seed and sequence id. Sampled text needs a fixed draft length for
-this; greedy and coupled text do not.
+In float32, a row's tokens depend only on prompt, seed and sequence id. For sampled text this holds only with a
+fixed draft length; for greedy and coupled text it always holds.
 """
 
 from functools import partial

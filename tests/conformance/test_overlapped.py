@@ -29,8 +29,8 @@ from tests.support.models import slow_but
 from .enumerated import Bigram, BigramHead, Scene
 from .test_enumeration import P3, Q3, RULES, _lookup, _model, check_distribution
 
-# Given the number of the target's look, the text and the drafts so far, returns the number of steps that the draft
-# takes before the look.
+# Returns the number of steps that the draft takes before the target's next look. Its arguments are the number of
+# that look, the text and the drafts so far.
 Schedule = Callable[[int, list[int], list[int]], int]
 SCHEDULES: dict[str, Schedule] = {
     "one per look": lambda look, text, drafts: 1,

@@ -14,7 +14,8 @@ import the fixture `accelerator`: `from tests.devices.conftest import accelerato
 It cannot detect problems of:
 - CUDA, Triton or NVML themselves: `why_unavailable` sends every part to torch, so no kernel runs;
 - speed: every operator takes 0.01 ms of its stream, and a wait of the host takes no time;
-- unfinished work: everything is computed at once, so a missing order is recorded, but the values are right;
+- unfinished work: every operator is computed immediately. Work that two streams do without synchronisation is
+  recorded as a race, but its values are never wrong;
 - rounding: the bits are the CPU's;
 - memory freed on one stream while another uses it; blocks shared by captures of one pool; fragmentation;
 - captures that fork to a second stream, or wait for an event from outside;

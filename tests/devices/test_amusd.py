@@ -70,7 +70,8 @@ def test_all_work_is_ordered_and_only_small_values_are_read(
     monkeypatch.setattr(DraftSession, "_read", counted)
     out = run(name, sampling=sampling)
     assert bool(capture.captured) is (way == "captured")
-    # One read per verification and one per drafted token. If the drafter can be unsure, two numbers are read too.
+    # One read per verification and one per drafted token. If the drafter can be unsure, a
+    # second read for each drafted token fetches two numbers.
     assert ledger.reads.total() == out.metrics.target_forwards + sum(reads)
     if sampling.greedy:
         assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:3]]

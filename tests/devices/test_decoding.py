@@ -1,8 +1,8 @@
 """Every method on an emulated device writes the CPU's texts, mixes no devices, and waits once per round.
 
-The cases are the conformance suite's for each choice, and sampled ones under the rejection rule. With any drafter,
-a round reads only the result of its verification, and never waits for a copy to the device. Sampled trees read
-more here, because torch walks them; on a GPU a kernel does.
+The cases are those of the conformance suite that cover each choice, and sampled cases under the rejection rule.
+With any drafter, a round reads only the result of its verification, and never waits for a copy to the device.
+Sampled trees read more here, because torch walks them; on a GPU a kernel does.
 """
 
 from __future__ import annotations

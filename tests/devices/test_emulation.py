@@ -1,7 +1,7 @@
 """The emulated device is as strict as a GPU, and counts reads and waits, which on a GPU would only cost time.
 
-It records unordered work of streams. Its graphs are as strict as CUDA's, and a failed capture does the same
-damage.
+The emulated device records unordered work of two streams. Its graphs are as strict as CUDA's, and a failed capture
+does the same damage.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_only_scalars_and_indices_may_be_on_the_host() -> None:
             mix()
     ledger.clear()
     assert (x + torch.tensor(1.0))[torch.tensor([1, 2])].cpu().tolist() == [2, 3]
-    # Only the indices were copied to the device: the scalar is part of the operator's call.
+    # Only the indices were copied to the device, because a scalar is passed in the operator's call.
     assert ledger.uploads == {"blocking": 1}
 
 
@@ -196,7 +196,10 @@ def test_events_measure_the_device_they_are_recorded_on() -> None:
 
 
 def test_events_on_another_device_measure_no_time() -> None:
-    """An event is recorded on the current device. So a clock for emul:1 has to make that the current device."""
+    """An event is recorded on the current device.
+
+    A clock for emul:1 must therefore make emul:1 the current device.
+    """
     module = runtime(EMUL)
     x = torch.zeros(2, device="emul:1")
     begin, end = (module.Event(enable_timing=True) for _ in range(2))

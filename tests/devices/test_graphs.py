@@ -41,7 +41,10 @@ BACKENDS = sorted(set(CAPTURABLE) & {"pad", "sdpa"})
 
 
 def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """Run `forward` once to warm up, then capture it. Return its outputs and the function that replays it."""
+    """Run `forward` once to warm up, then capture it.
+
+    Return the outputs of the capture and a function that replays it.
+    """
     module = runtime(EMUL)
     stream = module.Stream(EMUL)
     stream.wait_stream(module.current_stream(EMUL))
@@ -82,7 +85,7 @@ def test_a_captured_forward_never_waits(kind: type[CausalModel], architecture: s
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_runner_of_captured_steps_reads_nothing(architecture: str) -> None:
-    """The batches have fewer rows than the captured step, use `take`, and use one width twice."""
+    """The batches have fewer rows than the captured steps, use `take`, and two of them have the same width."""
     model = pair(architecture, "none").target_step
     runner = GraphRunner(model, 4, 64, model.vocab, "pad", record=record)
     eager = model.new_cache(4, 64)
@@ -160,7 +163,7 @@ def test_a_captured_step_of_trees_reads_nothing(backend: str) -> None:
 
 
 def test_an_accepted_path_is_moved_without_a_wait() -> None:
-    """It moves in all layers. Slots after the path keep their contents."""
+    """The path moves in all layers. Slots after the path keep their contents."""
     model = pair("llama", "none").target_step
     cache = model.new_cache(2, 16)
     cache.buffer.copy_(torch.randn(cache.buffer.shape, generator=torch.Generator().manual_seed(0)))

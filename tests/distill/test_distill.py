@@ -345,7 +345,10 @@ def test_a_shard_has_the_target_s_answers_and_states(pair, settings, corpus):
 
 
 def test_a_conversation_quotes_the_target_s_answers_and_stays_in_the_limit(pair, settings, monkeypatch):
-    """It quotes two first answers and asks one of their questions. Turns that don't fit are left out entirely."""
+    """The new conversation quotes the first answers of two others and asks one of their questions.
+
+    Turns that don't fit are left out entirely.
+    """
     monkeypatch.setattr(corpus_module, "MIN_QUOTED", 1)
     writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
     assert len(writer.write([[Turn("say a"), Turn("more")], [Turn("say b")], [Turn("c" * 201)]])) == 3

@@ -1,4 +1,4 @@
-"""If the compiler dies of a kernel, the start leaves that kernel out and the page runs.
+"""If a kernel kills the compiler, the start leaves that kernel out and the page runs.
 
 The processes are real and really die, and the compiler is Triton's, for a card that is not installed. On a CPU no
 pair launches the kernels, so their use is not tested here.
@@ -50,7 +50,10 @@ def compiled(folder: Path) -> list[str]:
 def test_the_page_runs_although_the_compiler_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As at a start on a GPU, four kernels are compiled first. One ends the compiler, and one does not compile."""
+    """As at a start on a GPU, four kernels are compiled first.
+
+    One of the four ends the compiler, and another does not compile.
+    """
     monkeypatch.setattr(
         gpu_kernels, "prepare", lambda device, shapes: gpu_kernels.leave_out(CARD, shapes(), DYING)
     )
@@ -125,7 +128,7 @@ def test_temporary_failures_are_left_out_once_and_not_saved(tmp_path: Path) -> N
     [(CalledProcessError(-9, "ptxas"), True), (CalledProcessError(-6, "ptxas"), False), (MemoryError(), True)],
 )
 def test_the_cause_decides_whether_a_failure_is_temporary(cause: Exception, passes: bool) -> None:
-    """The cause is the error of ptxas, from which Triton raises another one."""
+    """The cause is the error of ptxas. Triton then raises another error from it."""
     try:
         try:
             raise cause
@@ -136,7 +139,10 @@ def test_the_cause_decides_whether_a_failure_is_temporary(cause: Exception, pass
 
 
 def test_the_result_is_saved_in_tritons_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So result and kernels are kept or deleted together. This also works if Triton's package has another name."""
+    """In Triton's cache, the result and the kernels are deleted together.
+
+    The name of Triton's package does not matter.
+    """
     monkeypatch.setattr(metadata, "version", lambda name: pytest.fail(f"asked for {name}"))
     assert gpu_kernels._file(CARD, [SHAPE], DYING).parent == tmp_path / "triton"
     monkeypatch.delenv("TRITON_CACHE_DIR")

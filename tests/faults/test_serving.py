@@ -172,7 +172,7 @@ def test_nothing_can_be_uploaded(url: str) -> None:
 
 @pytest.mark.slow
 def test_nvml_that_vanishes_during_a_race_costs_only_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of NVML raise AttributeError then, not an NVML error: the library's symbols vanish with the driver."""
+    """Without the driver, NVML's symbols are missing, so its calls raise AttributeError and not an NVML error."""
     plug_in(monkeypatch)
     cuda = torch.device("cuda", 0)
     race_module = import_module("bass_core.lanes.race")

@@ -20,7 +20,7 @@ from kernels.plan import MAX_TREE_TOKENS, PREFIX_UNIT, SINKS, AttentionPlan, Sha
 
 DIM, HUGE = 8, 1e30
 HERE = [name for name in sorted(BACKENDS) if why_backend_unavailable(name, torch.device("cpu")) is None]
-# For each row and token, the ascending tree columns that the token sees. The last one is the token's column.
+# For each row and token, the ascending tree columns that the token sees. The last column is the token's own.
 Paths = list[list[list[int]]]
 
 

@@ -233,7 +233,10 @@ def test_chances_equal_the_reference(soft: bool) -> None:
 
 
 def test_recovered_tokens_of_a_block_equal_the_reference() -> None:
-    """Many rows end after an unlikely draft. There the residual of block verification differs most from p - q."""
+    """Many rows end after an unlikely draft.
+
+    In these rows the residual of block verification differs most from p - q.
+    """
     torch.manual_seed(4)
     rows, vocab = 160, 12
     logits = torch.randn(rows, 5, vocab)

@@ -168,7 +168,8 @@ def test_mixed_uses_flash_only_where_it_is_faster_and_supported(monkeypatch: pyt
             backends.mixed(query, keys, values, plan, **options), expected, atol=1e-5, rtol=1e-5
         )
         assert seen.pop().tolist() == [10, 43]
-    # Our kernel runs steps with a gap, which flash does not support, and a prompt, which flash did not speed up.
+    # Our kernel runs steps with a gap, because flash does not support them, and prompts, because flash was not
+    # faster for them.
     backends.mixed(query, keys, values, AttentionPlan(torch.tensor([7, 40]), [7, 40], 3, gap=64), scaling=0.3)
     prompt = AttentionPlan(torch.tensor([0]), [0], 65)
     backends.mixed(torch.randn(1, 4, 65, 16), *torch.randn(2, 1, 2, 65, 16), prompt, scaling=0.3)

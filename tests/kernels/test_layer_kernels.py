@@ -39,7 +39,7 @@ def test_rotary_embedding_and_cache_write_equal_the_reference(
     shared: bool,
     tree: bool,
 ) -> None:
-    """Options change where tokens are written.
+    """The options change the columns to which tokens are written.
 
     With `shared`, every second row has half of its tokens in a prefix, so it writes to earlier columns. With
     `tree`, all tokens but the first are siblings: they have the same position but different columns.

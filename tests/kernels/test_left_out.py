@@ -28,7 +28,7 @@ from tests.kernels.launching.launches import LAUNCHES
 from tests.support.models import prompts, slow_but, tiny, tiny_pair
 
 MODULES = (accept, attention, block, cache_write, linear, nucleus, walk)
-# The values that kernels/support.py has for a CPU.
+# The values that kernels/support.py returns for a CPU.
 CARD = Card(80, 99 * 1024, 4)
 
 
@@ -45,7 +45,7 @@ class AllNames(set[str]):
         return not re.search(self.but, str(name))
 
 
-# Launches that the kernels package replaces with torch. Those of verification are replaced in bass_core.
+# Launches that the kernels package replaces with torch. The launches of verification are replaced in bass_core.
 REPLACED = [name for name in LAUNCHES if name.startswith(("attend", "gemv", "skinny", "put", "rotate"))]
 
 

@@ -38,7 +38,7 @@ def compare(ours: list[RowOutcome], theirs: list[RowOutcome]) -> None:
     for mine, reference in zip(ours, theirs, strict=True):
         assert (mine.path, mine.next_token) == (reference.path, reference.next_token)
         assert math.isnan(reference.next_p) or mine.next_p == reference.next_p
-        # Compare texts, since NaN does not equal NaN.
+        # Compare the tests as strings, because NaN does not equal NaN.
         assert list(map(str, mine.tests)) == list(map(str, reference.tests))
 
 

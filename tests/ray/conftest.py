@@ -26,9 +26,9 @@ from ..ui.conftest import context, pair_folders  # noqa: F401
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 HAS_RAY = importlib.util.find_spec("ray") is not None
-# Each module starts a cluster, so they must not run at the same time, as pytest-xdist's workers would run them.
+# Each module starts a cluster, so two modules must not run at the same time, as they would under pytest-xdist.
 collect_ignore_glob = [] if HAS_RAY and "PYTEST_XDIST_WORKER" not in os.environ else ["test_*.py"]
-# A long time, since other tests may keep the cores busy.
+# Wait this many seconds, because other tests may keep the cores busy.
 PATIENCE_S = 120.0
 
 

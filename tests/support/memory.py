@@ -20,7 +20,7 @@ def alive(collect: bool = False, lanes: bool = False) -> int:
 
     Args:
         collect: Run the garbage collector first.
-        lanes: Count lanes too. (An error that is kept, as in a log, keeps its lane alive, but no cache.)
+        lanes: Also count lanes. (If an error is kept, as in a log, its lane stays alive, but no cache does.)
     """
     if collect:
         gc.collect()

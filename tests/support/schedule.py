@@ -19,7 +19,7 @@ def draft_in_step(patch: pytest.MonkeyPatch) -> None:
 
     def waits(self: DraftThread, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
         with self.lock:
-            # If true, the thread will take a step or fail. Both end the wait.
+            # If `steps` is true, the draft's thread will take a step or fail. Both end the wait.
             steps = self._running and self.session is not None and self.session.busy
         return look(self, TIMEOUT_MAX if steps else timeout_s)
 

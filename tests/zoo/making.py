@@ -54,7 +54,7 @@ _LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "head_
 SPECIAL: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"v_head_dim": 4},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8},
-    # This model runs its layers repeatedly. With larger weights, rounding would change its words.
+    # This model runs its layers repeatedly. With larger weights, rounding would change its text.
     "hrm_text": {"initializer_range": 0.15},
     "emu3": {"pad_token_id": 0},
     "modernbert-decoder": {"pad_token_id": 0},

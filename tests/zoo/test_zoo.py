@@ -54,7 +54,8 @@ def test_special_attention_works_with_prefixes_trees_and_all_backends(kind: str)
     rows = [shared + rest[0], shared + rest[1], rest[2]]
     model = make(kind)
     expected = [reference(model, row, 10) for row in rows]
-    # The draft is a perturbed copy, so that some drafts are rejected. The target itself would draft only the text.
+    # The draft is a perturbed copy, so that some drafts are rejected. If the target drafted for itself, every
+    # draft would be accepted.
     pair = tiny_pair(0.02, target=model)
     for step in (pair.target_step, pair.draft_step):
         if step is not None and step.least_saved is not None:

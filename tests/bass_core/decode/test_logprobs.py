@@ -1,6 +1,6 @@
 """`logprobs` are those of transformers' forward, `sampled_logprobs` those of the distribution that we draw from.
 
-Both are the same with and without drafts, in chains, trees and AMUSD.
+Drafts change neither `logprobs` nor `sampled_logprobs`, whether they are chains, trees or those of AMUSD.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ def test_auto_measures_coarsely_logs_it_once_and_stores_the_costs(
         patch.setattr(calibrate, "_RoundTimer", None)
         assert with_costs(PAIR, make_request(PAIR, ROWS[:2]), 2).costs == table
     assert len(caplog.messages) == 1
-    # For a larger batch, "auto" measures only the missing row counts. COST_AWARE then measures all in full.
+    # For a larger batch, "auto" measures only the missing row counts. A later COST_AWARE measures all row counts
+    # in full.
     wider = with_costs(PAIR, request, 8).costs
     assert wider is not None and wider.coarse == (1, 4, 8) and wider.verify[4] == table.verify[4]
     full = with_costs(PAIR, replace(request, draft_length=COST_AWARE), 8).costs
@@ -113,7 +114,7 @@ def test_costs_are_measured_without_the_requests_penalties() -> None:
 
 
 def test_a_model_too_slow_to_measure_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    # It's tried twice in all, not twice per process.
+    # The measurement is tried twice in all, not twice per process.
     request, steps = make_request(PAIR, ROWS), []
     monkeypatch.setattr(budgets, "COARSE_SECONDS", -1.0)
     for attempt in range(5):
@@ -167,7 +168,7 @@ def test_a_failed_measurement_of_auto_is_only_logged(
 def test_no_lane_exists_while_costs_are_measured(
     call: str, draft_length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Otherwise a lane's clock could run, or its caches take memory, during the measurement.
+    # If a lane existed, its clock could run and its caches take memory during the measurement.
     module = import_module("bass_core.lanes.race" if call == "race" else "bass_core.lanes.generate")
     order: list[str] = []
     make_lane, step = module.Lane, calibrate._RoundTimer._step
@@ -200,7 +201,7 @@ def test_a_race_reports_the_progress_of_its_measurements(
     progress = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
     shares = [report["done"] for report in progress if report]
     assert len(shares) > 20 and shares == sorted(shares) and shares[-1] == 1.0
-    # The first steps read a prompt, so the time that the rounds will take is unknown.
+    # The first steps only read a prompt, so the remaining time cannot be estimated yet.
     assert progress[0] == {"done": pytest.approx(0, abs=0.01), "left_ms": None}
     assert progress[-1] and progress[-1]["left_ms"] == 0
     assert all(report["left_ms"] > 0 for report in progress if report and 0.01 < report["done"] < 1)
@@ -226,7 +227,7 @@ def test_a_race_closed_while_it_measures_stores_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("hooked", ["target", "draft"])
 def test_a_model_with_a_hook_has_separate_costs(hooked: str, dtype: torch.dtype) -> None:
-    """This also holds in float32, where the class of the step is the same with and without the hook."""
+    """A hook also means separate costs in float32, although there it does not change the class of the step."""
     target, draft = tiny("llama").to(dtype), tiny("llama", seed=1).to(dtype)
     pair = ModelPair(target, draft)
     request = make_request(pair, ROWS[:1])

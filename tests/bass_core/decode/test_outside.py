@@ -1,6 +1,6 @@
 """transformers' own `generate` as a lane: its text, noise, turns, end and refusals.
 
-tests/conformance tests what holds for every method.
+tests/conformance tests the properties that all methods share.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def lane_threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("architecture", BUILDERS)
 def test_in_float32_it_writes_the_text_of_regular_decoding(architecture: str) -> None:
-    """Rows of different lengths are padded on the left and must get the text of each row by itself."""
+    """Rows of different lengths are padded on the left; each must still get the text that it gets by itself."""
     pair = ModelPair(tiny(architecture))
     expected = [reference(pair.target, row, 16) for row in ROWS]
     *_, last = race(pair, ROWS, lanes=["regular", "transformers"], max_new_tokens=16)
@@ -110,7 +110,7 @@ def test_the_models_generation_config_is_ignored_and_kept() -> None:
 
 
 def test_ids_that_pad_the_vocabulary_are_never_written() -> None:
-    """The target has more ids than the tokenizer, and the ids without a token would be the most likely ones."""
+    """The target has more ids than the tokenizer, and would mostly choose the ids that have no token."""
     wide = copy.deepcopy(TARGET)
     wide.resize_token_embeddings(VOCAB + 8)
     with torch.no_grad():
@@ -209,7 +209,7 @@ def test_a_row_that_would_outgrow_the_context_is_refused() -> None:
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_estimate_covers_the_memory_of_generate(implementation: str, tmp_path: Path) -> None:
-    """Compared with the peak allocation recorded by torch's profiler, which records only this thread."""
+    """Compare the estimate with the peak allocation that torch's profiler records. It records only this thread."""
     model = copy.deepcopy(TARGET)
     model.set_attn_implementation(implementation)
     pair = ModelPair(model)

@@ -105,7 +105,7 @@ def test_a_damaged_file_is_measured_again() -> None:
 def test_the_peaks_are_measured_with_the_costs_and_reach_the_lane(
     scripted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fixed draft length measures nothing; "auto" does, once."""
+    """A request with a fixed draft length measures nothing. The first one with "auto" measures the peaks."""
     options = {"max_new_tokens": 8, "eos_token_id": None}
     output = generate(PAIR, prompts(2), draft_length=2, **options)
     assert (

@@ -95,7 +95,7 @@ def test_bad_input_is_refused_in_one_sentence(case: str) -> None:
 def test_checking_and_admitting_a_request_run_no_model(
     option: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Nor do they measure costs, although none are stored.
+    # Checking and admitting also measure no costs, although none are stored.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     request = make_request(PAIR, PROMPT, n=4, draft_length=option)

@@ -180,7 +180,7 @@ def expected_drafts(target, head, fuse, project, tokens, count):
 @pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("confidence", [0.0, 0.003])
 def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confidence):
-    """Drafts, distributions and stops are equal bit for bit, also across segments."""
+    """Both ways give the same drafts, distributions and stops bit for bit, also across the end of a segment."""
     target = tiny("llama").to(dtype)
     pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(dtype))
     assert isinstance(pair.draft, DraftHead)
@@ -237,7 +237,7 @@ def test_a_rows_drafts_depend_on_no_other_row(params):
 
 
 class LaterRows:
-    """Three drafts for the first row, and for the others from the fifth round on."""
+    """A policy: three drafts for the first row; none for the other rows in the first four rounds, then three."""
 
     limit, _round = 4, 0
 
@@ -392,7 +392,7 @@ def test_a_packed_head_can_be_copied():
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, monkeypatch):
-    """Recompute where the head stops from the drafts of one that never stops, with the same rows and keys.
+    """Compute each row's stop from the drafts of a head that never stops, given the same rows and keys.
 
     On an accelerator no head stops, because the host would have to wait for the decision.
     """
@@ -436,7 +436,7 @@ def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, mo
                 chance *= drawn[r]
             assert count == min([6, 6, 2][r], limit, headroom)
             expected_calls = max(expected_calls, 1 + min([5, 5, 1][r], limit, headroom - 1))
-        # There is a forward for the first token, and none for tokens that no row would use.
+        # The head runs a forward for the first draft, and one for each further draft that some row still asks for.
         assert calls == expected_calls
         assert shortened.probs is None or torch.equal(shortened.probs, endless.probs[:, :width])
     assert len(counts) > 3 and proposed(1.1)[0].tokens.shape[1] == 0

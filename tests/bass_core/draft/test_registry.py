@@ -113,7 +113,7 @@ def test_the_conformance_suite_covers_every_drafter():
 
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_a_head_reads_the_prompts_during_the_prefill(drafter):
-    """The first round that drafts then costs no more than any other, however long the prompts are."""
+    """Then the first round with drafts costs no more than later ones, however long the prompts are."""
     pair = conformance_pair("llama", "head")
     rounds = list(stream(pair, [[3] * 300, [5, 6] * 140], drafter=drafter, draft_length=1, max_new_tokens=5))
     decoding = [round_ for round_ in rounds if round_.kind != "prefill"]

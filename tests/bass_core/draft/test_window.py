@@ -39,7 +39,7 @@ def shrink_window(monkeypatch: pytest.MonkeyPatch, window: int = 32) -> None:
 
 
 class WholeText(WindowDrafter):
-    """Drafts although its window hides nothing."""
+    """A window drafter that drafts although its window covers the whole text."""
 
     def __init__(self, target: Any, params: Any, verification: Any, window: int) -> None:
         super().__init__(target, params, verification, 10**6)
@@ -118,7 +118,7 @@ def test_drafts_stop_at_the_end_of_the_cache() -> None:
 
 @pytest.mark.parametrize("drafter", [name for name, kind in DRAFTERS.items() if kind.windows])
 def test_an_attention_without_windows_is_refused(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it were accepted, a step would fail, and the target would lose its captured steps too."""
+    """If such an attention were accepted, a step would fail, and the target would also lose its captured steps."""
     monkeypatch.setattr("bass_core.decode.request.choose_backend", lambda *arguments: "flash")
     with pytest.raises(RequestError, match=f'drafter="{drafter}" .* choose attention="sdpa".'):
         make_request(PAIR, ROWS, drafter=drafter)

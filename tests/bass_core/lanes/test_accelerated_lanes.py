@@ -76,7 +76,7 @@ def test_overlapping_lanes_capture_their_first_shapes_before_the_clock_runs(
         assert prepared and lane.clock.ms == 0
         while lane.step().kind == "prefill":
             pass
-        # A head reads the whole prompt in its first round, in a step of a width that occurs only this once.
+        # In its first round a head reads the whole prompt in one step. No later step is as wide.
         assert len(capture_threads) - prepared <= (drafter == "head" and method != "regular")
         lane.end("stopped")
         capture_threads.clear()

@@ -61,7 +61,7 @@ def expected(row: int, at: int, tokens: list[int], sampling: SamplingParams, see
         scores = p
     else:
         p = probabilities(logits, sampling)[tokens]
-        # A draw between these two tokens takes the one with the larger score; the scores are those of `draw`.
+        # `draw` gives each token a score; between these two it takes the token with the larger score.
         at_, id_, role = torch.tensor([len(text)]), torch.tensor([row]), torch.tensor([int(Role.TARGET)])
         scores = p / exponentials(seed, id_, at_, role, torch.tensor(tokens))[0]
         assert draw(p[None], seed, id_, at_, role, torch.tensor(tokens)).item() == int(scores.argmax())

@@ -155,7 +155,8 @@ def test_a_token_counts_as_one_over_the_rows_at_its_position(seed: int) -> None:
 def means(plain: list[Step], lengths: list[int]):  # type: ignore[no-untyped-def]
     """Return a function: regular decoding's mean step time for a number of rows.
 
-    It interpolates between the measured numbers of rows, and is constant outside them.
+    The function interpolates between measured numbers of rows, and is constant beyond the smallest and the
+    largest.
     """
     times: dict[int, list[float]] = {}
     for step in plain:
@@ -175,14 +176,17 @@ def means(plain: list[Step], lengths: list[int]):  # type: ignore[no-untyped-def
 
 
 def test_ended_rows_do_not_make_a_lane_faster() -> None:
-    """Three of four rows end early. A figure that divided by all four rows would name the wrong winner."""
+    """Three of four rows end early.
+
+    A speed-up computed as if all four rows were still running would name the wrong winner.
+    """
     lengths, other = [40, 40, 40, 40], [60, 4, 4, 4]
     plain = [Step(9.0, dict.fromkeys(range(4), 1), "prefill")]
     plain += [Step(50.0, dict.fromkeys(range(4), 1), "plain")] * 39
     rounds = [Step(9.0, dict.fromkeys(range(4), 1), "prefill"), Step(50.0, dict.fromkeys(range(4), 3))]
     rounds += [Step(50.0, {0: 1})] * 56
     lane, reference = pace(rounds, other), pace(plain, lengths)
-    # The text is worth 59 plain steps. It took 57 rounds, each as long as a step of regular decoding.
+    # Regular decoding would need 59 steps for this lane's text. The lane took 57 rounds of equal length.
     assert lane.speedup(reference) == pytest.approx(59 / 57)
     assert lane.ms_per_token == pytest.approx(50 * 57 / 59)
     assert lane.round_cost(reference) == pytest.approx(1)
@@ -271,7 +275,7 @@ def test_predicted_speed_ups_follow_the_same_definition() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_race_reports_the_pace_of_its_snapshots(temperature: float) -> None:
-    """Each snapshot's figures follow from its rounds, and regular decoding's speed-up is always 1."""
+    """Each snapshot's speed figures follow from the rounds in it, and regular decoding's speed-up is always 1."""
     pair = ModelPair(tiny("llama"), tiny("llama"))
     ids = prompts(3)
     snapshots = list(race(pair, ids, max_new_tokens=24, draft_length=3, sampling=SamplingParams(temperature)))

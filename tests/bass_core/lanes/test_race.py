@@ -1,7 +1,7 @@
 """A race: snapshots grow, a lane that fails does not stop the others, and no memory leaks.
 
-The snapshot's keys are checked because the page and API clients read them. To check fair scheduling, the tests set
-the clocks. Memory must be freed together with the generator, without the garbage collector.
+The snapshot's keys are checked because the page and API clients read them. The tests of fair scheduling set the
+lanes' clocks. Memory must be freed together with the generator, without the garbage collector.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_fair_scheduling_steps_the_lane_that_is_furthest_behind(steps: list[tupl
 
 
 def test_a_waiting_thread_gets_the_lane_next() -> None:
-    """A thread that asks for the lock again at once must queue after a thread that is already waiting."""
+    """A thread that releases the lock and immediately asks for it again must let a waiting thread go first."""
     for _ in range(20):
         lock, order = FairLock(), []
 

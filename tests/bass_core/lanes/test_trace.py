@@ -76,7 +76,7 @@ def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
 
 
 class Growing(Algorithm1):
-    """A policy other than the default, so that a run can be repeated only from its recorded lengths."""
+    """A policy that is not built in, so that only the recorded lengths can repeat its run."""
 
     def observe(self, feedback: Feedback) -> None:
         self.length = 1 + (self.length + sum(feedback.accepted)) % 5

@@ -47,11 +47,13 @@ def test_flops_and_bytes_of_a_round() -> None:
     work.add(Round("prefill"), sequences)
     assert work.flops == 0
     work.add(Round("verify", 3, rows, draft_forwards=3, draft_tokens=4), sequences)
-    # In the target's attention, 4 queries read 11 + 12 + 13 + 14 columns and 2 read 5 + 6. In the draft's,
-    # 2 queries in each of 2 rows of 7 tokens (the mean) read 8 + 9.
+    # In the target's attention, the 4 queries of one row read 11 + 12 + 13 + 14 columns, and the 2 of the other
+    # read 5 + 6. The draft's attention is counted as 2 rows of the mean length, 7 tokens: in each, 2 queries read
+    # 8 + 9 columns.
     assert work.flops == 2 * 100 * 6 + 5 * (50 + 11) + 2 * 10 * 4 + 2 * (8 + 9)
     assert work.useful_flops == 2 * 100 * 4 + 5 * (23 + 11)
-    # The target's weights once, the draft's three times; the target's keys and values once, the draft's per token.
+    # The target's weights are read once and the draft's three times; the target's keys and values once, and the
+    # draft's for each token.
     assert work.bytes_read == 200 + 3 * 20 + 8 * (13 + 5) + 2 * 2 * (7 + 8)
 
 

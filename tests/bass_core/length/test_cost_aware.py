@@ -87,7 +87,7 @@ def test_the_best_drafts_of_all_rows_are_taken_first():
 def test_drafts_that_are_never_proposed_gain_nothing():
     """In each round the drafter may draft eight tokens but drafts only one, which is accepted.
 
-    So a second accepted draft must be estimated as unlikely.
+    The policy must therefore estimate a second accepted draft as unlikely.
     """
     believed = AcceptanceEstimate(16, copies=False)
     for _ in range(60):
@@ -133,7 +133,7 @@ def test_rows_get_equal_lengths_if_padding_costs_as_much_as_tokens():
 
 
 def test_trials_lose_little_if_drafting_does_not_pay():
-    """A plain round takes 80 ms here, and trials of drafting may lose 1 % of the time."""
+    """A plain round takes 80 ms here. Trials of drafting may cost 1 % of the total time."""
     lengths = play(CostAware(DEAR), 400, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards)
     tried = [sum(row) for row in lengths if any(row)]
     assert len(tried) >= 3 and max(tried[1:]) == 1, "a try is as small as it can be"
@@ -141,7 +141,10 @@ def test_trials_lose_little_if_drafting_does_not_pay():
 
 
 def test_a_trial_waits_until_it_can_pay_for_unread_text():
-    """A draft would first have to read 250 tokens of each of 8 rows, which takes too long for a trial."""
+    """Before its first draft, the drafter must read 250 tokens of each of 8 rows.
+
+    That takes too long for a trial.
+    """
     policy = CostAware(DEAR)
     lengths = play(policy, 300, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards, unread=250)
     assert not any(map(any, lengths))
@@ -195,8 +198,7 @@ def test_the_table_is_measured_once_and_stored(tmp_path, monkeypatch):
     assert json.loads(path.read_text())["padded"] is not pair.target_step.skips_padding
     monkeypatch.setattr("bass_core.decode.calibrate._RoundTimer", None)
     assert cost_table(*ask, rows=4) == table
-    # MAX_MEASURED_ROWS, whose times also serve for more rows, is not in the table: measuring it fails here
-    # (no _RoundTimer).
+    # The table has no times for MAX_MEASURED_ROWS rows. Measuring them would need _RoundTimer, so it raises here.
     with pytest.raises(TypeError):
         cost_table(*ask, rows=MAX_MEASURED_ROWS)
     path.write_text("{")
@@ -245,13 +247,14 @@ def test_an_invalid_table_is_not_used(damage, tmp_path):
     path = tmp_path / "table.json"
     path.write_text(json.dumps(SOUND))
     assert read_table(path).verify_ms(2, 2) == 7.0
-    # If the verify times are damaged, drop the draft times too: their row counts alone would reveal the damage.
+    # If the verify times are damaged, drop the draft times too: otherwise their different row counts would suffice
+    # to reject the table.
     path.write_text(json.dumps(SOUND | ({"draft": {}, "proposal": {}} if "verify" in damage else {}) | damage))
     assert read_table(path) is None
 
 
 def test_a_table_without_draft_times_is_measured_again(tmp_path, monkeypatch):
-    """If it were used, drafts would count as free for ever."""
+    """If a table without draft times were used, the policy would always treat drafts as free."""
     target = tiny("llama")
     ask = (tiny_pair(0.05, target=target), DRAFTERS["model"], "sdpa", SamplingParams())
     cost_table(*ask, rows=1)

@@ -40,7 +40,7 @@ def write_files(tmp_path: Path, group: str, files: dict[str, str]) -> None:
         ("0::/\n", {}, 16),
         # The parent's limit is lower than the group's own.
         ("0::/pod/main\n", {"pod/main/cpu.max": "800000 100000", "pod/cpu.max": "400000 100000"}, 4),
-        # Version 1, with two controllers in one tree. The path is the host's, which the container cannot see.
+        # Version 1, with two controllers in one tree. The path exists only on the host.
         (
             "12:memory:/docker/7\n4:cpu,cpuacct:/docker/7\n1:name=systemd:/\n0::/\n",
             {"cpu,cpuacct/cpu.cfs_quota_us": "200000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"},

@@ -32,7 +32,7 @@ def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Non
 
 
 def test_each_last_level_cache_of_our_cores_counts_once(caches: Callable[..., None]) -> None:
-    """Cores 0 and 1 share a cache, core 2 has another, and core 3 is not ours. Level 1 does not count."""
+    """Cores 0 and 1 share a cache, core 2 has another, and core 3 is not ours. Caches of level 1 are ignored."""
     small = ("index0", "32K", "0")
     caches(
         {
@@ -76,7 +76,10 @@ def script_seconds(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) ->
 
 
 def test_the_best_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ways to read 800 bytes take turns. Their passes take 1.0, 0.5 and 0.8 s, and 0.4, 0.9 and 0.7 s."""
+    """Two ways to read 800 bytes take turns.
+
+    The passes of the first take 1.0, 0.5 and 0.8 s; those of the second 0.4, 0.9 and 0.7 s.
+    """
     script_seconds(monkeypatch, iter((1.0, 0.4, 0.5, 0.9, 0.8, 0.7)))
     array = cpu_speed.filled_array(800)
     assert array.nbytes == 800
@@ -88,7 +91,7 @@ def test_the_best_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_way_reads_the_whole_array() -> None:
-    """The result of each way changes if the first or the last element changes."""
+    """With each way to read the array, a change of its first or last element changes the result."""
     for name, read in cpu_speed.READS.items():
         before = read(cpu_speed.filled_array(4096))
         for place in (0, -1):
@@ -98,7 +101,10 @@ def test_every_way_reads_the_whole_array() -> None:
 
 
 def test_a_dtype_slower_than_float32_counts_as_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32 takes 1 ms for any size, so the largest one gives its speed. Float16 takes 5 s and is tried once."""
+    """A float32 product takes 1 ms at any size, so the largest product gives the speed.
+
+    A float16 one takes 5 s and is tried once.
+    """
     sizes: list[tuple[torch.dtype, int]] = []
 
     def mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:

@@ -187,7 +187,10 @@ print(json.dumps([before, signatures(), Counter.names, measured, drafted]))
 
 @needs_numba
 def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
-    """They also load no compiled code from disk, which takes time too. Samplings, rules and batch sizes vary."""
+    """The first races also load no compiled code from disk, because loading takes time too.
+
+    Samplings, rules and batch sizes vary.
+    """
     variables = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "BASS_MEASURE": "1"}
     # Without optimisation, compiling takes half the time.
     env = {**os.environ, **variables, "NUMBA_OPT": "0"}
@@ -196,6 +199,6 @@ def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
     before, after, compiled, measured, drafted = json.loads(result.stdout.splitlines()[-1])
     assert compiled == [] and after == before
     assert not measured and drafted
-    # Every kernel has one signature, as any further one would have to be compiled before the race too.
-    # `attend_layers` has none, because only a benchmark calls it.
+    # Every kernel has only one signature, because each signature must be compiled before a race. `attend_layers`
+    # has no compiled signature, because only a benchmark calls it.
     assert {name: number for name, number in after.items() if number != 1} == {"attend_layers": 0}

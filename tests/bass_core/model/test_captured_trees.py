@@ -100,7 +100,7 @@ def steps(rng: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
 def test_a_replay_of_trees_equals_the_eager_step(kind: type[CausalModel], backend: str, prefixes: bool) -> None:
     """Different trees of one shape share a capture; chains of that shape have a separate one."""
     model, rng = make_model(kind, backend), random.Random(1)
-    # Switch off the kernels for products and rotation, which a replay and an eager step use alike.
+    # Switch off the kernels for products and rotation, because a replay and an eager step call the same ones.
     model.has_kernels = False
     shared = SharedPrompts((tuple(range(1, 33)),)) if prefixes else SharedPrompts(())
     runner = GraphRunner(model, 4, 64, model.vocab, backend, record=record_calls, shared=shared)
@@ -110,7 +110,7 @@ def test_a_replay_of_trees_equals_the_eager_step(kind: type[CausalModel], backen
             model.forward(ForwardBatch(torch.arange(1, 33)[None], [0]), each.cache.prefix, backend)
             each.cache.attach(1, 0, 16)
             each.cache.attach(2, 0, 32)
-        # Fill the cache with tokens that the steps read as text, or as tokens of their trees from earlier steps.
+        # Fill the cache with tokens. The steps read them as text, or as tree tokens of earlier steps.
         starts = [each.cache.starts[row] for row in range(4)]
         model.forward(ForwardBatch(torch.arange(80).view(4, 20) + 5, starts), each.cache, backend)
     generator = torch.Generator().manual_seed(3)

@@ -54,7 +54,7 @@ def slots(pair: ModelPair) -> list[Any]:
 def test_after_a_capture_fails_at_its_end_none_is_tried_again(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After such a failure, torch's `empty_cache` must not be called, because it would raise.
+    """After a capture has failed at its end, torch's `empty_cache` would raise, so it must not be called.
 
     The thread must also leave the capture's stream.
     """

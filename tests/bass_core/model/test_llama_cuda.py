@@ -76,7 +76,10 @@ def test_the_gpus_forward_equals_the_models(architecture: str, kernels: bool) ->
 
 
 def test_weights_are_joined_only_if_one_more_layer_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One layer has q 64 x 64, k and v 32 x 64, gate and up 128 x 64, so 96 KiB. A quarter more must be free."""
+    """One layer has q 64 x 64, k and v 32 x 64, gate and up 128 x 64, so 96 KiB.
+
+    Free memory must exceed this size by a quarter.
+    """
     model = tiny("llama", layers=3)
     needed = (64 + 2 * 32 + 2 * 128) * 64 * 4
     for free, room in ((1.26 * needed, True), (1.24 * needed, False)):
@@ -148,7 +151,7 @@ def test_a_batch_that_fits_no_shape_runs_eagerly() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         runner.forward(ForwardBatch(torch.ones(1, 6, dtype=torch.long), [251]))
     assert not runner.slot.steps
-    # The next wider shape would not fit the cache, the exact one does.
+    # A step padded to the next wider shape would not fit the cache; an unpadded step does.
     runner.forward(ForwardBatch(torch.ones(1, 10, dtype=torch.long), [246]))
     assert [key[:2] for key in runner.slot.steps] == [(1, 10)]
 
@@ -183,7 +186,7 @@ def test_a_captured_step_reads_no_columns_past_its_extent(
     """Although the columns past the extent are NaN, the logits of ragged rows equal those of an eager step."""
     model = kind(tiny("llama"))
     if kind is LlamaCuda:
-        model.has_kernels = False  # A captured and an eager step use the same ones.
+        model.has_kernels = False  # Captured and eager steps call the same kernels.
     caches = [model.new_cache(2, 64) for _ in range(2)]
     torch.manual_seed(0)
     ids = torch.randint(1, 90, (2, 9))
@@ -208,7 +211,7 @@ def test_a_captured_step_reads_no_columns_past_its_extent(
 
 
 def test_extents_grow_by_powers_of_two() -> None:
-    """So there are few captures, and none has more than twice the columns needed (or 256).
+    """Growth by powers of two means few captures, and at most twice the columns needed (or 256).
 
     Backends that stop at each row's end need only one extent.
     """

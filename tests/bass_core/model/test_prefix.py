@@ -59,7 +59,7 @@ def test_no_set_of_prefixes_saves_more() -> None:
         sets = itertools.chain.from_iterable(
             itertools.combinations(sorted(prefixes), n) for n in range(len(prefixes) + 1)
         )
-        # A flat set: no prompt begins with two of its prefixes.
+        # In a flat set, no prefix begins with another one, so no prompt begins with two of them.
         flat = [s for s in sets if not any(a != b and b[: len(a)] == a for a in s for b in s)]
         best = max(tokens_saved(prompts, prefix_set) for prefix_set in flat)
         assert tokens_saved(prompts, share_prompts(prompts).prefixes) == best
@@ -138,7 +138,7 @@ def test_prefill_states_include_the_prefix() -> None:
 
 
 def test_prompts_may_consist_of_only_their_prefix() -> None:
-    """A second prefill has nothing to feed, and gives the same rows and states."""
+    """A second prefill feeds no tokens, and gives the same rows and states as the first."""
     prompts = [HEAD, HEAD, OTHER, OTHER]
     runner = runner_over(prompts, 4)
     _, logits = prefilled(runner, prompts)

@@ -97,7 +97,8 @@ def test_tokens_see_only_their_own_chunk():
     seen = (~plan.mask(Chunks(4))).int().tolist()
     assert seen[0] == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert seen[1] == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]]
-    # The newest token is in column 3. Both drafts after it begin the next chunk, and see only themselves there.
+    # The newest token is in column 3. The two drafts that follow it are siblings at the start of the next chunk,
+    # where each sees only itself.
     tree = TokenTree(torch.tensor([[1, 3, 5]]), torch.tensor([[0, 1, 1]]), torch.tensor([0]))
     forked = AttentionPlan(torch.tensor([3]), [3], 3, tree=tree)
     assert (~forked.mask(Chunks(4))).int().tolist()[0] == [

@@ -103,7 +103,8 @@ DRAFTERS = ("model", "head", "adaptive", "prompt_lookup", "window", "window_mode
 def test_rounds_record_what_their_forwards_were_fed(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare each round's `fed` with the forwards that reach a ModelRunner.
 
-    In a decoding round, one of these is the target's. The round counts all others as draft or windowed forwards.
+    In a decoding round, one of these forwards is the target's. The round counts the others as draft or windowed
+    forwards.
     """
     if drafter.startswith("window"):
         small_window(monkeypatch)

@@ -92,7 +92,7 @@ def test_it_uses_the_fewest_gpus_that_hold_models_and_texts():
 
 
 def test_a_custom_size_needs_only_its_parameters():
-    """The shape that is guessed from 7.8B parameters has the speed of our 7.8B shape to within a tenth."""
+    """For 7.8B parameters, the guessed shape and our 7.8B shape differ in speed by at most a tenth."""
     guessed, ours = ModelSize(7.8e9).shape(), shape("7.8B")
     assert guessed.name == "7.8B" and guessed.cost.weight_bytes == 15.6e9
     assert guessed.layers == 34 and guessed.cost.kv_bytes == 2 * 34 * 8 * 128 * 2
@@ -138,7 +138,10 @@ def test_shapes_have_the_sizes_of_their_names():
 
 
 def test_a_laptop_gpu_has_a_peak_of_its_own_and_no_link():
-    """Datasheets state sparse FP4 operations. A GPU does 16 of them in the time of one dense bfloat16 FLOP."""
+    """Datasheets state sparse FP4 operations.
+
+    A GPU does 16 such operations in the time of one dense bfloat16 FLOP.
+    """
     laptop, target, draft = HARDWARE["laptop"], *shapes("1.7B")
     assert laptop.flops == 1824e12 / 16
     assert dense_peak("NVIDIA GeForce RTX 5090", torch.bfloat16) == pytest.approx(3352e12 / 16)
@@ -255,7 +258,7 @@ def test_no_drafts_change_nothing_and_rejected_drafts_lose_time() -> None:
     lost = predict_speedups(A100, acceptance=0, draft_lengths=(4,), **SMALL)
     assert all(point["tokens"] == 1 and point["speedup"] < 1 for point in lost["points"])
     won = predict_speedups(A100, acceptance=1, draft_lengths=(4,), **SMALL)
-    # The prefill writes one token. The other 23 take four rounds of 5 tokens, and one with the last 3.
+    # The prefill writes one token. The other 23 tokens take four rounds of 5 tokens and one round of 3.
     assert all(point["rounds"] == 5 and point["tokens"] == pytest.approx(23 / 5) for point in won["points"])
 
 

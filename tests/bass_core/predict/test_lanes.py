@@ -43,7 +43,10 @@ REQUEST: dict[str, Any] = {"drafter": "model", "eos_token_id": None}
 
 @pytest.fixture(autouse=True)
 def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail on any measurement of this machine. BASS_MEASURE=0 would not do: it makes "auto" skip measurements."""
+    """Fail on any measurement of this machine.
+
+    BASS_MEASURE=0 would hide one, because with it "auto" skips measurements.
+    """
     monkeypatch.delenv("BASS_MEASURE")
     monkeypatch.setattr(measuring, "may_measure", lambda: pytest.fail("asked whether to measure"))
     monkeypatch.setattr(measuring, "MeasuredCosts", lambda *_: pytest.fail("measured"))
@@ -57,7 +60,7 @@ def last_snapshot(**arguments: Any) -> dict[str, Any]:
 
 
 def as_played(rounds: list[Round]) -> list[Played]:
-    """Convert the rounds to those of bench simulate."""
+    """Convert the rounds to the type that bench simulate uses."""
     return [
         Played(
             round_.draft_length,
@@ -122,7 +125,7 @@ def test_the_clock_does_not_change_the_text() -> None:
 
 @pytest.mark.parametrize("length", ["auto", "cost-aware"])
 def test_policies_use_the_simulated_costs_and_measure_nothing(length: str) -> None:
-    """They draft if computing costs nothing, but hardly if only computing costs and a draft costs a whole step."""
+    """Both policies draft often if computing is free, but hardly at all if a draft costs as much as a step."""
     wide = SimulatedClock(Hardware("wide", 1000, 1e18, 80), target=ModelSize(7e9), draft=ModelSize(1e6, layers=1))
     slow = SimulatedClock(Hardware("slow", 1e6, 1e12, 80), target=ModelSize(7e9), draft=ModelSize(7e9))
     drafted = []
@@ -136,7 +139,7 @@ def test_policies_use_the_simulated_costs_and_measure_nothing(length: str) -> No
 
 
 def test_a_time_budget_is_in_simulated_time() -> None:
-    """A plain step takes about 6 ms on an H100, so 50 ms are over after eight, however long they take here."""
+    """A plain step takes about 6 ms on an H100, so eight steps use up 50 ms, however slow this machine is."""
     out = generate(PAIR, ROWS, method="regular", max_new_tokens=64, time_budget_ms=50, clock=H100, **REQUEST)
     counts = {len(sequence.token_ids) for sequence in out.sequences}
     assert {sequence.finish_reason for sequence in out.sequences} == {"budget"} and counts <= {8, 9}

@@ -95,7 +95,7 @@ EXTREMES = [0, 1, 2, 0xFF, 2**23, 2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 
 
 
 def test_the_extreme_words_stay_between_0_and_1():
-    """They become 2**-33 to 1 - 2**-24, rounded to nearest at each step, for any integer type."""
+    """Words of any integer type become numbers from 2**-33 to 1 - 2**-24, rounded to nearest at each step."""
     uniforms = to_uniform(torch.tensor(EXTREMES).float())
     for word, u in zip(EXTREMES, uniforms.tolist(), strict=True):
         nearest = np.float32(word) * np.float32(2**-32) + np.float32(2**-33)
@@ -117,7 +117,8 @@ def test_small_exponentials_have_full_precision():
     for below in (2.0**-10, 2.0**-16, 2.0**-19):
         expected = many.numel() * below
         assert abs(int((many < below).sum()) - expected) < 4 * expected**0.5
-    # On a grid of 2**-23, these thousands of values would be only a few hundred distinct numbers.
+    # If the values were multiples of 2**-23, these thousands of values would contain only a few hundred different
+    # numbers.
     smallest = many[many < 2.0**-11]
     assert len(smallest.unique()) > 0.99 * len(smallest) > 1000
 
@@ -136,7 +137,7 @@ def test_pairs_of_neighbours_fill_the_square():
 
 
 def test_each_token_has_the_largest_number_equally_often():
-    """Gumbel-max needs this: over positions, each of 50 tokens has the largest number equally often."""
+    """Each of 50 tokens has the largest number at equally many positions. Gumbel-max sampling needs this."""
     winners = _tokens(ids=100, positions=200, size=50).argmax(-1).flatten()
     assert stats.chisquare(torch.bincount(winners, minlength=50).numpy()).pvalue > 1e-3
 

@@ -163,7 +163,7 @@ def test_shaped_next_computes_only_the_last_of_all_logits(
 
 @pytest.mark.parametrize("parents", [None, [[-1, -1, 1], [-1, 0, 1], [-1, 0, 0]]])
 def test_an_accelerators_logits_equal_the_hosts(parents: Any, monkeypatch: pytest.MonkeyPatch):
-    """They are equal bit for bit, although the host changes only the logits of tokens in the texts and drafts."""
+    """The logits are equal bit for bit, although the host changes only those of tokens in the texts and drafts."""
     torch.manual_seed(0)
     params = SamplingParams(repetition_penalty=0.7, presence_penalty=-1.1, frequency_penalty=0.3)
     rows = [Sequence(r, r, torch.randint(0, 50, (5 * r + 1,)).tolist(), 99, frozenset()) for r in range(3)]

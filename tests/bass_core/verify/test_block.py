@@ -175,7 +175,7 @@ def test_the_recovered_token_is_drawn_from_the_residual() -> None:
 
 
 def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
-    """It's equal bit for bit by itself, among others, in another order, and next to rows with more drafts."""
+    """A row has the same bits by itself, among other rows, in another order, and next to rows with more drafts."""
     rows, width, vocab = 9, 4, 9000
     logits, q, drafts = random_rows(rows, width, vocab, seed=5)
     counts = torch.tensor([4, 0, 3, 4, 1, 2, 4, 3, 2])
@@ -194,7 +194,7 @@ def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_a_draft_with_p_and_q_0_is_rejected() -> None:
-    """A user's drafter may report q = 0. If p is 0 too, the draft is rejected and its token never written."""
+    """A user's drafter may report q = 0. If p is 0 too, the draft is rejected, and its token is never written."""
     p = torch.tensor([0.0, 0.5, 0.5])
     logits = p.log().expand(1, 3, 3)
     q = torch.tensor([0.0, 1.0, 0.0]).expand(1, 2, 3)

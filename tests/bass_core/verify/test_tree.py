@@ -1,7 +1,7 @@
 """`verify_tree` writes each text as often as the enumerated rule of tree_rule.py.
 
 tests/conformance/test_enumeration.py shows that the text has the target's distribution. A rule that accepts too
-few drafts would pass there, but not here.
+few drafts would pass that test, but not the tests here.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_the_first_token_has_the_targets_distribution(rule: str, tree: bool, pla
 def test_only_nan_logits_that_a_row_used_end_it(rule: str) -> None:
     """Four rows: NaN after a rejected draft, in a padded column, after an accepted draft, and at the newest token.
 
-    Only the last two rows used them.
+    Only the last two rows used their NaN logits.
     """
     good, bad, low = [-50.0, 50.0, 0.0], [NAN, 0.0, 0.0], 1
     logits = torch.tensor([[good, bad, bad], [good, good, bad], [good, bad, good], [bad, good, good]])
@@ -144,7 +144,7 @@ def test_coupled_trees_report_the_q_of_drawn_drafts() -> None:
 
 
 def test_a_greedy_tree_saves_nothing() -> None:
-    """One draft of the tree is accepted and one rejected, but `saved` is 0, because it applies only to chains."""
+    """`saved` applies only to chains, so it is 0 although one draft of the tree is accepted and one rejected."""
     logits = torch.tensor([[[0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [0.0, 0.0, 5.0]]])
     (outcome,) = verify_tree(
         logits, DraftTree([[0, 1]], [[-1, -1]]), keys_of(1), SamplingParams(), VERIFICATIONS["auto"]
@@ -184,7 +184,7 @@ def test_a_row_with_non_finite_numbers_is_marked(params: SamplingParams, verific
 
 
 def test_a_draft_of_no_probability_is_never_accepted() -> None:
-    """It is rejected even if u is 0."""
+    """A draft with p = 0 is rejected even if u is 0."""
     tree = DraftTree([[2]], [[-1]], [[0]], torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
     logits = torch.tensor([[[0.0, 0.0, float("-inf"), 0.0], [0.0, 0.0, 0.0, 0.0]]])
     with pytest.MonkeyPatch.context() as patch:

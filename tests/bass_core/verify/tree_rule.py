@@ -14,8 +14,9 @@ import numpy as np
 
 Path = tuple[int, ...]
 Table = dict[Path, np.ndarray]
-# Given q, a path and `first`, returns the tokens drafted after the path without a draw, and whether one more is
-# drawn. `first` is the draft that was drawn directly after the row's newest token (-1: none, or not drawn yet).
+# Given q, a path and `first`, returns the drafts after the path that are chosen without a draw, and whether one
+# more draft is drawn. `first` is the draft that was drawn directly after the row's newest token (-1: none, or not
+# drawn yet).
 Shape = Callable[[Table, Path, int], tuple[tuple[int, ...], bool]]
 DEPTH = 2
 
@@ -57,7 +58,10 @@ def drawn_decides(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bo
 
 
 def sibling_decides(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
-    """The newest token has a likely child and a drawn one. The drawn one decides the children of both."""
+    """The newest token has a likely child and a drawn one.
+
+    The drawn child decides which children both of them get.
+    """
     if not path:
         return most_likely(q[()], 1), True
     return most_likely(q[path], first % 2), first % 3 != 1
@@ -85,8 +89,8 @@ def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 def exact(p: np.ndarray, q: np.ndarray, others: tuple[int, ...], drawn: bool) -> Steps:
     """Yield the possible results after one path, by the rule for trees.
 
-    The drawn child, if any, is tested with q', which is q without the other children (`others`). If none was
-    drawn, or it's rejected, the target draws a token, which may be one of the other children.
+    The drawn child, if any, is tested with q', which is q without the other children (`others`). If no child was
+    drawn, or the drawn child is rejected, the target draws a token, perhaps one of the other children.
     """
     rest = without(q, others) if drawn else None
     if rest is None:

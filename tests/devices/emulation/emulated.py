@@ -1,4 +1,4 @@
-"""Tensors and operators of the device "emul": torch's PrivateUse1, in Python, computed by the CPU.
+"""The device "emul": a PrivateUse1 backend of torch, written in Python. The CPU computes its operators.
 
 Importing this module registers the device for the rest of the process and changes nothing else. A tensor of the
 device has the usual shape, strides and views, but its data is in a CPU storage (memory.py). As on a GPU, an
@@ -36,7 +36,7 @@ _RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential
 
 
 class _Shell(torch.Tensor):
-    """A tensor without data. `wrap` makes one only to get its plain tensor (`.data`)."""
+    """A tensor without data. `wrap` makes a shell only to get its plain tensor (`.data`)."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -213,13 +213,16 @@ class _Call:
 
 
 def _as_strided(x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
-    """Return a view of the same memory. The CPU's operator can make it, because no data is read."""
+    """Return a view of the same memory. The CPU's operator can make the view, because it reads no data."""
     view: Tensor = torch.ops.aten.as_strided.default.redispatch(_ON_CPU, x, size, stride, offset)
     return view
 
 
 def _cpu_view(name: str) -> Callable[..., Any]:
-    """Return the CPU's version of a view operator. Torch wants one per device, although views read no data."""
+    """Return the CPU's version of a view operator.
+
+    Torch needs such an operator for each device, although a view reads no data.
+    """
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     return lambda *args, **named: op.redispatch(_ON_CPU, *args, **named)

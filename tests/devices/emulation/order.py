@@ -1,9 +1,9 @@
 """The order of the emulated device's work, and the host's waits.
 
-Work is done at once, in the order of the host's calls; only the order that a GPU would guarantee is emulated. Each
-stream has a vector clock: if two streams use the same memory without an order between them, `ledger.races` records
-it. Non-blocking copies to the host arrive when the host waits for them. Each operator takes OP_MS milliseconds of
-its stream, so that equal work takes equal times.
+Work is computed immediately, in the order of the host's calls. Only the order that a GPU would guarantee is
+tracked. Each stream has a vector clock: if two streams use the same memory without an order between them,
+`ledger.races` records it. Non-blocking copies to the host arrive when the host waits for them. Each operator takes
+OP_MS milliseconds of its stream, so that equal work takes equal times.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Queue:
     """A stream's work so far.
 
     Attributes:
-        clock: For each stream, its last tick that this stream's next work comes after.
+        clock: For each stream, the newest tick that is certain to be over before this stream's next work.
         ms: Emulated milliseconds of the work.
         arriving: (tick, copy) of copies to the host that have not arrived.
     """

@@ -136,7 +136,7 @@ class Event:
         return True
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the emulated milliseconds from this event to `end`. The host must have waited for both."""
+        """Return the emulated milliseconds from this event to `end`. The host must have waited for both events."""
         if not (self.timing and end.timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.key is None or end.key is None:

@@ -44,7 +44,7 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
                 # A view with gaps is copied through pageable memory, so the host waits.
                 gaps = not source.is_contiguous() and source.stride() != target.stride()
                 upload("copy", gaps or not non_blocking, device)
-                # The caller may change its tensor right after the call.
+                # Copy the source, because the caller may change it right after the call.
                 source = source.clone()
             _on_device(source, target, device)
     return target
@@ -55,7 +55,8 @@ def _on_device(source: Tensor, target: Tensor, device: int) -> None:
     tape = capture.of(key)
     reads = [memory_of(source)] if is_emulated(source) else []
     if reads and source.device != target.device:
-        # Torch makes the streams of both devices wait for each other. Here only the target's stream waits.
+        # Torch makes the streams of both devices wait for each other. The emulation makes only the target's stream
+        # wait.
         order.follows(order.queue(key).clock, order.queue(streams.current_stream(source.device).key).clock)
     args = (raw_of(target), raw_of(source))
     if tape is None:

@@ -33,9 +33,9 @@ from tests.kernels.compilation.people import SHAPES, all_launches
 
 # The maximum number of local memory accesses outside loops.
 SET_ASIDE = 16
-# The maximum number in loops, by capability; 0 for others. For 7.5 it matters little, because "auto" uses torch's
-# attention on a T4 (bass_core/model/attention.py). For 10.0, Triton 3.7.1 makes 3 to 6 such accesses in attention
-# of 64 rows with heads of 128, over a prefix and a gap.
+# The maximum number of local memory accesses in loops, by capability; 0 for other capabilities. Those for 7.5
+# matter little, because "auto" uses torch's attention on a T4 (bass_core/model/attention.py). For 10.0, Triton
+# 3.7.1 makes 3 to 6 such accesses in attention of 64 rows with heads of 128, over a prefix and a gap.
 IN_LOOPS = {75: 3, 100: 8}
 
 
@@ -123,7 +123,8 @@ def main() -> int:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for capability in options.capability:
-        # Start at a different launch for each capability, so that together they compile more of the list.
+        # Start at a different launch for each capability, so that more launches of the list are compiled for some
+        # capability.
         first = CAPABILITIES.index(capability) * options.one_in // len(CAPABILITIES)
         for row in rows_of(Card.of_capability(capability), options.one_in, first):
             rows.append(row)

@@ -41,7 +41,7 @@ SHAPES = [
 
 
 def launches(shape: Shape, card: Card) -> list[Launch]:
-    """Return the launches of a shape, including those that only a bench chooses.
+    """Return the launches of a shape, including launches that only benchmarks use.
 
     Attention with heads of 256 is left out before capability 8.0: it spills at any tile size, so torch's is used.
     """

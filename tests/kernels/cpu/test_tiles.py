@@ -37,7 +37,7 @@ def test_any_number_of_vectors_has_the_bits_of_the_reference(threads: int) -> No
 @needs_tiles
 @pytest.mark.parametrize("columns", [5, 8, 17, 48])
 def test_tiles_work_with_blocks_of_other_widths(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft head's bfloat16 layer gets the block widths of its int8 body: for example, 9 vectors as 4 and 5."""
+    """A draft head's bfloat16 layer gets the block widths of its int8 body: for example, 4 and 5 for 9 vectors."""
     torch.manual_seed(0)
     weight, x = torch.randn(100, 72).bfloat16(), torch.randn(60, 72)
     packed, expected = pack(weight), tile_linear(x.bfloat16(), weight)

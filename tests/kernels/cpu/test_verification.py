@@ -37,7 +37,7 @@ def keys_of(rows: int, epochs: bool = False) -> NoiseKeys:
 
 
 def a_round(size: int, params: SamplingParams, keys: NoiseKeys, coupled: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits, drafts and the q of the drafts, which is near p. Padding is drawn like drafts."""
+    """Return logits, drafts and the q of the drafts, which is near p. Padding tokens are drawn in the same way."""
     torch.manual_seed(size)
     logits = torch.randn(ROWS, WIDTH + 1, size) * 3
     q = probabilities(logits[:, :WIDTH] + torch.randn(ROWS, WIDTH, size) * 0.7, params)

@@ -32,7 +32,10 @@ def _attention(place: Place, dtype: torch.dtype, parts: bool, window: int | None
 
 
 def _shared_attention(place: Place, parts: bool, gap: int | None) -> tuple[Tensor, ...]:
-    """One row has 3 tokens, the other 1041, of which 1024 are in the second of two prefixes: three segments."""
+    """One row has 3 tokens.
+
+    The other has 1041, of which 1024 are in the second of two prefixes, so it has three segments.
+    """
     torch.manual_seed(1)
     lengths, starts, groups = [3, 1041], [0, 1024], [0, 1]
     query = torch.randn(2, 7, 6, 20).transpose(1, 2)

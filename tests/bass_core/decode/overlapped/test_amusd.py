@@ -77,7 +77,7 @@ def test_every_draft_is_the_draft_models_output_for_the_text_before_it(sampling:
 
 
 def test_positions_verified_again_get_new_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts after a rejected one are dropped. When their positions are verified later, u is new."""
+    """Drafts after a rejected one are dropped. When the target verifies these positions later, it uses a new u."""
     verified: list[tuple[int, int, int]] = []
     real_verify = amusd.verify
 
@@ -184,7 +184,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def fail_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the draft fail after `step` steps."""
+    """Let the draft complete `step` steps and fail in the next one."""
     real_step, steps = DraftSession.step, []
 
     def failing_step(self: DraftSession) -> Any:
@@ -312,7 +312,10 @@ def test_a_program_may_end_while_a_thread_drafts() -> None:
 
 @pytest.mark.parametrize("drafter", ["adaptive", "model"])
 def test_a_repeated_run_of_tokens_is_copied(drafter: str) -> None:
-    """Copied tokens have q = 1, the others the draft's q. With five token ids, many runs of three repeat."""
+    """Copied tokens have q = 1, the others the draft's q.
+
+    With only five token ids, many sequences of three tokens occur again.
+    """
     rows = torch.randint(0, 5, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
     written = [list(row) for row in rows]
     copies = others = 0

@@ -71,7 +71,7 @@ def test_a_draft_that_comes_too_late_is_dropped(other, monkeypatch):
 
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
 def test_a_new_epoch_drafts_with_new_noise(verification, monkeypatch):
-    """Only coupled drafts use the same noise again: it is the target's, which depends only on the position."""
+    """Only coupled drafts use the same noise again: the target's noise, which depends only on the position."""
     drawn = []
 
     def recorded(q, seed, ids, positions, streams):
@@ -100,7 +100,8 @@ def test_a_new_epoch_drafts_with_new_noise(verification, monkeypatch):
 def test_after_a_rejection_the_drafts_follow_the_new_text(seed, monkeypatch):
     """Verdicts come before the prompts are fed, between steps and during steps; one row ends.
 
-    The target writes drafts, its own tokens, or drafts followed by its own. No stale token may stay in the cache.
+    The target writes only drafts, only its own tokens, or drafts followed by its own tokens. No stale token may
+    stay in the cache.
     """
     chance, session = random.Random(seed), start_session(lead=5, new=200)
     rows, propose, taken_back = list(session.rows), session.drafter.propose, 0
@@ -196,7 +197,7 @@ def test_a_head_drafts_nothing_after_copies_whose_states_it_lacks():
 def test_a_row_that_copies_is_not_overwritten_while_another_drafts():
     """While another row drafts, the copying row is fed padding, which must not overwrite its prompt in the cache.
 
-    If its prompt is intact, its next q equals that of a forward without a cache.
+    If the row's prompt is intact in the cache, its next q equals the q of a forward without a cache.
     """
     rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
     session = start_session(rows=rows, sampling=warm, drafter="adaptive")
@@ -223,7 +224,7 @@ def test_drafts_that_agree_are_kept(same):
 
 
 def test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there():
-    """It depends only on q's largest value at the draft and on the probabilities of the drafts before it."""
+    """Whether a draft is verified depends only on its largest q, and on q at the drafts before it."""
     for q_of_token in (1e-6, 0.5, 1.0):
         assert confident_prefix([0.9], [q_of_token]) == 1
         assert confident_prefix([AHEAD_CONFIDENCE / 2], [q_of_token]) == 0

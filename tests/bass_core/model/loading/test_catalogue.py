@@ -118,7 +118,7 @@ def test_an_unknown_name_is_refused_without_asking_the_hub(
         with pytest.raises(PairError) as refusal:
             load_pair(name)
         assert "\n" not in str(refusal.value)
-        if name not in ("", ".."):  # those two are folders, but not models
+        if name not in ("", ".."):  # "" and ".." are folders without a model
             assert all(known in str(refusal.value) for known in catalogue.CATALOGUE)
 
 
@@ -248,7 +248,7 @@ def test_the_real_model_ends_its_reply(smollm2_folder: Path) -> None:
 def test_a_head_copies_its_rows_on_the_host_before_they_are_quantised(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: bool
 ) -> None:
-    """Later there would be nothing to copy: quantised weights have no rows, and ZeroGPU's device no numbers yet.
+    """Later the rows could not be copied: quantised weights have no rows, and ZeroGPU's have no numbers yet.
 
     The "meta" device stands for ZeroGPU's.
     """
@@ -345,7 +345,10 @@ def test_a_damaged_gguf_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
 def test_int4_uses_the_blocks_of_an_entrys_file_and_quantises_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft's file is used in the same way. For int8, all weights are quantised from the plain ones."""
+    """The file of a draft's entry is used in the same way.
+
+    An int8 model ignores the file and quantises the plain weights.
+    """
     folder = save(tmp_path / "model")
     expected = write_gguf(tmp_path / "model.gguf", tiny("llama"))
     entry = catalogue.CatalogueEntry(

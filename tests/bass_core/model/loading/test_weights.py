@@ -106,7 +106,7 @@ def test_a_second_start_converts_nothing(cache: Path, monkeypatch: pytest.Monkey
 def test_a_cache_that_cannot_be_written_is_reported_in_one_sentence(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two causes: the disk is full, after which nothing is left, and a file is where the folder should be."""
+    """Two cases: a full disk, after which no partial folder is left, and a file in place of the cache folder."""
 
     def convert_on_a_full_disk(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)

@@ -144,12 +144,12 @@ def another_epsilon(model: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def edited_config(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Edit the config, which is read only when modules are created, so the model computes what it did before."""
+    """Edit the config. Modules read it only when they are created, so the model's outputs do not change."""
     model.config.rms_norm_eps = 100.0
 
 
 def one_bias(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Only one of queries, keys and values has a bias. Packing takes the first layer's bias for all three."""
+    """Give only the value projection a bias. Packing looks for a bias only in the query projection."""
     projection = model.model.layers[0].self_attn.v_proj
     projection.bias = nn.Parameter(torch.full((projection.out_features,), 5.0, dtype=torch.bfloat16))
 
@@ -199,7 +199,7 @@ def test_a_changed_model_runs_its_own_code(reason: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_an_unchanged_model_runs_our_kernels(architecture: str, quantised: bool) -> None:
-    """It does so even after training, and after returning hidden states, for which transformers leaves hooks."""
+    """Training, and the hooks that transformers leaves after returning hidden states, change nothing."""
     model = bfloat16_model(architecture)
     model(IDS, output_hidden_states=True)
     model.train()
@@ -282,7 +282,7 @@ def test_package_folders_are_recognised_on_windows(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_users_attention_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our attention would replace it; the trial detects that in float32 too."""
+    """Our attention would replace the user's function. The trial at load detects this, in float32 too."""
     from transformers import AttentionInterface
 
     def upside_down(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> Any:
@@ -461,7 +461,7 @@ def test_a_head_follows_a_target_of_another_vocabulary() -> None:
 @needs_kernels
 @pytest.mark.parametrize("reads_layers", [(), (0,)])
 def test_a_running_lane_keeps_its_layers_during_a_refresh(reads_layers: tuple[int, ...]) -> None:
-    """Only the next lane has other layers, because a layer with a hook is not packed."""
+    """Only the next lane sees the change: it runs unpacked layers, because a layer with a hook is not packed."""
     target = bfloat16_model()
     head = tiny_head(target, reads_layers=reads_layers).to(torch.bfloat16)
     pair = ModelPair(target, head)
@@ -562,7 +562,7 @@ def test_refreshes_of_two_pairs_do_not_wait_for_each_other(monkeypatch: pytest.M
 
 
 def test_a_refresh_does_not_try_a_capture_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trying it makes torch raise at any synchronisation, also in the threads of other lanes."""
+    """While a capture is tried, torch raises at any synchronisation, also in the threads of other lanes."""
     model, tried = tiny("llama"), []
     monkeypatch.setattr(select, "mark_capturable", tried.append)
     pair = ModelPair(model, model)

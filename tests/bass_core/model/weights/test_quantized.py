@@ -179,7 +179,7 @@ class ForeignInt8(Tensor):
 
 
 def test_weights_quantised_by_another_package_run_the_models_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This also holds on an accelerator, where our own forward would join the weights as if they were plain."""
+    """An accelerator runs the model's own code too: our forward would join the weights as if they were plain."""
     model = tiny("llama")
     for layer in model.modules():
         if isinstance(layer, nn.Linear):

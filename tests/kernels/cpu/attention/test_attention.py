@@ -89,8 +89,8 @@ def test_rows_of_a_prefix_share_work_items_and_long_rows_have_several() -> None:
         [0, 0, 3, 0, 1, SHARED],
         [0, 0, 3, 1, 2, SHARED],
     ]
-    # Row 0 reads the rest of its prefix and its own columns in separate items. A prefix that only one row has is
-    # read like the row's own columns.
+    # Row 0 reads the rest of its prefix and its own columns in separate items. If only one row has a prefix, the
+    # prefix is read like the row's own columns.
     assert [row[3] for row in items.tolist() if row[0] == 0 and row[5] == APART] == [2]
     assert [row[3] for row in items.tolist() if row[0] == 2] == [0, 1, 2, 3]
     assert [row[3] for row in items.tolist() if row[0] == 3] == [0, 1]
@@ -164,6 +164,6 @@ def test_unsound_numbers_stay_visible(layer: Layer, place: str, value: float, co
         else results[0][column:, : attention.heads // attention.kv_heads * attention.dim]
     )
     assert not seen.isfinite().all(-1).any()
-    # In float32, the unsound number may also spoil tokens just before it in the same block. That does no harm,
-    # because the row is refused anyway.
+    # In float32, the unsound number may also make results of tokens just before it in the same block unsound. That
+    # does no harm, because the row is refused anyway.
     assert results[0][: column if attention.dot else column - 6].isfinite().all() and results[1].isfinite().all()

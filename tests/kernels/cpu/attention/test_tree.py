@@ -108,7 +108,7 @@ def test_a_tree_fed_level_by_level_has_the_bits_of_texts(layer: Layer, base: int
 
 @pytest.mark.parametrize("base", slow_but([255], [13, 16, 31, 250, 255, 256]))
 def test_an_accepted_path_equals_a_text(layer: Layer, base: int) -> None:
-    """Later tokens have the same bits after an accepted path and after the same text."""
+    """Tokens fed after an accepted path have the same bits as after the same tokens fed as text."""
     rng = random.Random(base)
     for turn in range(12):
         tree = random_tree(rng, rng.randint(2, 20))
