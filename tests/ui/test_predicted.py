@@ -1,7 +1,7 @@
 """Every predicted time on the page is marked as predicted, and no measured time is.
 
 To find texts that depend on times, the page shows the same race twice, with different times. Each text that
-differs must be in a place whose label contains "predicted", or "this machine" for readings of this machine.
+differs must be in a place whose label contains "predicted" or, for a reading of this machine, "this machine".
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ FALL = ("speedup", "throughput_tps", "flops_utilization", "useful_flops_utilizat
 
 
 def slower(snapshot: dict[str, Any], factor: float = 1.7) -> dict[str, Any]:
-    """The same race with longer lane times: `factor` times as long in the first lane, 20 % more in each next."""
+    """The same race with longer lane times.
+
+    The first lane takes `factor` times as long. The factor is 20 % larger from each lane to the next.
+    """
     slowed = copy.deepcopy(snapshot)
     for at, lane in enumerate(slowed["lanes"].values()):
         _slow_down(lane, factor * 1.2**at)

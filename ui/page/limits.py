@@ -21,9 +21,9 @@ MAX_SEED = 2**32 - 1
 MAX_TOP_K = 2**20
 MAX_DRAFT_LENGTH = 16
 MAX_PAIR_NAME = 200
-# The most stop strings, and the most characters in one.
+# MAX_STOPS: the maximum number of stop strings. MAX_STOP: the maximum length of a stop string in characters.
 MAX_STOPS, MAX_STOP = 16, 200
-# The most characters in a variable of the chat template.
+# The maximum length of a chat template's variable in characters.
 MAX_VARIABLE = 200
 
 
@@ -212,7 +212,10 @@ def acceptance(label: str, value: object, limits: Limits) -> float | None:
 
 
 def number(label: str, value: object, limits: Limits) -> float | None:
-    """Return a finite number, or None for anything else. clock.py refuses None if the setting applies."""
+    """Return a finite number, or None for anything else.
+
+    clock.py refuses None if the chosen clock uses this setting.
+    """
     return finite(value)
 
 

@@ -168,7 +168,7 @@ class PageFeed:
         readings: Mapping[str, Any] = snapshot["device"]
         device = {key: readings.get(key) for key in SHOWN_DEVICE}
         if (energy := device["gpu_energy_mj"]) is not None:
-            # The board has counted since its driver was loaded: subtract the first reading.
+            # The board counts energy from the loading of its driver on, so subtract the first reading.
             self._energy = energy if self._energy is None else self._energy
             device["gpu_energy_mj"] = energy - self._energy
         if not self.head:
@@ -252,7 +252,7 @@ class PageFeed:
         }
 
     def _sample(self, snapshot: Snapshot, device: dict[str, Any]) -> None:
-        """Add a row to every chart, at most one per interval. The last snapshot is always added."""
+        """Add a row to every chart once per interval, and a row for the last snapshot in any case."""
         elapsed = snapshot["elapsed_ms"]
         if elapsed < self.next_ms and not snapshot["done"]:
             return
@@ -264,8 +264,8 @@ class PageFeed:
                 series.add(lane["clock_ms"], lane["metrics"])
         self.device_series.add(elapsed, device)
         sampled = (self.device_series, *self.lane_series.values())
-        # As soon as one series is full, halve all of them. Lanes that skipped samples fill up later, and if each
-        # were halved at its own time, the interval would be doubled each time.
+        # As soon as one series is full, halve all of them and double the interval. If each series were halved when
+        # it is full itself, the interval would be doubled once per series.
         if any(series.full() for series in sampled):
             self.interval_ms *= 2
             for series in sampled:

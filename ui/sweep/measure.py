@@ -151,7 +151,7 @@ class _Run:
         return max(each * self.races - (self.clock() - self.start), 0.0)
 
     def _skip(self, since: float) -> float:
-        """Leave the time since `since` out of the limit and the estimate, because the race waited for a worker.
+        """Don't count the time since `since` towards the limit or the estimate: the race was waiting for a worker.
 
         Returns:
             The current time, which is `since` for the next call.

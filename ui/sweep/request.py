@@ -24,12 +24,12 @@ FIXED = 4
 SECONDS = 60.0
 # A sweep aims at its requested seconds and takes at most SPARE times as long.
 SPARE = 1.25
-# The most new tokens per row. On a CPU, a race's time runs out before any row has that many, so no row leaves the
-# batch.
+# The maximum number of new tokens per row. On a CPU, a race's time runs out before a row has that many, so every
+# row stays in the batch.
 TOKENS = 160
 TEMPERATURE = 0.7
 MAX_RACES = 32
-# For a sweep over prompts: the most prompts, how often it visits each, its batch and its draft length.
+# For a sweep over prompts: the maximum number of prompts, the visits per prompt, the batch and the draft length.
 MAX_PROMPTS, VISITS = 12, 2
 PROMPTS_BATCH, PROMPTS_LENGTH = 4, "auto"
 # The settings of a race that a sweep chooses itself, whatever the form says. The clock is one of them, because a
@@ -146,7 +146,7 @@ def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
     own = own_prompts(given.get("own_prompts"), bounds)
     settings = {name: value for name, value in given.items() if name not in SWEEP_SETTINGS} | {"batch_size": 1}
     if own:
-        # This sweep measures how well the drafts for these prompts are accepted, so switch off synthetic
+        # A sweep over prompts measures how many drafts are accepted for each prompt, so switch off synthetic
         # acceptance.
         settings |= {"prompt": own[0], "prompts": "one", "acceptance": None}
     if settings.get("max_new_tokens") is None:

@@ -28,13 +28,13 @@ import psutil
 from bass_core import BassError, RequestError
 
 MISSING = "--workers and --ray need Ray: pip install -r requirements-ray.txt first."
-# Bytes of Ray's object store. Deltas have a few kB, and few are in flight.
+# Bytes of Ray's object store. It can be small, because it only contains a few deltas of a few kB each.
 STORE = 80 * 2**20
 # Parts of this repository that the nodes of a cluster don't need.
 EXCLUDED = [".git", ".venv*", "tests", "docs", "bench", "distill", "**/__pycache__"]
 # Seconds for a cluster's head to answer.
 KNOCK_S = 10.0
-# Prefix of the folders with Ray's logs and sockets. The id of the process that owns them follows.
+# Prefix of the folders with Ray's logs and sockets. The rest of the name starts with the owning process's id.
 FILES = "bass-ray-"
 ROOT = str(Path(__file__).resolve().parents[3])
 # Ray sends this to the nodes of a cluster: the tree, or the package that this program was installed as (setup.py).
@@ -162,7 +162,7 @@ def fits(nodes: list[Mapping[str, Any]], options: Mapping[str, Any]) -> int:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError at once if nothing listens there. Ray itself would try for minutes."""
+    """Raise OSError at once if nothing listens at the address. Ray itself would try to connect for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
