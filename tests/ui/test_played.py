@@ -96,7 +96,7 @@ def _slider(page: Page) -> None:
     page.wait_for_function(f"() => ({AT})() === 0")
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => ({AT})() === 1")
-    # The texts of early instants are shorter, which moves the slider. `click` waits until it rests, and hits its middle.
+    # The texts of early instants are shorter, which moves the slider. `click` waits until the slider rests.
     slider.click()
     page.wait_for_function(f"() => ({AT})() > 1")
     middle = page.evaluate(

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 
 
-# Metrics that grow with a lane's time, and metrics that fall.
+# GROW: metrics that grow if a lane takes longer. FALL: metrics that fall.
 GROW = ("ms_per_token", "ptl_first_ms", "ptl_last_ms", "ptl_all_ms", "ttft_ms")
 FALL = ("speedup", "throughput_tps", "flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
 

@@ -1,7 +1,7 @@
 """Turns the snapshots of a race into three JSON texts for the page's scripts: log, view and charts.
 
 Start with `PageFeed.update`. The scripts draw only from these texts. No number is estimated or smoothed here.
-They are texts because gr.HTML copies and watches every number of a nested value, which at ten updates per second
+We send texts because gr.HTML copies and watches every number of a nested value. At ten updates per second, this
 can take all of the browser's time.
 
 - View (the current figures) and charts (whole series) are small. Each update replaces them.
@@ -144,7 +144,7 @@ class PageFeed:
         self.run, self.settings, self.pair = run, settings, dict(pair or {})
         self.head: dict[str, Any] = {}
         self.lines: list[str] = []
-        # Index of the log's first line in `lines`, and the number of characters from that line on.
+        # _first: where in `lines` the log begins. _size: the number of characters from there on.
         self._first, self._size = 0, 0
         self._energy: float | None = None
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}

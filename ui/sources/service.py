@@ -116,7 +116,7 @@ def on_cluster(
         limits: the operator's upper bounds.
         address: the address of the cluster.
         resources: the resources of each worker, e.g. "GPU=1,CPU=4". None means one GPU.
-        workers: the number of workers, which may wait for new nodes. None means as many as fit now.
+        workers: the number of workers. Those that don't fit now wait for new nodes. None means as many as fit now.
         threads: the models' CPU threads per worker. None means one thread per CPU in `resources`.
 
     Raises:

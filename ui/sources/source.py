@@ -48,7 +48,7 @@ class PairOptions:
     Attributes:
         pair: as in load_pair, like `draft`, `device`, `dtype` and `device_map`.
         draft_length: the draft length that the form starts with.
-        max_batch: the most rows for which costs are measured between races.
+        max_batch: the largest number of rows for which costs are measured between races.
         any_model: whether visitors may name another pair.
         measures: whether costs are measured between races.
     """

@@ -180,7 +180,7 @@ class Sums:
 
 
 def against(speedup: float, error: float) -> Literal["ahead", "level", "behind"]:
-    """Compare a speed-up that has this relative standard error with 1. One that is shown as 1.00 is level."""
+    """Compare a speed-up with 1, given its relative standard error. A speed-up shown as 1.00 is level."""
     if abs(speedup - 1) <= max(LEVEL_ERRORS * error * speedup, 0.005):
         return "level"
     return "ahead" if speedup > 1 else "behind"

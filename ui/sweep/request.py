@@ -2,8 +2,8 @@
 
 A sweep covers batches and draft lengths, or the visitor's own prompts at one batch and draft length. A request is
 plain data, and so is each of its races, so any source can run them. At temperature 0, all rows of one prompt would
-be equal, which would hide that each row accepts a different number of drafts. A sweep then uses TEMPERATURE, and
-its caption mentions that.
+be equal. This would hide that each row accepts a different number of drafts. So a sweep replaces temperature 0 by
+TEMPERATURE, and its caption mentions that.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_RACES = 32
 # For a sweep over prompts: the maximum number of prompts, the visits per prompt, the batch and the draft length.
 MAX_PROMPTS, VISITS = 12, 2
 PROMPTS_BATCH, PROMPTS_LENGTH = 4, "auto"
-# The settings of a race that a sweep chooses itself, whatever the form says. The clock is one of them, because a
-# sweep measures even if the form asks for a predicted clock.
+# The settings of a race that a sweep chooses itself, whatever the form says. They include the clock, because
+# a sweep measures even if the form asks for a predicted clock.
 SWEEP_SETTINGS = ("batch_size", "draft_length", "lanes", "scheduling", "time_budget_ms", "clock")
 
 

@@ -24,9 +24,10 @@ from ui.sources.delta import Decoder
 from ui.sources.queue import Ticket
 from ui.sources.source import NOTHING, WorkerLost, waiting
 
-# The most snapshots that a worker may be ahead of the reader.
+# The maximum number of snapshots that a worker may be ahead of the reader.
 AHEAD = 2
-# Seconds between two updates of a waiting race, and the longest silence of a running one.
+# UPDATE_S: seconds between two updates of a waiting race.
+# SILENCE_S: seconds without news of a running race after which its last snapshot is yielded again.
 UPDATE_S, SILENCE_S = 1.0, 5.0
 # Seconds for a worker to end a stopped race: many rounds of the slowest model.
 ENDING_S = 120.0

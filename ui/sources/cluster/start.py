@@ -45,7 +45,7 @@ CODE: dict[str, Any] = (
 
 def imported() -> ModuleType:
     """Return the package ray, configured to stay quiet. Raises BassError if it is not installed."""
-    # Ray reads this at import.
+    # Ray reads this variable when it is imported.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Print every line of a worker. By default, Ray drops repeated ones.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -137,7 +137,7 @@ def actor_options(text: str) -> dict[str, Any]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z_][\w:.-]*)\s*=\s*(\d+(?:\.\d+)?)\s*", part)
         amount = 0.0 if match is None else float(match[2])
-        # Ray allows four decimals, but no fraction of a GPU above 1.
+        # Ray allows amounts with four decimals, but only whole numbers of GPUs above 1.
         fraction = match is not None and match[1] == "GPU" and amount > 1 and amount != int(amount)
         if match is None or amount <= 0 or amount != round(amount, 4) or fraction:
             raise RequestError(
@@ -180,7 +180,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")[:200] or type(error).__name__
 
 
-# The longest time of one call in seconds, and how long `close` waits for running calls.
+# SLICE_S: the longest time of one call, in seconds. CLOSING_S: how long `close` waits for running calls.
 SLICE_S, CLOSING_S = 0.5, 10.0
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 /* Passes values from the server to the scripts that draw them, and schedules the drawing.
-   - Values are passed on in order. At half speed they are passed on at half the pace at which they came, and while they
-     are held, none is passed on.
+   - Values are passed on in order. At half speed, values are passed on at half the pace at which they came. While
+     values are held, none is passed on.
    - Events: start (the head of a run), text and line (one snapshot's part of the log, as JSON and parsed), view, charts,
      phase, measuring, form (the settings that Run would send), instant (race/tape.js).
    - Model text reaches the document only through textContent.

@@ -132,7 +132,7 @@
     }), charts ? "n/a" : "no run yet");
   }
 
-  /** Redraws the charts in turn, one per task. A chart is drawn at most once per REDRAW_MS, on a busy machine less often. */
+  /** Redraws the charts in turn, one per task: each at most once per REDRAW_MS, less often on a busy machine. */
   class Painter {
     constructor(figures) {
       this.figures = figures;

@@ -1,8 +1,8 @@
 /* The step inspector: one round of one sequence, with q(x), p(x), the chance of acceptance, the random number and the
    outcome of each draft, and the token that the target added. It works during and after a run. During the run, it
    draws only while in view. Drafts that branch are drawn as a tree: depth from left to right, siblings below each other
-   in the order of drafting, but the accepted path and the target's own token first, so that the top line is the text. Pointer,
-   focus and touch select a node, whose numbers appear below. Arrow keys work as in any ARIA tree. */
+   in the order of drafting, but the accepted path and the target's own token first, so that the top line is the text.
+   Pointer, focus and touch select a node, whose numbers appear below. Arrow keys work as in any ARIA tree. */
 (() => {
   "use strict";
   const {
