@@ -89,8 +89,8 @@ class Events:
     def stop(self) -> tuple[Any, Any]:
         """Return (status, Run button). Gradio itself cancels the running event.
 
-        Gradio drops clicks on Run until the event is cancelled. So the button stays disabled here, and the event's
-        failure handler (page.py) enables it again.
+        Until it has done so, Gradio drops clicks on Run. So the failure handler of that event (page.py) enables
+        Run again.
         """
         return _status("stopped"), gr.skip()
 
