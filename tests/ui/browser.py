@@ -145,7 +145,7 @@ def exported(page: Page) -> dict[str, Any]:
 
 
 def steps_of(lane: dict[str, Any], sequence: int) -> list[dict[str, Any]]:
-    """A sequence's row of each round, with the round's number, kind and time and the row's draft length."""
+    """One entry per round of a sequence: its row, its draft length, and the round's number, kind and time."""
     steps = []
     for one_round in lane["rounds"]:
         for at, row in enumerate(one_round["rows"]):

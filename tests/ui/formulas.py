@@ -11,7 +11,7 @@ from math import hypot, inf, sqrt
 from typing import Any
 
 TWO_ERRORS = 2
-# Rounding makes times of the same moment differ by at most this.
+# Two rounded times of the same moment differ by at most this many ms.
 ROUNDED_MS = 2e-3
 NATURAL = ("eos", "stop", "length")
 
@@ -48,7 +48,7 @@ class Lane:
 
 
 def sharing(lane: Lane) -> list[int]:
-    """For each token but the first of a row: the number of rows that have a token at its place or were cut off."""
+    """For each token but the first of a row: how many rows have a token at the same place, or were cut off."""
     rows = [(len(sequence["token_ids"]), sequence["finish_reason"] in NATURAL) for sequence in lane.sequences]
     return [
         sum(n >= place or not ended for n, ended in rows) for length, _ in rows for place in range(2, length + 1)
@@ -72,7 +72,7 @@ def step_ms(regular: Lane, m: int) -> float:
 
 
 def speedup(lane: Lane, regular: Lane) -> float:
-    """Regular's time for this lane's texts / the lane's time."""
+    """The time that Regular would need for this lane's texts / the lane's time."""
     return sum(step_ms(regular, m) / m for m in sharing(lane)) / lane.decode_ms
 
 
@@ -168,7 +168,7 @@ def unfinished(lane: Lane) -> list[int]:
 
 
 def cost(lane: Lane, regular: Lane) -> float:
-    """The lane's decoding time / the time of as many regular steps, each with the rows that the round had."""
+    """The lane's decoding time / the time of one regular step per round, with as many rows as that round had."""
     return lane.decode_ms / sum(step_ms(regular, m) for m in unfinished(lane))
 
 

@@ -140,7 +140,7 @@ def test_the_log_stays_small_and_missed_lines_can_be_fetched(monkeypatch: pytest
         sent += len(log) - len(before if log.startswith(before) else head)
         before = log
     assert max(sizes) < 3200
-    # Few characters are sent twice.
+    # Few characters are sent a second time when the log restarts.
     assert sent < 1.6 * sum(map(len, feed.lines))
     assert missed("long", 0).split("\n") == feed.lines and missed("long", 398).split("\n") == feed.lines[398:]
     for run, number in (("other", 0), ("long", 400), (None, 0), ("long", "0")):

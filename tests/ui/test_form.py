@@ -1,6 +1,6 @@
 """The form in a browser: refusals, presets, the prompt's length, links.
 
-The test uses one page throughout, so each part starts from the state that the one before it left.
+The test uses one page throughout, so each part of the test starts from the state that the previous part left.
 """
 
 from __future__ import annotations

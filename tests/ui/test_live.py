@@ -18,7 +18,7 @@ PLOT = "document.querySelector('[data-chart=race] .plot')"
 POINTS = f"{PLOT}.data[1].x.length"
 RANGE = f"{PLOT}._fullLayout.xaxis.range"
 BASS = f"{PLOT}.data.find((trace) => trace.name === 'BASS')"
-# Counts frames, and those in which the chart had no hover box.
+# Counts all frames (`frames`), and the frames in which the chart had no hover box (`missing`).
 COUNT_MISSING = """() => {
   const boxes = window.boxes = { frames: 0, missing: 0 };
   const frame = () => {

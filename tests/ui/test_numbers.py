@@ -100,8 +100,8 @@ class Run:
 def same(text: str, value: float | str | None, share: float = 1e-3) -> bool:
     """Whether the text shows the value.
 
-    A number may differ by half a unit of the text's last digit and also, because times are rounded, by `share` of
-    its size. "n/a" and dashes show None.
+    A number may differ from the text by half a unit of the text's last digit, plus `share` of its size, because
+    times are rounded. The text of None is "n/a" or a dash.
     """
     if isinstance(value, str):
         return text == value

@@ -96,7 +96,7 @@ def _slider(page: Page) -> None:
     page.wait_for_function(f"() => ({AT})() === 0")
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => ({AT})() === 1")
-    # Click its middle once the shorter texts of the start have moved it to its place.
+    # The texts of early instants are shorter, which moves the slider. `click` waits until the slider rests.
     slider.click()
     page.wait_for_function(f"() => ({AT})() > 1")
     middle = page.evaluate(
@@ -175,7 +175,7 @@ def test_the_page_can_go_back_during_a_race_and_return(page: Page) -> None:
     expect(page.locator(".scrubber input")).to_be_disabled()
     page.click("[data-switch=stepping]")
     expect(page.locator(".scrubber input")).to_be_enabled()
-    # Stop shows the newest instant. Earlier ones can still be shown.
+    # Stop shows the newest instant. Afterwards, earlier instants can still be shown.
     page.evaluate("() => Bass.tape.jump(2)")
     page.click("#stop")
     expect(page.locator("#lane-bass .state")).to_have_text("Stopped")

@@ -1,7 +1,7 @@
 """Every predicted time on the page is marked as predicted, and no measured time is.
 
 To find texts that depend on times, the page shows the same race twice, with different times. Each text that
-differs must be in a place whose label contains "predicted", or "this machine" for readings of this machine.
+differs must be in a place whose label contains "predicted" or, for a reading of this machine, "this machine".
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ pytestmark = pytest.mark.slow
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 
 
-# Metrics that grow with a lane's time, and metrics that fall.
+# GROW: metrics that grow if a lane takes longer. FALL: metrics that fall.
 GROW = ("ms_per_token", "ptl_first_ms", "ptl_last_ms", "ptl_all_ms", "ttft_ms")
 FALL = ("speedup", "throughput_tps", "flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
 
 
 def slower(snapshot: dict[str, Any], factor: float = 1.7) -> dict[str, Any]:
-    """The same race with longer lane times: `factor` times as long in the first lane, 20 % more in each next."""
+    """The same race with longer lane times.
+
+    The first lane takes `factor` times as long. The factor is 20 % larger from each lane to the next.
+    """
     slowed = copy.deepcopy(snapshot)
     for at, lane in enumerate(slowed["lanes"].values()):
         _slow_down(lane, factor * 1.2**at)

@@ -85,11 +85,11 @@ def test_a_lost_worker_gets_nothing_until_it_is_back(queue: Queue) -> None:
     first, second = queue.enter(asked()), queue.enter(asked())
     queue.remove(first.worker or "")
     third = queue.enter(asked())
-    queue.leave(first)  # the race has failed, but its worker is lost, so nobody gets it
+    queue.leave(first)  # the race ends, but its worker was removed, so no race gets that worker
     assert third.worker is None
     queue.add(first.worker or "")
     assert third.worker == first.worker
-    queue.leave(first)  # a second time: must not free the worker of the third race
+    queue.leave(first)  # leaving again must not free the worker, which now has the third race
     assert queue.enter(asked()).worker is None
     queue.leave(second)
 
@@ -166,7 +166,7 @@ def test_a_worker_that_returns_belongs_to_the_next_race(queue: Queue) -> None:
 
 
 class Work:
-    """Work for IdleWork: steps until `finish` is set. Counts its starts, its open generators and its steps."""
+    """Work for IdleWork: steps until `finish` is set. It counts its starts, open generators and steps."""
 
     def __init__(self) -> None:
         self.begun, self.open, self.steps = 0, 0, 0

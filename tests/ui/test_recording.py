@@ -116,7 +116,7 @@ def one_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[st
     return [record | {"verify_ms": None, "rows": [ROW | (row or {})]} | changed]
 
 
-# For each part that the error must name: (path in the recording, value that replaces the part).
+# Name of a part in the error -> ways to damage that part: (path in the recording, value that is put there).
 BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "its head": [(("head",), None), (("head", "lanes"), []), (("head", "batch_size"), -1)],
     "its snapshots": [

@@ -126,7 +126,7 @@ def _widths(page: Page, final: dict[str, Any]) -> None:
             assert (block["x"], block["width"]) == place
         kinds = {block["kind"] for block in blocks}
         assert kinds <= ({"prefill", "plain", "host"} if name == "regular" else {*kinds, "verify", "draft"})
-    # Rounds narrower than a pixel are drawn together. Some are wider on any machine: those of the slowest lane.
+    # Rounds narrower than a pixel are drawn together. On any machine, some rounds of the slowest lane are wider.
     assert single_blocks
 
 
@@ -188,8 +188,8 @@ def _concurrent(page: Page, final: dict[str, Any]) -> None:
     )
 
 
-# For every round of the chosen lane: each row's length, its ghost (the length with one common stop for the batch),
-# and its numbers of cells by kind.
+# For every round of the chosen lane and each row: the row's length, its ghost (the length with one common stop for
+# the batch), and the number of its cells of each kind.
 WALK = """() => {
   const range = document.querySelector(".cache-part input[type=range]");
   return Array.from({ length: Number(range.max) + 1 }, (_, at) => {
@@ -250,7 +250,7 @@ def _cache(page: Page, final: dict[str, Any]) -> None:
 
 
 def _elsewhere(page: Page, final: dict[str, Any]) -> None:
-    """A lane of an unknown method gets a section, and readings that this machine lacks are shown."""
+    """A lane of an unknown method gets a section. A recording's readings that this machine lacks are shown."""
     assert page.inner_text("#lane-common h2") == "common"
     assert shown(page, "common") == [one["text"] for one in final["lanes"]["common"]["sequences"]]
     page.locator("[data-chart=flops]").scroll_into_view_if_needed()
@@ -263,7 +263,7 @@ def _elsewhere(page: Page, final: dict[str, Any]) -> None:
     )
 
 
-# Draft lengths per row in the first rounds, in which no row can end. Later rounds have length 4.
+# Draft lengths per row in the first rounds, which are too early for a row to end. Later rounds have length 4.
 ROW_LENGTHS = [[3, 1], [0, 2], [1, 4], [2, 0], [2, 2]]
 LENGTHS: dict[str, Any] = {"speculative": 2, "bass": RecordedLengths([*ROW_LENGTHS, 4])}
 VERDICTS = {"accepted", "rejected", "untested"}

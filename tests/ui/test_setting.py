@@ -199,7 +199,7 @@ def test_each_method_has_a_distinct_colour_and_line() -> None:
         assert sheet.count(f"--{colour}:") == 2, "one for light, one for dark"
     for dash in {*DASHES, OTHER_DASH} - {"solid"}:
         assert f".line-{dash} " in sheet
-    # The way in which the snippet repeats the draft lengths of each method: none, per row, or per batch.
+    # How the snippet repeats each method's draft lengths: not at all (""), per row, or per batch.
     assert [look(name)["lengths"] for name in METHODS] == ["", "row", "batch", "", ""]
     # A lane that is not in the table is labelled with its name.
     assert look("my_lane")["label"] == "my lane" and look("my_lane")["colour"] == OTHER_COLOUR

@@ -88,7 +88,7 @@ def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pyt
 
 
 def test_a_new_wait_for_the_workers_end_replaces_the_last(worker: Worker) -> None:
-    """A caller that waits blocks a thread of the worker, but only until another caller waits."""
+    """A caller of `stay` blocks a thread of the worker, but only until another caller calls `stay`."""
     first, second = (threading.Thread(target=worker.stay, daemon=True) for _ in range(2))
     first.start()
     first.join(0.2)

@@ -1,7 +1,7 @@
 """Races in a real Chromium: everything that a reader sees, compared with the results of the API.
 
-The first test is quick, with one server and one race. In the slow ones, a visitor stops the race, slows it down,
-sends hostile text or uses a phone.
+The first test is quick, with one server and one race. In the slow tests, a visitor stops the race, slows it
+down, sends hostile text or uses a phone.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ from bass_core import BassError, cache_root
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "lecture/bar.css")
-# Gradio 6.31 replaces each rule of STYLES by a copy that applies only inside Gradio's containers. Rules for a
-# class on the body are therefore in separate sheets, which Gradio does not see.
+# Gradio 6.31 replaces each rule of STYLES by a copy that applies only inside Gradio's containers. The copies would
+# not apply to the body, so rules for a class on the body are in separate sheets, which Gradio does not process.
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
-# Content types that are compressed, and the smallest size in bytes that is worth it.
+# TEXT: the content types that are compressed. LEAST_BYTES: the smallest size that is worth compressing.
 TEXT = re.compile(r"text/|application/(json|javascript)|image/svg")
 LEAST_BYTES = 1000
 # Each part of the page runs this before its own script. It loads all scripts once, tries again after a failure,
@@ -176,7 +176,7 @@ def _compressible(start: Message) -> bool:
 
 
 def part(template: str, script: str, elem_id: str | None = None, **more: Any) -> gr.HTML:
-    """Return a component with a fixed template. Only its script handles values from outside."""
+    """Return a component with a fixed template. Values from outside go only to its script."""
     return gr.HTML(
         html_template=template,
         js_on_load=loading(script),

@@ -49,7 +49,7 @@ def form(
         limits: the operator's upper bounds.
         choices: the entries of the lists.
         status: the status line. It goes right below the buttons, so that a refusal is visible above long settings.
-        count: returns the length of a prompt. None leaves that line out.
+        count: returns the length of a prompt. With None, the form has no line with that length.
         recording: build only the buttons, for a page that plays recordings.
     """
     if recording:
@@ -127,7 +127,7 @@ def starting_values(preset: Preset, limits: Limits, choices: Choices) -> dict[st
 
 
 def _neutral(setting: Setting, choices: Choices) -> Any:
-    """Return the value of a setting that a preset does not name. For a list that is its first entry."""
+    """Return a setting's value for presets that don't name the setting. The value of a list is its first entry."""
     if setting.control == "list" and setting.choices:
         return setting.choices(choices)[0][1]
     value = setting.default if setting.start is None else setting.start

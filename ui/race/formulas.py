@@ -147,7 +147,7 @@ def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
         key: a key of WORDS or FORMULAS.
         label: the visible text.
         classes: further CSS classes.
-        again: the page already shows this label, so the Tab key skips it here.
+        again: whether the page already shows this label elsewhere. The Tab key then skips this one.
     """
     text = WORDS.get(key) or FORMULAS[key].text
     return (
@@ -157,9 +157,9 @@ def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
 
 
 def formula_button(key: str) -> str:
-    """Return the button that opens the formula of a figure. Screen readers read the formula with it.
+    """Return the button that opens the formula of a figure. Screen readers read the formula with the button.
 
-    The style sheet adds its question mark, which keeps that out of the label's text.
+    The style sheet draws the question mark, so that it is not part of the label's text.
     """
     return (
         f'<button type="button" class="what" popovertarget="what-{key}" '

@@ -16,8 +16,8 @@ ORIGINS = {
     "recovered": "replaces a rejected draft",
     "bonus": "follows drafts that were all accepted",
 }
-# predicted.js marks the elements with these attributes in a race on a predicted clock. HERE stands for a figure
-# that is measured on this machine even then.
+# In a race on a predicted clock, predicted.js marks the elements that have these attributes. HERE marks a figure
+# that is measured on this machine even in such a race.
 BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "here"))
 # A lane's figures: metric -> label. The first is shown large.
 FIGURES = {

@@ -31,7 +31,7 @@ class Verdict(TypedDict):
     """The sentences of a verdict.
 
     Attributes:
-        head: who is ahead, or None as long as that is open.
+        head: a sentence about the lane that is ahead, or None while no lane is.
         lanes: a sentence for each lane but the reference, the fastest first.
     """
 
@@ -45,7 +45,7 @@ class LaneRounds:
 
     Attributes:
         drafting: the number of rounds that drafted.
-        rows: the most rows in any round.
+        rows: the largest number of rows in a round.
     """
 
     drafting: int = 0

@@ -52,7 +52,7 @@ class IdleWork:
 
     @contextmanager
     def _race(self) -> Iterator[None]:
-        """Keep the work off the device during one race, which may end on a different thread than it started on."""
+        """Keep the work off the device during one race. The race may start and end on different threads."""
         with self._count:
             self._races += 1
             self._idle.clear()

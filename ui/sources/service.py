@@ -20,7 +20,7 @@ from ui.sources.cluster.start import Calls, JoinedRay, LocalRay, actor_options, 
 from ui.sources.queue import Queue
 from ui.sources.source import PairOptions, Service
 
-# Races that may wait in our own queue, which knows their work. Further ones wait in Gradio's queue.
+# The maximum number of races in our own queue, which orders races by their work. Further ones wait in Gradio's.
 WAITING = 16
 
 
@@ -37,7 +37,7 @@ def open_service(
         cores: the cores that the workers may share.
 
     Raises:
-        BassError: if the service can't be opened. Nothing is left running then.
+        BassError: if the service can't be opened. In that case, no worker or process is left running.
     """
     if options.ray is not None:
         return on_cluster(
@@ -116,8 +116,8 @@ def on_cluster(
         limits: the operator's upper bounds.
         address: the address of the cluster.
         resources: the resources of each worker, e.g. "GPU=1,CPU=4". None means one GPU.
-        workers: the number of workers, which may wait for new nodes. None means as many as fit now.
-        threads: the models' CPU threads per worker. None means one per CPU that a worker takes.
+        workers: the number of workers. Those that don't fit now wait for new nodes. None means as many as fit now.
+        threads: the models' CPU threads per worker. None means one thread per CPU in `resources`.
 
     Raises:
         RequestError: if the cluster lacks the resources.

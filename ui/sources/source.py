@@ -26,8 +26,8 @@ Races = Callable[[RaceSource], Generator[Any, None, None]]
 Together = Callable[[Races, float], Generator[Any, None, None]]
 # Counts the tokens of a prompt with the model's template. Takes the text and whether it has one prompt per line.
 # Returns JSON {"text", "refused"}. "text" is the count in words, and "refused" the sentence with which a race
-# would refuse this prompt. For an empty prompt it returns NOTHING. It is also called during races, outside the
-# queue.
+# would refuse this prompt. For an empty prompt, a Count returns NOTHING. The page also calls
+# it during races, outside the queue.
 Count = Callable[[str, bool], str]
 NOTHING = json.dumps({"text": "", "refused": False})
 # A snapshot's "phase" -> text of the status line.
@@ -48,7 +48,7 @@ class PairOptions:
     Attributes:
         pair: as in load_pair, like `draft`, `device`, `dtype` and `device_map`.
         draft_length: the draft length that the form starts with.
-        max_batch: the most rows for which costs are measured between races.
+        max_batch: the largest number of rows for which costs are measured between races.
         any_model: whether visitors may name another pair.
         measures: whether costs are measured between races.
     """
@@ -143,7 +143,7 @@ def words(snapshot: Snapshot) -> str:
     text = f"Waiting for a free worker: place {waited['place']} in the queue"
     if seconds is None:
         return text
-    # Coarse, because it is an estimate.
+    # Show rounded seconds, because they are only an estimate.
     rest = f"{round(seconds, -1):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     return f"{text}, about {'a few seconds' if seconds < 10 else rest}"
 

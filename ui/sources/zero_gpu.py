@@ -3,7 +3,7 @@
 Make `ZeroGpu` after the models are loaded and before the page is launched.
 
 - A refusal by the worker, or by the scheduler because of the visitor's quota, is a BassError with that sentence.
-- If the quota has fewer seconds left than a race wants, the race asks for the remaining ones.
+- If a race needs more seconds than the visitor's quota still allows, it asks for the remaining seconds.
 - Shortly before the reservation is over, the race ends with a sentence, because ZeroGPU would kill the worker.
 - Only plain data passes between the processes.
 
@@ -35,10 +35,10 @@ from ui.sources.source import Races, RaceSource
 START_S = 30.0
 # Seconds that a step of one row takes without CUDA graphs. This is a safe (high) estimate.
 STEP_S = 0.02
-# The longest reservation that we ask for, which is the daily quota of a visitor without an account (2026), and the
-# shortest one with which it is worth beginning a race.
+# MAX_S: the longest reservation that we ask for: the daily quota of a visitor without an account (2026).
+# LEAST_S: the shortest reservation with which it is worth beginning a race.
 MAX_S, LEAST_S = 120, 15
-# A race ends this many seconds before its reservation.
+# A race ends this many seconds before its reservation does.
 SPARE_S = 3.0
 ABORTED = "GPU task aborted"
 TOO_LONG = "ZeroGPU illegal duration"
@@ -131,9 +131,9 @@ class ZeroGpu:
 
 
 def _single(request: RaceRequest, source: RaceSource) -> Generator[Snapshot, None, None]:
-    """Run one race. With the request bound by functools.partial, this is a value of type Races.
+    """Run one race. functools.partial(_single, request) is a value of type Races.
 
-    Unlike a closure, such a partial can be pickled.
+    Unlike a closure, this partial can be pickled.
     """
     yield from source(request)
 

@@ -25,8 +25,8 @@ from .request import Arm, SweepRequest
 DECODING = 0.8
 # New tokens per row in the warm-up race.
 WARM_UP = 8
-# The most races per arm and visit. There can be several, because short answers end long before their share of the
-# time is used up.
+# The maximum number of races per arm and visit. An arm with short answers needs several races to use up its share
+# of the time.
 MAX_REPEATS = 12
 SHOW_SECONDS = 1.0
 Clock = Callable[[], float]
@@ -151,7 +151,7 @@ class _Run:
         return max(each * self.races - (self.clock() - self.start), 0.0)
 
     def _skip(self, since: float) -> float:
-        """Leave the time since `since` out of the limit and the estimate, because the race waited for a worker.
+        """Don't count the time since `since` towards the limit or the estimate: the race was waiting for a worker.
 
         Returns:
             The current time, which is `since` for the next call.

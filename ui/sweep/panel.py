@@ -94,7 +94,7 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             origin = gr.Textbox(visible=False)
             with gr.Row(elem_classes="sweep-buttons"):
                 predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
-            # In the device's queue as well: on a CPU, half a second of work would disturb the times of a race.
+            # Predictions wait in the device's queue too: half a second of CPU time would disturb a race's times.
             gr.on(
                 [predict.click, machine.input, models.input],
                 SweepEvents.predict,

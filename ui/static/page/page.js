@@ -1,6 +1,6 @@
 /* Passes values from the server to the scripts that draw them, and schedules the drawing.
-   - Values are passed on in order. At half speed they are passed on at half the pace at which they came, and while they
-     are held, none is passed on.
+   - Values are passed on in order. At half speed, values are passed on at half the pace at which they came. While
+     values are held, none is passed on.
    - Events: start (the head of a run), text and line (one snapshot's part of the log, as JSON and parsed), view, charts,
      phase, measuring, form (the settings that Run would send), instant (race/tape.js).
    - Model text reaches the document only through textContent.
@@ -91,8 +91,8 @@
     return row;
   }
 
-  // After a frame, pause for BUSY times its duration, because drawing may take time from models on the same machine. The
-  // pause is at most LONGEST_MS, so that text visibly grows.
+  // After a frame, pause for BUSY times its duration, because drawing may slow down models on the same machine. Pause
+  // for at most LONGEST_MS, so that the texts grow smoothly.
   const BUSY = 4, LONGEST_MS = 120;
   const wanted = new Set();
   let waiting = false;
@@ -129,7 +129,7 @@
   const over = (phase) => ["done", "error", "stopped"].includes(phase);
   const busy = (phase) => phase === "waiting" || phase === "running";
   const draws = [];
-  // The timeout lets drawings that wait for a frame come first.
+  // With the timeout, drawings that already wait for a frame come first.
   on("phase", (phase) => over(phase) && setTimeout(() => draws.forEach((draw) => draw())));
   const whole = (draw) => draws.push(draw);
 

@@ -136,7 +136,7 @@
       new ResizeObserver(() => this.seen && this.draw()).observe(this.list);
     }
 
-    /** Prepare for a run. The part is hidden for a single row, which no other row can limit. */
+    /** Prepare for a run. Hide the part if the batch has only one row, because no other row can limit that row. */
     start(head) {
       const { lanes, batch_size: count } = head, chosen = this.pick.value, again = this.head === head;
       this.head = head;

@@ -10,7 +10,7 @@
     verdicts,
   } = window.Bass;
   const CONTEXT = 160;
-  // In ms: between two drafts, between two tests, at most for all tests together, and for the final draw.
+  // Times of the animation in ms: between two drafts, between two tests, the maximum for all tests, the final draw.
   const APPEAR = 120, TEST = 700, TESTS = 4200, DRAW = 900;
   const MARKS = { accepted: "✓", rejected: "✗", untested: "–" };
 
@@ -182,7 +182,7 @@
       document.addEventListener("bass:pause", () => this.toggle());
       document.addEventListener("bass:step", () => this.walk(1));
       document.addEventListener("bass:back", () => this.walk(-1));
-      // A run that was held back from its start may begin while the panel is open.
+      // A run may begin while the panel is open.
       on("start", () => this.open && this.fill());
       on("phase", (phase) => this.open && phase === "waiting" && this.toggle());
     }

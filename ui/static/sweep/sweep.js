@@ -90,8 +90,8 @@
     ];
   }
 
-  /** The x axis: {title, from, to, at, words}. It has all batches of the sweep, and the next one if plain steps reach the
-      ridge before it. */
+  /** The x axis: {title, from, to, at, words}. It shows all batches of the sweep. If plain
+      steps reach the ridge before the next batch, it shows that batch too. */
   function axisOf(sweep) {
     const { settings, ridge } = sweep, prompts = promptsOf(sweep);
     if (prompts.length) {
@@ -146,7 +146,7 @@
   function measuredAcceptance() {
     const mean = (values) => sum(values) / values.length;
     const known = (figures.measured?.sweep?.points ?? []).filter((p) => p.acceptance !== null);
-    // Prefer a fixed length, which drafts everywhere. A policy's acceptance holds only where the policy chose to draft.
+    // Prefer a fixed length, which drafts in every round. A policy's acceptance covers only rounds in which it drafted.
     const fixed = known.filter((p) => Number.isInteger(p.draft_length)), swept = fixed.length ? fixed : known;
     if (swept.length) return [mean(swept.map((p) => p.acceptance)), "sweep"];
     const lanes = Object.values(window.Bass.run()?.view?.lanes ?? {}).map(({ metrics }) => metrics.token_acceptance);
