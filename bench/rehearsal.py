@@ -2,9 +2,9 @@
 
 PYTHON gets a new environment with the packages of a Gradio Space's image, or already has them (--installed).
 app.py runs in a read-only folder with an empty home and a Space's variables, as user 1000 if we may change to it.
-A browser runs the default race, and the API makes the other requests. This happens twice: as on a CPU, then as on
-ZeroGPU, with the real package `spaces` and its forked workers, but with our `Scheduler` and without its CUDA part.
-Needs PyPI, a browser and about 8 GB of disk, and cleans up afterwards.
+A browser runs the default race, and the API makes the other requests. The rehearsal runs them twice: first as on a
+CPU, then as on ZeroGPU. The second time it uses the real package `spaces` with its forked workers, but with our
+`Scheduler` and without the CUDA part. Needs PyPI, a browser and about 8 GB of disk, and cleans up afterwards.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def rehearse(python: str, installed: bool, names: list[str], gradio: str) -> tup
     """Return the rows and claims of both kinds of Space.
 
     Args:
-        python: the Python to run or to make an environment of.
+        python: the Python to run, or from which to make an environment.
         installed: whether it already has all packages.
         names: the Space's files, by their paths in the tree.
         gradio: the version in the Space's configuration.
@@ -175,7 +175,7 @@ def _install(python: str, folder: Path, gradio: str) -> str:
 
 
 def _as_user() -> dict[str, Any]:
-    """Return the arguments of `subprocess` that start a process as the Space's user, if we may."""
+    """Return arguments of `subprocess` to start a process as the Space's user; none if we may not."""
     return {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
 
 

@@ -26,7 +26,7 @@ PREFIX_UNIT = 16
 SINKS = 64
 # The gap of a windowed step begins and ends at multiples of this.
 _GAP_UNIT = 64
-# The most tokens of a tree: an int64 holds one bit for each of them that a token sees.
+# The maximum number of tokens of a tree: the bits of one int64 name the tree tokens that a token sees.
 MAX_TREE_TOKENS = 63
 
 
@@ -42,7 +42,7 @@ Window = int | Chunks
 
 
 def window_start(length: int, window: int) -> int:
-    """Return the first column after the gap, when a windowed step sees the last `window` cached tokens of a row.
+    """Return the first column after the gap, if a windowed step sees the last `window` cached tokens of a row.
 
     The result SINKS means that nothing is hidden. For example, length 1000 and window 256 give 704: columns 64 to
     703 are hidden.

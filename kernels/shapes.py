@@ -23,7 +23,7 @@ class Card:
 
     Attributes:
         capability: compute capability times ten, e.g. 90 for 9.0.
-        shared: the most bytes of shared memory that a program may use.
+        shared: the maximum number of bytes of shared memory that a program may use.
         processors: number of multiprocessors.
     """
 

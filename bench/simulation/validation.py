@@ -7,7 +7,8 @@ nor of the held-out length, nor of Algorithm 1. Decoding is greedy, and the draf
 (highest - lowest) / median of an arm's repeats.
 
 The "clock" figures come from running each arm again on a simulated clock with the same table (SimulatedClock).
-There only the times are predicted, while the rounds are real; the other predictions also draw the acceptance.
+In these figures only the times are predicted, while the rounds are real; the other predictions also draw the
+acceptance at random.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Chain:
     """A request for a chain of drafts, from a head that reads its own states.
 
     Attributes:
-        most: int64 [B], the most drafts of each row; at least one row has more than 0.
+        most: int64 [B], the maximum number of drafts of each row; at least one row has more than 0.
         fuse: the layer that turns [embedding, state] into the body's input.
         embedded: float32 [V', hidden], the embeddings of the head's vocabulary.
         ids: int64 [V'], the token id of each of its columns, which the noise depends on.
@@ -88,7 +88,7 @@ class Chain:
 
     @property
     def levels(self) -> int:
-        """Return the most drafts of any row."""
+        """Return the largest entry of `most`."""
         return int(self.most.max())
 
 

@@ -92,12 +92,12 @@ class Packed:
 
     @property
     def columns(self) -> int:
-        """Return the most vectors that this matrix is multiplied by at once."""
+        """Return the maximum number of vectors that this matrix is multiplied by at once."""
         return columns_of(self.form, self.dot)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that a product reads."""
+        """Return how many bytes a product reads."""
         return int(self.data.nbytes) + (0 if self.scale is None else int(self.scale.nbytes))
 
 

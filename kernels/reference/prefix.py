@@ -195,7 +195,7 @@ def _visible_part(
 def _gather(own: Tensor, columns: Tensor, shared: SharedPart | None, prefix: Tensor | None) -> Tensor:
     """Gather each row's tokens `columns`, int64 [B, N], as [B, Hkv, N, D].
 
-    A column after the row's end gives any of its tokens.
+    For a column after the row's end, the result has an arbitrary token of the row.
     """
     rows = torch.arange(len(columns), device=own.device)[:, None]
     starts = 0 if shared is None else shared.starts[:, None]

@@ -14,7 +14,7 @@ import triton.language as tl
 SINKS: tl.constexpr = tl.constexpr(64)
 # MAX_TREE_TOKENS of plan.py.
 MAX_TREE_TOKENS: tl.constexpr = tl.constexpr(63)
-# Stands for no prefix or no position; it is greater than all of them.
+# Stands for no prefix or no position, and is greater than every prefix and position.
 NONE: tl.constexpr = tl.constexpr(2147483647)
 
 

@@ -196,7 +196,7 @@ def split_tiles(rows: int, outputs: int, gate: bool, itemsize: int, programs: in
         return tiles(rows, gate, itemsize)
     parts = min(8, max(1, programs // triton.cdiv(outputs, 64)))
     tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-    # Powers of two only, because each value is compiled separately.
+    # Only powers of two are used, because each value is compiled separately.
     return tile | {"SPLIT_K": 1 << (parts.bit_length() - 1)}
 
 

@@ -181,8 +181,9 @@ def attend_prefix(
     hq = head * GROUP + m // queries % GROUP
     last = tl.load(lengths + row).to(tl.int32) + s
     if TREE:
-        # Prefixes end before trees begin, so only a window can hide a prefix's columns. A step has few tokens;
-        # 64-bit offsets would spill for heads of 256 float32 numbers.
+        # Prefixes end before trees begin, so only a window can hide a prefix's columns. Offsets of 32 bits are
+        # enough, because a step has few tokens; 64-bit offsets would spill registers for heads of 256 float32
+        # numbers.
         last = tl.load(positions + (row.to(tl.int32) * queries + s)).to(tl.int32)
     skip = tl.zeros_like(last) + SINKS
     if GAP:

@@ -16,7 +16,7 @@ from ..calls.jit import helper, kernel
 from ..elements import copy_bytes, float_at, store_float, store_u16, u16_at, zero_bytes
 from .layout import TILE
 
-# The most tiles of a layout: those of the longest path, if it begins at a tile's last column.
+# The maximum number of tiles of a layout: the longest path, beginning at a tile's last column, needs this many.
 TAIL = (TILE - 1 + MAX_TREE_TOKENS + TILE - 1) // TILE
 
 
