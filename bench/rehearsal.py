@@ -4,7 +4,7 @@ PYTHON gets a new environment with the packages of a Gradio Space's image, or al
 app.py runs in a read-only folder with an empty home and a Space's variables, as user 1000 if we may change to it.
 A browser runs the default race, and the API makes the other requests. The rehearsal runs them twice: first as on a
 CPU, then as on ZeroGPU. The second time it uses the real package `spaces` with its forked workers, but with our
-`Scheduler` and without the CUDA part. Needs PyPI, a browser and about 8 GB of disk, and cleans up afterwards.
+`Scheduler` and without the CUDA part. It needs PyPI, a browser and about 8 GB of disk, and cleans up afterwards.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ USER = 1000
 GB = 1e9
 # Environment variables that pip and the program inherit; all others describe only this machine.
 INHERITED = re.compile(r"PATH|LD_LIBRARY_PATH|(PIP|SSL)_\w+|(\w+_)?proxy", re.IGNORECASE)
-# Seconds that are left of the emulated quota. SHORT is enough for a short race, LONG for the beginning of a long
-# one, and NONE for no race at all.
+# Seconds that the visitor has left of the emulated quota. SHORT is enough for a short race, LONG for the beginning
+# of a long one, and NONE for no race at all.
 SHORT, LONG, NONE = 20, 15, 4
 # A program for the Space's Python, which is not the Python that runs this bench.
 VERSIONS = """import json, platform, spaces, gradio

@@ -34,8 +34,8 @@ from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, sc
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
-# A checkpoint is measured on at least this many rows of each held-out shard (if the shard has them), and on at
-# most twice as many.
+# A checkpoint is measured on CHECKED_ROWS to 2 CHECKED_ROWS rows of each held-out shard, or on all its rows if it
+# has fewer.
 CHECKED_ROWS = 24
 CHECKPOINT = "checkpoint.pt"
 # Positions whose distributions are computed together, so that they fit the processor's caches.
@@ -144,8 +144,8 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
     width = head.project.in_features if head.config.reads_layers else head.config.hidden
     seen, result = shifted(head.project(batch.states[..., -width:])), []
     for depth in range(own_states + 1):
-        # Position t sees its own key of this depth, the key of t-1 of the previous depth, and so on down to depth
-        # 0, of which it sees positions 0 to t-depth.
+        # Position t sees its own key of this depth, the key of position t-1 of the previous depth, and so on; of
+        # depth 0 it sees the keys of positions 0 to t-depth.
         blocks = [places[:, None] - (depth - other) == places[None] for other in range(depth + 1)]
         blocks[0] = places[:, None] - depth >= places[None]
         mask = torch.cat(blocks, dim=1)[None, None].expand(len(batch.ids), 1, -1, -1)

@@ -37,7 +37,7 @@ class Chunks:
     size: int
 
 
-# What a token of a layer sees: the last N tokens including itself, or its chunk.
+# The tokens that a token sees in a layer: the last N tokens including itself, or its chunk.
 Window = int | Chunks
 
 
@@ -114,8 +114,8 @@ class AttentionPlan:
         captured_extent: own columns that a captured step reads; no row may grow beyond them.
         views: keys and values [B, Hkv, extent, D] that the step may read, of layer 0, then of layer 1, and so on.
         shared: the prefixes that rows share; a row is at least as long as its start.
-        gap: tokens of the window in a windowed step, whose queries do not see the columns from SINKS up to
-            `window_starts(gap)`; None if they see all.
+        gap: None, or in a windowed step the number of tokens in the window. The queries of such a step do not see
+            the columns from SINKS up to `window_starts(gap)`.
         tree: the trees that the new tokens form, if any.
     """
 

@@ -114,7 +114,7 @@ def has_tensor_cores(device: torch.device) -> bool:
     """Return whether Triton's products use tensor cores on the device.
 
     Below compute capability 8.0, Triton emits plain multiply-adds. Under the interpreter and on devices other than
-    CUDA the result is True, and nothing depends on it.
+    CUDA we return True, but nothing depends on this result.
     """
     if (card := _described_card(device)) is not None:
         return card.capability >= 80
@@ -135,7 +135,7 @@ def processors(device: torch.device) -> int:
 def shared_bytes(device: torch.device) -> int:
     """Return the bytes of shared memory that one program may use on the device.
 
-    If that is unknown, the result is 99 KiB, which most GPUs have.
+    If the number is unknown, return 99 KiB, which most GPUs have.
     """
     if (card := _described_card(device)) is not None:
         return card.shared

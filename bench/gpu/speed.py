@@ -170,7 +170,7 @@ def step_ms(
 
 
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Return the median time of a call, on an accelerator from its first launch to the end of its last kernel."""
+    """Return the median time of a call; on an accelerator, from the first launch to the end of the last kernel."""
     times: list[float] = []
     for _ in range(repeats + 3):
         if is_accelerator(device):

@@ -32,8 +32,9 @@ from ..report.report import Row, claim, median
 
 FIT, HELD_LENGTH = (2, 6), 4
 WITHIN = 0.10
-# A row's acceptance rate at a position is estimated as if the row had tested this many more drafts there, which
-# were accepted at the mean rate of all rows. This keeps rates from few drafts close to that mean (shrinkage).
+# We estimate a row's acceptance rate at a position as if the row had tested this many additional drafts at that
+# position, and as if they had been accepted at the mean rate of all rows. This keeps rates from few drafts close
+# to that mean (shrinkage).
 POOLED = 4.0
 WARM_UP = 4  # tokens of the unmeasured runs
 # The names of the predictions, and the columns with their relative errors.

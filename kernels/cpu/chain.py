@@ -114,7 +114,7 @@ class Drafted:
 
     @property
     def forwards(self) -> int:
-        """Return the number of forwards."""
+        """Return the number of forwards that the chain took."""
         return 1 + int((self.alive[:-1] & GOES_ON).any(1).sum())
 
 
@@ -337,7 +337,7 @@ def feed(
 
 @helper
 def later_plan(chain, level, plan):
-    """Return the attention plan after level `level`; `plan` only provides an empty array."""
+    """Return the attention plan after level `level`; of `plan`, we use only an empty array."""
     rows, plans, no_tree = len(chain.most), chain.plans, plan[4][:0]
     at, end = level * rows, (level + 1) * rows
     items = plans.items[plans.ends[level] : plans.ends[level + 1]]

@@ -163,7 +163,7 @@ def _weight_bytes(size: int) -> Array:
 
 
 class _Arena:
-    """The part of the newest large pages that no array uses yet. Arrays in these pages keep them alive."""
+    """The part of the newest large pages that no array uses yet. An array keeps its pages alive."""
 
     free = np.zeros(0, np.uint8)
 

@@ -112,7 +112,7 @@ def _scores(query: Tensor, part: _Part, queries: int, scaling: float, softcap: f
 def _product(x: Tensor, y: Tensor) -> Tensor:
     """Return x [n, Hkv, M, K] times y [n, Hkv, K, N].
 
-    If y is [1, Hkv, K, N], it serves all n, and each head needs only one product.
+    If y is [1, Hkv, K, N], it is used for all n rows of x, and each head needs only one product.
     """
     if x.shape[0] == y.shape[0]:
         return x @ y
@@ -148,7 +148,7 @@ def _prefix_parts(plan: AttentionPlan, window: Window | None, prefix: Pair | Non
 def readers(plan: AttentionPlan, prefixes: int) -> Iterator[tuple[int, slice | Tensor, int]]:
     """Yield (prefix, its rows, the columns that they see) for each prefix.
 
-    A captured step yields all rows and all columns for each.
+    For a captured step, yield all rows and all columns with each prefix.
     """
     shared = plan.shared
     assert shared is not None

@@ -35,10 +35,10 @@ SEGMENT = 512
 # If there would be fewer programs per multiprocessor than this with all segments in each program, each takes only
 # one segment.
 _PROGRAMS_PER_PROCESSOR = 3
-# With more query rows per key-value head than this, programs take all segments: the segments' sums would need many
-# bytes compared with keys and values.
+# With more query rows per key-value head than this, programs take all segments: compared with the keys and values,
+# the segments' sums would need many bytes.
 MAX_SPLIT_ROWS = 256
-# The most numbers (float32) in the sums of all segments: 256 MiB.
+# The maximum number of float32 numbers in the sums of all segments; they take 256 MiB.
 MAX_PART_NUMBERS = 1 << 26
 # Devices of capability 8.6, 8.9 and 12.0 have fewer bytes of shared memory per program.
 _AMPLE_SHARED = 128 * 1024
@@ -115,7 +115,7 @@ def fused(
 ) -> Tensor:
     """Compute attention in one launch or a few. Same arguments and result as `pad` (reference/attention.py).
 
-    If no tile size could be compiled, `pad` computes the result. In this case, and with another size than the
+    If no tile size could be compiled, `pad` computes the result. With `pad`, or with another tile size than the
     first, a row's sums may be rounded differently from those of other launches. `parts` fixes whether each program
     takes one segment (for tests); None lets `in_parts` choose.
 
@@ -206,8 +206,7 @@ def _tree(plan: AttentionPlan, tree: TokenTree, window: int | None) -> tuple[Ten
     def marks() -> Tensor:
         sees = tree.sees
         if window is not None:
-            # On a path, an ancestor is n positions before the token if n bits of the token's number are above the
-            # ancestor's bit.
+            # A token is n positions after an ancestor if n of the token's bits are higher than the ancestor's bit.
             places = torch.arange(MAX_TREE_TOKENS, device=sees.device)
             bits = (sees[:, :, None] >> places) & 1
             above = bits.flip(-1).cumsum(-1).flip(-1)

@@ -89,7 +89,7 @@ def segment(
             each query.
         keys, values: the addresses of two int64 arrays with the addresses of the tiles; the array for keys is
             padded to a multiple of TOGETHER.
-        tiles: number of tiles; the last contains the last column that a query sees.
+        tiles: number of tiles; the last tile contains the last column that any query sees.
         columns: the maximum number of columns that a query sees.
         seen: the address of int64 [number], the number of columns that each query sees.
         scratch: ROOM bytes.
@@ -261,7 +261,7 @@ def _scores_to_weights(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, s
         for slot, part in zip(maxima, parts(block), strict=True):
             b.store(_greater(b, part, b.load(slot)), slot)
     largest = _largest_lane(b, [b.load(slot) for slot in maxima])
-    # A query that sees nothing here has a largest score of -inf, and zero weights.
+    # If a query sees nothing in this segment, its largest score is -inf and its weights are zero.
     sees_none = b.fcmp_ordered("==", largest, ir.Constant(FLOAT, float("-inf")))
     base = splat(b, b.select(sees_none, ir.Constant(FLOAT, 0.0), largest), LANES)
     with cgutils.for_range(b, blocks) as block:

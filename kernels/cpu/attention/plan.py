@@ -22,7 +22,7 @@ from .layout import SEGMENT, SINKS
 # they are read once for all of them.
 DIRECT, APART, SHARED = 0, 1, 2
 # A row with at least MIN_WIDE_QUERIES queries per key-value head is not combined with other rows, because its own
-# queries already make good use of each column that is read. A DIRECT item has at most MAX_DIRECT_QUERIES.
+# queries already make good use of each column that is read. A DIRECT item has at most MAX_DIRECT_QUERIES queries.
 MIN_WIDE_QUERIES, MAX_DIRECT_QUERIES = 48, 96
 
 

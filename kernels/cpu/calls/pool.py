@@ -65,8 +65,8 @@ def run(kernel: Any, phases: int, *arguments: Any) -> None:
     """Call kernel(state, threads, *arguments) on torch's number of threads, with counters for `phases` phases."""
     threads = torch.get_num_threads()
     everything, helpers = (state_of(phases), threads, *arguments), threads - 1
-    # The first call also compiles `watch`, which helpers run. The first call uses no helpers, because they would
-    # only wait for the compiler.
+    # The first call of a kernel compiles it and `watch` (the helpers' code). It uses no helpers, because they
+    # would only wait for the compiler.
     if not kernel.overloads:
         watch(_pool.posted, -1)
     elif helpers > 0:
