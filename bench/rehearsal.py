@@ -2,9 +2,10 @@
 
 PYTHON gets a new environment with the packages of a Gradio Space's image, or already has them (--installed).
 app.py runs in a read-only folder with an empty home and a Space's variables, as user 1000 if we may change to it.
-A browser runs the default race, and the API makes the other requests. The rehearsal runs them twice: first as on a
-CPU, then as on ZeroGPU. The second time it uses the real package `spaces` with its forked workers, but with our
-`Scheduler` and without the CUDA part. It needs PyPI, a browser and about 8 GB of disk, and cleans up afterwards.
+A browser runs the default race, and the API makes the other requests. The rehearsal makes all requests twice:
+first as on a CPU, then as on ZeroGPU. The second time it uses the real package `spaces` with its forked workers,
+but with our `Scheduler` and without the CUDA part. It needs PyPI, a browser and about 8 GB of disk, and cleans up
+afterwards.
 """
 
 from __future__ import annotations

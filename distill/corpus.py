@@ -142,7 +142,7 @@ class Template:
         """Return the parts of the pair's chat template.
 
         Raises:
-            SystemExit: if it does not end each turn with one end token.
+            SystemExit: if the template does not end each turn with one end token.
         """
         mark = "@@"
         turns = [{"role": role, "content": mark} for role in ("user", "assistant", "user")]

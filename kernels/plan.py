@@ -255,7 +255,7 @@ class AttentionPlan:
 
 
 def _outside(positions: Tensor, last: Tensor, window: Window) -> Tensor:
-    """Return, as bool, whether a layer's window hides tokens at `positions` from tokens at `last`."""
+    """Return whether a layer's window hides tokens at `positions` from tokens at `last`, as a bool tensor."""
     if isinstance(window, Chunks):
         return positions < last // window.size * window.size
     return positions <= last - window

@@ -5,8 +5,8 @@ their turns are asked, with regular decoding's answers to the earlier turns as c
 end token. Arms take turns step by step.
 
 These figures are over BASS's rounds: "tokens a round" is 1 + accepted drafts per row-round that drafted, and `a`
-is accepted / tested drafts. `at i` is about the row-rounds with at least i drafts: the share of them in which the
-first i were accepted. "ms/token" is the median of the calls. A speed-up is the time that regular decoding would
+is accepted / tested drafts. `at i` is a share of the row-rounds with at least i drafts: those in which the first i
+drafts were accepted. "ms/token" is the median of the calls. A speed-up is the time that regular decoding would
 need for the arm's texts divided by the arm's time (bass_core/lanes/pace.py), as the geometric mean over the calls;
 +- is 1.96 standard errors of its logarithm, in per cent. "all" joins the categories.
 """

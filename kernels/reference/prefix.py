@@ -27,7 +27,7 @@ class _Part:
     Attributes:
         rows: the n rows.
         keys, values: [n, Hkv, N, D], or [1, Hkv, N, D] if all n rows see the same.
-        hidden: bool [n, S, N], true if a query must not see the column; None if all see all.
+        hidden: bool [n, S, N], true if a query must not see the column; None if all queries see all columns.
     """
 
     rows: slice | Tensor
