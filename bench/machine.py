@@ -1,9 +1,9 @@
 """This machine's peaks: memory bandwidth in bytes/s, and FLOP/s. Call `measure` first.
 
 Both are measured (on a CPU by bass_core/machine/cpu_speed.py), except for the FLOP/s of a GPU that
-bass_core/machine/hardware.py knows: those are the datasheet's. At these peaks no step can be faster than its
-roofline, the longer of the times for its bytes and for its FLOPs.
-Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+bass_core/machine/hardware.py knows: those are the datasheet's. At these peaks, no step can take less time than its
+roofline: the longer of the times for its bytes and for its FLOPs. Source: Williams, Waterman and Patterson,
+"Roofline", CACM 2009.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Scale:
     """Mean and standard deviation [width] of each entry of the states; 0 and 1 for the last hidden state.
 
     A few entries of a residual stream are fifty times larger than the others. Without scaling, a head would learn
-    only from these.
+    only from these few entries.
     """
 
     mean: Tensor

@@ -28,7 +28,7 @@ _KINDS = {
     "own": 20, "code": 5, "docstring": 3, "instruction": 11, "question": 10, "story": 5, "list": 3, "rewriting": 4,
     "sum": 6, "fact": 10, "role": 4, "puzzle": 3, "translation": 8, "about": 11, "passages": 7,
 }  # fmt: skip
-# Kinds that quote long texts, and the least and greatest number of parts of such a text.
+# Kinds that quote long texts; for each kind, the least and greatest number of parts of such a text.
 _QUOTING = {"about": (1, 5), "passages": (3, 5)}
 # The probability that another turn follows, the maximum number of turns, and the share of turns after the first
 # that the target invents.
@@ -92,7 +92,7 @@ def evaluation_prompts() -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes prompts; arguments as for `conversations`."""
+    """Makes prompts. The arguments are those of `conversations`."""
 
     rng: random.Random
     words: Sequence[str]

@@ -47,7 +47,7 @@ class TrainSettings:
         share: the share of the scored positions that a step trains on, drawn again in each step.
         learning_rate: the highest learning rate.
         warmup_steps: steps of linear warm-up.
-        own_states: how many draft tokens deep we train it on its own states.
+        own_states: how many levels of draft tokens after the first we train on the head's own states.
         weight_decay: AdamW's weight decay.
         checkpoint_seconds: time between checkpoints.
         held_out_shards: the first shards, which are only used for measuring.

@@ -116,7 +116,7 @@ def mixed(
 def _flash_attn() -> Any:
     """Return flash-attn's function, or None.
 
-    Only an import can tell, because other packages install a flash_attn namespace too.
+    Only an import shows whether flash-attn is installed, because other packages create a flash_attn namespace too.
     """
     try:
         from flash_attn import flash_attn_with_kvcache
@@ -133,7 +133,8 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
     "flash": flash,
     "mixed": mixed,
 }
-# Backends whose launches can be captured once and replayed for any lengths. `split` depends on the host's lengths.
+# Backends whose launches can be captured once and replayed for any lengths. `split` is not one of them, because it
+# needs the lengths on the host.
 CAPTURABLE = ("fused", "flash", "mixed", "pad", "sdpa")
 _MIN_EXTENT = 256
 

@@ -26,7 +26,7 @@ PREFIX_UNIT = 16
 SINKS = 64
 # The gap of a windowed step begins and ends at multiples of this.
 _GAP_UNIT = 64
-# The most tokens of a tree: an int64 holds one bit for each of them that a token sees.
+# The maximum number of tokens of a tree: the bits of one int64 name the tree tokens that a token sees.
 MAX_TREE_TOKENS = 63
 
 
@@ -37,12 +37,12 @@ class Chunks:
     size: int
 
 
-# What a token of a layer sees: the last N tokens including itself, or its chunk.
+# The tokens that a token sees in a layer: the last N tokens including itself, or its chunk.
 Window = int | Chunks
 
 
 def window_start(length: int, window: int) -> int:
-    """Return the first column after the gap, when a windowed step sees the last `window` cached tokens of a row.
+    """Return the first column after the gap, if a windowed step sees the last `window` cached tokens of a row.
 
     The result SINKS means that nothing is hidden. For example, length 1000 and window 256 give 704: columns 64 to
     703 are hidden.
@@ -114,8 +114,8 @@ class AttentionPlan:
         captured_extent: own columns that a captured step reads; no row may grow beyond them.
         views: keys and values [B, Hkv, extent, D] that the step may read, of layer 0, then of layer 1, and so on.
         shared: the prefixes that rows share; a row is at least as long as its start.
-        gap: tokens of the window in a windowed step, whose queries do not see the columns from SINKS up to
-            `window_starts(gap)`; None if they see all.
+        gap: None, or in a windowed step the number of tokens in the window. The queries of such a step do not see
+            the columns from SINKS up to `window_starts(gap)`.
         tree: the trees that the new tokens form, if any.
     """
 
@@ -255,7 +255,7 @@ class AttentionPlan:
 
 
 def _outside(positions: Tensor, last: Tensor, window: Window) -> Tensor:
-    """Return, as bool, whether a layer's window hides tokens at `positions` from tokens at `last`."""
+    """Return whether a layer's window hides tokens at `positions` from tokens at `last`, as a bool tensor."""
     if isinstance(window, Chunks):
         return positions < last // window.size * window.size
     return positions <= last - window

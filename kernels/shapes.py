@@ -23,7 +23,7 @@ class Card:
 
     Attributes:
         capability: compute capability times ten, e.g. 90 for 9.0.
-        shared: the most bytes of shared memory that a program may use.
+        shared: the maximum number of bytes of shared memory that a program may use.
         processors: number of multiprocessors.
     """
 
@@ -51,7 +51,7 @@ class Shape:
         capped: whether scores have a soft cap.
         normed: whether queries and keys are normalised per head.
         verifies: whether it is a target, which verifies drafts and may draft over a gap.
-        named: whether its outputs are only a part of the target's ids.
+        named: whether its outputs stand for only some of the target's token ids.
     """
 
     dtype: str

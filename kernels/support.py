@@ -20,7 +20,8 @@ from .shapes import Card
 
 # Number of multiprocessors to assume for a device that is not a CUDA GPU.
 _FALLBACK_PROCESSORS = 4
-# The card to compile for when tensors are on torch's device "meta". Launches for it are never run.
+# The card to compile for when tensors are on torch's device "meta". Launches for this card are compiled but never
+# run.
 _described: Card | None = None
 # Signals that end a compiler for reasons outside the launch: Ctrl-C, out of memory, a request to terminate.
 PASSING_SIGNALS = (2, 9, 15)
@@ -103,8 +104,8 @@ def available(device: torch.device) -> bool:
 def on_zero_gpu() -> bool:
     """Return whether this is a Hugging Face Space on ZeroGPU, which has a device only while it answers a request.
 
-    Until then its CUDA tensors are placeholders whose values are on the host. A forked process moves them to the
-    device (read in the source of spaces 0.51.3; not run on a Space).
+    While the Space has no device, its CUDA tensors are placeholders whose values are on the host. A forked process
+    moves them to the device (read in the source of spaces 0.51.3; not run on a Space).
     """
     return os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")
 
@@ -113,7 +114,7 @@ def has_tensor_cores(device: torch.device) -> bool:
     """Return whether Triton's products use tensor cores on the device.
 
     Below compute capability 8.0, Triton emits plain multiply-adds. Under the interpreter and on devices other than
-    CUDA the result is True, and nothing depends on it.
+    CUDA we return True, but nothing depends on this result.
     """
     if (card := _described_card(device)) is not None:
         return card.capability >= 80
@@ -134,7 +135,7 @@ def processors(device: torch.device) -> int:
 def shared_bytes(device: torch.device) -> int:
     """Return the bytes of shared memory that one program may use on the device.
 
-    If that is unknown, the result is 99 KiB, which most GPUs have.
+    If the number is unknown, return 99 KiB, which most GPUs have.
     """
     if (card := _described_card(device)) is not None:
         return card.shared

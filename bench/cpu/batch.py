@@ -158,7 +158,7 @@ def _share(samples: list[Sample], name: str, peak: float) -> float | None:
     """Return the samples' bytes or FLOPs per second as a share of `peak`; None if they are unknown.
 
     Args:
-        samples: the calls of one arm. Their time is the lane's, without prefills.
+        samples: the calls of one arm. We use the lane's time, which excludes prefills.
         name: "bytes_read" or "flops".
         peak: the machine's peak per second.
     """
@@ -183,8 +183,9 @@ def crossover(rows: list[Row], arm: str) -> float | None:
 def _roofline(pair: ModelPair, machine: Machine, rows: list[Row]) -> dict[str, Any]:
     """Return the data of the roofline plot.
 
-    It has the tokens (over all rows) and milliseconds of the measured rounds. For comparison, it has the times in
-    which this machine could read only the bytes, or compute only the FLOPs, of a round with that many tokens.
+    It has the tokens (over all rows) and milliseconds of the measured rounds. For comparison, it also has two
+    times for each number of tokens in a round: the time that this machine needs to read the bytes of the round,
+    and the time that it needs to compute the FLOPs.
     """
     cost, context = pair.target_step.cost, 100
     rounds = [
@@ -234,7 +235,7 @@ def speedup(report: dict[str, Any]) -> go.Figure:
     chart.update_xaxes(tickvals=batches, ticktext=[str(batch) for batch in batches])
     if report["crossover"][BASS]:
         chart.add_vline(report["crossover"][BASS], line_dash="dot")
-        # On a logarithmic axis Plotly expects log10 of an annotation's x, but a line's x itself.
+        # On a logarithmic axis Plotly expects log10(x) for an annotation, but x for a line.
         at = math.log10(report["crossover"][BASS])
         chart.add_annotation(x=at, y=1, yref="paper", text="crossover of BASS", showarrow=False, xanchor="left")
     return chart

@@ -1,7 +1,7 @@
 """`python -m bench record [NAME ...]`: make the recordings that ship with the page (ui/recordings/shipped).
 
-Each is one race of the default pair, with a preset's settings and the page's number of threads. Before it, we
-measure all costs of rounds, as the page does while no race runs. We store the first race, whatever its outcome.
+Each is one race of the default pair, with a preset's settings and the page's number of threads. Before the race,
+we measure all costs of rounds, as the page does while no race runs. We store the first race, whatever its outcome.
 The file names the machine, the date, the versions and the command.
 """
 

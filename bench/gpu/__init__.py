@@ -4,8 +4,8 @@ Each section runs in a separate process. If it ends with an error, a crash or a 
 about it and the next section starts. The result file is rewritten after every figure, so nothing measured is lost
 when the command is interrupted; the same command then runs only the unfinished sections. No network is needed:
 models are built from configs with random weights. Without a GPU the same sections are a dry run on tiny models,
-and no time counts. `--here` runs sections in this process, for compute-sanitizer and ncu. The shipped pair is not
-measured here; use `bench batch --device cuda`.
+whose times mean nothing. `--here` runs sections in this process, for compute-sanitizer and ncu. The shipped pair
+is not measured here; use `bench batch --device cuda`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RATIOS = {
     ),
     "regular / BASS": ("lanes", ["b8 a0.8 regular", "b8 a0.8 bass"], "ms/token", "at least", 2.5),
     "generate / BASS": ("lanes", ["b8 a0.8 generate", "b8 a0.8 bass"], "ms/token", "at least", 4.0),
-    # The paper reaches 15.8 %.
+    # In the paper this share is 15.8 %.
     "BASS's share of the peak FLOP/s": ("lanes", ["b8 a0.9 bass"], "FLOPs", "at least", 0.158),
 }
 

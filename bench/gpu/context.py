@@ -1,7 +1,7 @@
 """The context of a section of the GPU bench: the device, the models, and the receiver of its figures.
 
 A section passes on each figure as soon as it is known. Models are built from configs with random weights, so
-nothing is downloaded. On any device except CUDA they are tiny, and no time counts.
+nothing is downloaded. On any device except CUDA the models are tiny, and the times mean nothing.
 """
 
 from __future__ import annotations

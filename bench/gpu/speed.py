@@ -38,7 +38,7 @@ from ..machine import measure
 from ..report.report import device_name, median
 from .context import Context
 
-# Plans say which matrix products run on our kernel, and how. We time all of them on the card to choose the best.
+# Plans say which matrix products run on our kernel, and how. We time all plans on the card to choose the best one.
 PLANS = {
     "ours": ProductPlan(),
     "ours up to 16 rows": ProductPlan(most_rows=16),
@@ -154,7 +154,7 @@ def step_ms(
     """
     make = make_runner if graphs else ModelRunner
     runner = make(model, rows, kv + width, model.vocab, choose_backend(backend, ctx.device, ctx.dtype))
-    # Fill the cache with noise: a wrong sum of zeros would be right.
+    # Fill the cache with noise: over zeros, even a wrong kernel would give the correct sum.
     runner.cache.buffer.normal_()
     batch = ForwardBatch(torch.randint(0, model.vocab, (rows, width)).to(ctx.device), [kv] * rows)
     call: Callable[[], object] = partial(runner.forward, batch)
@@ -170,7 +170,7 @@ def step_ms(
 
 
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Return the median time of a call, on an accelerator from its first launch to the end of its last kernel."""
+    """Return the median time of a call; on an accelerator, from the first launch to the end of the last kernel."""
     times: list[float] = []
     for _ in range(repeats + 3):
         if is_accelerator(device):

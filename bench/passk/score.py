@@ -2,8 +2,8 @@
 
 A record is {"task_id", "lanes": {"METHOD N": [sequence, ...]}}. A sequence is {"text", "token_ids", "ended_ms",
 "logprob", "passed"}: `ended_ms` is the lane time of the token that ended it, or None if it did not end; `logprob`
-and `passed` are None until it is judged. A budget only cuts a lane off, so one run with the longest budget also
-contains the runs with all shorter ones.
+and `passed` are None until it is judged. A budget only stops a lane early, so one run with the longest budget also
+contains the runs with all shorter budgets.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def wilson(passed: int, count: int) -> list[float]:
 
 
 def differing(records: list[Record], batches: list[int]) -> tuple[int, int]:
-    """Compare each sequence of regular decoding with the same one in the smallest batch that contains it.
+    """Compare each sequence of regular decoding with the same sequence in the smallest batch that contains it.
 
     Sequences of different lengths are compared up to the end of the shorter one.
 

@@ -1,9 +1,9 @@
 """The arms of `bench peers` (program, method, weights), and `take_turns`, which runs them one at a time.
 
 Every call answers the same token ids greedily with a fixed number of new tokens. Our lanes, OpenVINO, vLLM and
-`generate_batch` continue after an end token; `generate` and llama.cpp never choose one. transformers runs the
-model in its own dtype with its default attention, `sdpa`. A draft head can't assist it, because `assistant_model`
-must be a causal language model. The method "as our lane" is our lane around the same `generate`.
+`generate_batch` continue after an end token; `generate` and llama.cpp never choose an end token. transformers runs
+the model in its own dtype with its default attention, `sdpa`. A draft head can't assist it, because
+`assistant_model` must be a causal language model. The method "as our lane" is our lane around the same `generate`.
 
 Every round runs all arms twice: with one new token, which gives the time of the prompt, and with all new tokens.
 The first round does not count. After every call we wait SETTLE_S, so that spinning threads go to sleep, and then
@@ -35,8 +35,8 @@ from .child import Child
 OURS, TRANSFORMERS, LLAMA_CPP, OPENVINO, VLLM = "ours", "transformers", "llama.cpp", "OpenVINO", "vLLM"
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "Q4_1": 4}
 SETTLE_S, WATCH_S = 0.05, 0.05
-# The most cores that other programs may use during a call. The limit is low because two threads that wait for each
-# other lose far more time than the share that was taken from them.
+# The maximum number of cores that other programs may use during a call. The limit is low because two threads that
+# wait for each other lose far more time than the share that was taken from them.
 MAX_OTHERS = 0.1
 
 Rows = list[list[int]]
@@ -94,8 +94,8 @@ def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
     """Return the new token ids that transformers' continuous batching writes greedily, without an early end.
 
     We give its cache only the blocks that the rows need. By default it takes most of the free memory, and
-    allocating that takes longer than everything else. It computes in a second thread, which slows it down as
-    described for the outside lane in docs/figures.md.
+    allocating that takes longer than everything else. Continuous batching computes in a second thread;
+    docs/figures.md describes, for the outside lane, how much that slows it down.
     """
     options = ContinuousBatchingConfig(max_batch_tokens=sum(map(len, rows)), allow_block_sharing=False)
     options.num_blocks = sum(-(-(len(row) + tokens) // options.page_size) for row in rows)

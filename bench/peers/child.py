@@ -83,7 +83,7 @@ class Child:
             self._child.wait()
 
     def complete(self, rows: list[list[int]], tokens: int) -> Any:
-        """Return the peer's answer for `tokens` new tokens of each row."""
+        """Return the peer's answer: `tokens` new tokens for each row."""
         self._send((rows, tokens))
         return self._answer(CALL_S)
 

@@ -194,7 +194,7 @@ def document(
     results: list[Row],
     claims: list[Row],
 ) -> Row:
-    """Return a bench's document, ready for JSON; `of` is the measured pair, or only the device."""
+    """Return a bench's document, ready for JSON; `of` is the measured pair, or the device if there is no pair."""
     weights = None if isinstance(of, torch.device) else weights_of(of)
     return {
         "bench": bench,

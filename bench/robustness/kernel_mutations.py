@@ -1,4 +1,4 @@
-"""Known ways to break CPU and GPU kernels, captured steps and shared prefixes; as in mutations.py."""
+"""Known ways to break CPU and GPU kernels, captured steps and shared prefixes, in the format of mutations.py."""
 
 from __future__ import annotations
 

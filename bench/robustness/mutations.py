@@ -48,7 +48,7 @@ _BLOCK = "tests/bass_core/verify/test_block.py::test_"
 _FED = "tests/bass_core/draft/test_tree.py::test_"
 _OVERLAPPED = "tests/bass_core/decode/overlapped/test_"
 _CORE = "tests/bass_core/"
-# Cases in which torch verifies, not the CPU kernels.
+# Test cases in which torch verifies the drafts, not the CPU kernels.
 _REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_equal_the_reference"]
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[bass-other-1.0-0-1.0-rejection]"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_rejected"]

@@ -62,7 +62,7 @@ class Chain:
     """A request for a chain of drafts, from a head that reads its own states.
 
     Attributes:
-        most: int64 [B], the most drafts of each row; at least one row has more than 0.
+        most: int64 [B], the maximum number of drafts of each row; at least one row has more than 0.
         fuse: the layer that turns [embedding, state] into the body's input.
         embedded: float32 [V', hidden], the embeddings of the head's vocabulary.
         ids: int64 [V'], the token id of each of its columns, which the noise depends on.
@@ -88,7 +88,7 @@ class Chain:
 
     @property
     def levels(self) -> int:
-        """Return the most drafts of any row."""
+        """Return the largest entry of `most`."""
         return int(self.most.max())
 
 
@@ -114,7 +114,7 @@ class Drafted:
 
     @property
     def forwards(self) -> int:
-        """Return the number of forwards."""
+        """Return the number of forwards that the chain took."""
         return 1 + int((self.alive[:-1] & GOES_ON).any(1).sum())
 
 
@@ -337,7 +337,7 @@ def feed(
 
 @helper
 def later_plan(chain, level, plan):
-    """Return the attention plan after level `level`; `plan` only provides an empty array."""
+    """Return the attention plan after level `level`; of `plan`, we use only an empty array."""
     rows, plans, no_tree = len(chain.most), chain.plans, plan[4][:0]
     at, end = level * rows, (level + 1) * rows
     items = plans.items[plans.ends[level] : plans.ends[level + 1]]

@@ -2,7 +2,7 @@
 
 These are compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
 reads them: `width` vectors together, [steps][width] blocks of STEP numbers, in a form that kinds.py names.
-`vectors_u16` and `vectors_f32` are two views of the same bytes. Positions in them count numbers, whatever their
+`vectors_u16` and `vectors_f32` are two views of the same bytes. Positions in them are counted in numbers, in every
 form. NaN stays NaN, and infinity stays infinite or becomes NaN, so that unsound numbers are found later.
 """
 
@@ -144,7 +144,7 @@ def vector_position(vector, starts, steps):
 
 @helper
 def bytes_of(form):
-    """Return the bytes of a block of STEP numbers in a form."""
+    """Return how many bytes a block of STEP numbers takes in a form."""
     return VECTOR_BYTES[form]
 
 

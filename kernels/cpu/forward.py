@@ -66,7 +66,7 @@ def forward(
         scratch, vectors_u16, vectors_f32: scratch.
         dot: whether queries, keys and values are bfloat16.
         out: the final norm, [N, hidden].
-        logits: [M, V]. With a chain, M is B and the shape is [levels, B, V].
+        logits: [M, V]. With a chain, M is B and `logits` is [levels, B, V].
         chain: see chain.py.
     """
     heads, kv_heads, dim, _ = shape
@@ -74,8 +74,8 @@ def forward(
     form, weights, no_stream = line_at(lines, 0).form, norms.ravel(), x[:0]
     rows = heads * dim + 2 * kv_heads * dim
     rows += -rows % PANEL
-    # Two buffers of vectors: the vectors for the down product are written while the gate and up product still
-    # reads its own.
+    # There are two buffers of vectors, because the vectors for the down product are written while other vectors
+    # are still read for the gate and up product.
     half = len(vectors_f32) // 2
     vectors_u16, next_u16, vectors_f32, next_f32 = (
         vectors_u16[: 2 * half],

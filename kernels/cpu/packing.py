@@ -92,12 +92,12 @@ class Packed:
 
     @property
     def columns(self) -> int:
-        """Return the most vectors that this matrix is multiplied by at once."""
+        """Return the maximum number of vectors that this matrix is multiplied by at once."""
         return columns_of(self.form, self.dot)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that a product reads."""
+        """Return how many bytes a product reads."""
         return int(self.data.nbytes) + (0 if self.scale is None else int(self.scale.nbytes))
 
 
@@ -163,7 +163,7 @@ def _weight_bytes(size: int) -> Array:
 
 
 class _Arena:
-    """The part of the newest large pages that no array uses yet. Arrays in these pages keep them alive."""
+    """The part of the newest large pages that no array uses yet. An array keeps its pages alive."""
 
     free = np.zeros(0, np.uint8)
 

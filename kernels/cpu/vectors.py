@@ -205,7 +205,7 @@ class _Pass:
         """Emit products with weights of 8 and 4 bits: a block's integer products and their sum are exact."""
         b, low = self.b, self.form == "q4_1"
         with self._each_step() as (w, x):
-            # The bytes are q + 128, so subtract 128 times the sum of the vector.
+            # The weights' bytes are q + 128, so subtract 128 times the sum of the vector.
             start = [whole(0) if low else self._word(x, c, STEP // 4 + 1, INT) for c in range(self.width)]
             sums = [list(start) for _ in self._sums]
             for part in range(STEP // 8 if low else STEP // 4):

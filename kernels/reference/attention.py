@@ -92,8 +92,8 @@ def sdpa(
 ) -> Tensor:
     """Call torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
 
-    Grouped heads are folded into the query axis here too. torch's function has no soft cap, so layers with one use
-    `pad`. So do steps over prefixes that some queries do not see whole (prefix_sdpa.py).
+    Grouped heads are folded into the query axis here too. torch's function has no soft cap, so layers with a soft
+    cap use `pad`. Steps over prefixes that some queries do not see whole also use `pad` (prefix_sdpa.py).
     """
     fused_prefix = softcap is None and prefix is not None and prefix_sdpa.takes(query, plan, window)
     if softcap is not None or (in_parts(plan, prefix) and not fused_prefix):

@@ -27,7 +27,7 @@ class _Part:
     Attributes:
         rows: the n rows.
         keys, values: [n, Hkv, N, D], or [1, Hkv, N, D] if all n rows see the same.
-        hidden: bool [n, S, N], true if a query must not see the column; None if all see all.
+        hidden: bool [n, S, N], true if a query must not see the column; None if all queries see all columns.
     """
 
     rows: slice | Tensor
@@ -112,7 +112,7 @@ def _scores(query: Tensor, part: _Part, queries: int, scaling: float, softcap: f
 def _product(x: Tensor, y: Tensor) -> Tensor:
     """Return x [n, Hkv, M, K] times y [n, Hkv, K, N].
 
-    If y is [1, Hkv, K, N], it serves all n, and each head needs only one product.
+    If y is [1, Hkv, K, N], it is used for all n rows of x, and each head needs only one product.
     """
     if x.shape[0] == y.shape[0]:
         return x @ y
@@ -148,7 +148,7 @@ def _prefix_parts(plan: AttentionPlan, window: Window | None, prefix: Pair | Non
 def readers(plan: AttentionPlan, prefixes: int) -> Iterator[tuple[int, slice | Tensor, int]]:
     """Yield (prefix, its rows, the columns that they see) for each prefix.
 
-    A captured step yields all rows and all columns for each.
+    For a captured step, yield all rows and all columns with each prefix.
     """
     shared = plan.shared
     assert shared is not None
@@ -195,7 +195,7 @@ def _visible_part(
 def _gather(own: Tensor, columns: Tensor, shared: SharedPart | None, prefix: Tensor | None) -> Tensor:
     """Gather each row's tokens `columns`, int64 [B, N], as [B, Hkv, N, D].
 
-    A column after the row's end gives any of its tokens.
+    For a column after the row's end, the result has an arbitrary token of the row.
     """
     rows = torch.arange(len(columns), device=own.device)[:, None]
     starts = 0 if shared is None else shared.starts[:, None]

@@ -32,12 +32,13 @@ Pair = tuple[Tensor, Tensor]
 # Columns of a segment, a multiple of every tile's columns. With this size, a long row has enough segments to fill
 # a device, and the segments' sums take only a few percent of the bytes of their keys and values.
 SEGMENT = 512
-# If programs that take all segments would be fewer than this per multiprocessor, each takes only one.
+# If there would be fewer programs per multiprocessor than this with all segments in each program, each takes only
+# one segment.
 _PROGRAMS_PER_PROCESSOR = 3
-# With more query rows per key-value head than this, programs take all segments: the segments' sums would need many
-# bytes compared with keys and values.
+# With more query rows per key-value head than this, programs take all segments: compared with the keys and values,
+# the segments' sums would need many bytes.
 MAX_SPLIT_ROWS = 256
-# The most numbers (float32) in the sums of all segments: 256 MiB.
+# The maximum number of float32 numbers in the sums of all segments; they take 256 MiB.
 MAX_PART_NUMBERS = 1 << 26
 # Devices of capability 8.6, 8.9 and 12.0 have fewer bytes of shared memory per program.
 _AMPLE_SHARED = 128 * 1024
@@ -68,10 +69,10 @@ def tiles(
         block_m = 16 if rows <= 16 else 64 if block_d <= 128 else 32
         choices = [(64, 3), (64, 2), (32, 2), (16, 2)] if block_d <= 128 else [(32, 2), (16, 2)]
         if block_d <= 128 and (tree or (block_m == 64 and shared < _AMPLE_SHARED)):
-            # Capability 12.0 spills with 64 columns. The others also take fewer here, which has not been timed.
-            # For trees of 64 rows, Triton 3.7.0 and 3.7.1 abort the process when they compile 64 columns for 8.0
-            # and 9.0. Fewer rows of trees take the same number of columns, so that a row's bits don't depend on
-            # the widest tree in the batch.
+            # With 64 columns, capability 12.0 spills registers. The other capabilities also take fewer columns
+            # here; this has not been timed. For trees of 64 rows, Triton 3.7.0 and 3.7.1 abort the process when
+            # they compile 64 columns for 8.0 and 9.0. Fewer rows of trees take the same number of columns, so that
+            # a row's bits don't depend on the widest tree in the batch.
             choices = choices[2:]
     needed = {
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
@@ -114,7 +115,7 @@ def fused(
 ) -> Tensor:
     """Compute attention in one launch or a few. Same arguments and result as `pad` (reference/attention.py).
 
-    If no tile size could be compiled, `pad` computes the result. In this case, and with another size than the
+    If no tile size could be compiled, `pad` computes the result. With `pad`, or with another tile size than the
     first, a row's sums may be rounded differently from those of other launches. `parts` fixes whether each program
     takes one segment (for tests); None lets `in_parts` choose.
 
@@ -179,7 +180,7 @@ def _attend(
     scale, cap, width = scaling, softcap or 1.0, window or 0
     if parts and in_prefix:
         many = triton.cdiv(batch * group * queries, tile["BLOCK_M"])
-        # No more prefixes meet in a block than it has rows.
+        # A block has at most as many prefixes as rows.
         meeting = min(stored[0].shape[0], batch, 1 + triton.cdiv(tile["BLOCK_M"], group * queries))
         launch(attend_prefix, (many * in_prefix, kv_heads, meeting),
             query, *stored, lengths, starts, groups, order, skips, positions, sums, peaks, totals,
@@ -205,7 +206,7 @@ def _tree(plan: AttentionPlan, tree: TokenTree, window: int | None) -> tuple[Ten
     def marks() -> Tensor:
         sees = tree.sees
         if window is not None:
-            # Two tokens of a path are as many positions apart as there are bits from one to the other.
+            # A token is n positions after an ancestor if n of the token's bits are higher than the ancestor's bit.
             places = torch.arange(MAX_TREE_TOKENS, device=sees.device)
             bits = (sees[:, :, None] >> places) & 1
             above = bits.flip(-1).cumsum(-1).flip(-1)

@@ -27,7 +27,7 @@ def put(
     keys, values, cache, lengths, starts, queries, k_b, k_h, k_s, v_b, v_h, v_s, c_kv, c_b, c_h, c_n,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Copy one key and one value to its row's end, in program (token, head)."""
+    """Copy one key and one value to the end of their row, in program (token, head)."""
     row = (tl.program_id(0) // queries).to(tl.int64)
     s = tl.program_id(0) % queries
     head = tl.program_id(1)

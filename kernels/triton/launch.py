@@ -46,7 +46,7 @@ class Launch:
 def _unspecialised(kernel: Any) -> list[str]:
     """Return the names of the arguments on whose values a kernel is not specialised.
 
-    A kernel under Triton's interpreter has these names in its options.
+    Under Triton's interpreter, a kernel has these names in its keyword arguments, not in an attribute.
     """
     named = kernel.kwargs.get("do_not_specialize") if interpreting() else kernel.do_not_specialize
     return list(named or ())

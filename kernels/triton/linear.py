@@ -2,9 +2,9 @@
 
 `linear` computes y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K], gates
 above ups; act is then silu(gate) * up). With so few rows, reading W takes all the time. Norm, gate and residual
-are computed in the same launch, so a layer takes only four such launches besides its attention. A tile with
-SPLIT_K above 1 splits K into that many parts, which a second launch adds up, always in the same order.
-reference/linear.py computes the same in torch, also for more rows. Biases and backward are not supported.
+are computed in the same launch, so a layer takes only four such launches besides its attention. If a tile has
+SPLIT_K above 1, K is split into SPLIT_K parts, and a second launch adds up the parts' sums, always in the same
+order. reference/linear.py computes the same in torch, also for more rows. Biases and backward are not supported.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def split_tiles(rows: int, outputs: int, gate: bool, itemsize: int, programs: in
         return tiles(rows, gate, itemsize)
     parts = min(8, max(1, programs // triton.cdiv(outputs, 64)))
     tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-    # Powers of two only, because each value is compiled separately.
+    # Only powers of two are used, because each value is compiled separately.
     return tile | {"SPLIT_K": 1 << (parts.bit_length() - 1)}
 
 
@@ -265,7 +265,7 @@ def _linear(
         flags |= {"PRECISION": precision, "WIDEN": needs_float32(x.dtype)}
         splits, parts = tile.get("SPLIT_K", 1), out
         if splits > 1:
-            # The sums, then the squares.
+            # First the sums of the parts, then their sums of squares.
             parts = torch.empty(splits * rows * (weight.shape[0] + 1), dtype=torch.float32, device=x.device)
         launch(skinny, (blocks, splits), *pointers[:4], parts, rows, n_size, k_size, eps, **flags, **tile)
         if splits > 1:

@@ -27,7 +27,8 @@ from . import accept, attention, block, cache_write, linear, nucleus, walk
 from .launch import Launch, collected
 
 Call = Callable[[], object]
-# Numbers of queries of one row and head, and numbers of drafts of one row. There is one number for each tile size.
+# QUERIES: numbers of queries of one row and head. WIDTHS: numbers of drafts of one row. Each has one number for
+# each tile size.
 QUERIES, WIDTHS = (1, 17), (3, 17)
 # Numbers of rows of a product: one for `gemv`, and one for each of the two tile sizes of `skinny`.
 PRODUCT_ROWS = (1, 2, 17)
@@ -95,7 +96,7 @@ def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
     """Yield the five products of a forward, for each number of rows."""
     attended = shape.heads * shape.head_dim
     joined = attended + 2 * shape.kv_heads * shape.head_dim
-    # Inputs, outputs, and whether it has a norm, a gate and a residual.
+    # For each product: its inputs, its outputs, and whether it has a norm, a gate and a residual.
     kinds = [
         (shape.hidden, joined, True, False, False), (attended, shape.hidden, False, False, True),
         (shape.hidden, shape.mlp, True, True, False), (shape.mlp, shape.hidden, False, False, True),

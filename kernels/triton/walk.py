@@ -36,7 +36,7 @@ def walk(
 ):  # fmt: skip
     """Walk row b in program b.
 
-    drawn: as in `walk_trees`, but a value below -1 marks a lane whose draft is not a child.
+    drawn: as in `walk_trees`, but any value below -1 marks a lane whose draft is not a child.
     """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)

@@ -21,7 +21,7 @@ __all__ = ["SEGMENT", "SINKS", "TILE", "padded", "tiles_of"]
 
 
 def padded(dim: int) -> int:
-    """Return how many numbers a head takes in a tile: `dim`, rounded up to a multiple of 16."""
+    """Return how many numbers a column of one head takes in a tile: `dim`, rounded up to a multiple of 16."""
     return dim + -dim % 16
 
 

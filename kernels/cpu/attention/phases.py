@@ -11,7 +11,7 @@ Invariants:
   in the step, on items or on threads.
 - Stale columns of a cache never matter. No query sees a score after its own position, and values after the last
   written column are read only within its tile, where `write` zeroes them.
-- NaN stays visible. In float32 it may reach earlier tokens of the same row in the same step.
+- NaN stays visible. In float32, a token's NaN may also reach earlier tokens of the same row in the same step.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _write_column(y, key, value, dim, size, column, keys, values, last, dot, wor
         for i in range(np.uintp(dim)):
             unsound |= (halves[i] & _EXPONENT) == _EXPONENT
         # Columns that a query does not see have zero weight, but NaN or infinity times zero is NaN. So an unsound
-        # value becomes zero and its key NaN: then only queries that see it get NaN.
+        # value becomes zero and its key becomes NaN: then only queries that see this column get NaN.
         for i in range(np.uintp(dim)):
             store_u16(at + np.uintp(4) * i, np.uint16(0) if unsound else halves[i])
         _write_bfloat16(y, key, dim, halves, 0)

@@ -22,7 +22,7 @@ from .layout import SEGMENT, SINKS
 # they are read once for all of them.
 DIRECT, APART, SHARED = 0, 1, 2
 # A row with at least MIN_WIDE_QUERIES queries per key-value head is not combined with other rows, because its own
-# queries already make good use of each column that is read. A DIRECT item has at most MAX_DIRECT_QUERIES.
+# queries already make good use of each column that is read. A DIRECT item has at most MAX_DIRECT_QUERIES queries.
 MIN_WIDE_QUERIES, MAX_DIRECT_QUERIES = 48, 96
 
 
@@ -43,8 +43,8 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
     """
     rows = len(lengths)
     order, tokens = np.empty(firsts[-1], np.int64), np.empty((firsts[-1], 5), np.int64)
-    # For each row: its first place in the order (-1: not placed yet), and the first segment that it does not
-    # share.
+    # For each row: its first place in the order (-1: it has no place yet), and the first segment that the row does
+    # not share.
     first_place, first_own_segment = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
     max_items = 0
     for row in range(rows):

@@ -5,8 +5,8 @@ Keys and values in a cache (layout.py) already have the layout of B tiles: 16 wo
 bits whichever queries are next to it, because a tile's rows do not mix.
 
 Tiles read all 16 columns, also those after the last one that a query sees. Their weights are zero, so their values
-must be finite: `write` (phases.py) and `lay_out` (paths.py) zero what follows the last value, and `write` stores
-an unsound value as zero, with NaN in its key.
+must be finite: `write` (phases.py) and `lay_out` (paths.py) set the values after the last one to zero. If a value
+is not finite, `write` stores zero for it and NaN in its key.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ..calls.threads import state_of, watch
 from . import distribution, draws, noise
 from . import verification as judging
 
-# A call over fewer numbers than this runs on the calling thread. Four vocabularies of 49,152 take 0.2 ms.
+# A call over fewer numbers than this runs on the calling thread. Four rows of 49,152 numbers take 0.2 ms.
 _LEAST_SHARED = 4 * 49_152
 _NONE = np.empty(0, np.int64)
 _NO_Q = np.empty(0, np.float32)
@@ -28,8 +28,8 @@ class Filters(NamedTuple):
     """How logits become a distribution (SamplingParams).
 
     Attributes:
-        temperature: at most 2**126. The reciprocal of a larger one could become 0 in float32, and -inf times 0 is
-            NaN.
+        temperature: at most 2**126. The reciprocal of a larger temperature could become 0 in float32, and -inf
+            times 0 is NaN.
         top_k: 0 for no filter.
         top_p: 1 for no filter.
         min_p: 0 for no filter.

@@ -15,7 +15,7 @@ from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
 from ..elements import bits, exp, number
 
-# How many numbers a chunk has, and how many partial sums or maxima are kept for it.
+# How many numbers are in a chunk, and how many partial sums or maxima we keep for each chunk.
 CHUNK, LANES = 4096, 64
 # Buckets of a digit: 11 bits.
 _BUCKETS = 2048

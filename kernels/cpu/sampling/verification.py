@@ -19,7 +19,7 @@ from .noise import key_words, uniform
 REJECTION, BLOCK_RULE, COUPLED = 0, 1, 2
 # Replaces a token id that can't be drawn (bass_core/verify/acceptance.py).
 UNSOUND = -1
-# How many numbers a chunk has, and how many partial sums are kept for it.
+# How many numbers are in a chunk, and how many partial sums we keep for each chunk.
 CHUNK, LANES = 4096, 64
 _NO_IDS = np.empty(0, np.int64)
 
