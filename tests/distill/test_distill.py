@@ -241,7 +241,7 @@ def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, mon
         "| T 1 | ms a draft" in as_markdown(rows, [1.0])
         and len(as_markdown(rows, [1.0]).splitlines()) == len(rows) + 2
     )
-    with pytest.raises(SystemExit, match="afresh"):
+    with pytest.raises(SystemExit, match="An ablation trains new heads"):
         next(ablate(pair, replace(settings, train=replace(settings.train, start="x")), corpus, tmp_path, 2))
     smaller = replace(settings, train=replace(settings.train, layers=2))
     assert [row["arm"] for row in ablate(pair, smaller, corpus, tmp_path, 1)] == [
