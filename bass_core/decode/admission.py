@@ -34,8 +34,8 @@ _SCORE_BYTES = 8
 _MASK_BYTES = 5
 # Numbers that one layer stores per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
-# Copied from kernels/triton/attention.py: the columns of a segment, and the maximum number of float32 values in all
-# partial results together.
+# Copied from kernels/triton/attention.py: the columns of a segment, and the maximum number of float32 values in
+# all partial results together.
 _SEGMENT, _MAX_PART_NUMBERS = 512, 1 << 26
 # Share of the free memory that a request may take.
 _HEADROOM = 0.9
@@ -191,5 +191,5 @@ def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int
 
 
 def cache_padding(request: Request, drafts: bool) -> int:
-    """Return the number of columns that a cache row needs after its text, because a round may write padding there."""
+    """Return the number of columns that a cache row needs after its text: a round may write padding there."""
     return 1 + (request.longest_draft if drafts else 0)

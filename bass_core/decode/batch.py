@@ -256,7 +256,7 @@ class BatchDecoder:
         return records
 
     def _explanation(self, proposal: Proposal, verdict: Verdict, records: list[RowRound]) -> Callable[[], None]:
-        """Return a function that adds details to the records; call it while this round's tensors are still valid."""
+        """Return a function that adds details to the records; call it while this round's tensors are valid."""
         params, sources = self.params, sources_of(proposal, self.drafter)
         tree = proposal if isinstance(proposal, TreeProposal) else None
 

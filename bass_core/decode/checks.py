@@ -140,7 +140,7 @@ def check_tree(
         return None
     shape = tuple(tree) if isinstance(tree, list | tuple) else ()
     whole = all(isinstance(width, int) and not isinstance(width, bool) and width >= 1 for width in shape)
-    # Check the number of levels before `drafts_of`, because the product of very many widths would be a huge number.
+    # Check the number of levels before `drafts_of`: the product of very many widths would be a huge number.
     if not shape or not whole or len(shape) > MAX_TREE_DRAFTS or drafts_of(shape) > MAX_TREE_DRAFTS:
         raise RequestError(
             "tree must list whole numbers of at least 1, the children of each draft level by level, for at most "

@@ -34,8 +34,8 @@ from .peaks import measure_peaks
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# A process stops measuring a table coarsely after this many incomplete tries. If the last of these tries ran out of
-# time, a file next to the table tells later processes not to try. The page and "cost-aware" ignore this limit.
+# A process stops measuring a table coarsely after this many incomplete tries. If the last of these tries ran out
+# of time, a file next to the table tells later processes not to try. The page and "cost-aware" ignore this limit.
 MAX_COARSE_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
@@ -70,8 +70,8 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     """Measure, step by step, the missing costs for up to `rows` rows with all other settings at their defaults.
 
-    A CPU's peaks are measured first, because that takes a second at most. The costs of rounds with sampling follow,
-    because the page's first race needs them. The costs of greedy rounds are measured last.
+    A CPU's peaks are measured first, because that takes a second at most. The costs of rounds with sampling
+    follow, because the page's first race needs them. The costs of greedy rounds are measured last.
     """
     yield from measure_peaks(pair.device, pair.dtype)
     kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)

@@ -20,8 +20,8 @@ from ...model.weights.quantized import is_quantized
 from ...sample.params import SamplingParams
 from ..request import Request
 
-# Maximum rows, maximum prompt tokens and number of new tokens of the warm-up call. Two new tokens take a prefill and
-# one step.
+# Maximum rows, maximum prompt tokens and number of new tokens of the warm-up call. Two new tokens take a prefill
+# and one step.
 _WARM_UP_ROWS, _WARM_UP_PROMPT_TOKENS, _WARM_UP_NEW_TOKENS = 4, 16, 2
 
 # Any id can be the padding: the mask hides it before a prompt, and we drop it after the end of a text.
@@ -75,7 +75,7 @@ def call_generate(model: Any, prompts: list[list[int]], **options: Any) -> Tenso
 
 
 def warm_up(model: PreTrainedModel, prompts: list[list[int]]) -> None:
-    """Call `generate` on the first tokens of some prompts, so that it loads its kernels. Errors are only logged."""
+    """Call `generate` on the first tokens of some prompts, to load its kernels. Errors are only logged."""
     beginnings = [prompt[:_WARM_UP_PROMPT_TOKENS] for prompt in prompts[:_WARM_UP_ROWS]]
     try:
         call_generate(model, beginnings, do_sample=False, max_new_tokens=_WARM_UP_NEW_TOKENS, pad_token_id=PAD)

@@ -6,8 +6,8 @@ another), with its dynamic cache. Prompts of different lengths are padded on the
 advises. One step is one token for all rows; the first step also reads the prompts, in one forward. A finished
 row continues as padding, which costs as much as text: that is how `generate` works.
 
-In float32 the greedy text is the same as in every other lane. In 16 bits `generate` rounds at other places than our
-models, so it may choose another of two nearly tied tokens. Sampled text has the same distribution as in other
+In float32 the greedy text is the same as in every other lane. In 16 bits `generate` rounds at other places than
+our models, so it may choose another of two nearly tied tokens. Sampled text has the same distribution as in other
 lanes. Its noise comes from torch's generator, which the request seeds for the whole batch (noise.py).
 
 Unlike our lanes, this lane has no speculation, no shared prefixes and no check for NaN.

@@ -57,7 +57,7 @@ class Turns(Generic[T]):
             self._thread.join()
 
     def _start(self) -> None:
-        """Start the thread with the caller's stream and torch thread count, because a new thread does not inherit them."""
+        """Start the thread with the caller's stream and number of torch threads, which are not inherited."""
         stream = runtime(self._device).current_stream(self._device) if is_accelerator(self._device) else None
         threads = torch.get_num_threads()
 
