@@ -4,8 +4,8 @@
 last `window` tokens, in whole blocks (kernels/plan.py), but not the gap between them. The forwards write to the
 columns after the row's text, which the verification overwrites, so the cached length stays the same. A row that is
 too short for a gap gets no drafts, because each would cost as much as a plain step. `WindowChain` adds a second
-drafter, which drafts for the windowed target. Sources: sinks and window, Xiao et al. 2309.17453; as a draft of the
-same model, MagicDec (Chen et al. 2408.11049).
+drafter, which drafts for the windowed target.
+Sources: sinks and window, Xiao et al. 2309.17453; as a draft of the same model, MagicDec (Chen et al. 2408.11049).
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class WindowChain(Drafter):
     `front`, verified by the usual rule. So a sampled draft has the windowed target's distribution, and the full
     target's verification uses that distribution as q. These inner rounds draw with the noise of NoiseKeys.inner.
     Greedy and coupled drafts are the windowed target's own choices. `front` drafts chains, and forgets the short
-    text after each proposal. `calls` and `drafted` count only the work of `front`. Source: TriForce, Sun et al.
-    2404.11912, section 4.
+    text after each proposal. `calls` and `drafted` count only the work of `front`.
+    Source: TriForce, Sun et al. 2404.11912, section 4.
     """
 
     source = "window"
