@@ -74,7 +74,7 @@ def missing_sizes(table: CostTable | None, rows: int) -> list[int]:
 
 
 def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
-    """Return the numbers of rows to measure for a coarse estimate up to `rows` rows: 1 and the largest."""
+    """Return the numbers of rows to measure for a coarse estimate: 1 and the last of `missing_sizes`."""
     known = [] if table is None else list(table.verify)
     largest = missing_sizes(None, rows)[-1]
     missing = [] if 1 in known else [1]
@@ -109,7 +109,7 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
 
 
 def _module_classes(model: nn.Module | None) -> list[str]:
-    """Return one text per module: its class's name, and whether calling it runs code from outside its class.
+    """Return one text per module: its class's name, and whether calling the module runs code of other origin.
 
     Such code is a hook, or a forward that replaced the one in transformers or torch.
     """

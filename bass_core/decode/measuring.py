@@ -3,8 +3,8 @@
 `Measuring` (or `with_costs`) measures costs before any lane's clock runs and puts them into the request.
 `policy_of_request` runs no model. draft_length="cost-aware" measures everything that is missing (half a minute for
 a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs
-can't be measured or stored. Under a simulated clock nothing is measured; the clock's own costs count. calibrate.py
-has the method of measuring.
+can't be measured or stored. Under a simulated clock nothing is measured; the policy uses the clock's
+own costs. calibrate.py has the method of measuring.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .peaks import measure_peaks
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# A process stops measuring a table coarsely after this many incomplete tries. If they failed only for lack of
-# time, a file next to the table tells later processes not to try. The page and "cost-aware" ignore this limit.
+# A process stops measuring a table coarsely after this many incomplete tries. If the last of these tries ran out
+# of time, a file next to the table tells later processes not to try. The page and "cost-aware" ignore this limit.
 MAX_COARSE_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
@@ -70,8 +70,8 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     """Measure, step by step, the missing costs for up to `rows` rows with all other settings at their defaults.
 
-    A CPU's peaks are measured first, because they take a second at most. Then the costs of sampling are measured,
-    which the page's first race needs, and those of greedy decoding last.
+    A CPU's peaks are measured first, because that takes a second at most. The costs of rounds with sampling
+    follow, because the page's first race needs them. The costs of greedy rounds are measured last.
     """
     yield from measure_peaks(pair.device, pair.dtype)
     kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
@@ -173,5 +173,5 @@ class Measuring:
 
 
 def _too_slow(table: Path) -> Path:
-    """Return the file that marks a table as too slow to measure coarsely."""
+    """Return the file that marks a table whose coarse measurement takes too long."""
     return table.with_suffix(".slow")

@@ -46,8 +46,8 @@ def known_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Measure and store a CPU's peaks unless they are known; yield after each of the two figures.
 
-    Measures nothing if the result could not be stored, or if memory is short. Errors are only logged. If there was
-    not enough memory to measure the bandwidth, a later call measures it.
+    Measures nothing if the result could not be stored. Errors are only logged. If there is not enough memory to
+    measure the bandwidth, a later call measures it.
     """
     path = None if is_accelerator(device) or not may_measure() else peaks_path(dtype)
     if path is None or not can_keep(path):

@@ -42,7 +42,8 @@ class Proposal:
             (HeadDrafter).
         token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
         windowed: the target's work to draft these tokens with windowed forwards (window.py), or None.
-        sources: who drafted each row (Drafter.source), if a drafter combines several. None: the drafter itself.
+        sources: for a drafter that combines several: the `source` of the one that drafted each row. None
+            otherwise.
         own: for greedy decoding, a function that returns each draft's probability at temperature 1, one list per
             row, with None for a draft without a probability. The attribute is None if the drafter does not report
             probabilities.
@@ -67,15 +68,15 @@ class Proposal:
 class TreeProposal(Proposal):
     """The proposal of a drafter that `branches`: one tree of drafts per row.
 
-    At most one child of each draft is drawn at random. Its siblings must depend only on the text before them.
+    At most one child of each draft is drawn at random. Its siblings must depend only on the tokens before them.
     For example, parents [-1, -1, 0] are two candidates for the next token and one draft after the first of them.
 
     Attributes:
-        parents: num_drafted[r] numbers for row r: the index of each draft's parent, smaller than its own, or -1 if
-            the draft follows the newest token of the text.
-        drawn: for each draft the index into `probs` (here float32 [D, V]) of the distribution that it was drawn
-            from, which is 0 at its siblings; -1 if the draft was not drawn. Under coupling, which ignores q, every
-            draft may have one. None if no draft was drawn.
+        parents: for each draft of each row, the index of its parent, or -1 if the draft follows the newest token
+            of the text. A parent's index is smaller than its child's.
+        drawn: for each draft, the index into `probs` (here float32 [D, V]) of the distribution that it was drawn
+            from, or -1 if it was not drawn. That distribution gives the draft's siblings probability 0. Under
+            coupling, which ignores q, every draft may have an index. `drawn` is None if no draft was drawn.
     """
 
     parents: list[list[int]] = field(default_factory=list)
@@ -89,9 +90,9 @@ class Drafter(Protocol):
         source: a name for the drafter, for display.
         report_probs: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
-            then refused.
+            then refused if this is True.
         observes_states: whether `observe_states` needs the target's hidden states.
-        raw_states: whether `observe_states` may get unfinished states, see HiddenStateTap.finish.
+        raw_states: whether `observe_states` accepts raw states, which HiddenStateTap.finish has not processed.
         branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
             max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
         calls: forwards of a draft model so far, including those of a target that drafts for itself.
@@ -121,7 +122,7 @@ class Drafter(Protocol):
         return None
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
-        """Return the number of tokens that each row could draft next, and who drafts them.
+        """Return, for each row, the number of tokens that could be drafted next and the source that drafts them.
 
         This may depend only on the text so far.
         """
@@ -156,14 +157,14 @@ class Drafter(Protocol):
 
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
-    """Return offers of as many drafts as each row has tokens left, minus one that the target adds."""
+    """Offer each row one draft less than it has tokens left, because the target adds a token."""
     return [Offer(row.remaining - 1, source, row=row.id) for row in rows]
 
 
 def wrap_user_drafter(drafter: Any) -> Drafter:
     """Return a copy of a user's drafter, with defaults for the members of `Drafter` that it lacks.
 
-    If it has no attribute `observes_states`, the copy observes states if it has a method `observe_states`.
+    A drafter with a method `observe_states` observes states, unless its attribute `observes_states` is False.
     """
     wrapped: Any = copy.deepcopy(drafter)
     if not hasattr(wrapped, "observes_states"):
@@ -172,7 +173,7 @@ def wrap_user_drafter(drafter: Any) -> Drafter:
         wrapped.offers = partial(plain_offers, source=getattr(wrapped, "source", Drafter.source))
     for name, default in vars(Drafter).items():
         if not name.startswith("_") and not hasattr(wrapped, name):
-            # The defaults don't use `self`. A bound method would keep the drafter alive.
+            # Bind None as `self`: the defaults don't use it, and a bound method would keep the drafter alive.
             setattr(wrapped, name, partial(default, None) if callable(default) else default)
     checked: Drafter = wrapped
     return checked
@@ -221,7 +222,7 @@ def point_masses(rows: list[list[int]]) -> Proposal:
 
 
 def check_type(proposal: Proposal, branches: bool) -> Proposal:
-    """Return the proposal if it has the type that its drafter announced.
+    """Return the proposal if its type, chain or tree, is the one that its drafter announced by `branches`.
 
     The type decides the verification rule, so it has to be known before anything is drawn.
 

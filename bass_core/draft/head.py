@@ -1,8 +1,8 @@
 """Drafts from a head that reads the target's hidden states (`HeadDrafter`).
 
-Written tokens are fed with the target's states, as soon as they have arrived (`observe_states`). Drafts are fed
-with the head's own states, and fed again with the target's states once they are accepted.
-The head's pointer changes the logits before a draft is drawn, so q includes it.
+The head is fed written tokens with the target's states, as soon as these states arrive (`observe_states`). It is
+fed drafts with its own states, and accepted drafts again with the target's states. The head's pointer changes the
+logits before a draft is drawn, so q includes it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from .pending import CHUNK, feed_pending
 from .texts import Texts, append_token
 from .tree import Fed, LevelStates, StaticTrees, TreeFeed
 
-# A row continues drafting only while its drafts are this many times as likely as `confidence`, because a forward
-# of the head costs more than one more token in a verification. Each row decides independently of its neighbours.
+# A row continues drafting only while the probability of its drafts is at least this many times `confidence`,
+# because a forward of the head costs more than one more token in a verification. No row depends on other rows
+# here.
 HEADROOM = 4.0
 # Under greedy decoding, the confidence of a draft is its probability at temperature 1.
 _PLAIN = SamplingParams(temperature=1.0)
@@ -54,15 +55,16 @@ class HeadDrafter(Drafter):
     Args:
         runner: runs the head's body over its reduced vocabulary.
         size: V, the size of the target's vocabulary.
-        confidence: a row continues drafting while the probability of its drafts so far is at least HEADROOM times
-            this number, and at least this number after multiplying by that of the likeliest next token. At 0 no
-            row stops; above 1 / HEADROOM it drafts at most one token. Ignored on an accelerator, where a wasted
-            forward costs less than waiting for the device; there only the length policy limits the drafts, in
-            advance.
-        ahead: for AMUSD, whose text runs ahead of the target's states. The head's own state of a token stands in
-            until the target's arrives; the tokens fed after it are then fed again. A proposal has at most one
-            draft per row, and none if a state is missing, for example after a copied token, which the head was not
-            fed. A confidence above 0 doesn't stop a row, but adds `max_probs` and `token_probs` to the proposals.
+        confidence: limits the drafts of a row. Let P be the probability of the row's drafts so far, and p that of
+            the likeliest next token. The row continues while P >= HEADROOM * confidence and P * p >= confidence.
+            At 0 no row stops; above 1 / HEADROOM a row drafts at most one token. Ignored on an accelerator, where
+            a wasted forward costs less than waiting for the device. There, only the length policy limits the
+            drafts, in advance.
+        ahead: for AMUSD, whose text runs ahead of the target's states. Until the target's state of a token
+            arrives, the head uses its own state of that token; then the tokens after it are fed again. A proposal
+            has at most one draft per row. It has none if a state is missing, for example after a copied token,
+            which the head was not fed. A confidence above 0 doesn't stop a row, but adds `max_probs` and
+            `token_probs` to the proposals.
         tree: shape of the trees to draft (StaticTrees), regardless of confidence. Not together with `ahead`.
     """
 
@@ -84,11 +86,11 @@ class HeadDrafter(Drafter):
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
         self.confidence = 0.0 if ahead or is_accelerator(runner.device) else confidence
         self.ahead, self._reports_q, self._began = ahead, ahead and confidence > 0, False
-        # Ask for raw states, so that we only normalise and project the ones we draft from.
+        # Ask for raw states, so that only the states that we draft from are normalised and projected.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
         self._texts = Texts(head, 0)
-        # If this is not None, our own kernels make the body's inputs and draft whole chains.
+        # If `_inputs` is not None, our own kernels make the body's inputs and draft whole chains.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
         self._in_one_call = self._inputs is not None and not (ahead or tree)

@@ -19,8 +19,8 @@ from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
 from .base import COPY, Drafter, Proposal, point_masses
 
-# A copy is more likely to be accepted if at least this many tokens before it match, because the row has then been
-# copying for a while. Length policies count such copies separately.
+# LONG_RUN: if at least this many tokens before a copy match, the copy is more likely to be accepted. LONG_COPY:
+# the source of such copies, so that length policies can count them separately.
 LONG_RUN, LONG_COPY = 8, "long copy"
 
 
@@ -38,8 +38,8 @@ class PromptLookupDrafter(Drafter):
         self.longest, self.shortest = longest, shortest
         # Per row: the position after the last occurrence of each run of tokens.
         self._tables: list[dict[tuple[int, ...], int]] = []
-        # Per row, for each run that ends after the prompt: the position after it, the run, and the position that
-        # its table entry had before.
+        # Per row, for each run that ends after the prompt: the position after the run, the run, and the earlier
+        # position in the run's table entry, or None.
         self._replaced: list[list[tuple[int, tuple[int, ...], int | None]]] = []
         self._prompts: list[int] = []
         self._indexed: list[int] = []
@@ -83,7 +83,7 @@ class PromptLookupDrafter(Drafter):
         return None
 
     def _index(self, row: int, tokens: list[int]) -> None:
-        """Note where each run of tokens last ended. Leave out the runs at the text's end: they are looked up."""
+        """Note where each run of tokens last ended. Skip the runs at the text's end, which `_match` looks up."""
         table, end = self._tables[row], len(tokens)
         replaced, prompt = self._replaced[row], self._prompts[row]
         for stop in range(max(self._indexed[row], 1), end):
@@ -118,7 +118,7 @@ def _is_long(tokens: list[int], at: int) -> bool:
 class Cascade(Drafter):
     """Copies in rows with a match, and drafts with a model in the others.
 
-    The model isn't run in rounds in which every row copies.
+    The model doesn't run in a round in which every row copies.
 
     Args:
         lookup: the drafter that copies.
@@ -185,7 +185,7 @@ def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
     """Return one proposal of both, on the model's device. A copied draft has q = 1 at its token."""
     device = modelled.tokens.device
     width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
-    # Copies are on the host, the model's drafts on its device.
+    # Move the copies from the host to the model's device.
     copies = to_device(copied.num_drafted, device)[:, None] > 0
     tokens = torch.where(copies, _widen(to_device(copied.tokens, device), width), _widen(modelled.tokens, width))
     counts = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]

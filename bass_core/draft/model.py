@@ -72,7 +72,8 @@ class ModelDrafter(Drafter):
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
         if self._steps is not None and not self._steps.done:
-            # No round has drafted so far: read the prompts now, together with the text after them.
+            # No round has drafted yet, so the prompts are still unread. Read them below, together with the new
+            # text.
             runner.clear_rows()
         self._steps = None
         # If the draft model's context is shorter than the target's, a row that outgrows it drafts no more.
@@ -92,7 +93,8 @@ class ModelDrafter(Drafter):
         greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
         drawn: list[Tensor] = []
         probs: list[Tensor] = []
-        # The draft position comes first, so that each step's q is written directly into place.
+        # Dimension 0 of the buffer is the draft's position in its chain, so each step's q goes directly into
+        # place.
         full = None
         if not self.params.greedy and compiled(logits):
             full = torch.empty(length, *logits.shape, dtype=torch.float32)

@@ -7,12 +7,12 @@ tokens are sampled, all children but the last are the likeliest tokens. The last
 with noise keyed by its parent.
 
 The output keeps the target's distribution under the tree rule (verify/tree.py), for two reasons:
-- Whether a draft gets fewer children depends only on the text before them. The causes are a row's maximum depth,
-  a full cache and, on a CPU, tokens without probability.
+- A draft may get fewer children because of the row's maximum depth, a full cache or, on a CPU, tokens without
+  probability. All of these depend only on the text before the children.
 - A child that was drawn is never left out, and later draws depend on it only because it is part of their text.
 
 On an accelerator the host reads nothing: the shape is known in advance, and a child with q = 0 is verified like
-any other. Drafts fed here don't count in the draft's cache: the next proposal feeds the accepted ones again.
+any other. Drafts fed here don't stay in the draft's cache: the next proposal feeds the accepted drafts again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..sample.rows import copied, pick, stack, sums
 from ..sequence import Sequence
 from .base import TreeProposal
 
-# Draw a child only if its siblings leave at least this much of q.
+# A child is drawn from the rest of q only if its siblings leave more than this much of q's sum.
 LEAST_MASS = 1e-4
 # The parent of new drafts: its row, and its index among the row's drafts, or -1 for the newest token of the text.
 Parent = tuple[int, int]
@@ -57,13 +57,13 @@ class _RowTree:
 class _Children(NamedTuple):
     """Candidates for the children of A drafts.
 
-    On a CPU, `_RoundTrees.add` leaves out children with chance 0, and a single drawn child with siblings unless
-    its chance is above LEAST_MASS. Both depend only on the text before the children.
+    On a CPU, `_RoundTrees.add` leaves out children with chance 0. It also leaves out a single drawn child with
+    siblings if its chance is at most LEAST_MASS. Both rules depend only on the text before the children.
 
     Attributes:
         tokens: [A, C], the children.
-        chances: [A, C], the probability q of each child; at a drawn child with siblings, the share of q that the
-            siblings leave.
+        chances: [A, C], the probability q of each child. For a drawn child with siblings, it is instead the sum of
+            q over all tokens but the siblings.
         drawn_from: [A, V], the distribution that the drawn children were drawn from, or None if none was drawn.
         first: index of the first drawn child; C if none was drawn.
     """
@@ -180,7 +180,7 @@ class StaticTrees:
         columns = top(values, min(children, q.shape[-1]))[1]
         tokens = columns if ids is None else ids[columns]
         chances = q.gather(-1, columns)
-        # Coupled verification ignores q, so every child may count as drawn from q.
+        # Coupled verification ignores q, so all children may be marked as drawn from q.
         if self.coupled:
             return _Children(tokens, chances, self._to_full_vocab(q, ids), 0)
         return _Children(tokens, chances, None, tokens.shape[1])
@@ -220,9 +220,9 @@ class StaticTrees:
 
 
 def _without_siblings(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distribution to draw the last child from, and the share of q that its siblings leave.
+    """Return the distribution to draw the last child from, and the sum of q over all tokens but its siblings.
 
-    If they leave at most LEAST_MASS, the distribution is q itself. This is just as exact, since the child is
+    If this sum is at most LEAST_MASS, the distribution is q itself. The output stays exact, because the child is
     verified with the distribution that it was drawn from.
 
     Args:
@@ -311,7 +311,7 @@ class TreeFeed:
 
 
 class LevelStates:
-    """A value per draft that a head was fed, for example its state. The drafts after it read that value."""
+    """One value, for example a state, for each draft that a head was fed. Its child drafts read that value."""
 
     def __init__(self, root: Tensor) -> None:
         """Begin with root [B, hidden], the values of the newest tokens."""

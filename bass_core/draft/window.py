@@ -1,10 +1,10 @@
 """Drafts from the target itself, which reads only the two ends of its own cache.
 
 `WindowDrafter` needs neither weights nor a cache of its own. Its forwards read a row's first SINKS tokens and its
-last `window`, in whole blocks (kernels/plan.py), but not the gap between them. They write after the row's valid
-length, and the verification overwrites those columns, so no length changes. A row that is too short for a gap gets
-no drafts: they would cost as much as plain steps. `WindowChain` adds a second drafter, which drafts for the
-windowed target.
+last `window` tokens, in whole blocks (kernels/plan.py), but not the gap between them. The forwards write to the
+columns after the row's text, which the verification overwrites, so the cached length stays the same. A row that is
+too short for a gap gets no drafts, because each would cost as much as a plain step. `WindowChain` adds a second
+drafter, which drafts for the windowed target.
 Sources: sinks and window, Xiao et al. 2309.17453; as a draft of the same model, MagicDec (Chen et al. 2408.11049).
 """
 
@@ -96,7 +96,7 @@ class WindowDrafter(Drafter):
 
 
 def gapped(window: int) -> int:
-    """Return the smallest number of cached tokens with which a windowed forward skips some of them."""
+    """Return the smallest number of cached tokens of which a windowed forward skips some."""
     return next(n for n in itertools.count(SINKS + window) if window_start(n, window) > SINKS)
 
 
@@ -104,10 +104,10 @@ class WindowChain(Drafter):
     """Drafts with the windowed target, which itself decodes speculatively, with drafts of `front`.
 
     Each proposal is a short text that the windowed target writes, in rounds of up to FRONT_LENGTH drafts by
-    `front`, verified by the usual rule. So a sampled draft has the windowed target's distribution, which is q in
-    the full target's verification. These inner rounds draw with the noise of NoiseKeys.inner. Greedy and coupled
-    drafts are the windowed target's own choices. `front` drafts chains, and forgets the short text after each
-    proposal. `calls` and `drafted` count only the work of `front`.
+    `front`, verified by the usual rule. So a sampled draft has the windowed target's distribution, and the full
+    target's verification uses that distribution as q. These inner rounds draw with the noise of NoiseKeys.inner.
+    Greedy and coupled drafts are the windowed target's own choices. `front` drafts chains, and forgets the short
+    text after each proposal. `calls` and `drafted` count only the work of `front`.
     Source: TriForce, Sun et al. 2404.11912, section 4.
     """
 

@@ -30,8 +30,8 @@ from ..sequence import Sequence
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
-# Limits on the extra forwards of one race, so that they take a few seconds at most: the number of forwards, and
-# the number of tokens in all of them, by kind of device.
+# Limits on the extra forwards of one race, so that they take a few seconds at most: the maximum number of
+# forwards, and for each kind of device the maximum number of tokens in all forwards together.
 MAX_FORWARDS = 8
 MAX_TOKENS = {"cpu": 1024, "accelerator": 32768}
 
@@ -50,8 +50,9 @@ def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str,
     Returns:
         For each method a list with one entry per row, None if both texts agree up to the end of the shorter one.
         A Difference has the index of the first differing token and both token ids (`theirs` is the reference
-        lane's). Its p_ours, p_theirs and tie (see `weigh`) are None after MAX_FORWARDS or MAX_TOKENS, or if the
-        forward failed. The result is None if no other lane has to give the reference lane's text.
+        lane's). Its p_ours, p_theirs and tie (see `weigh`) are None once the race's MAX_FORWARDS or MAX_TOKENS are
+        used up, or if the forward failed. The result is None if no other lane has to give the reference lane's
+        text.
     """
     reference = reference_lane(lanes)
     others = [lane for lane in lanes if lane is not reference]
@@ -129,8 +130,8 @@ class _Target:
                 logits = shaped(logits[None, None], request.sampling, [sequence])[0, 0]
                 weighed = weigh(logits, request.sampling, request.seed, id_, len(text), tokens)
         except (RuntimeError, MemoryError) as error:
-            # The race's texts are complete without this figure. Don't log a traceback: its frames would keep the
-            # cache alive.
+            # The race needs no p or tie, so go on without them. Don't log a traceback, because its frames would
+            # keep the cache alive.
             _log.warning("The target's probabilities at a difference could not be computed: %s", error)
         return {"at": at, "ours": tokens[0], "theirs": tokens[1], **weighed}
 

@@ -26,11 +26,11 @@ from .snapshot import LaneSnapshot
 
 # Rounds that a running lane needs before its speed is shown.
 LEAST_ROUNDS = 8
-# While lanes run, a round's time is capped at this many times the lane's median, because one stalled step says
-# nothing about speed. Once the lanes have finished, nothing is capped.
+# While lanes run, a round's time is capped at this many times the lane's median time of a round, because one
+# stalled step says nothing about speed. Once the lanes have finished, nothing is capped.
 STALL = 4.0
-# The reasons for which a text is complete. With any other ("budget", "stopped", "error") it was cut off, and its
-# row counts as unfinished.
+# The finish reasons of a complete text. With any other reason ("budget", "stopped", "error") the text was cut off,
+# and its row counts as unfinished.
 ENDS = frozenset({"eos", "stop", "length"})
 
 
@@ -39,8 +39,8 @@ class Pace:
     """The rounds of one lane, or of several races of one lane together.
 
     Args:
-        shared: shared[m] is the number of decoded tokens worth 1 / m plain steps (see the module docstring): m
-            rows have a token at the same place, or are unfinished.
+        shared: shared[m] is the number of decoded tokens that are worth 1 / m plain steps (see the module
+            docstring).
         rows: int64 [R], for each round the rows that were unfinished when it began.
         written: int64 [R], the tokens that it appended.
         ms: float64 [R], its time.
@@ -101,11 +101,11 @@ class Pace:
         return np.minimum(self.ms, STALL * np.median(self.ms)) if len(self.ms) else self.ms
 
     def speedup(self, reference: Pace) -> float | None:
-        """Return (the reference's time for this lane's texts) / (this lane's time), or None if one is `early`.
+        """Return (the reference's time for this lane's texts) / (this lane's time), or None if either is `early`.
 
-        The reference's time for a token whose place m rows share is s(m) / m. s(m) is its mean time of a plain
-        step with m unfinished rows, interpolated linearly between the values of m that occurred, and constant
-        beyond them. For equal texts, the result is the ratio of the lanes' times.
+        The reference's time for a token worth 1 / m plain steps is s(m) / m, where s(m) is the reference's mean
+        time of a plain step with m unfinished rows. s(m) is interpolated linearly between the values of m that
+        occurred, and is constant beyond them. For equal texts, the result is the ratio of the lanes' times.
         """
         if self.early or reference.early:
             return None

@@ -1,22 +1,21 @@
 """AMUSD (arXiv 2410.17375): draft and target work at the same time; batched, and with sampling. See `build_amusd`.
 
 The draft (session.py, in its own thread) never waits for a verification: it keeps drafting, up to `lead` tokens
-beyond those being verified. The target verifies the drafts that have arrived. Its logits after the last token it
-was fed judge one more draft, the *late* draft, which arrived during the step. If the late draft is accepted, draft
-and target agree on the text and nothing is rolled back. If no draft has arrived, the target takes a plain step,
-unless the next draft is due so soon that waiting pays (`_worth_waiting`).
+beyond those being verified. The target verifies the drafts that have arrived. If one more draft arrives during the
+step (the *late* draft), the target's logits after the last token that it was fed judge this draft too. If the late
+draft is accepted, draft and target agree on the text and nothing is rolled back. If no draft has arrived, the
+target takes a plain step, unless the next draft is due so soon that waiting pays (`_worth_waiting`).
 
 The text keeps the target's distribution by the usual rules (verify/rejection.py), with the q that each draft was
-really drawn from. Block verification judges the drafts of a round, including the late draft, as one block. An
-epoch continues only if all of the block is accepted, so no u is used twice, and drafts after the block have not
-influenced anything.
+drawn from. Block verification judges the drafts of a round, including the late draft, as one block. An epoch
+continues only if the whole block is accepted, so no uniform number u is used twice.
 
 If the draft fails, the lane continues as regular decoding, and `timeline.note` explains it. On a CPU, draft and
 target share the cores. On an accelerator the draft works on the next device, or on a separate stream if there is
 only one.
 
-A draft head reads the target's states, which arrive together with the tokens that the target writes. Until then it
-uses its own states. `refuse_amusd` lists the requests that AMUSD can't answer.
+A draft head reads the target's states, which arrive together with the tokens that the target writes. Until they
+arrive, the head uses its own states. `refuse_amusd` lists the requests that AMUSD can't answer.
 """
 
 from __future__ import annotations
@@ -107,9 +106,9 @@ class AmusdDecoder(BatchDecoder):
     ) -> None:
         super().__init__(sequences, target, params, return_states=return_states)
         self.draft, self.lead, self.unsure = draft, lead, unsure
-        # Also end the draft if nobody closes the decoder.
+        # End the draft's thread even if the decoder is deleted without `close`.
         weakref.finalize(self, draft.end)
-        # The draft's forwards and drawn tokens that earlier rounds have reported.
+        # The numbers of forwards and of drawn tokens of the draft that earlier rounds have reported.
         self._billed = (0, 0)
         # By row index: the drafts after the row's text that `DraftThread.look` last returned.
         self._ahead: dict[int, list[QueuedDraft]] = {}
@@ -171,7 +170,7 @@ class AmusdDecoder(BatchDecoder):
         logits, states = self._feed(counts)
         tested = self._tested_counts(counts)
         outcomes = self._judge(logits, tested, keys)
-        # After an accepted late draft there are no logits, so the row gets no token of the target.
+        # A row whose late draft was accepted gets no token of the target, because there are no logits after it.
         judged = zip(outcomes, counts, strict=True)
         refuse_unsound([outcome.next_token for outcome, fed in judged if outcome.accepted <= fed])
         self.target_forwards += 1
@@ -243,7 +242,7 @@ class AmusdDecoder(BatchDecoder):
             time.sleep(random.random() * DELAYS[0])
         output = self._forward(self._drafts(counts), counts)
         states = output.states.clone() if output.states is not None else None
-        # The draft's stream may read these results, and a late draft may still come.
+        # Wait, because the draft's stream may read these results. A late draft may arrive meanwhile.
         wait_for_stream(self.target.device)
         return output.logits, states
 
