@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # Libraries read these variables at import, so they are set before any library is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-# Length of Gradio's table of past requests, which it rebuilds after each request, on the models' cores.
+# Limit Gradio's table of past requests: Gradio rebuilds all of it after each request, on cores that the models
+# need.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 # Let idle OpenMP threads sleep: spinning ones would take cores from the server and from a browser on this machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -268,7 +269,7 @@ def keep_to_quota(environment: Mapping[str, str]) -> None:
 def spare_forks() -> None:
     """Give a forked worker, such as ZeroGPU's, one thread of torch.
 
-    With more, GNU's OpenMP would wait there for threads that exist only in this process.
+    With more threads, GNU's OpenMP in the fork would wait for threads that exist only in this process.
     """
     import torch
 
@@ -348,9 +349,9 @@ def race_page(
     from ui.page.limits import Limits
     from ui.page.page import build
     from ui.sources.service import open_service
-    from ui.sources.source import Ask
+    from ui.sources.source import PairOptions
 
-    ask = Ask(
+    ask = PairOptions(
         options.pair,
         options.draft,
         options.device,
@@ -386,9 +387,9 @@ def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
     """Return the page for recordings, and a description of them."""
     from ui.page.limits import Limits
     from ui.page.page import build
-    from ui.recordings.shelf import asked
+    from ui.recordings.shelf import requested_recordings
 
-    offers = asked(options.replay)
+    offers = requested_recordings(options.replay)
     first = next(iter(offers.values())).recording["about"]
     about = f"a recording: {first}" if len(offers) == 1 else f"recordings: {', '.join(offers)}"
     return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about

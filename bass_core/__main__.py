@@ -140,7 +140,7 @@ def _generate(options: argparse.Namespace) -> None:
     from .lanes.methods import find_method
 
     find_method(options.method)
-    prompt, settings = asked(options)
+    prompt, settings = checked_options(options)
     out = generate(_pair(options), prompt, method=options.method, options=settings)
     answers = [str(sequence.token_ids) if sequence.text is None else sequence.text for sequence in out.sequences]
     _write("\n---\n".join(answers), sys.stdout)
@@ -157,7 +157,7 @@ def _race(options: argparse.Namespace) -> None:
 
     lanes = options.lanes or DEFAULT_LANES
     find_methods(lanes)
-    prompt, settings = asked(options)
+    prompt, settings = checked_options(options)
     snapshots = race(_pair(options), prompt, lanes=lanes, options=settings)
     last: Any = deque(snapshots, maxlen=1).pop()
     lines = [f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}"]
@@ -177,7 +177,7 @@ def _pair(options: argparse.Namespace) -> Any:
     return load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
 
 
-def asked(options: argparse.Namespace) -> tuple[str, Options]:
+def checked_options(options: argparse.Namespace) -> tuple[str, Options]:
     """Return the prompt and the options that `generate` and `race` share, both checked.
 
     Raises:

@@ -1,7 +1,7 @@
 """The options of `generate`, `stream` and `race`, each defined once.
 
 `Options` is plain, unchecked data; `make_request` (decode/request.py) checks it against the pair and the prompts.
-`gathered` builds an Options from the arguments of a call.
+`options_of_call` builds an Options from the arguments of a call.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def lists_options(function: F) -> F:
     return function
 
 
-def gathered(function: Callable[..., object], options: Options | None, keywords: Keywords) -> Options:
+def options_of_call(function: Callable[..., object], options: Options | None, keywords: Keywords) -> Options:
     """Return the Options of a call of `function`, which got them as one object or as keywords.
 
     Raises:

@@ -21,8 +21,8 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Metrics
 
-# prompt_lookup_num_tokens, the most tokens that prompt lookup copies at a time; the value of transformers'
-# example.
+# The value of prompt_lookup_num_tokens, the maximum number of tokens that prompt lookup copies at a time, as in
+# transformers' example.
 LOOKUP = 10
 
 

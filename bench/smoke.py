@@ -69,7 +69,7 @@ def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, A
 
 
 def judge(case: str, snapshot: Mapping[str, Any], temperature: float, whole: bool = True) -> list[dict[str, Any]]:
-    """Return a row for each lane of a finished race: its tokens, whether its greedy text is regular's, its error.
+    """Return a row for each lane of a finished race: its tokens, whether greedy text equals regular's, its error.
 
     Args:
         snapshot: its last snapshot.

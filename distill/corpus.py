@@ -37,7 +37,7 @@ from bass_core.model.runner import ModelRunner
 from .prompts import Turn, conversations, evaluation_prompts
 from .settings import CorpusSettings, Settings
 
-# Tokens of a prompt that one forward reads, while other rows write.
+# How many tokens of a prompt one forward reads while other rows write.
 CHUNK = 32
 # The target invents some user turns by completing an empty one (Magpie, arXiv 2406.08464). These are the shortest
 # and longest length of such a turn in tokens, and its temperature: at 1, more turns would be nonsense. Answers use
@@ -46,9 +46,9 @@ SHORTEST, LONGEST, TEMPERATURE = 4, 80, 0.8
 # Other conversations may quote an answer that has at least MIN_QUOTED characters, if its prompt has at most
 # MAX_ASKED.
 MIN_QUOTED, MAX_ASKED = 200, 200
-# Letters of the shortest word that a prompt may ask about.
+# The minimum number of letters of a word that a prompt may ask about.
 SHORTEST_WORD = 4
-# Tokens that must remain for an answer.
+# The minimum number of tokens that must remain for an answer.
 MIN_ANSWER_ROOM = 48
 
 
@@ -279,7 +279,7 @@ class Writer:
                 self.quotable.append((prompt, text))
             if written[-1] != self.template.end:
                 return
-            # Skip the first token, the end token, which the target wrote.
+            # Skip the first token: it is the end token, which the target has already written.
             before = self.pair.tokenizer.decode(self._ids(self.template.again)[1:])
 
     def _invented(self, row: Row) -> Generator[float, int, str | None]:

@@ -30,7 +30,8 @@ _KINDS = {
 }  # fmt: skip
 # Kinds that quote long texts, and the least and greatest number of parts of such a text.
 _QUOTING = {"about": (1, 5), "passages": (3, 5)}
-# The probability of another turn, the most turns, and the share of later turns that the target invents.
+# The probability that another turn follows, the maximum number of turns, and the share of turns after the first
+# that the target invents.
 _AGAIN, _TURNS, _OWN_LATER = 0.45, 7, 0.3
 # The length of a part of a text: sentences of news and of German news, characters of Python's manual.
 _NEWS_SENTENCES, _GERMAN_SENTENCES, _MANUAL_CHARS = (3, 9), (1, 2), 600

@@ -45,7 +45,7 @@ class Shape:
     Attributes:
         dtype: "bfloat16", "float16" or "float32".
         outputs: logits per token.
-        vocab: how many of them, from the first, are drawn from.
+        vocab: tokens are drawn from this many of the outputs, beginning with the first.
         hidden, mlp: sizes of the state and of the MLP; 0 if transformers' own code runs the model.
         windows: for each kind of layer, whether it has a sliding window.
         capped: whether scores have a soft cap.

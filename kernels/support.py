@@ -28,7 +28,7 @@ _described: Card | None = None
 PASSING_SIGNALS = (2, 9, 15)
 
 
-class LeftOut(RuntimeError):
+class CompileFailed(RuntimeError):
     """Raised for a launch that Triton could not compile at startup; the caller uses other tile sizes, or torch."""
 
 
@@ -175,7 +175,7 @@ def shared_bytes(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or 99 * 1024)
 
 
-def own_stream(device: torch.device) -> AbstractContextManager[object]:
+def new_stream(device: torch.device) -> AbstractContextManager[object]:
     """Enter a new stream that first waits for the work queued on this thread's stream; do nothing on a CPU.
 
     A new thread starts on the default stream, where models and caches are usually created.

@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..machine.memory import available_bytes
 from ..model.base import CausalModel
-from ..model.graphs import columns_made, release_idle
+from ..model.graphs import cache_columns, release_idle
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import least_saved, prefill_tokens, prefix_size
@@ -34,7 +34,7 @@ _SCORE_BYTES = 8
 _MASK_BYTES = 5
 # Numbers that one layer stores per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
-# From kernels/triton/attention.py: the columns of a segment, and the most numbers of partial results in total.
+# From kernels/triton/attention.py: the columns of a segment, and the maximum of numbers in all partial results.
 _SEGMENT, _MAX_PART_NUMBERS = 512, 1 << 26
 # Share of the free memory that a request may take.
 _HEADROOM = 0.9
@@ -100,7 +100,7 @@ def _new_tokens(count: int) -> str:
 
 
 def _largest(below: int, limit: int, needs: Callable[[int], int]) -> int:
-    """Return the largest number under `below` whose `needs` (bytes) are at most `limit`; 0 if none is."""
+    """Return the largest n under `below` for which needs(n) bytes are at most `limit`; 0 if there is none."""
     return bisect_right(range(1, below), limit, key=needs)
 
 
@@ -153,7 +153,7 @@ def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
 
 
 def _chunk_tokens(pair: ModelPair, request: Request, batch: int) -> int:
-    """Return the tokens in the largest prefill chunk. Equal prompts count once, padding counts."""
+    """Return the number of tokens in the largest prefill chunk, with padding, and with equal prompts only once."""
     num_distinct = len({tuple(prompt) for prompt in request.prompts[:batch]})
     longest = max(len(prompt) for prompt in request.prompts)
     return min(num_distinct * longest, max(num_distinct, prefill_tokens(pair.device)))
@@ -183,7 +183,7 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
 def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
     """Return the bytes of a runner's cache for `batch` texts at a time; shared prefixes count once."""
     shared = texts.shared(least_saved(model, backend))
-    columns = columns_made(model, texts.columns(shared), backend)
+    columns = cache_columns(model, texts.columns(shared), backend)
     return model.cache_bytes(batch, columns, *prefix_size(shared, batch))
 
 

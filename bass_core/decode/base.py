@@ -46,7 +46,7 @@ def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None) -> CacheB
         shared=target.cache.nbytes - target.cache.buffer.nbytes,
         own=target.cache.buffer.nbytes,
         draft=0 if draft is None else draft.cache.nbytes,
-        copies=sum(runner.bytes_of_copies for runner in runners),
+        copies=sum(runner.nbytes_without_sharing for runner in runners),
     )
 
 

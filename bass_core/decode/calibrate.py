@@ -49,9 +49,9 @@ class MeasuringPlan:
 
     Attributes:
         widths: tokens per row of each verification.
-        drafted: tokens per row of two proposals. A draft token costs the difference of their times divided by the
-            difference of their tokens; the rest is the cost of a proposal.
-        repeats: how often each is timed, after a first run that does not count.
+        drafted: the numbers of tokens per row of two proposals. The difference of their times, divided by the
+            difference of these numbers, is the cost of a draft token; the rest is the cost of a proposal.
+        repeats: how often each verification and proposal is timed, after one untimed run.
         context: number of tokens of the prompt.
         coarse: whether to mark the costs as coarse in the table.
     """
@@ -104,15 +104,15 @@ class MeasuredCosts:
         """
         end = time.monotonic() + seconds
         for i, rows in enumerate(sizes):
-            lab = _Lab(self.pair, self.kind, self.backend, self.sampling, self.verification, rows, plan)
+            timer = _RoundTimer(self.pair, self.kind, self.backend, self.sampling, self.verification, rows, plan)
             late = False
-            for done in lab.steps():
+            for done in timer.steps():
                 yield (i + done) / len(sizes)
                 late = time.monotonic() > end
                 if late:
                     break
-            if lab.timed:
-                self._store(lab.costs())
+            if timer.timed:
+                self._store(timer.costs())
             if late:
                 return
 
@@ -134,10 +134,10 @@ def measure_costs(
     """Measure the costs for these numbers of rows (at least one) now, without storing them."""
     tables = []
     for rows in sizes:
-        lab = _Lab(pair, kind, backend, sampling, AUTOMATIC, rows, FULL)
-        for _ in lab.steps():
+        timer = _RoundTimer(pair, kind, backend, sampling, AUTOMATIC, rows, FULL)
+        for _ in timer.steps():
             pass
-        tables.append(lab.costs())
+        tables.append(timer.costs())
     return functools.reduce(CostTable.joined, tables)
 
 
@@ -187,7 +187,7 @@ def _now(device: torch.device) -> float:
     return 1000 * time.perf_counter()
 
 
-class _Lab:
+class _RoundTimer:
     """A batch of equal prompts, prefilled once, on which rounds are timed."""
 
     def __init__(

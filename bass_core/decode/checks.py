@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TypeGuard
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 
 from ..draft.base import Drafter
 from ..draft.registry import DRAFTERS, DrafterKind
@@ -24,8 +24,8 @@ from ..model.runner import SHARING, TREES
 from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
 
-# Maximum number of drafts in a tree: one column of MOST_TREE holds the newest token.
-MAX_TREE_DRAFTS = MOST_TREE - 1
+# Maximum number of drafts in a tree: one column of MAX_TREE_TOKENS holds the newest token.
+MAX_TREE_DRAFTS = MAX_TREE_TOKENS - 1
 
 
 def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> list[int]:

@@ -24,7 +24,7 @@ import torch
 from kernels.support import is_accelerator, runtime
 
 from ..errors import WeightsError
-from ..machine.cpu_speed import last_cache, product_flops, read_bandwidth, room
+from ..machine.cpu_speed import bandwidth_array_bytes, last_cache, product_flops, read_bandwidth
 from ..machine.hardware import Peaks, dense_peak, known_bandwidth
 from ..machine.user_cache import cache_root
 from .cost_store import can_keep, may_measure
@@ -53,7 +53,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     if path is None or not can_keep(path):
         return
     known = _read(path)
-    if known is not None and (known.bandwidth is not None or not room()):
+    if known is not None and (known.bandwidth is not None or not bandwidth_array_bytes()):
         return
     try:
         bandwidth = read_bandwidth()

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import RequestError
 from ..model.pair import ModelPair
 
-# Arguments of apply_chat_template that are set here, so users can't.
+# Arguments of apply_chat_template that this module sets itself, so users can't set them.
 _OURS = ("conversation", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length")
 
 

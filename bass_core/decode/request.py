@@ -19,7 +19,7 @@ from ..length.options import check_draft_length, longest_draft
 from ..model.attention import choose_backend
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
-from ..options import Keywords, Options, Prompt, gathered, lists_options
+from ..options import Keywords, Options, Prompt, lists_options, options_of_call
 from ..predict.clock import check_clock
 from ..sample.params import SamplingParams
 from ..sequence import Sequence
@@ -142,7 +142,7 @@ def make_request(
     Raises:
         RequestError: if an option or the prompt can't be used.
     """
-    unchecked = gathered(make_request, options, keywords)
+    unchecked = options_of_call(make_request, options, keywords)
     check_options(unchecked)
     if not hasattr(pair, "target_step"):
         call = f'load_pair("{pair}")' if isinstance(pair, str | os.PathLike) else "ModelPair(target=...)"

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 
 from ..errors import RequestError
 from ..length.base import Offer
@@ -41,10 +41,11 @@ class Proposal:
         max_probs: float32 [B, N], the largest value of each draft's distribution, or None. Only for AMUSD
             (HeadDrafter).
         token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
-        windowed: the work of the target on windowed drafts, or None.
+        windowed: the target's work to draft these tokens with windowed forwards (window.py), or None.
         sources: who drafted each row (Drafter.source), if a drafter combines several. None: the drafter itself.
-        own: returns each draft's probability at temperature 1, per row, for greedy decoding. An entry is None if
-            its draft has no probability. None if the drafter does not report them.
+        own: for greedy decoding, a function that returns each draft's probability at temperature 1, one list per
+            row, with None for a draft without a probability. The attribute is None if the drafter does not report
+            probabilities.
     """
 
     tokens: Tensor
@@ -86,7 +87,7 @@ class Drafter(Protocol):
 
     Attributes:
         source: a name for the drafter, for display.
-        tells: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
+        report_probs: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
             then refused.
         observes_states: whether `observe_states` needs the target's hidden states.
@@ -98,7 +99,7 @@ class Drafter(Protocol):
     """
 
     source: str = "drafter"
-    tells: bool = False
+    report_probs: bool = False
     reads_others: bool = True
 
     observes_states: bool = False
@@ -159,10 +160,10 @@ def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
     return [Offer(row.remaining - 1, source, row=row.id) for row in rows]
 
 
-def own_drafter(drafter: Any) -> Drafter:
+def wrap_user_drafter(drafter: Any) -> Drafter:
     """Return a copy of a user's drafter, with defaults for the members of `Drafter` that it lacks.
 
-    Without an attribute `observes_states`, it observes states if it has a method `observe_states`.
+    If it has no attribute `observes_states`, the copy observes states if it has a method `observe_states`.
     """
     wrapped: Any = copy.deepcopy(drafter)
     if not hasattr(wrapped, "observes_states"):
@@ -192,7 +193,7 @@ class GreedyProbs:
         self._steps: list[tuple[Tensor, Tensor]] = []
 
     def keep(self, logits: Tensor, drafts: Tensor) -> None:
-        """Copy logits [B, V], which the model's next forward may overwrite, and note the drafts' columns [B]."""
+        """Store copies of logits [B, V], which the next forward may overwrite, and of the drafts' columns [B]."""
         if self.wanted:
             self._steps.append((copied(logits), drafts))
 
@@ -242,13 +243,13 @@ def check_type(proposal: Proposal, branches: bool) -> Proposal:
     if not (isinstance(rows, list) and len(rows) == len(counts) and all(map(_is_tree, rows, counts))):
         raise RequestError(
             "The parents of a tree must be one list per row, with one number per draft, from -1 to less than the "
-            f"draft's own index, for at most {MOST_TREE - 1} drafts per row; got {rows}."
+            f"draft's own index, for at most {MAX_TREE_TOKENS - 1} drafts per row; got {rows}."
         )
     return proposal
 
 
 def _is_tree(parents: object, count: int) -> bool:
     """Return whether these are the parents of a tree of `count` drafts."""
-    if not isinstance(parents, list) or not count == len(parents) < MOST_TREE:
+    if not isinstance(parents, list) or not count == len(parents) < MAX_TREE_TOKENS:
         return False
     return all(-1 <= parent < i for i, parent in enumerate(parents))

@@ -24,7 +24,7 @@ from ..model.forward import ForwardBatch
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, filters, largest, probabilities, spread
+from ..sample.distribution import argmax, filters, largest, probabilities, scatter_columns
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys
 from ..sample.noise import words as hashed
@@ -88,14 +88,13 @@ class HeadDrafter(Drafter):
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
         self._texts = Texts(head, 0)
-        # If this is not None, our own kernels make the body's inputs and draft whole chains. It survives a
-        # refresh.
+        # If this is not None, our own kernels make the body's inputs and draft whole chains.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
         self._in_one_call = self._inputs is not None and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        self.runner.begin()
+        self.runner.clear_rows()
         self._began, hidden = False, self.head.config.hidden
         self._texts = Texts(self.head, len(rows))
         if self.ahead:
@@ -150,13 +149,14 @@ class HeadDrafter(Drafter):
         logits, states = self._catch_up(rows, max_drafts)
         last = self._texts.upload(rows)
         ends = list(self.runner.lengths[: len(rows)])
-        # Per row: whether it may draft in each step, whether it still does, its drafts, their joint probability.
+        # allowed[step][r]: whether row r may draft in this step. The next lines make, per row: whether it still
+        # drafts, its number of drafts, and their joint probability.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
         may_draft = to_device(allowed, logits.device)
         active, drafted = may_draft[0], torch.zeros_like(may_draft[0], dtype=torch.long)
         chain_prob = torch.ones(len(rows), device=logits.device)
         tokens, probs = list[Tensor](), list[Tensor]()
-        greedy_probs = GreedyProbs(self.tells and self.params.greedy)
+        greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
         for step in range(max(max_drafts)):
             if step:
                 active = active & may_draft[step]
@@ -187,14 +187,14 @@ class HeadDrafter(Drafter):
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
         full = None
         if probs:
-            full = spread(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
+            full = scatter_columns(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
         proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=greedy_probs.getter(width))
         if self._reports_q and q is not None:
             proposal.max_probs, proposal.token_probs = largest(q)[1][:, None], q.gather(1, column[:, None])
         return proposal
 
     def _whole_chain(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal | None:
-        """Do the work of `propose` in one compiled call. Return None if a row has to read more than one chunk."""
+        """Do the work of `propose` in one compiled call, or return None if the tokens don't fit in one call."""
         from kernels.cpu.chain import Chain  # imports numba
 
         most, device = np.array(max_drafts, np.int64), self.runner.device
@@ -211,7 +211,7 @@ class HeadDrafter(Drafter):
             most, self._inputs.fuse.packed, self._inputs.embedded.numpy(), self.head.vocabulary.numpy(), words,
             None if self.params.greedy else filters(self.params), self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
-            keep=self.tells and self.params.greedy,
+            keep=self.report_probs and self.params.greedy,
             pointing=self._pointing(rows),
         )  # fmt: skip
         x, begins, counts = self._pending(rows, max_drafts)
@@ -230,12 +230,14 @@ class HeadDrafter(Drafter):
             greedy_probs.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
-            full = spread(torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
+            full = scatter_columns(
+                torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size
+            ).transpose(0, 1)
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=greedy_probs.getter(width))
 
     def _pointing(self, rows: list[Sequence]) -> Any:
-        """Return the pointer's data for the compiled chain."""
+        """Return the texts and the pointer's weights, in the form that the compiled chain takes."""
         from kernels.cpu.chain import Pointing  # imports numba
 
         lengths, pointer = np.array(self._texts.update(rows), np.int64), self.head.pointer
@@ -250,7 +252,7 @@ class HeadDrafter(Drafter):
         return output.logits[:, -1], output.require_states()[:, -1]
 
     def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
-        """Return the forward of the body for inputs x [B, S, hidden]."""
+        """Return the batch in which the body reads inputs x [B, S, hidden], from positions `starts` on."""
         return ForwardBatch(x, starts, return_states=True)
 
     @property
@@ -292,7 +294,7 @@ class HeadDrafter(Drafter):
         self._began = True
         prefixes = [runner.shared.of(row.prompt) for row in rows]
         needed = sorted({prefix for prefix in prefixes if prefix})
-        if needed and not runner.holds(needed, with_states=False):
+        if needed and not runner.has_prefixes(needed, with_states=False):
             counts = [len(prefix) for prefix in needed]
             padded = [list(prefix) + [0] * (max(counts) - len(prefix)) for prefix in needed]
             owners = [prefixes.index(prefix) for prefix in needed]
@@ -302,8 +304,8 @@ class HeadDrafter(Drafter):
             else:
                 before = pad_sequence([source.finished(piece) for piece in pieces], batch_first=True)
                 x = self.head.inputs(to_device(padded, runner.device), before)
-            logits, _, _ = feed_pending(runner.over_prefix(), x, [0] * len(needed), counts)
-            runner.hold(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
+            logits, _, _ = feed_pending(runner.prefix_runner(), x, [0] * len(needed), counts)
+            runner.store_prefixes(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
         for r, prefix in enumerate(prefixes):
             runner.attach(r, prefix)
             source.skip(r, len(prefix))
@@ -331,7 +333,7 @@ class HeadDrafter(Drafter):
     def _pending(
         self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
     ) -> tuple[Tensor, list[int], list[int]]:
-        """Return the inputs [B, S, hidden] of unread tokens, and each row's first position and count."""
+        """Return inputs [B, S, hidden] for the unread tokens, and each row's first position and number of them."""
         runner, source = self.runner, self._source
         ends = ends or [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
@@ -355,7 +357,7 @@ class HeadDrafter(Drafter):
     def _fused(
         self, inputs: CompiledInputs, texts: Collection[Collection[int]], pieces: list[list[Tensor]]
     ) -> Tensor:
-        """Return inputs [B, S, hidden] of these tokens, given the states before them, padded with zeros.
+        """Return inputs [B, S, hidden] made from these tokens and the states before them, padded with zeros.
 
         `pieces` are each row's states as observed, raw or finished. A token's input depends only on the token and
         the state before it.
@@ -380,7 +382,7 @@ class HeadDrafter(Drafter):
         return probabilities(logits, self.params)
 
     def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:
-        """Return a column of the head's vocabulary per row."""
+        """Draw or choose each row's next draft. Return its column in the head's vocabulary, int64 [B]."""
         if self.params.greedy or q is None:
             return argmax(logits)
         streams, ids = keys.stream(self.role), self.head.vocabulary
@@ -390,7 +392,10 @@ class HeadDrafter(Drafter):
         """Do nothing: drafts don't stay in the cache, because accepted ones are fed again with target states."""
 
     def rewind(self, row: int, length: int) -> None:
-        """Feed positions from `length` on again. Without `ahead`, their states will be observed again too."""
+        """Go back to `length` tokens: later positions will be fed again.
+
+        Without `ahead`, their states will be observed again too.
+        """
         length_kept = min(self.runner.lengths[row], length)
         self.runner.commit(row, length_kept)
         self._texts.rewind(row, length)

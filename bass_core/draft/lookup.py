@@ -66,15 +66,15 @@ class PromptLookupDrafter(Drafter):
         )
 
     def _copy(self, row: int, tokens: list[int], count: int) -> list[int]:
-        """Return `count` tokens after the latest match, or none.
+        """Return the `count` tokens after the latest match, or [] if there is no match.
 
-        If the text ends before that many, the tokens after the match are repeated.
+        If the text ends earlier, the tokens from the match to the end of the text are repeated.
         """
         at = self._match(row, tokens)
         return [] if at is None else [tokens[at + i % (len(tokens) - at)] for i in range(count)]
 
     def _match(self, row: int, tokens: list[int]) -> int | None:
-        """Return the position after the latest occurrence of the longest run at the text's end, or None."""
+        """Find the longest run at the text's end that occurred before. Return the position after it, or None."""
         self._index(row, tokens)
         end = len(tokens)
         for size in range(min(self.longest, end), self.shortest - 1, -1):
@@ -83,7 +83,7 @@ class PromptLookupDrafter(Drafter):
         return None
 
     def _index(self, row: int, tokens: list[int]) -> None:
-        """Note where each run of tokens ended last, except for the run at the very end, which is looked up."""
+        """Note where each run of tokens last ended. Leave out the runs at the text's end: they are looked up."""
         table, end = self._tables[row], len(tokens)
         replaced, prompt = self._replaced[row], self._prompts[row]
         for stop in range(max(self._indexed[row], 1), end):
@@ -95,7 +95,7 @@ class PromptLookupDrafter(Drafter):
         self._indexed[row] = end
 
     def rewind(self, row: int, length: int) -> None:
-        """Forget the runs that ended from `length` on, and restore the positions that they replaced."""
+        """Forget the runs that ended at `length` or later, and restore the positions that they replaced."""
         table, replaced = self._tables[row], self._replaced[row]
         while replaced and replaced[-1][0] >= length:
             _, run, before = replaced.pop()
@@ -123,7 +123,7 @@ class Cascade(Drafter):
     Args:
         lookup: the drafter that copies.
         model: a ModelDrafter or HeadDrafter that drafts chains.
-        most_drawn: the most tokens that the model drafts per row and proposal. None: no limit.
+        most_drawn: the maximum number of tokens that the model drafts per row and proposal. None: no limit.
     """
 
     def __init__(self, lookup: Drafter, model: Drafter, most_drawn: int | None = None) -> None:

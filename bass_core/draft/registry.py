@@ -23,7 +23,7 @@ from ..model.prefix import CachedTexts
 from ..model.runner import ModelRunner
 from ..sample.params import SamplingParams
 from ..verify.rules import Verification
-from .base import Drafter, own_drafter
+from .base import Drafter, wrap_user_drafter
 from .head import HeadDrafter
 from .lookup import Cascade, PromptLookupDrafter
 from .model import ModelDrafter
@@ -65,7 +65,7 @@ class Parts:
         ahead: for AMUSD. A draft model or head drafts at most one token per row and proposal, so that the session
             can read the target's verdicts in between. A head uses its own states until the target's arrive.
         target: the runner with which the lane's decoder verifies. None for AMUSD.
-        tells: see Drafter.
+        report_probs: see Drafter.
         tree: shape of trees (StaticTrees). None: chains.
     """
 
@@ -77,7 +77,7 @@ class Parts:
     verification: Verification
     ahead: bool = False
     target: ModelRunner | None = None
-    tells: bool = False
+    report_probs: bool = False
     tree: tuple[int, ...] | None = None
 
     @cached_property
@@ -103,7 +103,7 @@ class Parts:
             drafter = HeadDrafter(draft, runner, size, *options)
         else:
             drafter = ModelDrafter(runner, self.sampling, self.verification, self.tree)
-        drafter.tells = self.tells
+        drafter.report_probs = self.report_probs
         return drafter
 
     def adaptive(self) -> Drafter:
@@ -199,7 +199,7 @@ def choose_drafter(pair: ModelPair, drafter: str | Drafter) -> DrafterKind:
         raise RequestError(f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}.")
     return DrafterKind(
         "a drafter of the user's own",
-        lambda parts: own_drafter(drafter),
+        lambda parts: wrap_user_drafter(drafter),
         own=True,
         branches=bool(getattr(drafter, "branches", False)),
         reads_others=bool(getattr(drafter, "reads_others", True)),

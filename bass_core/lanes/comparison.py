@@ -30,10 +30,10 @@ from ..sequence import Sequence
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
-# Limits on the extra forwards of one race, which take a few seconds at most: MOST_FORWARDS forwards, with at most
-# MOST_TOKENS tokens together, depending on the device.
-MOST_FORWARDS = 8
-MOST_TOKENS = {"cpu": 1024, "accelerator": 32768}
+# Limits on the extra forwards of one race, so that they take a few seconds at most: the number of forwards, and
+# the number of tokens in all of them, by kind of device.
+MAX_FORWARDS = 8
+MAX_TOKENS = {"cpu": 1024, "accelerator": 32768}
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str,
     Returns:
         For each method a list with one entry per row, None if both texts agree up to the end of the shorter one.
         A Difference has the index of the first differing token and both token ids (`theirs` is the reference
-        lane's). Its p_ours, p_theirs and tie (see `weigh`) are None after MOST_FORWARDS or MOST_TOKENS, or if the
+        lane's). Its p_ours, p_theirs and tie (see `weigh`) are None after MAX_FORWARDS or MAX_TOKENS, or if the
         forward failed. The result is None if no other lane has to give the reference lane's text.
     """
     reference = reference_lane(lanes)
@@ -111,8 +111,8 @@ class _Target:
     def __init__(self, pair: ModelPair, request: Request) -> None:
         self.pair, self.request = pair, request
         self.known: dict[tuple[int, ...], Tensor | None] = {}
-        self.forwards = MOST_FORWARDS
-        self.tokens = MOST_TOKENS["accelerator" if is_accelerator(pair.device) else "cpu"]
+        self.forwards = MAX_FORWARDS
+        self.tokens = MAX_TOKENS["accelerator" if is_accelerator(pair.device) else "cpu"]
 
     def difference(self, row: int, ours: list[int], theirs: list[int]) -> Difference | None:
         at = first_difference(ours, theirs)

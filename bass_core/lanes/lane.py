@@ -25,8 +25,8 @@ from .pace import ENDS, Pace, Tally
 from .trace import Trace
 from .utilization import Work
 
-# Lane time per turn of an AMUSD lane. Pausing its draft costs up to one draft step, which is little compared with
-# a turn this long.
+# Milliseconds of lane time that an AMUSD lane runs before another lane's turn. Pausing its draft then costs up to
+# one draft step, which is little compared with this time.
 SLICE_MS = 100.0
 
 
@@ -180,7 +180,7 @@ class Lane:
 
 
 def _work(pair: ModelPair, request: Request) -> Work:
-    """Return empty sums for the utilisation, for this device and pair or for those of the simulated clock."""
+    """Return a Work without rounds, for this device and pair or for those of the simulated clock."""
     drafts = request.kind.runs_model
     simulated = request.clock
     if simulated is not None and simulated.table is None:

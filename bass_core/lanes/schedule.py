@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kernels.support import is_accelerator, own_stream, runtime
+from kernels.support import is_accelerator, new_stream, runtime
 
 from ..errors import BassError, MemoryShortage
 from .lane import Lane
@@ -71,7 +71,7 @@ def overlap(
             stop.set()
 
     def run(lane: Lane) -> None:
-        with own_stream(device):
+        with new_stream(device):
             if build_stream is not None:
                 # The stream that built the lanes may still be clearing their buffers.
                 runtime(device).current_stream(device).wait_stream(build_stream)

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
         print(table(results[-len(samples) :]), flush=True)
         texts = [sample.tokens for name in (REGULAR, SPECULATIVE, BASS, COST_AWARE) for sample in samples[name]]
         same = sum(all(text[row] == texts[0][row] for text in texts) for row in range(batch)) / batch
-        # Must be 1 in float32; in bfloat16 rounding may decide a near tie.
+        # The share must be 1 in float32. In bfloat16 rounding may decide a near tie, so the claim stays open.
         claims.append(alike(f"rows alike in our decoders, batch {batch}", same, pair.dtype == torch.float32))
     report = document("batch", arguments, pair, results, claims)
     report["roofline"] = _roofline(pair, machine, results)

@@ -138,7 +138,10 @@ def _same(samples: dict[str, list[Lane]]) -> list[bool]:
 
 
 def speed_claims(rows: list[Row], quick: bool) -> list[Row]:
-    """Claim the lowest speed-up of "auto" over regular, and over the best fixed length if that beats regular."""
+    """Return claims on the lowest speed-up of "auto" over regular decoding and over the best fixed length.
+
+    The latter counts only the cases in which that length is faster than regular decoding.
+    """
 
     def best(row: Row) -> float:
         return max(float(row[name]) for name in FIXED)

@@ -18,7 +18,7 @@ import torch
 
 from bass_core import ModelPair
 from bass_core.machine.cpu import native_bfloat16
-from bass_core.machine.cpu_speed import READS, product_flops, read_speeds, room, written
+from bass_core.machine.cpu_speed import READS, bandwidth_array_bytes, filled_array, product_flops, read_speeds
 from bass_core.model.attention import choose_backend
 from bass_core.model.draft_head import DraftHead
 from bass_core.model.forward import ForwardBatch
@@ -32,7 +32,7 @@ STEPS = {
     12: [(12, 1), (4, 3)], 16: [(16, 1), (8, 2), (4, 4)], 24: [(24, 1), (4, 6)],
 }  # fmt: skip
 STEP, DRAFT, AGAIN = "step", "draft step", "draft step, again"
-# Bars on the ratio of a step to reading, by case.
+# The most that (time of a step) / (time to read its weights) may be, by case.
 BARS = {(STEP, 1, 1): 1.6, (STEP, 8, 1): 2.2, (DRAFT, 1, 1): 1.5}
 DRAFT_ROWS = (1, 8)
 # Seconds between a pass and a step.
@@ -48,9 +48,9 @@ def main(argv: list[str]) -> None:
     options.add_argument("--repeats", type=whole(), default=15)
     arguments = options.parse_args(argv)
     torch.manual_seed(arguments.seed)
-    if not (size := room(1 << 30)):
+    if not (size := bandwidth_array_bytes(1 << 30)):
         options.error("there is not enough free memory to measure its bandwidth: close other programs.")
-    pair, array = load(arguments, device="cpu"), written(size)
+    pair, array = load(arguments, device="cpu"), filled_array(size)
     speeds = read_speeds(array)
     read = READS[max(speeds, key=speeds.__getitem__)]
     flops = product_flops(pair.dtype)

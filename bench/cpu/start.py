@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     names = (*LIBRARY, "python app.py, all of it", "the same, no costs known")
     times: dict[str, list[float]] = {name: [] for name in names}
     texts = set()
-    # With --quick everything starts only once, and that counts.
+    # With --quick everything starts only once, and this start counts.
     for start in range(1 if arguments.quick else 1 + STARTS):
         library, text = _library(arguments.pair)
         texts.add(text)

@@ -162,7 +162,7 @@ def _allocated(device: torch.device) -> float:
 
 @torch.inference_mode()
 def _same_steps(ctx: Context, model: CausalModel, widths: list[int]) -> None:
-    """Check that steps of two rows over one cache equal eager ones."""
+    """Check that steps of two rows over one cache give the same results as eager steps."""
     backend = choose_backend("auto", ctx.device, torch.float32)
     runner = cuda_graphs.make_runner(model, 2, 64, model.vocab, backend)
     eager, at = ModelRunner(model, 2, 64, model.vocab, backend), 0

@@ -75,7 +75,8 @@ class Context:
                     traceback.print_exc()
                     self.row(label, f"{type(error).__name__}: {error}"[:300], None)
                     if is_accelerator(self.device):
-                        # After an illegal access every later call raises, including this one: it ends the section.
+                        # After an illegal memory access every later call raises an error. This call does too,
+                        # which ends the section.
                         runtime(self.device).synchronize(self.device)
         finally:
             self.row("cases", "passed", passed, f"of {count}")

@@ -31,7 +31,7 @@ from pathlib import Path
 CHILD = Path(__file__).with_name("sandbox_child.py")
 LAYERS = ("namespace", "landlock", "seccomp")
 UNSHARE = ("unshare", "--user", "--net", "--ipc", "--pid", "--fork", "--kill-child")
-# Bytes that we read of a child's answer, more than the two lines of an honest one.
+# We read at most this many bytes of a child's answer. The two lines of an honest child are shorter.
 _LONGEST_ANSWER = 4096
 
 

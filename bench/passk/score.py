@@ -72,12 +72,12 @@ def wilson(passed: int, count: int) -> list[float]:
 
 
 def differing(records: list[Record], batches: list[int]) -> tuple[int, int]:
-    """Compare regular decoding's sequences with the same sequence in the smallest batch that has it.
+    """Compare each sequence of regular decoding with the same one in the smallest batch that contains it.
 
-    Sequences are compared over the shorter length.
+    Sequences of different lengths are compared up to the end of the shorter one.
 
     Returns:
-        How many differ, and how many were compared.
+        How many sequences differ, and how many were compared.
     """
     compared = wrong = 0
     for record in records:

@@ -10,7 +10,7 @@ The first round does not count. After every call we wait SETTLE_S, so that spinn
 measure the CPU time of this process and of the children over WATCH_S: `busy` is the number of cores that were
 still at work. `others` is the number of cores that all other programs used during the call, including time taken
 by the host of a virtual machine; the system counts these in steps of 10 ms. We leave out calls during which
-`others` was above MOST_OTHERS, unless that is true of all calls of an arm.
+`others` was above MAX_OTHERS, unless that is true of all calls of an arm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "Q4_
 SETTLE_S, WATCH_S = 0.05, 0.05
 # The most cores that other programs may use during a call. The limit is low because two threads that wait for each
 # other lose far more time than the share that was taken from them.
-MOST_OTHERS = 0.1
+MAX_OTHERS = 0.1
 
 Rows = list[list[int]]
 Clock = Callable[[], float]
@@ -81,7 +81,7 @@ def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterat
 
 
 def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
-    """Yield `generate` on the padded batch, and prompt lookup at batch 1, `generate_batch` at others."""
+    """Yield the arms of `generate` (rows are padded), and prompt lookup at batch 1, else `generate_batch`."""
     run = partial(written_by, pair.target, rows, attention="sdpa")
     yield Arm(TRANSFORMERS, "generate", len(rows), weights, run)
     if len(rows) == 1:
@@ -108,7 +108,14 @@ def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
 
 
 def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
-    """Return the arm of llama.cpp, OpenVINO or vLLM with the speculation `way`."""
+    """Return the arm of a peer outside this process (llama.cpp, OpenVINO or vLLM).
+
+    Args:
+        peer: the peer's process.
+        way: the name of its speculation, for example "plain".
+        weights: a key of BITS.
+        rows: the token ids of each prompt.
+    """
 
     def run(tokens: int) -> None:
         peer.complete(rows, tokens)
@@ -166,7 +173,7 @@ def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) 
             turn.texts += [] if written is None else [written]
     for turn in turns:
         counted = range(1, repeats + 1)
-        undisturbed = [call for call in counted if turn.others[call] <= MOST_OTHERS] or counted
+        undisturbed = [call for call in counted if turn.others[call] <= MAX_OTHERS] or counted
         for name in ("prompt_ms", "ms", "busy", "others"):
             setattr(turn, name, [getattr(turn, name)[call] for call in undisturbed])
     return turns

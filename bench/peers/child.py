@@ -25,7 +25,9 @@ Complete = Callable[[list[list[int]], int], Any]
 
 
 class Child:
-    """The process of a peer, for use in a `with` statement; RuntimeError, one sentence, if it fails or hangs.
+    """The process of a peer, for use in a `with` statement.
+
+    If the process fails or hangs, a RuntimeError with one sentence is raised.
 
     Args:
         name: the peer's name; --no-NAME leaves it out of a run.

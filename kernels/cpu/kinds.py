@@ -127,13 +127,13 @@ def fma(b: Any, first: Any, second: Any, third: Any) -> Any:
 
 
 def add_pairs(b: Any, total: Any, first: Any, second: Any) -> Any:
-    """Return total + the products of bfloat16 numbers, two per lane."""
+    """Return total plus, in each lane, two products of bfloat16 numbers."""
     dot = function(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, BFLOATS, BFLOATS)
     return b.call(dot, [total, first, second])
 
 
 def add_fours(b: Any, total: Any, first: Any, second: Any) -> Any:
-    """Return total + the products of unsigned and signed bytes, four per lane, as int32: exact."""
+    """Return the int32 total plus, in each lane, four products of unsigned and signed bytes; this is exact."""
     if HAS_VNNI:
         dot = function(b, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", INTS, INTS, INTS, INTS)
         return b.call(dot, [total, first, second])

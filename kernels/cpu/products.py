@@ -23,8 +23,8 @@ from .pages import aligned
 from .tiles import ROWS, configure, release
 from .vectors import call
 
-# Bytes of weights in a chunk. Larger chunks are read faster, because they are longer; smaller ones share work more
-# evenly.
+# Bytes of weights in a chunk. Large chunks are read faster; small ones divide the work more evenly among the
+# threads.
 _CHUNK = 221_184
 # How many bytes ahead weights are prefetched, if each weight is read only once.
 _AHEAD = 3072
@@ -146,7 +146,7 @@ def _panels_per_chunk(panels, size, threads, unit, target):
 
 @helper
 def _scale_and_bias(line, y, at, row, number):
-    """Multiply by the rows' scales and add their biases, if they have any."""
+    """Multiply results in y by the scales of their rows, and add the rows' biases, if there are any."""
     start, offset = np.uintp(at), np.uintp(4 * row)
     if line.scale:
         for i in range(np.uintp(number)):

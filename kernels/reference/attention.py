@@ -118,7 +118,7 @@ def _attend(
     """Return attention as `pad` does; `bias` [B x Hkv, group x S, extent] is added to the scores."""
     batch, heads, queries, dim = query.shape
     _, kv_heads, extent, _ = key.shape
-    # Few launches and views: with a few tokens, these take much of the time on a CPU.
+    # Use few launches and views: in a step of a few tokens, they take much of the time on a CPU.
     folded = query.reshape(batch * kv_heads, -1, dim)
     folded = folded if query.dtype == key.dtype else folded.to(key.dtype)
     keys, values = key.reshape(-1, extent, dim).mT, value.reshape(-1, extent, dim)

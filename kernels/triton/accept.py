@@ -30,8 +30,9 @@ _ROWS_INTERPRETED = 16
 class Verification(IntEnum):
     """The condition for accepting a draft.
 
-    REJECTION: u < p / q. CHOICES: the draft is the token that the target chose. COIN: u < chance, one number for
-    all drafts. BLOCK: the draft or a later one has u < its chance, which kernels/triton/block.py computed.
+    REJECTION: u < p / q. CHOICES: the draft is the token that the target chose. COIN: u < chance, which is the
+    same for all drafts. BLOCK: the draft or a later one has u < its chance, which kernels/triton/block.py
+    computed.
     """
 
     REJECTION = 0

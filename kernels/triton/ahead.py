@@ -56,7 +56,7 @@ def aim_at(card: Card) -> None:
 
 
 def compile_one(launch: Launch) -> tuple[str | None, bool]:
-    """Compile a launch for the card of `aim_at`; return the error or None, and whether the error may pass."""
+    """Compile a launch for the card of `aim_at`; return the error or None, and whether a later try may succeed."""
     try:
         launch.compile()
     except Exception as error:

@@ -21,9 +21,9 @@ import torch
 import triton
 from torch import Tensor
 
-from ..plan import MOST_TREE, AttentionPlan, TokenTree
+from ..plan import MAX_TREE_TOKENS, AttentionPlan, TokenTree
 from ..reference.attention import pad
-from ..support import LeftOut, has_tensor_cores, needs_float32, processors, shared_bytes, why_unavailable
+from ..support import CompileFailed, has_tensor_cores, needs_float32, processors, shared_bytes, why_unavailable
 from .launch import launch
 from .segments import attend, attend_prefix, merge
 
@@ -32,13 +32,13 @@ Pair = tuple[Tensor, Tensor]
 # Columns of a segment, a multiple of every tile's columns. With this size, a long row has enough segments to fill
 # a device, and the segments' sums take only a few percent of the bytes of their keys and values.
 SEGMENT = 512
-# A program takes one segment if taking all would leave fewer programs per multiprocessor than this.
+# If programs that take all segments would be fewer than this per multiprocessor, each takes only one.
 _PROGRAMS_PER_PROCESSOR = 3
 # With more query rows per key-value head than this, programs take all segments: the segments' sums would need many
 # bytes compared with keys and values.
-MOST_SPLIT_ROWS = 256
+MAX_SPLIT_ROWS = 256
 # The most numbers (float32) in the sums of all segments: 256 MiB.
-MOST_PART_NUMBERS = 1 << 26
+MAX_PART_NUMBERS = 1 << 26
 # Devices of capability 8.6, 8.9 and 12.0 have fewer bytes of shared memory per program.
 _AMPLE_SHARED = 128 * 1024
 # Segments that `merge` loads at once.
@@ -95,7 +95,7 @@ def in_parts(
         shares: whether segments lie in a prefix; they are then read once for all its rows.
         numbers: how many numbers the sums of all segments have.
     """
-    if segments == 1 or rows > MOST_SPLIT_ROWS or numbers > MOST_PART_NUMBERS:
+    if segments == 1 or rows > MAX_SPLIT_ROWS or numbers > MAX_PART_NUMBERS:
         return False
     return shares or programs < _PROGRAMS_PER_PROCESSOR * processors(device)
 
@@ -126,7 +126,7 @@ def fused(
     space, cores, tree = shared_bytes(device), has_tensor_cores(device), plan.tree is not None
     options: Any = {"scaling": scaling, "window": window, "softcap": softcap, "prefix": prefix}
     for tile in tiles(query.shape[3], rows, key.element_size(), space, cores, tree):
-        with suppress(LeftOut):
+        with suppress(CompileFailed):
             return _attend(query, key, value, plan, **options, parts=parts, tile=tile)
     return pad(query, key[:, :, : plan.extent], value[:, :, : plan.extent], plan, **options)
 
@@ -144,7 +144,7 @@ def _attend(
     parts: bool | None,
     tile: dict[str, int],
 ) -> Tensor:
-    """Compute `fused` with tiles of one size. Raise LeftOut if one of its launches could not be compiled."""
+    """Compute `fused` with tiles of one size. Raise CompileFailed if one of its launches could not be compiled."""
     batch, heads, queries, dim = query.shape
     kv_heads, columns = key.shape[1:3]
     group, shared, device = heads // kv_heads, plan.shared, query.device
@@ -206,7 +206,7 @@ def _tree(plan: AttentionPlan, tree: TokenTree, window: int | None) -> tuple[Ten
         sees = tree.sees
         if window is not None:
             # Two tokens of a path are as many positions apart as there are bits from one to the other.
-            places = torch.arange(MOST_TREE, device=sees.device)
+            places = torch.arange(MAX_TREE_TOKENS, device=sees.device)
             bits = (sees[:, :, None] >> places) & 1
             above = bits.flip(-1).cumsum(-1).flip(-1)
             sees = ((bits * (above <= window)) << places).sum(-1)

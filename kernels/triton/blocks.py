@@ -1,4 +1,4 @@
-"""Attention's work on a block of columns, and on the sums of the columns seen so far; used by segments.py.
+"""Attention over one block of columns, and the sums over the columns seen so far; used by segments.py.
 
 A program's sums over the columns that it has seen are `highest`, the highest score; `total`, the sum of the
 weights 2 ** (score - highest); and `sums`, the sum of the weighted values (Milakov and Gimelshein, arXiv
@@ -12,9 +12,9 @@ import triton.language as tl
 
 # SINKS of plan.py: a windowed step sees the first tokens, and those from `skip` on.
 SINKS: tl.constexpr = tl.constexpr(64)
-# MOST_TREE of plan.py.
-MOST_TREE: tl.constexpr = tl.constexpr(63)
-# Stands for no prefix or no position: greater than all.
+# MAX_TREE_TOKENS of plan.py.
+MAX_TREE_TOKENS: tl.constexpr = tl.constexpr(63)
+# Stands for no prefix or no position; it is greater than all of them.
 NONE: tl.constexpr = tl.constexpr(2147483647)
 
 
@@ -69,7 +69,7 @@ def seen_in_tree(n, base, first, second, position, window, WINDOW: tl.constexpr)
     before = inside < 0
     if WINDOW:
         before = before & (n > position - window)
-    return before | ((inside >= 0) & (inside < MOST_TREE) & seen)
+    return before | ((inside >= 0) & (inside < MAX_TREE_TOKENS) & seen)
 
 
 @triton.jit

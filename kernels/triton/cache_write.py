@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..reference import cache as reference
-from ..support import LeftOut, why_unavailable
+from ..support import CompileFailed, why_unavailable
 from .launch import launch
 
 
@@ -113,7 +113,7 @@ def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: 
             *keys.stride()[:3], *values.stride()[:3], *cache.stride()[:4],
             DIM=dim, BLOCK_D=triton.next_power_of_2(dim), SHARED=starts is not None, num_warps=1,
         )  # fmt: skip
-    except LeftOut:
+    except CompileFailed:
         reference.write(keys, values, cache, lengths, starts)
 
 
@@ -154,7 +154,7 @@ def rotate_write(
             BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None,
             TREE=positions is not None, num_warps=1,
         )  # fmt: skip
-    except LeftOut:
+    except CompileFailed:
         reference.rotate_write(qkv, cache, lengths, cos, sin, norms, eps, starts, positions)
 
 

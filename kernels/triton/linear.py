@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..reference import linear as reference
-from ..support import LeftOut, needs_float32, processors, why_unavailable
+from ..support import CompileFailed, needs_float32, processors, why_unavailable
 from .launch import launch
 
 # The most rows of x, by the bytes per number of its dtype. Exact float32 products run without tensor cores, from
 # registers, which hold no more than 16 rows.
-MOST_ROWS = {2: 64, 4: 16}
+MAX_ROWS = {2: 64, 4: 16}
 # Outputs per program of `add_parts`.
 BLOCK_OF_SUMS = 1024
 
@@ -229,7 +229,7 @@ def linear(
     """
     try:
         return _linear(x, weight, norm, eps, gate, residual, tile, split_k)
-    except LeftOut:
+    except CompileFailed:
         return reference.linear(x, weight, norm=norm, eps=eps, gate=gate, residual=residual)
 
 
@@ -291,7 +291,7 @@ def _check(x: Tensor, weight: Tensor, rows: int, residual: Tensor | None, n_size
     reason = why_unavailable(x.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
-    max_rows = MOST_ROWS.get(x.element_size(), 0)
+    max_rows = MAX_ROWS.get(x.element_size(), 0)
     if not 1 <= rows <= max_rows:
         raise ValueError(f"the kernel takes 1 to {max_rows} rows of {x.dtype}; got {rows}.")
     if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:

@@ -69,7 +69,7 @@ def test_the_last_line_of_a_section_that_cannot_run_is_the_reason() -> None:
 
 @pytest.mark.slow
 def test_a_terminated_run_leaves_its_document(tmp_path: Path) -> None:
-    """SIGTERM, as from `timeout`, once the first figure is stored; the document is printed too."""
+    """SIGTERM, as sent by `timeout`, arrives after the first figure. The document is still saved and printed."""
     path = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "bench", "gpu", "--sections", "steps", "lanes", "--json", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -86,7 +86,7 @@ def test_a_terminated_run_leaves_its_document(tmp_path: Path) -> None:
 
 
 def test_a_second_run_resumes_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If revision, device, seed and kind are equal; a section that did not finish runs again."""
+    """The second run repeats only sections that did not finish, or all of them if the seed has changed."""
     path, ran = tmp_path / "gpu.json", list[str]()
 
     def process(command: list[str], environment: Any, limit: float, take: Any) -> str | None:
@@ -158,7 +158,7 @@ FIGURES = [
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_claims_are_checks_and_plain_ratios(timed: bool) -> None:
-    """Claims without figures are open, as are times of a dry or quick run; a check that was lost fails."""
+    """A claim without figures is open, and so is one about times of a dry or quick run. A missing check fails."""
     ended = ["texts", "kernels", "steps", "lanes"]
     claims = gpu.claims(FIGURES, [*ended, "faults"], ended, timed)
     assert {claim["name"]: (claim["value"], claim["holds"]) for claim in claims} == {

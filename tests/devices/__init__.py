@@ -3,8 +3,8 @@
 `from tests.devices.emulation import emulated` registers the devices emul:0 and emul:1, for which
 `kernels.support.runtime` returns a module like torch.cuda. On a machine without a GPU it detects operators that
 mix devices, values read on the host, unordered work of two streams, events of another device, numbers frozen in a
-graph, replays that use freed or unwritten memory, and the damage of a failed capture. Tests in other folders use
-its fixture: `from tests.devices.conftest import accelerator`.
+graph, replays that use freed or unwritten memory, and the damage of a failed capture. Tests in other folders
+import the fixture `accelerator`: `from tests.devices.conftest import accelerator`.
 
     emulated.py   tensors and operators           order.py    the order of work, and waits of the host
     transfers.py  copies from and to the host     streams.py  streams and events

@@ -38,7 +38,7 @@ FALL = ("speedup", "throughput_tps", "flops_utilization", "useful_flops_utilizat
 
 
 def slower(snapshot: dict[str, Any], factor: float = 1.7) -> dict[str, Any]:
-    """The same race with longer lane times: the first lane's by `factor`, each other's by a fifth more."""
+    """The same race with longer lane times: `factor` times as long in the first lane, 20 % more in each next."""
     slowed = copy.deepcopy(snapshot)
     for at, lane in enumerate(slowed["lanes"].values()):
         _slow_down(lane, factor * 1.2**at)
@@ -57,14 +57,14 @@ def _slow_down(lane: dict[str, Any], by: float) -> None:
         record["time_ms"] *= by
         for key in ("draft_ms", "verify_ms"):
             record[key] = None if record[key] is None else record[key] * by
-        # As on another machine: drafts cost relatively more, so a round's parts keep no common ratio.
+        # Change the two parts of a round differently, as another machine would, so that their ratio changes too.
         if record["draft_ms"] is not None:
             record["verify_ms"], record["draft_ms"] = 0.9 * record["verify_ms"], record["draft_ms"] * 1.05
 
 
 @dataclass
 class Served:
-    """A page served by this process: its address, its pair, and whether its races get different times."""
+    """A page served by this process: its address, its pair, and whether its races get slower times (`slow`)."""
 
     address: str
     pair: ModelPair
@@ -100,20 +100,20 @@ def test_predicted_times_are_marked_everywhere_and_measured_ones_nowhere(
 
 
 def run_race(page: Page, served: Served, *, slow: bool = False) -> None:
-    """Run the race again, with its own times or with different ones."""
+    """Run the race, with its times or (`slow`) with slower ones."""
     served.slow = slow
     fill(page, batch=2, tokens=40)
     run_to_the_end(page)
 
 
 def visible_texts(page: Page) -> dict[str, Any]:
-    """Every visible text by its place, as {"text", "says"}. "says": whether the label names the machine."""
+    """Every visible text by its place, as {"text", "says"}. "says" is whether its label has a mark."""
     texts: dict[str, Any] = page.evaluate(LOOK)
     return texts
 
 
 def unmarked(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The places whose text differs and has no mark."""
+    """The places whose text differs between the two races although their label has no mark."""
     return [
         f"{place}: {after[place]['text']!r}"
         for place in before.keys() & after.keys()
@@ -137,12 +137,12 @@ def _texts(page: Page, served: Served) -> None:
     run_race(page, served, slow=True)
     after = visible_texts(page)
     differing = [place for place in before.keys() & after.keys() if before[place]["text"] != after[place]["text"]]
-    # Of three lanes: figures, captions, states, timelines; charts; the verdict; the inspector; the table.
+    # Figures, captions, states and timelines of three lanes; charts, the verdict, the inspector and the table.
     assert len(differing) > 40
     assert unmarked(before, after) == []
     page.evaluate(UNMARK)
     missed = unmarked(before, visible_texts(page))
-    # The lane's figure, the chart's plot, and three cells of the row.
+    # Without UNMARK's marks, these are missed: the lane's figure, the chart's plot, and three cells of the row.
     assert len(missed) == 5, missed
 
 
@@ -207,7 +207,7 @@ def _exports(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def _coin(page: Page, served: Served) -> None:
-    """Synthetic acceptance is called a coin."""
+    """With synthetic acceptance, the page says that a coin accepts the drafts."""
     more = page.locator("#acceptance input")
     open_settings(page)
     page.click("text=Another machine")

@@ -32,7 +32,7 @@ LOST = "The connection to the server was lost. The results so far stay here unti
 
 
 def shrinks_to(count: int) -> bool:
-    """Wait up to 60 s until this many caches are left. Returns whether it happened."""
+    """Wait up to 60 s until only `count` caches are left. Returns whether that happened."""
     deadline = time.monotonic() + 60
     while alive(collect=True) != count:
         if time.monotonic() > deadline:

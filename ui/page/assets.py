@@ -28,8 +28,8 @@ from bass_core import BassError, cache_root
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "lecture/bar.css")
-# Gradio 6.31 copies each rule of STYLES so that it applies only inside its own containers. Rules for a class on
-# the body are therefore in separate sheets, which Gradio does not see.
+# Gradio 6.31 replaces each rule of STYLES by a copy that applies only inside Gradio's containers. Rules for a
+# class on the body are therefore in separate sheets, which Gradio does not see.
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 # Content types that are compressed, and the smallest size in bytes that is worth it.

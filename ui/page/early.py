@@ -59,7 +59,7 @@ class Tee:
 
 
 def _import_ahead() -> None:
-    """Import a module that a page and a Ray worker need. It may fail if two threads import it at once."""
+    """Import a module that a page and a Ray worker need, because two threads that import it at once may fail."""
     with warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore")  # it warns about newer Pythons
         import_module("pydantic.v1.fields")

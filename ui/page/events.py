@@ -20,7 +20,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
 from ui.race.feed import PageFeed
-from ui.sources.source import Source, Together, give_memory_back, one_by_one, waits, words
+from ui.sources.source import RaceSource, Together, give_memory_back, one_by_one, waits, words
 
 log = logging.getLogger(__name__)
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
@@ -48,7 +48,7 @@ class Events:
 
     def __init__(
         self,
-        source: Source,
+        source: RaceSource,
         limits: Limits,
         pair: Mapping[str, Any] | None = None,
         together: Together | None = None,
@@ -89,7 +89,8 @@ class Events:
     def stop(self) -> tuple[Any, Any]:
         """Return (status, Run button). Gradio itself cancels the running event.
 
-        Until it has, Gradio drops clicks on Run. So the failure handler of that event (page.py) enables Run again.
+        Until it has done so, Gradio drops clicks on Run. So the failure handler of that event (page.py) enables
+        Run again.
         """
         return _status("stopped"), gr.skip()
 

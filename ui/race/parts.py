@@ -26,8 +26,8 @@ FIGURES = {
     "acceptance_rate": "accepted",
 }
 TIMED = ("speedup", "ms_per_token")
-# Every lane has each figure's label, but the Tab key stops only at that of this lane. Regular decoding (the first
-# lane) shows no acceptance, so Tab stops at the second lane's label instead.
+# Every lane shows each figure's label, but the Tab key stops at it only in the lane that is named here. Regular
+# decoding (the first lane) shows no acceptance, so Tab stops at the second lane's label instead.
 STOPS = {"speedup": DEFAULT_LANES[0], "ms_per_token": DEFAULT_LANES[0], "acceptance_rate": DEFAULT_LANES[1]}
 # Switches: (label, initially on, title).
 SWITCHES = {

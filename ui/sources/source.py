@@ -1,7 +1,7 @@
 """The interface between the page and the service that runs its races.
 
-A Source takes a race as plain data and yields its snapshots, also plain data. Closing it ends the race and frees
-its memory. The page, its API and both services (local.py, cluster/) use this type. A race that waits yields
+A RaceSource takes a race as plain data and yields its snapshots, also plain data. Closing it ends the race and
+frees its memory. The page, its API and both services (local.py, cluster/) use this type. A race that waits yields
 snapshots of phase "waiting" without lanes (see `waiting`).
 """
 
@@ -19,9 +19,9 @@ from bass_core import BassError, Snapshot
 from ui.page.choices import Choices
 from ui.page.request import RaceRequest
 
-Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
+RaceSource = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # Several races in a row, e.g. a sweep: takes the source that runs them, and yields any results.
-Races = Callable[[Source], Generator[Any, None, None]]
+Races = Callable[[RaceSource], Generator[Any, None, None]]
 # Runs Races that belong together. The second argument is an upper bound on the seconds that they need.
 Together = Callable[[Races, float], Generator[Any, None, None]]
 # Counts the tokens of a prompt with the model's template. Takes the text and whether it has one prompt per line.
@@ -42,7 +42,7 @@ class WorkerLost(BassError):
 
 
 @dataclass(frozen=True)
-class Ask:
+class PairOptions:
     """The operator's options for the pair.
 
     Attributes:
@@ -95,7 +95,7 @@ class Service:
         close: call it at the end.
     """
 
-    source: Source
+    source: RaceSource
     facts: PairInfo
     count: Count | None
     at_once: int = 1
@@ -104,7 +104,7 @@ class Service:
     close: Callable[[], None] = field(default=lambda: None)
 
 
-def one_by_one(source: Source) -> Together:
+def one_by_one(source: RaceSource) -> Together:
     """Return a Together that runs its races like any others."""
     return lambda races, seconds: races(source)
 

@@ -28,7 +28,7 @@ import gradio as gr
 from bass_core import BassError, Snapshot
 from ui.page.request import RaceRequest
 from ui.sources.queue import steps
-from ui.sources.source import Races, Source
+from ui.sources.source import Races, RaceSource
 
 # Seconds for a fork to move the weights to the GPU, to warm up and, in the first fork, to compile the Triton
 # kernels. The estimate may be too high, because ZeroGPU counts only the seconds that were used.
@@ -37,7 +37,7 @@ START_S = 30.0
 STEP_S = 0.02
 # The longest reservation that we ask for, which is the daily quota of a visitor without an account (2026), and the
 # shortest one with which it is worth beginning a race.
-MOST_S, LEAST_S = 120, 15
+MAX_S, LEAST_S = 120, 15
 # A race ends this many seconds before its reservation.
 SPARE_S = 3.0
 ABORTED = "GPU task aborted"
@@ -79,7 +79,7 @@ class ZeroGpu:
         Raises:
             BassError: if the worker or the scheduler refuses.
         """
-        requested: int | None = min(MOST_S, math.ceil(START_S + seconds))
+        requested: int | None = min(MAX_S, math.ceil(START_S + seconds))
         began = False
         while requested is not None:
             try:
@@ -130,7 +130,7 @@ class ZeroGpu:
         self._forked_at = time.time()
 
 
-def _single(request: RaceRequest, source: Source) -> Generator[Snapshot, None, None]:
+def _single(request: RaceRequest, source: RaceSource) -> Generator[Snapshot, None, None]:
     """Run one race. With the request bound by functools.partial, this is a value of type Races.
 
     Unlike a closure, such a partial can be pickled.

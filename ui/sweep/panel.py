@@ -15,7 +15,7 @@ from ui.page.form import Form
 
 from .events import SweepEvents
 from .predicted import MACHINES, MODELS
-from .request import FIXED, MOST_PROMPTS
+from .request import FIXED, MAX_PROMPTS
 
 HEADING = "Where does speculation pay?"
 HEAD = """<p>"Measure" races BASS against regular decoding for about a minute, with the settings of the tab "Race":
@@ -60,7 +60,7 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             if events is not None:
                 own = gr.Textbox(
                     label="Will it help on my prompts?",
-                    info=OWN_PROMPTS.format(most=MOST_PROMPTS),
+                    info=OWN_PROMPTS.format(most=MAX_PROMPTS),
                     placeholder='Empty: the prompt of the tab "Race".',
                     elem_id="sweep-prompts",
                     lines=3,

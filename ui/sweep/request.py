@@ -28,9 +28,9 @@ SPARE = 1.25
 # batch.
 TOKENS = 160
 TEMPERATURE = 0.7
-MOST_RACES = 32
+MAX_RACES = 32
 # For a sweep over prompts: the most prompts, how often it visits each, its batch and its draft length.
-MOST_PROMPTS, VISITS = 12, 2
+MAX_PROMPTS, VISITS = 12, 2
 PROMPTS_BATCH, PROMPTS_LENGTH = 4, "auto"
 # The settings of a race that a sweep chooses itself, whatever the form says. The clock is one of them, because a
 # sweep measures even if the form asks for a predicted clock.
@@ -161,10 +161,10 @@ def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
     batches, lengths = _batches(chosen[0], bounds), _lengths(chosen[1], bounds)
     if own and len(batches) * len(lengths) > 1:
         raise RequestError("A sweep over prompts has one batch and one draft length: name one of each.")
-    if len(batches) * len(lengths) > MOST_RACES:
+    if len(batches) * len(lengths) > MAX_RACES:
         raise RequestError(
             f"{len(batches)} batches with {len(lengths)} draft lengths are {len(batches) * len(lengths)} races, "
-            f"and a sweep runs at most {MOST_RACES}: name fewer."
+            f"and a sweep runs at most {MAX_RACES}: name fewer."
         )
     return SweepRequest(race, batches, lengths, _seconds(given.get("seconds"), bounds), equal_rows, own)
 
@@ -188,9 +188,9 @@ def own_prompts(value: object, bounds: Limits) -> tuple[str, ...]:
             "One prompt gives no interval: write at least two, or leave the field empty to measure the prompt of "
             'the tab "Race".'
         )
-    if len(value) > MOST_PROMPTS:
+    if len(value) > MAX_PROMPTS:
         raise RequestError(
-            f"There are {len(value)} prompts, and a sweep takes at most {MOST_PROMPTS}: remove some."
+            f"There are {len(value)} prompts, and a sweep takes at most {MAX_PROMPTS}: remove some."
         )
     return tuple(limits.prompt("", text, bounds) for text in value)
 
@@ -215,7 +215,7 @@ def _lengths(value: object, bounds: Limits) -> tuple[str | int, ...]:
 
 
 def default_lengths(fixed: object) -> list[Any]:
-    """Return the draft lengths of the page's sweep: Algorithm 1, the default policy, and a fixed one."""
+    """Return the draft lengths of the page's sweep: Algorithm 1, the default policy, and a fixed length."""
     return ["bass", "auto", fixed]
 
 

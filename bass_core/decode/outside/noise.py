@@ -24,7 +24,7 @@ class OwnNoise:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from this stream inside the block."""
+        """Let torch's default generator continue this stream in the block; then restore the generator's state."""
         before = self._get()
         self._set(self._state)
         try:

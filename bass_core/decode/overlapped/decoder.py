@@ -54,7 +54,7 @@ from ..logprobs import record_logprobs
 from ..record import write_round
 from ..request import Request
 from .draft import DraftThread, split_threads, wait_for_stream
-from .session import Draft, DraftSession, Pace, asks_q, draft_source, sure_drafts
+from .session import DraftSession, Pace, QueuedDraft, asks_q, draft_source, sure_drafts
 from .timeline import Timeline
 
 # For tests: maximum random delay in seconds before each step of the target and of the draft.
@@ -111,8 +111,8 @@ class AmusdDecoder(BatchDecoder):
         weakref.finalize(self, draft.end)
         # The draft's forwards and drawn tokens that earlier rounds have reported.
         self._billed = (0, 0)
-        # By row index: the drafts after the row's text, as of the target's last look.
-        self._ahead: dict[int, list[Draft]] = {}
+        # By row index: the drafts after the row's text that `DraftThread.look` last returned.
+        self._ahead: dict[int, list[QueuedDraft]] = {}
         self._split, self._pace = not is_accelerator(target.device), Pace()
 
     @property
@@ -139,7 +139,7 @@ class AmusdDecoder(BatchDecoder):
 
     @contextmanager
     def _slice(self) -> Iterator[None]:
-        """Let this lane's time pass. On a CPU, give the target its share of the cores and the draft the rest."""
+        """Run the lane's clock in this block. On a CPU, the target gets only its share of the cores meanwhile."""
         before, num_threads = torch.get_num_threads(), split_threads()[0]
         split = self._split and self.draft.alive and num_threads != before
         if split:
@@ -286,7 +286,7 @@ class AmusdDecoder(BatchDecoder):
         return verdict.host()
 
     def _q(self, width: int, like: Tensor) -> Tensor:
-        """Return the q of each row's first drafts, float32 [B, width, V]; `like` are logits [..., V]."""
+        """Return the q of each row's first `width` drafts, float32 [B, width, V]; `like` are logits [..., V]."""
         flat = [torch.zeros((), device=like.device).expand(like.shape[-1])] * (len(self._rows) * width)
         copies = []
         for r, row in enumerate(self._rows):
@@ -301,7 +301,7 @@ class AmusdDecoder(BatchDecoder):
         return q
 
 
-# How many tokens the draft runs ahead by default, and the most that an integer draft_length may ask for.
+# Number of tokens that the draft runs ahead by default, and its maximum for an integer draft_length.
 LEAD, LONGEST_LEAD = 8, 64
 
 

@@ -21,12 +21,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from kernels.support import is_accelerator, own_stream, runtime
+from kernels.support import is_accelerator, new_stream, runtime
 
 from ...machine.cpu import cores
 from ...machine.torch_state import ours
 from ...sequence import Sequence
-from .session import NEW_SAMPLE_WEIGHT, Draft, DraftSession, shared_rows
+from .session import NEW_SAMPLE_WEIGHT, DraftSession, QueuedDraft, shared_rows
 from .timeline import Timeline
 
 _log = logging.getLogger(__name__)
@@ -117,8 +117,8 @@ class DraftThread:
         """Whether garbage collection has called us in the draft's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
-    def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
-        """Return the drafts after each row's text; waits up to `timeout_s` seconds for a step not seen yet."""
+    def look(self, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
+        """Return the drafts after each row's text. First wait up to `timeout_s` seconds for an unseen step."""
         timeline = self.timeline
         with self.lock:
             self.lock.wait_for(lambda: self._unseen_steps or not self.alive, timeout_s)
@@ -161,7 +161,7 @@ class DraftThread:
                 torch.set_num_threads(split_threads()[1])
             # A copy between two devices waits for the current streams of both. So use separate streams here: a
             # copy must never wait for the target's stream.
-            with own_stream(home) if home != device else nullcontext(), own_stream(device):
+            with new_stream(home) if home != device else nullcontext(), new_stream(device):
                 try:
                     with ours():
                         session = self.session = make()

@@ -44,7 +44,7 @@ from ...sequence import Sequence
 from ..base import DecodingParams
 
 
-class Draft(NamedTuple):
+class QueuedDraft(NamedTuple):
     """A draft token.
 
     Attributes:
@@ -77,7 +77,7 @@ class SharedRow(Sequence):
     """
 
     text: list[int] = field(default_factory=list)
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[QueuedDraft] = field(default_factory=list)
     begin: int = 0
     states: list[Tensor] = field(default_factory=list)
     silent: bool = False
@@ -142,7 +142,7 @@ class DraftSession:
         self.device, self.home, self.limit = source.device, home, step.context
         self.rows, self.lead, self.seed, self.lock = list(rows), lead, params.seed, lock
         # Copied tokens are proposed all at once. A model drafts only one token per step, because the target may
-        # change the text between two steps.
+        # have extended the text differently before the next step.
         self._max_per_step, self._confidence = lead if kind.copies else 1, kind.stops_when_unsure
         self._keeps_q = asks_q(params)
         self.totals, self._drafted, self._rolled_back = (0, 0, 0, 0), 0, 0
@@ -229,7 +229,7 @@ class DraftSession:
                 self._states_in_use += row.states
                 row.states = []
 
-    def _read(self, proposal: Proposal) -> list[list[Draft]]:
+    def _read(self, proposal: Proposal) -> list[list[QueuedDraft]]:
         """Return the drafts of each row, read on the host."""
         counts = proposal.num_drafted
         if not any(counts):
@@ -253,12 +253,12 @@ class DraftSession:
         if drawn:
             self._states_in_use.clear()
         return [
-            [Draft(token, top, of_token, copied[r], q.get(r)) for token in tokens[r][:count]]
+            [QueuedDraft(token, top, of_token, copied[r], q.get(r)) for token in tokens[r][:count]]
             for r, count in enumerate(counts)
             for top, of_token in [confidences.get(r, (1.0, 1.0))]
         ]
 
-    def _add(self, row: SharedRow, new: list[Draft]) -> None:
+    def _add(self, row: SharedRow, new: list[QueuedDraft]) -> None:
         """Add the new drafts after the row's text, unless the text has changed meanwhile."""
         read = row.tokens[row.known :] + [draft.token for draft in new]
         row.tokens += read[len(read) - len(new) :]
@@ -273,7 +273,7 @@ def asks_q(params: DecodingParams) -> bool:
     return not params.sampling.greedy and not coupled and params.synthetic is None
 
 
-def sure_drafts(drafts: list[Draft]) -> int:
+def sure_drafts(drafts: list[QueuedDraft]) -> int:
     """Return how many drafts the target should verify if the drafter may be unsure (`confident_prefix`)."""
     return confident_prefix([draft.top for draft in drafts], [draft.own for draft in drafts])
 

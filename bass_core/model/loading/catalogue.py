@@ -124,8 +124,8 @@ def load_pair(
         draft: replaces the catalogue entry's own draft.
         device: "auto" (CUDA if it works), "cpu", "cuda" or "cuda:N".
         dtype: "auto", "float32", "bfloat16", "float16" or a torch dtype. On a CPU also "int8" or "int4" for
-            quantised weights (model/weights/quantized.py): a draft model is quantised alike, a draft head stays in
-            16 bits.
+            quantised weights (model/weights/quantized.py): a draft model is quantised in the same way, and a draft
+            head stays in 16 bits.
         device_map: for a target that is larger than one GPU, how accelerate spreads its layers: "auto",
             "balanced", "balanced_low_0", "sequential" or {module: device}. The draft goes to the target's first
             device. A target in several places runs transformers' own code, without graphs, own kernels, quantised

@@ -12,11 +12,11 @@ So both products of attention read rows of 16 words, one after another.
 
 from __future__ import annotations
 
-from ...plan import SHARE, SINKS
+from ...plan import PREFIX_UNIT, SINKS
 
-# TILE is SHARE, so that every prefix ends at the end of a tile. SEGMENT is the number of columns whose softmax is
-# computed at once.
-TILE, SEGMENT = SHARE, 256
+# TILE is PREFIX_UNIT, so that every prefix ends at the end of a tile. SEGMENT is the number of columns whose
+# softmax is computed at once.
+TILE, SEGMENT = PREFIX_UNIT, 256
 __all__ = ["SEGMENT", "SINKS", "TILE", "padded", "tiles_of"]
 
 

@@ -151,7 +151,7 @@ def call_segment(
 
 
 def _for_each(b: Any, number: Any, emit: Any) -> None:
-    """Emit code for each number of queries, by calling `emit`."""
+    """Emit a switch on the number of queries; emit(m) emits the code for m queries."""
     after = b.append_basic_block("after")
     switch = b.switch(number, after)
     for m in range(1, _IN_REGISTERS + 1):
@@ -280,7 +280,7 @@ def _scores_to_weights(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, s
 
 
 def _greater(b: Any, first: Any, second: Any) -> Any:
-    """Return the larger numbers; if one is NaN, the second, as its weight will be NaN."""
+    """Return the larger numbers. If one is NaN, return the second: the NaN will still show in its weight."""
     return b.select(b.fcmp_ordered(">", first, second), first, second)
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...plan import MOST_TREE
+from ...plan import MAX_TREE_TOKENS
 from ..calls.jit import helper, kernel
 from ..elements import copy_bytes, float_at, store_float, store_u16, u16_at, zero_bytes
 from .layout import TILE
 
 # The most tiles of a layout: those of the longest path, if it begins at a tile's last column.
-TAIL = (TILE - 1 + MOST_TREE + TILE - 1) // TILE
+TAIL = (TILE - 1 + MAX_TREE_TOKENS + TILE - 1) // TILE
 
 
 @helper

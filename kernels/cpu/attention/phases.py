@@ -91,7 +91,7 @@ def _write_bfloat16(x, start, size, vectors_u16, to):
 def _write_column(y, key, value, dim, size, column, keys, values, last, dot, words):
     """Write y[key : key + dim] and y[value : value + dim] into a row's tiles; words float32 [dim]: scratch.
 
-    Two neighbouring columns share each word of the values, and another thread may be writing the other one, so
+    Two neighbouring columns share each word of the values, and another thread may be writing the other column, so
     store only this column's half.
     """
     tile = column // TILE * TILE * size * (2 if dot else 4)
@@ -208,8 +208,8 @@ def attend(
 def _count_seen(seen, position, first, group, segment, columns, low, high):
     """Set seen[i] to how many of a segment's `columns` query first + i sees; return the largest.
 
-    position: that of query 0's token; -1 if all columns are seen. Columns low to high - 1 have no tiles
-    (`gather`).
+    position: the position of query 0's token, or -1 if every query sees all columns. Columns low to high - 1 have
+    no tiles (`gather`).
     """
     max_seen, before = 0, segment * SEGMENT
     last, query = position + first // group + 1 - before, first % group

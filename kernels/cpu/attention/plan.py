@@ -136,7 +136,7 @@ def _end_of_branch(tokens, order, start, end):
 
 @helper
 def _add_direct_items(items, num_items, tokens, order, row, first, end, item_tokens, last):
-    """Add a row's DIRECT items, each of up to `item_tokens` tokens of a branch."""
+    """Add a row's DIRECT items, each of up to `item_tokens` tokens of a branch; return the number of all items."""
     while first < end:
         stop = _end_of_branch(tokens, order, first, min(first + item_tokens, end))
         num_items, first = _add_item(items, num_items, row, first, stop, 0, last, DIRECT), stop
@@ -149,7 +149,8 @@ def _add_apart_items(
 ):
     """Add items for a row's segments up to `last`.
 
-    Segments below `shared_segments` get one item for all branches, the others one per branch.
+    Segments below `shared_segments` are computed once for all branches, the others for each branch. Returns the
+    number of all items.
     """
     while segment < shared_segments:
         stop = min(segment + item_segments, shared_segments)

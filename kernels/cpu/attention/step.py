@@ -122,7 +122,7 @@ def _visible(cache: Caches, rows: int, gap_ends: Array | None) -> tuple[Array, .
 
 
 def _address(cache: Caches) -> tuple[int, int, int]:
-    """Return the address of a cache's tiles, its rows, and the tiles of a row."""
+    """Return the address of a cache's tiles, the number of its rows, and the number of tiles per row."""
     return cache.buffer.data_ptr(), cache.buffer.shape[2], cache.buffer.shape[4]
 
 

@@ -86,7 +86,7 @@ def mix(b: Any, weights: Any, values: Any, tiles: Any, out: Any, size: Any) -> N
 
 
 def _in_fours(b: Any, number: Any, block: Any) -> None:
-    """Call block(first, width) for as many fours as fit in `number`, then one by one."""
+    """Call block(first, 4) as often as it fits in `number`, then block(first, 1) for each of the rest."""
     fours = b.udiv(number, count(_SUMS))
     with cgutils.for_range(b, fours) as four:
         block(b.mul(four.index, count(_SUMS)), _SUMS)

@@ -65,8 +65,8 @@ def run(kernel: Any, phases: int, *arguments: Any) -> None:
     """Call kernel(state, threads, *arguments) on torch's number of threads, with counters for `phases` phases."""
     threads = torch.get_num_threads()
     everything, helpers = (state_of(phases), threads, *arguments), threads - 1
-    # The first call also compiles `watch`, which helpers run. Offer it to no helper, which would only wait for the
-    # compiler.
+    # The first call also compiles `watch`, which helpers run. In that call use no helpers, because they would only
+    # wait for the compiler.
     if not kernel.overloads:
         watch(_pool.posted, -1)
     elif helpers > 0:

@@ -34,7 +34,7 @@ def _make_available(monkeypatch: pytest.MonkeyPatch, needed: int) -> None:
 def test_the_refusal_names_the_largest_request_that_fits(
     rows: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With memory for 10 rows: 10 rows fit, or the named shorter texts; one more row or token does not."""
+    """With memory for 10 rows, the refusal names 10 rows, or fewer tokens; one more row or token would not fit."""
     request = make_request(PAIR, PROMPT, n=rows, max_new_tokens=tokens)
     _make_available(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 10))
     with pytest.raises(RequestError, match="a batch of 10 would fit, or") as refusal:
@@ -123,7 +123,7 @@ def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
 
 
 def test_a_short_prompt_needs_little_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused and flash attention store no scores, and 30 tokens fill no chunk of 8192, so tens of MiB suffice."""
+    """Tens of MiB suffice: fused and flash attention store no scores, and 30 tokens are far less than a chunk."""
     short, mib, gib = [[7] * 30], 2**20, 2**30
     for backend in ("fused", "flash"):
         assert 10 * mib < _on_a_large_gpu(short, 1, backend) < 100 * mib
@@ -138,7 +138,7 @@ def test_a_short_prompt_needs_little_memory_on_a_gpu(monkeypatch: pytest.MonkeyP
 
 
 def test_the_estimate_covers_the_parts_of_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's partial results take at most the estimated bytes for any shape, and in one case over 90 %."""
+    """The kernel's partial results fit the estimated bytes for any shape, and fill over 90 % of them for one."""
     monkeypatch.setattr(fused_attention, "processors", lambda device: 132)
     closest, device = 0.0, torch.device("cuda")
     for batch, queries, columns in itertools.product((1, 3, 8, 64), (1, 5, 33, 999), (64, 2000, 40960)):

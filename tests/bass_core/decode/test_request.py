@@ -24,7 +24,7 @@ from bass_core import (
 )
 from bass_core.decode.admission import admit
 from bass_core.decode.request import make_request
-from bass_core.draft.base import own_drafter
+from bass_core.draft.base import wrap_user_drafter
 from bass_core.draft.registry import DRAFTERS, DrafterKind
 from bass_core.length.policies import FixedLength
 from tests.support.models import VOCAB, tiny
@@ -117,7 +117,7 @@ class Reader:
 def test_equal_sequence_ids_are_refused_if_the_drafter_reads_other_rows(
     drafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = DrafterKind("reads other rows", lambda parts: own_drafter(Reader()), reads_others=True)
+    kind = DrafterKind("reads other rows", lambda parts: wrap_user_drafter(Reader()), reads_others=True)
     monkeypatch.setitem(DRAFTERS, "reader", kind)
     equal_ids = {"n": 2, "sequence_ids": [7, 7]}
     with pytest.raises(RequestError, match=r"sequence_ids must differ .*\[7, 7\]"):

@@ -1,4 +1,4 @@
-"""Starts the workers on Ray, watches them, and makes them ready again after one died. Call `Pool.start`.
+"""Starts the workers on Ray, watches them, and makes them ready again after one died. Call `WorkerPool.start`.
 
 Each worker has a thread here. It loads the worker, adds it to the queue, waits for the end of its process, removes
 it from the queue and starts over. It does the same if a race has lost contact with a live worker. Ray restarts a
@@ -21,7 +21,7 @@ from ui.page.limits import Limits
 from ui.sources.cluster.start import SLICE_S, Calls, Closed
 from ui.sources.cluster.worker import Worker
 from ui.sources.queue import Queue
-from ui.sources.source import Ask, PairInfo
+from ui.sources.source import PairInfo, PairOptions
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Member:
         return getattr(self.actor, method).options(concurrency_group="answers").remote(*values)
 
 
-class Pool:
+class WorkerPool:
     """The workers, each a Ray actor.
 
     Args:
@@ -83,7 +83,7 @@ class Pool:
     def __init__(
         self,
         calls: Calls,
-        ask: Ask,
+        ask: PairOptions,
         limits: Limits,
         *,
         workers: int,

@@ -1,4 +1,4 @@
-"""A Source that runs races on Ray workers. See `Races.source`.
+"""A RaceSource that runs races on Ray workers. See `Races.source`.
 
 - A race waits in the queue. Then one worker sends its deltas, at most AHEAD of them ahead of the reader.
 - Closing a race stops it on the worker within one round. If the worker has not ended it after ENDING_S seconds,
@@ -18,7 +18,7 @@ from typing import Any
 
 from bass_core import BassError, Snapshot
 from ui.page.request import RaceRequest
-from ui.sources.cluster.pool import Member, Pool
+from ui.sources.cluster.pool import Member, WorkerPool
 from ui.sources.cluster.start import Closed
 from ui.sources.delta import Decoder
 from ui.sources.queue import Ticket
@@ -43,9 +43,9 @@ LOST = (
 
 
 class Races:
-    """Combines the pool's workers into one Source."""
+    """Combines the pool's workers into one RaceSource."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._pool, self._calls = pool, pool.calls
 
     def source(self, request: RaceRequest) -> Generator[Snapshot, None, None]:

@@ -1,7 +1,8 @@
-/* "How it works". Each step has a function that draws its `picture` and sets its sentences. It runs once at the start and
-   at every change of the sliders, the lists or the width. The what-if plot shows the expected speed-up by token acceptance
-   (Leviathan et al. 2211.17192) and the measured points of the last run. A round of length l writes (1 - a^(l+1)) / (1 - a)
-   tokens, and the speed-up is that divided by l c + 1. With a common stop for a batch of b, a^b replaces a. */
+/* "How it works". Each step has a function that draws its `picture` and sets its sentences. The function runs once at
+   the start and at every change of the sliders, the lists or the width. The what-if plot shows the expected speed-up by
+   token acceptance (Leviathan et al. 2211.17192) and the measured points of the last run. A round of length l writes
+   (1 - a^(l+1)) / (1 - a) tokens, and the speed-up is that divided by l c + 1. With a common stop for a batch of b,
+   a^b replaces a. */
 (() => {
   "use strict";
   const { on, run, number, percent, setText, svg, laneName, plots, clock, formulas: f } = window.Bass;

@@ -116,7 +116,7 @@
     return rounded < 120 ? `about ${rounded} s` : `about ${Math.round(rounded / 60)} min`;
   }
 
-  /** Gradio's line in words, or "" if it is not about a queue. Its time is that until the end of this race. */
+  /** Gradio's line in words, or "" if it is not about a queue. The time in it is that until the end of this race. */
   function inQueue(text) {
     const [match, place, length, spent, all] = LINE.exec(text) ?? [];
     if (!match) return "";

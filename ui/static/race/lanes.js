@@ -117,7 +117,7 @@
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
 
-    /** Show below each row whether it equals the reference lane's. That lane gets empty lines to stay aligned. */
+    /** Show below each row whether it equals that of the reference lane, which gets empty lines to stay aligned. */
     compare(rows) {
       this.cards.forEach(({ compared }, i) => {
         compared.hidden = false;
@@ -239,7 +239,8 @@
     recorded({ made, about }, { batch_size: rows, settings: { temperature } }) {
       const date = made?.date ?? about.match(/\d{4}-\d\d-\d\d/)?.[0];
       const of = `Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
-      // If there is a form, page/form.js lists its differences.
+      // With models, page/form.js lists the settings in which the recording differs from the form. Without models, name
+      // the main settings here.
       const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race on this machine.";
       return `Recorded${date ? ` on ${date}` : ""}${then}`;
     }

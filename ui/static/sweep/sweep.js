@@ -1,5 +1,6 @@
 /* The figures of the tab "Sweep": speed-up by batch size, or for each of the visitor's own prompts.
-   - A value is a state {run, phase, message, sweep} of ui/sweep/events.py. Points stay until another sweep has some.
+   - A value is a state {run, phase, message, sweep} of ui/sweep/events.py. Points stay until a new sweep has its first
+     points.
    - Lines differ by colour, dash and marker. The error bar of a point is two standard errors. A line at 1 marks regular
      decoding, another one the ridge, if it is known. A band is the 95 % interval over prompts. A missing figure is a gap.
    - Texts reach the document only through textContent. */
