@@ -12,6 +12,8 @@ import shutil
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import torch
@@ -93,7 +95,36 @@ def why_unavailable(device: torch.device) -> str | None:
         return "Triton kernels need a GPU of compute capability 7.5 or newer"
     if "CC" not in os.environ and not any(map(shutil.which, ("gcc", "clang"))):
         return "Triton builds its launcher with a C compiler: install gcc or clang, or name one in CC"
+    # On ZeroGPU there is no driver before the first request.
+    return None if on_zero_gpu() else _why_no_driver()
+
+
+@cache
+def _why_no_driver() -> str | None:
+    """Build and load Triton's driver module, as the first launch would, and return why that fails, or None.
+
+    The module is a C file, whose compilation needs Python.h and libcuda. It stays in Triton's cache.
+    """
+    try:
+        from triton.runtime import driver
+
+        driver.active.utils  # noqa: B018  builds it
+    except Exception as error:  # it runs ldconfig and a compiler, and imports the result
+        return f"Triton can't launch kernels: {_driver_failure(error)}"
     return None
+
+
+def _driver_failure(error: Exception) -> str:
+    """Explain why Triton's driver module can't be built or loaded."""
+    if isinstance(error, CalledProcessError) and not isinstance(error.cmd, str):
+        folders = [part[2:] for part in error.cmd if part.startswith("-I")]
+        if folders and not any(Path(folder, "Python.h").exists() for folder in folders):
+            return "the C compiler finds no Python.h (install python3-dev or python3-devel)"
+        return f"{error.cmd[0]} failed with status {error.returncode} (its own message is above)"
+    message = " ".join(str(error).split())
+    if "libcuda.so" in message:
+        return "ldconfig lists no libcuda.so.1 (run ldconfig as root, or name its folder in TRITON_LIBCUDA_PATH)"
+    return f"its driver module can't be loaded ({type(error).__name__}: {message[:200].rstrip('.')})"
 
 
 def available(device: torch.device) -> bool:

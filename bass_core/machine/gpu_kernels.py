@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from kernels import support
 from kernels.shapes import Card, Shape
-from kernels.support import PASSING_SIGNALS, available, card_of, on_zero_gpu
+from kernels.support import PASSING_SIGNALS, card_of, on_zero_gpu, why_unavailable
 
 from .cpu import cores
 
@@ -57,12 +57,15 @@ class TransientFailure(str):
 def prepare(device: torch.device, shapes: Callable[[], list[Shape]]) -> None:
     """Compile the launches of models of these shapes on the device, unless an earlier start has compiled them.
 
-    If the device is not a CUDA device, or Triton is missing, nothing is done and `shapes` is not called.
+    Without a CUDA device nothing is done and `shapes` is not called. If Triton can't run on it, a warning
+    says why.
     """
-    disabled = os.environ.get("BASS_COMPILE_AHEAD") == "0" or on_zero_gpu()
-    if disabled or device.type != "cuda" or not available(device):
+    if device.type != "cuda" or on_zero_gpu():
         return
-    leave_out(card_of(device), shapes())
+    if (reason := why_unavailable(device)) is not None:
+        _log.warning("Our GPU kernels are off, so torch's attention and products run: %s.", reason)
+    elif os.environ.get("BASS_COMPILE_AHEAD") != "0":
+        leave_out(card_of(device), shapes())
 
 
 def leave_out(card: Card, shapes: list[Shape], of: str = LAUNCHES) -> None:

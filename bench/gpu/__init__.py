@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from bass_core.machine.cuda import gpu_expected, why_unusable
+
 from ..report.report import claim, device_name, document, parser, show, table
 from .checks import faults, texts
 from .context import Context, Row
@@ -75,6 +77,8 @@ def main(argv: list[str]) -> None:
         for name in arguments.here:
             run_here(name, arguments, device)
         return
+    if device.type == "cpu" and gpu_expected():
+        print(f"The sections run on the CPU: {why_unusable(torch.device('cuda'))}.", flush=True)
     report = document("gpu", arguments, device, [], [])
     if device.type == "cuda":
         report["versions"] |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(device)}

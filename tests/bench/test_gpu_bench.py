@@ -104,6 +104,19 @@ def test_a_second_run_resumes_the_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert [row["value"] for row in document["results"] if row["what"] == "what"] == [4, 5]
 
 
+def test_a_run_on_the_cpu_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.setattr(gpu, "run_process", lambda *_: None)
+    gpu.main(["--sections", "texts", "--json", str(tmp_path / "gpu.json")])
+    assert "The sections run on the CPU: the NVIDIA driver is too old" in capsys.readouterr().out
+
+
 def test_cases_continue_after_a_failure_and_stop_if_the_device_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -36,6 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         why_unavailable.cache_clear()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr("kernels.support.find_spec", lambda name: triton or None)
+        monkeypatch.setattr("kernels.support._why_no_driver", lambda: None)
         monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: flash)
 
     yield set_gpu
