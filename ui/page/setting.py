@@ -98,7 +98,7 @@ _TABLE = (
     ),
     Setting(
         "draft_length", "auto", str, limits.draft_length, "draft_length",
-        "Draft length", "list", "How many tokens to draft before the target checks them.",
+        "Draft length", "list", "How many tokens to draft before the target verifies them.",
         lambda known: known.draft_lengths,
     ),
     Setting(
@@ -143,7 +143,8 @@ _TABLE = (
     # From these seven settings, clock.py makes the argument `clock`.
     Setting(
         "clock", clock.MEASURED, str, limits.name, "",
-        "Clock", "list", "The machine whose times the lanes' clocks show. Texts, and which drafts are accepted, come from this run.",
+        "Clock", "list", "The machine whose times the lanes' clocks show. Texts, and which drafts are accepted, "
+        "come from this run.",
         lambda _: clock.CLOCKS, section="machine",
     ),
     Setting(
@@ -178,8 +179,8 @@ _TABLE = (
     ),
     Setting(
         "acceptance", None, float | None, limits.acceptance, "synthetic_acceptance",
-        "Acceptance", "number", "Each draft is accepted at random with this chance, so the texts mean nothing. Empty: "
-        "this run's drafts are tested.",
+        "Acceptance", "number", "Each draft is accepted at random with this chance, so the texts mean nothing. "
+        "Empty: this run's drafts are tested.",
         step=0.1, section="machine", placeholder="this run's own", script="A number from 0 to 1, or null.",
     ),
     Setting(
@@ -194,7 +195,8 @@ _TABLE = (
     ),
     Setting(
         "stop", None, list[str] | None, limits.stop, "stop",
-        script=f"A list of at most {limits.MAX_STOPS} texts; a row ends before the first one that appears in it. Null: none.",
+        script=f"A list of at most {limits.MAX_STOPS} texts; a row ends before the first one that appears in it. "
+        "Null: none.",
     ),
     Setting(
         "system", None, str | None, limits.system, "system",

@@ -30,7 +30,8 @@ FORMULAS = {
         "The time that regular decoding, the reference lane, would need for this lane's texts / the time that "
         "this lane needed, both without prefills. For a token that is worth 1 / m plain steps, regular "
         "decoding needs 1 / m of its mean step with m unfinished rows. If the texts are equal, this is the ratio "
-        "of the lanes' times. While a lane runs, a round longer than four times the median counts as four times the median."),
+        "of the lanes' times. While a lane runs, a round longer than four times the median counts as "
+        "four times the median."),
     "round_cost": Formula("cost of a round",
         "The mean time of the lane's rounds / the mean time of regular decoding's steps with the same number of "
         "unfinished rows."),
@@ -49,7 +50,8 @@ FORMULAS = {
         "blocks are tokens written."),
     "cache_rows": Formula("the rows' lengths",
         "Left: the row's new tokens. Right: its length if every round stopped all rows at the first rejection of "
-        "any row. Each round would then add 1 + the fewest drafts that any row accepted, but no more than it wrote."),
+        "any row. Each round would then add 1 + the fewest drafts that any row accepted, but no more than it "
+        "wrote."),
     "chart_latency": Formula("ms per token of one sequence, over time",
         "(lane time − prefills) / plain steps written, from the lane's start to each point: the mean so far, "
         "not the pace at that moment."),
@@ -89,7 +91,8 @@ FORMULAS = {
     "p": Formula(
         "p(x)", "The target's probability of the token, after penalties, temperature, top-k, top-p and min-p."
     ),
-    "q": Formula("q(x)", "The draft's probability of the token, after the same settings; 1 if the token was copied from the text."),
+    "q": Formula("q(x)",
+        "The draft's probability of the token, after the same settings; 1 if the token was copied from the text."),
     "ratio": Formula("min(1, p/q)",
         "The chance that the draft token is accepted when tested alone: min(1, p(x) / q(x))."),
     "chance": Formula("h",
@@ -99,22 +102,25 @@ FORMULAS = {
     "token": Formula("draft", "The draft token. The last column is the token that the target added."),
     "outcome": Formula("outcome",
         "Accepted: u is below the chance or, in block verification, below that of a later draft; without u, the "
-        "target chose the same token. Rejected: otherwise. Not tested: an earlier draft was rejected, and the rule "
-        "judges one by one. Saved: accepted by block verification, but would have been rejected one by one."),
+        "target chose the same token. Rejected: otherwise. Not tested: an earlier draft was rejected, and the "
+        "rule tests one by one. Saved: accepted by block verification, but would have been rejected one by one."),
     "ptl": Formula("per-token latency",
         "(time of a sequence's last token − time of the lane's first token) / (new tokens of the sequence − 1). "
         "First: for the sequence that finished first. Last: for the one that finished last. All: the mean."),
     "per_position_acceptance": Formula("acceptance by position",
-        "How often the draft token at this position was accepted / how often one was drafted there. Each row counts once per round."),
+        "How often the draft token at this position was accepted / how often one was drafted there. Each row "
+        "counts once per round."),
     "ttft_ms": Formula("time to first token", "Lane time of the lane's first token."),
     "drafts": Formula("drafts accepted", "Accepted of all drafted tokens. For trees: of all drafted nodes."),
     "token_acceptance": Formula("token acceptance",
-        "accepted / tested draft tokens. Drafts after a rejected one are not tested."),
+        "accepted / tested draft tokens. Under every rule, the accepted ones and the first one after those count "
+        "as tested."),
     "rejection_sampling": Formula("token acceptance by rejection sampling",
         "In this coupled run a draft was accepted only if the target chose the same token. This figure is the "
         "mean of min(1, p/q) over the tested drafts: the share that the rejection rule would accept."),
     "mean_acceptance_length": Formula("mean acceptance length",
-        "1 + accepted drafts / rounds of a row that drafted: the mean number of tokens that such a round writes for the row."),
+        "1 + accepted drafts / rounds of a row that drafted: the mean number of tokens that such a round writes "
+        "for the row."),
     "rounds": Formula("rounds", "Verifications and plain steps, without prefills."),
     "target_forwards": Formula("target forwards", "Prefills + rounds."),
     "bandwidth_utilization": Formula("bandwidth utilisation",
@@ -128,7 +134,7 @@ FORMULAS = {
 # Words of the first screen that open an explanation.
 WORDS = {
     "row": "One of the texts of a batch, which are written at the same time: a batch of four has four rows.",
-    "round": "One step of a decoder: it drafts tokens, the model checks all of them at once, and the accepted "
+    "round": "One step of a decoder: it drafts tokens, the model verifies all of them at once, and the accepted "
     "ones are written, plus one token of the model's own. Without drafts, a round is a plain step.",
     "draft": "A guess of the next token by something far cheaper than the model. A bad draft costs time, never "
     "quality.",
@@ -136,7 +142,8 @@ WORDS = {
     "sampled": "Written by the model itself: nothing was drafted here.",
     "accepted": "Drafted, then accepted by the model: a token that needed no step of its own.",
     "recovered": "The model's own token, in place of a draft that it rejected.",
-    "bonus": "The model's own token after drafts that were all accepted: the step that checked them yields it for free.",
+    "bonus": "The model's own token after drafts that were all accepted: the step that verified them yields it "
+    "for free.",
 }
 
 

@@ -173,9 +173,8 @@ def _drafted(lane: LaneSnapshot, counts: LaneRounds, settings: Mapping[str, obje
         return ""
     by_cost = settings.get("draft_length") in COST_POLICIES
     why = "in the others a draft would cost" if counts.drafting else f"on {machine} machine a draft costs"
-    return (
-        f" It drafted in {counts.drafting or 'none'} of its {rounds} rounds{f': {why} more than it saves' if by_cost else ''}."
-    )
+    reason = f": {why} more than it saves" if by_cost else ""
+    return f" It drafted in {counts.drafting or 'none'} of its {rounds} rounds{reason}."
 
 
 def _name(lane: str) -> str:

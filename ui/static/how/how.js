@@ -155,7 +155,9 @@
     });
     const chi = f.sum(p.map((value, i) => (value > 0 ? (total[i] - DRAWS * value) ** 2 / (DRAWS * value) : 0)));
     step.say(`1,000 draws, series ${step.seed}: ${f.sum(accepted)} accepted drafts, ${f.sum(recovered)} recovered tokens. ` +
-      (p.every((value) => value > 0) ? `χ² = ${number(chi, 1)} with 4 degrees of freedom. Draws from p itself stay below ${CHI_95} in 95 of 100 series.` : "χ² needs every p above 0."));
+      (p.every((value) => value > 0)
+        ? `χ² = ${number(chi, 1)} with 4 degrees of freedom. Draws from p itself stay below ${CHI_95} in 95 of 100 series.`
+        : "χ² needs every p above 0."));
     step.answer(`The sum of min(p, q) over the tokens: ${percent(overlap, 1)}. It is 100 % if q equals p, ` +
       "and 0 % if no token is possible under both.");
   }
@@ -259,7 +261,7 @@
     picture.dot(x(n), y(check.ms), "is-target");
     picture.text(x(b), y(plain.ms) - 12, "plain", "small strong", x(b) > picture.width - 40 ? "end" : "start");
     picture.text(x(n), y(check.ms) + 22, "verification", "small strong", x(n) > picture.width - 80 ? "end" : "start");
-    step.say(`A plain step of ${b} ${b === 1 ? "row" : "rows"} takes ${number(plain.ms, 2)} ms. Checking ${l} drafts per row, ${n} tokens, takes ` +
+    step.say(`A plain step of ${b} ${b === 1 ? "row" : "rows"} takes ${number(plain.ms, 2)} ms. Verifying ${l} drafts per row, ${n} tokens, takes ` +
       `${number(check.ms, 2)} ms: ${number(check.ms / plain.ms, 2)} plain steps.`);
     step.answer(`From batch ${number(Math.floor(ridge / (l + 1)) + 1, 0)} on: a verification has b × (l + 1) tokens, and above the ridge of ` +
       `${number(ridge, 1)} tokens, multiplying takes longer than reading.`);

@@ -4,7 +4,7 @@
   "use strict";
   const { run, stepOf, pathOf, replaced, chance, number, setText, make, quoted, greedy, coin, wear } = window.Bass;
 
-  /** Whether a step's drafts were judged together, by block verification. */
+  /** Whether a step's drafts were tested together, by block verification. */
   const together = (step) => run().head.together && !step.parents;
 
   /** The limit for u, in words. */
