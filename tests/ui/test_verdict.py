@@ -94,7 +94,7 @@ def test_a_lanes_speed_is_split_into_tokens_and_cost_of_a_round() -> None:
     assert two == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
 
 
-@pytest.mark.parametrize(("drafted", "words"), [(0, "0"), (4, "4")])
+@pytest.mark.parametrize(("drafted", "words"), [(0, "none"), (4, "4")])
 @pytest.mark.parametrize("policy", ["auto", "bass"])
 def test_few_drafts_are_explained_if_a_policy_chose_them(drafted: int, words: str, policy: str) -> None:
     rounds = [(12.0, 2, 3)] * drafted + [(10.0, 2, 2)] * (20 - drafted)
