@@ -129,7 +129,7 @@ class DrafterKind:
         label: its name in lists of choices.
         make: builds a drafter.
         without_copies: builds a drafter that runs the same forwards and never copies. None if `make` builds one.
-        own: it is a user's object, so its costs are unknown.
+        own: it is the user's own object, so its costs are unknown.
         runs_model: it runs the pair's draft, which must exist, and needs a cache for it.
         copies: it copies from the text.
         stops_when_unsure: a draft head stops if its drafts are likely to be rejected.

@@ -76,7 +76,7 @@ def _forwards(round_: Round, drafted: list[int], runs_draft: bool) -> int:
 def _windowed(costs: RoundCosts, round_: Round, rows: int) -> float:
     """Return the time of a round's windowed forwards of the target.
 
-    In a table of measured step times, they are the forwards of the draft.
+    A table of measured step times lists such forwards as forwards of the draft.
     """
     work = round_.windowed
     if work is None or not work.forwards:

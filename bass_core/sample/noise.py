@@ -148,7 +148,7 @@ def _shift(bits: Tensor, shift: int, out: Tensor) -> Tensor:
 
 
 def _wrap(word: Tensor) -> Tensor:
-    """Return a 32-bit word stored in int64 as the int32 with the same bits."""
+    """Convert a 32-bit word stored in int64 to the int32 with the same bits."""
     return torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32)
 
 

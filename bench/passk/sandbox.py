@@ -141,7 +141,7 @@ def namespaces() -> bool:
 
 
 def _listen(answer: int, wall_s: float) -> tuple[bytes, bool]:
-    """Return the child's output until it ends or its time is up, and whether it ended."""
+    """Return the child's output until the child ends or its time is up, and whether it ended."""
     output, deadline = b"", time.monotonic() + wall_s
     while len(output) < _LONGEST_ANSWER:
         left = deadline - time.monotonic()

@@ -262,7 +262,7 @@ def _inspector(run: Run, race: str) -> None:
         lane = run.lanes[seen["lane"]]
         steps = [one for one in lane.sequences[seen["sequence"]]["steps"] if one["kind"] != "prefill"]
         step, rows = steps[seen["at"]], seen["rows"]
-        assert f"Lane round {step['round']}, " in seen["line"] and same(
+        assert f"The lane's round {step['round']}, " in seen["line"] and same(
             seen["line"].split("at ")[1], step["time_ms"]
         )
         if not step["drafts"]:

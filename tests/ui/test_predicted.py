@@ -222,12 +222,14 @@ def _coin(page: Page, served: Served) -> None:
     run_race(page, served)
     accepted = page.locator("#lane-bass .token.accepted").first
     accepted.hover()
-    expect(page.locator(".token-tip")).to_contain_text("accepted by the coin: u 0.")
+    expect(page.locator(".token-tip")).to_contain_text("accepted at random: u 0.")
     accepted.click()
-    expect(page.locator(".round-note")).to_contain_text("A coin accepts each draft with a chance of 0.800")
+    expect(page.locator(".round-note")).to_contain_text("Each draft is accepted at random with a chance of 0.800")
     expect(page.locator(".round [data-row=q]")).to_be_hidden()
     page.locator(".predicted-badge:visible").first.click()
-    expect(page.locator("#predicted-card")).to_contain_text("A coin accepts each draft with a chance of 0.8")
+    expect(page.locator("#predicted-card")).to_contain_text(
+        "Each draft is accepted at random with a chance of 0.8"
+    )
     page.keyboard.press("Escape")
 
 

@@ -156,14 +156,14 @@ def _opens_the_round(page: Page) -> None:
     expect(caption).to_contain_text(f" by {block['round']['draft_forwards']} forward")
     page.mouse.down()
     page.mouse.up()
-    expect(page.locator(".round-line")).to_contain_text(f"Lane round {number},")
+    expect(page.locator(".round-line")).to_contain_text(f"The lane's round {number},")
     expect(page.locator("[data-pick=lane]")).to_have_value("bass")
     canvas.focus()
     page.keyboard.press("End")
     last = exported(page)["lanes"]["bass"]["rounds"][-1]["round"]
     expect(caption).to_contain_text(f"Round {last}: ")
     page.keyboard.press("Enter")
-    expect(page.locator(".round-line")).to_contain_text(f"Lane round {last},")
+    expect(page.locator(".round-line")).to_contain_text(f"The lane's round {last},")
 
 
 def _unsplit(page: Page) -> None:

@@ -28,7 +28,10 @@ from .conftest import watched
 
 pytestmark = pytest.mark.slow
 GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
-LOST = "The connection to the server was lost. The results so far stay here until you reload the page."
+LOST = (
+    "The connection to the server was lost. The results so far stay here until the page reloads, which it does as "
+    "soon as the server is back."
+)
 
 
 def shrinks_to(count: int) -> bool:

@@ -78,7 +78,7 @@ LOOK = """([selector]) => {
 
 
 def test_the_page_shows_the_whole_race(page: Page, server: str) -> None:
-    expect(page.locator(".verdict-head")).to_have_text("Three decoders write the same text: which is fastest?")
+    expect(page.locator(".verdict-head")).to_have_text("Three decoders, one prompt: which is fastest?")
     fill(page, batch=3, tokens=300, seed=11)
     page.evaluate(WATCH_GROWTH)
     run_to_the_end(page)
@@ -208,7 +208,7 @@ def _tips(page: Page, final: dict[str, Any]) -> None:
     page.keyboard.press("Enter")
     rows = ((record["round"], row) for record in bass["rounds"] for row in record["rows"] if not row["sequence"])
     last = next(number for number, row in rows if row["start"] <= at < row["start"] + row["written"])
-    expect(page.locator(".round-line")).to_contain_text(f"Lane round {last},")
+    expect(page.locator(".round-line")).to_contain_text(f"The lane's round {last},")
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
 

@@ -91,7 +91,7 @@ def _algorithm_1(walk: Page, a: float, b: int) -> None:
         policy.update(0)
         then.append(str(policy.length))
     answer = walk.locator("#how-policies .exercise-answer").text_content() or ""
-    assert f"the length is {then[0]}, then {', '.join(then[1:])}." in answer
+    assert f"the next length is {then[0]}; then come {', '.join(then[1:])}." in answer
 
 
 def _answers(walk: Page) -> None:

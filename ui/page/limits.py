@@ -192,7 +192,7 @@ def draft_length(label: str, value: object, limits: Limits) -> str | int:
 
 
 def time_budget(label: str, value: object, limits: Limits) -> float | None:
-    """Require milliseconds above 0, or None for no budget."""
+    """Require a number of milliseconds above 0, or None for no budget."""
     if value is None:
         return None
     number = finite(value)

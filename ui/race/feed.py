@@ -168,7 +168,7 @@ class PageFeed:
         readings: Mapping[str, Any] = snapshot["device"]
         device = {key: readings.get(key) for key in SHOWN_DEVICE}
         if (energy := device["gpu_energy_mj"]) is not None:
-            # The board counts energy from the loading of its driver on, so subtract the first reading.
+            # The board counts energy since its driver was loaded, so subtract the first reading.
             self._energy = energy if self._energy is None else self._energy
             device["gpu_energy_mj"] = energy - self._energy
         if not self.head:

@@ -49,7 +49,7 @@ CELLS = {
 }
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
-<p class="verdict-head" aria-live="off">Three decoders write the same text: which is fastest?</p><ul></ul>
+<p class="verdict-head" aria-live="off">Three decoders, one prompt: which is fastest?</p><ul></ul>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
 # One round of one row, drawn by step.js.
@@ -226,7 +226,8 @@ def inspector() -> str:
     return f"""<section class="part why" aria-labelledby="why-title" hidden>
 <div class="titled"><h2 id="why-title" tabindex="-1">Why</h2>{formula_button("verdict")}</div><ul></ul>
 <p class="part-about">A step has to read all of the model's weights, however many tokens it writes. As long as
-reading takes longer than multiplying, the step checks drafts of every row almost for free. {PAPER}.</p></section>
+reading takes longer than multiplying, the step verifies drafts of every row almost for free.
+{PAPER}.</p></section>
 <section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
 <p class="part-about">One round of one sequence: the draft tokens, and why each was accepted or rejected. Click

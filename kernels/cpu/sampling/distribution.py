@@ -17,7 +17,7 @@ from ..elements import bits, exp, number
 
 # How many numbers are in a chunk, and how many partial sums or maxima we keep for each chunk.
 CHUNK, LANES = 4096, 64
-# Buckets of a digit: 11 bits.
+# Number of buckets in a radix search (`_rank`): one for each value of an 11-bit digit.
 _BUCKETS = 2048
 # The search for top-p's threshold first looks only at tokens that are at least this likely: in a language model
 # the others have hardly any mass.

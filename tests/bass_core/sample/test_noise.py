@@ -1,4 +1,4 @@
-"""Random numbers have known answers and do not depend on each other; argmax and probabilities."""
+"""Random numbers equal known values and do not depend on each other; argmax and probabilities."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@
   // Check the server after QUIET_MS without a line. It has PATIENCE_MS to answer, because a busy server answers only
   // between steps.
   const QUIET_MS = 2000, PATIENCE_MS = 20_000;
-  const LOST = "The connection to the server was lost. The results so far stay here until you reload the page.";
+  const LOST = "The connection to the server was lost. The results so far stay here until the page reloads, which it does as " +
+    "soon as the server is back.";
   let timer = null;
 
   /** Whether the server answers. A proxy in front of a lost server answers with 502 to 504. */

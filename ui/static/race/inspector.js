@@ -146,7 +146,7 @@
   }
 
   const TREE_NOTE = "A draft with u is accepted if u < p/q. A draft without u is accepted if the target samples the same token there. " +
-    "Drafts after a rejected draft are not tested. The bars show p.";
+    "Drafts that follow a rejected draft, directly or further down, are not tested. The bars show p.";
 
   const GREEDY_NOTE = "Temperature 0: a draft is accepted if it is the target's most likely token and all drafts before it are accepted. " +
     "Nothing is drawn at random.";
@@ -290,16 +290,16 @@
     /** The rule that decided, in a sentence. */
     static rule(step, together) {
       const { accepted, one_by_one: oneByOne } = step;
-      if (coin() !== null) return `A coin accepts each draft with a chance of ${chance(coin())}, whatever the draft: the text means nothing.`;
+      if (coin() !== null) return `Each draft is accepted at random with a chance of ${chance(coin())}, whatever it is: the text means nothing.`;
       if (coupled(step)) return "Coupled verification: a draft is accepted if the target samples the same token. There is no u.";
       if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
       const other = oneByOne === accepted ? "as many" : `${oneByOne} of them`;
       return "Block verification: the last draft with u < h is accepted, and so are all drafts before it. " +
-        `One by one (u < p/q, up to the first rejected draft), ${other} would have been accepted with the same u.`;
+        `Tested one by one (u < p/q, up to the first rejected draft), ${other} would have been accepted with the same u.`;
     }
 
     sentence(step, own, ended) {
-      const at = `Lane round ${step.round}, ended at ${number(step.time_ms, 0)} ms of ${laneTime()}: `;
+      const at = `The lane's round ${step.round}, which ended at ${number(step.time_ms, 0)} ms of ${laneTime()}: `;
       if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}${greedy() ? ", its most likely token" : `, p(x) ${chance(step.next_p)}`}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
       const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;

@@ -3,7 +3,7 @@
    - A sequence is {tokens, steps}, a token {origin, text, ms, id}.
    - A round is Round.record() of bass_core/sequence.py. A step is one sequence's part of a round: its row, the round's
      {round, kind, time_ms}, the row's draft length, and drafts: [{text, p, q, u, chance}].
-   - trees: whether any row drafted a tree. head.together: whether the drafts of a round are judged together.
+   - trees: whether any row drafted a tree. head.together: whether the drafts of a round are tested together.
    Bass.comparison() compares each row's text with the reference lane's, in runs in which they must be equal (greedy or
    coupled): {lane: [row, ...]}. A row is null if the texts agree so far, else {at, ours, theirs, p_ours, p_theirs, tie}.
    The last snapshot contains it. For a run that was cut short it is computed here, without the probabilities. In other
