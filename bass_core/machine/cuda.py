@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import torch
 
-# Installs the build for CUDA 12.6, which has kernels for older GPUs, within the bound of requirements.txt.
-OLD_BUILDS = 'pip install --force-reinstall "torch<=2.13.0" --index-url https://download.pytorch.org/whl/cu126'
+# The build for CUDA 12.6 has kernels for older GPUs. The version keeps within the bound of requirements.txt.
+OLD_BUILDS = '"torch<=2.13.0" for CUDA 12.6 (cu126), with the command that pytorch.org shows'
 
 
 def why_unusable(device: torch.device) -> str | None:

@@ -45,10 +45,10 @@ def attend(
 ):  # fmt: skip
     """Sum one segment, or all (WHOLE), in program (block of query rows x segment, kv head, batch row).
 
-    Writes `out` float32 [segments, rows, D], and `peaks` and `totals` float32 [segments, rows], for the queries that
-    see the segment. Their rows are [Hkv, B, group, S], with B ordered by prefix. Segments in a row's prefix are left to
-    `attend_prefix`. WHOLE: `segments` is 1, `out` [B, S, Hq, D] is the result in its dtype, and `peaks` and `totals`
-    are not written.
+    Writes `out` float32 [segments, rows, D], and `peaks` and `totals` float32 [segments, rows], for the queries
+    that see the segment. Their rows are [Hkv, B, group, S], with B ordered by prefix. Segments in a row's prefix
+    are left to `attend_prefix`. WHOLE: `segments` is 1, `out` [B, S, Hq, D] is the result in its dtype, and `peaks`
+    and `totals` are not written.
     """
     segment = tl.program_id(0) % segments
     block = tl.program_id(0) // segments

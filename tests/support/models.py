@@ -29,7 +29,7 @@ VOCAB = 96
 
 
 def _builder(name: str, **sizes: Any) -> Callable[..., PreTrainedModel]:
-    """Return a function that builds a model of the architecture with a given number of layers and, if given, other sizes."""
+    """Return a function that builds the architecture with a given number of layers and, if given, other sizes."""
 
     def build(layers: int, **others: Any) -> PreTrainedModel:
         types = ["sliding_attention", "full_attention"] * (layers // 2) + ["sliding_attention"] * (layers % 2)

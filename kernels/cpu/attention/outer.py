@@ -43,8 +43,8 @@ from . import tiled
 from .layout import SEGMENT, TILE
 
 FLOAT32, PAIRS, AMX = 0, 1, 2
-# _IN_REGISTERS: the maximum number of queries in one pass over keys or values. TOGETHER: how many tiles of keys, or
-# blocks of 16 output numbers, such a pass computes at once. All its sums must fit the registers.
+# _IN_REGISTERS: the maximum number of queries in one pass over keys or values. TOGETHER: how many tiles of keys,
+# or blocks of 16 output numbers, such a pass computes at once. All its sums must fit the registers.
 _IN_REGISTERS = 6
 TOGETHER = 4 if LANES == 16 else 1
 # The largest `most_queries` of all kinds on this CPU.

@@ -123,7 +123,10 @@ def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: 
 
 
 def _weigh(place: Place, soft: bool) -> tuple[Tensor, ...]:
-    """Like `_decide`. The last row's last draft is the highest token id, so that the kernel reads q up to its end."""
+    """Like `_decide`.
+
+    The last row's last draft is the highest token id, so that the kernel reads q up to its end.
+    """
     torch.manual_seed(5)
     p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
     drafts, counts = torch.randint(0, 2500, (19, 3)), (torch.arange(19) + 1) % 4
