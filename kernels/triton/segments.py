@@ -47,8 +47,8 @@ def attend(
 
     Writes `out` float32 [segments, rows, D], and `peaks` and `totals` float32 [segments, rows], for the queries
     that see the segment. Their rows are [Hkv, B, group, S], with B ordered by prefix. Segments in a row's prefix
-    are left to `attend_prefix`. WHOLE: `segments` is 1, `out` [B, S, Hq, D] is the result in its dtype, and `peaks`
-    and `totals` are not written.
+    are left to `attend_prefix`. WHOLE: `segments` is 1, `out` [B, S, Hq, D] is the result in its dtype, and
+    `peaks` and `totals` are not written.
     """
     segment = tl.program_id(0) % segments
     block = tl.program_id(0) // segments
