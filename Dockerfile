@@ -1,5 +1,6 @@
 # The page in a container, and a Docker Space (docs/usage.md):
 #   docker build -t bass . && docker run -p 7860:7860 -v bass-cache:/cache bass
+# On a GPU: docker run --gpus all ... (the NVIDIA Container Toolkit, and driver 580 or newer for torch from PyPI).
 # torch from PyPI brings gigabytes of CUDA: for a CPU give --build-arg PIP_EXTRA_INDEX_URL=, torch's index of CPU builds.
 FROM python:3.12-slim
 

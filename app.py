@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 # Libraries read these variables at import, so they are set before any library is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-# Length of Gradio's table of past requests, which it rebuilds after each request, on the models' cores.
+# Limit Gradio's table of past requests: Gradio rebuilds all of it after each request, on cores that the models
+# need.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 # Let idle OpenMP threads sleep: spinning ones would take cores from the server and from a browser on this machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -46,7 +47,8 @@ USER, PASSWORD, REPLAY = "bass", "BASS_PASSWORD", "BASS_REPLAY"
 class Parser(argparse.ArgumentParser):
     """An argument parser that refuses in one sentence, without printing all options first.
 
-    A copy of the one in bass_core/__main__.py, which would import torch before the options are read.
+    It is a copy of the class in bass_core/__main__.py: importing that module would import torch before the options
+    are read.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -162,7 +164,7 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
 
 
 def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
-    """Return the refusal of an address or port that we can't listen on, or None."""
+    """Return an error message if we can't listen on this address and port, else None."""
     for name in NUMBERS:
         try:
             whole(most=MAX_PORT)(environment.get(name, "1"))
@@ -203,7 +205,7 @@ def _taken(address: str, port: int | None) -> str:
 
 
 def exempt(address: str, environment: MutableMapping[str, str]) -> None:
-    """Exempt this machine from proxies, because Gradio requests the page's own address once it is up.
+    """Exempt this machine from proxies, because Gradio requests the page's own address once the page is up.
 
     Other requests, for example the download of a model, still use the proxy. no_proxy overrides NO_PROXY.
     """
@@ -215,7 +217,7 @@ def exempt(address: str, environment: MutableMapping[str, str]) -> None:
 
 
 def unusable_proxy() -> str | None:
-    """Return the refusal of a proxy that httpx, the client of Gradio and the Hub, can't use; or None."""
+    """Return an error message if httpx, the client of Gradio and the Hub, can't use the proxy; else None."""
     error = _proxy_error()
     if error is None:
         return None
@@ -250,7 +252,7 @@ def _reason(error: BaseException) -> str:
 def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
     """Return whether the models leave one core free for a browser on this machine.
 
-    They do if only this machine can open the page and nobody has set the number of threads.
+    The models leave one free if only this machine can open the page and nobody has set the number of threads.
     """
     local = host(options.host, environment) in ("127.0.0.1", "localhost", "::1")
     return local and not options.share and options.threads is None and "OMP_NUM_THREADS" not in environment
@@ -269,7 +271,7 @@ def keep_to_quota(environment: Mapping[str, str]) -> None:
 def spare_forks() -> None:
     """Give a forked worker, such as ZeroGPU's, one thread of torch.
 
-    With more, GNU's OpenMP would wait there for threads that exist only in this process.
+    With more threads, GNU's OpenMP in the fork would wait for threads that exist only in this process.
     """
     import torch
 
@@ -300,9 +302,10 @@ def credentials(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def conflict() -> str | None:
-    """Return the refusal if the package `kernels` is installed, or None.
+    """Return an error message if the package `kernels` is installed, else None.
 
-    transformers would import our folder `kernels` instead of it. An installed page has no such folder (setup.py).
+    transformers would import our folder `kernels` instead of it. If the page is installed, there is no such folder
+    (setup.py).
     """
     if __name__ == "bass_core.app":
         return None
@@ -350,16 +353,16 @@ def race_page(
     """Return the page for a pair, and the service that runs its races.
 
     Args:
-        early: a context to hold while we prepare the service. We leave it before we build the page, because Gradio
-            builds one page at a time.
+        early: a context to hold while we prepare the service. We leave this context before we build the page,
+            because Gradio builds one page at a time.
     """
     from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
     from ui.page.page import build
     from ui.sources.service import open_service
-    from ui.sources.source import Ask
+    from ui.sources.source import PairOptions
 
-    ask = Ask(
+    ask = PairOptions(
         options.pair,
         options.draft,
         options.device,
@@ -395,16 +398,16 @@ def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
     """Return the page for recordings, and a description of them."""
     from ui.page.limits import Limits
     from ui.page.page import build
-    from ui.recordings.shelf import asked
+    from ui.recordings.shelf import requested_recordings
 
-    offers = asked(options.replay)
+    offers = requested_recordings(options.replay)
     first = next(iter(offers.values())).recording["about"]
     about = f"a recording: {first}" if len(offers) == 1 else f"recordings: {', '.join(offers)}"
     return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about
 
 
 def opened_at(page: gr.Blocks, options: argparse.Namespace, at_once: int = 1) -> tuple[str, str | None]:
-    """Serve the page in a thread and return its local address and its public one, or None for the latter.
+    """Serve the page in a thread; return its local address, and its public one or None.
 
     Raises:
         BassError: if the page can't be served.

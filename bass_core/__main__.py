@@ -1,7 +1,8 @@
 """The command line: `bass generate`, `bass race` and `bass serve`, or `python -m bass_core`.
 
-Texts and tables go to stdout, everything else to stderr. An error is one sentence on stderr and exit status 2;
-errors that need no model are reported before one is loaded. `bass serve` passes its options on to app.py.
+Texts and tables go to stdout, everything else to stderr. An error prints one sentence on stderr and
+ends with exit status 2; errors that need no model are reported before a model is loaded. `bass serve` passes its
+options on to app.py.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 COMMANDS = "generate, race or serve"
 DEFAULT_BATCH = 4
-# Exit statuses after Ctrl-C, and after the reader of our output has closed it.
+# Exit statuses after Ctrl-C, and after the program that reads our output (e.g. `head`) has closed the pipe.
 INTERRUPTED, UNREAD = 130, 141
 
 
 class _Unread(Exception):
-    """The reader of our output has closed it."""
+    """The program that reads our output has closed the pipe."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -140,7 +141,7 @@ def _generate(options: argparse.Namespace) -> None:
     from .lanes.methods import find_method
 
     find_method(options.method)
-    prompt, settings = asked(options)
+    prompt, settings = checked_options(options)
     out = generate(_pair(options), prompt, method=options.method, options=settings)
     answers = [str(sequence.token_ids) if sequence.text is None else sequence.text for sequence in out.sequences]
     _write("\n---\n".join(answers), sys.stdout)
@@ -157,7 +158,7 @@ def _race(options: argparse.Namespace) -> None:
 
     lanes = options.lanes or DEFAULT_LANES
     find_methods(lanes)
-    prompt, settings = asked(options)
+    prompt, settings = checked_options(options)
     snapshots = race(_pair(options), prompt, lanes=lanes, options=settings)
     last: Any = deque(snapshots, maxlen=1).pop()
     lines = [f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}"]
@@ -177,7 +178,7 @@ def _pair(options: argparse.Namespace) -> Any:
     return load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
 
 
-def asked(options: argparse.Namespace) -> tuple[str, Options]:
+def checked_options(options: argparse.Namespace) -> tuple[str, Options]:
     """Return the prompt and the options that `generate` and `race` share, both checked.
 
     Raises:
@@ -194,7 +195,7 @@ def asked(options: argparse.Namespace) -> tuple[str, Options]:
         max_new_tokens=options.max_new_tokens,
         sampling=SamplingParams(options.temperature, options.top_k, options.top_p),
         seed=options.seed,
-        # int() refuses a string of thousands of digits.
+        # Longer numbers stay strings, because int() raises an error for thousands of digits.
         draft_length=int(draft_length) if draft_length.isdecimal() and len(draft_length) < 9 else draft_length,
     )
     check_options(checked)
@@ -209,7 +210,7 @@ def _stdin() -> str:
     if sys.stdin is None:
         raise RequestError("There is no stdin to read the prompt from: give the prompt itself in place of -.")
     try:
-        # Windows would decode a pipe with its local code page.
+        # Decode as UTF-8 here, because on Windows sys.stdin would decode a pipe with the local code page.
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError("The prompt on stdin is not UTF-8: save it as UTF-8.") from error

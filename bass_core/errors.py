@@ -13,7 +13,7 @@ class RequestError(BassError, ValueError):
     """An argument of a request is out of range, or the request does not fit the model or the memory."""
 
     def __init__(self, message: str) -> None:
-        # The message quotes the user's value, which may be a megabyte long.
+        # Shorten the message, because it quotes the user's value, which may be a megabyte long.
         super().__init__(message if len(message) <= 600 else f"{message[:400]} ... {message[-100:]}")
 
 

@@ -1,7 +1,7 @@
 """The options of `generate`, `stream` and `race`, each defined once.
 
 `Options` is plain, unchecked data; `make_request` (decode/request.py) checks it against the pair and the prompts.
-`gathered` builds an Options from the arguments of a call.
+`options_of_call` builds an Options from the arguments of a call.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ DEFAULT_DRAFT_LENGTH = AUTO
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to answer a prompt. The call that receives an unusable value raises a RequestError.
+    """How to answer a prompt. A call with an unusable value raises a RequestError.
 
     Attributes:
-        n: number of answers to one prompt, each a row of the batch; 1 to 2**20. With several prompts, 1 or their
-            number.
+        n: number of answers to one prompt, each a row of the batch; 1 to 2**20. With several prompts, n must be 1
+            or the number of prompts.
         max_new_tokens: maximum number of new tokens per row, 1 or more. A text also ends at the end of the model's
             context.
         sampling: temperature, top_k, top_p, min_p, penalties, biases and bad words; None is greedy.
         draft_length: tokens to draft per row and round. "auto" is "cost-aware" if this machine can be measured,
             else "bass". "bass" is Algorithm 1 of arXiv 2404.15778. "cost-aware" picks a length for every row from
-            measured round costs. Or an integer from 0 to 1024, or your own policy: an object with `limit`,
-            `lengths` and `observe` (length/base.py).
+            measured round costs. You can also give an integer from 0 to 1024, or your own policy: an object with
+            `limit`, `lengths` and `observe` (length/base.py).
         tree: draft trees instead of chains: the number of children of each draft, level by level. For example,
             (3, 2, 1) drafts 3 tokens, 2 after each of them and 1 after each of those: 15 in all. A tree has at
             most 62 drafts and needs a draft model or head. None drafts chains.
@@ -132,7 +132,7 @@ def lists_options(function: F) -> F:
     return function
 
 
-def gathered(function: Callable[..., object], options: Options | None, keywords: Keywords) -> Options:
+def options_of_call(function: Callable[..., object], options: Options | None, keywords: Keywords) -> Options:
     """Return the Options of a call of `function`, which got them as one object or as keywords.
 
     Raises:

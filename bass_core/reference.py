@@ -1,8 +1,9 @@
 """Speculative decoding and BASS in plain torch: what the engine computes, as the papers write it.
 
 `speculative` and `bass` write, token for token, what `generate` writes with the method of that name and
-verification="rejection", because they draw the same noise. They share nothing else with it: no cache, no kernel. A
-model is any causal callable: token ids [B, T] in, logits [B, T, V] out, or an object that has them as `.logits`.
+verification="rejection", because they draw the same noise. They share nothing but this noise with `generate`: no
+cache and no kernel. A model is any causal callable: token ids [B, T] in, logits [B, T, V] out, or an object
+that has them as `.logits`.
 
 The letters are those of Leviathan et al. (arXiv 2211.17192). M_p is the target and p its distributions, M_q the
 draft and q its. x are a row's drafts, gamma is their number, n how many of them are accepted. r is uniform, t is

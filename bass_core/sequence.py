@@ -176,9 +176,9 @@ class RowRound:
 
     Drafts after an accepted end-of-text token are left out of every field. Under verification "common_stop", a row
     that another row's rejection cuts short ends with one more accepted draft instead of a token of the target;
-    `accepted` does not count that draft. If p or q of a draft is not a valid distribution, it and all later drafts
-    are rejected without a test: p and q are NaN, and `chance` is 0 (NaN in a tree, as for every draft that was not
-    tested).
+    `accepted` does not count that draft. If p or q of a draft is not a valid distribution, that draft and all
+    later drafts are rejected without a test. Their p and q are NaN. Their `chance` is 0 in a chain, and NaN in a
+    tree, in which all untested drafts have NaN.
 
     Attributes:
         sequence: index of the sequence.
@@ -206,7 +206,7 @@ class RowRound:
     q: list[float]
     u: list[float]
     accepted: int
-    # Not recorded, because a snapshot has them in its sequences.
+    # `tokens` and `origins` are not recorded here, because a snapshot's sequences have them.
     tokens: list[int] = field(metadata=INNER)
     origins: list[str] = field(metadata=INNER)
     finish_reason: str | None = field(metadata=INNER)
@@ -241,7 +241,7 @@ class RowRound:
     def one_by_one(self) -> int:
         """How many drafts the rejection rule would have accepted with the same numbers u.
 
-        Equals `accepted` if there is no u, and for trees, whose rule also goes draft by draft.
+        Equals `accepted` if there is no u. It also does for trees, because the tree rule tests draft by draft.
         """
         if self.parents is not None or any(map(math.isnan, self.u)):
             return self.accepted
@@ -250,7 +250,7 @@ class RowRound:
 
     @property
     def saved(self) -> int:
-        """How many accepted drafts the rejection rule would have lost: those from its first rejection on."""
+        """How many of the accepted drafts the rejection rule would not have accepted."""
         return max(0, self.accepted - self.one_by_one)
 
 
@@ -277,7 +277,7 @@ class Forward:
     Attributes:
         cached: number of tokens in the row's cache before it.
         counts: number of tokens fed, without padding.
-        draft: True for the draft model reading the prompts.
+        draft: True if this is a forward of the draft model, which reads the prompts.
     """
 
     cached: list[int]
@@ -301,7 +301,7 @@ class WindowWork:
     seen: int = 0
 
     def add(self, tokens: int, read: int, width: int) -> None:
-        """Add one forward of `tokens` tokens, `width` per row, that reads `read` cached tokens."""
+        """Add one forward, which is fed `tokens` tokens, `width` per row, and reads `read` cached tokens."""
         self.forwards += 1
         self.tokens += tokens
         self.read += read

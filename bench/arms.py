@@ -1,9 +1,9 @@
 """Decoders as arms of a bench: `ours`, timed on their lanes' clocks, and transformers' `generate` as `theirs`.
 
 Every arm answers the same prompts with the same number of new tokens, without an early end, and greedily by
-default. `ms_per_token` excludes the prefill and its token: for our decoders it is the lane's figure, and we time
-transformers from the end of its prefill. Assisted generation writes several tokens at a time and has no per-token
-figures; `wall_ms`, the time of the whole call, exists for every arm.
+default. `ms_per_token` excludes the prefill and its token: for our decoders it is the lane's figure, and for
+transformers we take the time from the end of the prefill. Assisted generation has no `ms_per_token`, because it
+writes several tokens at a time; `wall_ms`, the time of the whole call, exists for every arm.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Metrics
 
-# prompt_lookup_num_tokens, the most tokens that prompt lookup copies at a time; the value of transformers'
-# example.
+# The value of prompt_lookup_num_tokens, the maximum number of tokens that prompt lookup copies at a time, as in
+# transformers' example.
 LOOKUP = 10
 
 

@@ -1,9 +1,9 @@
 """This machine's peaks: memory bandwidth in bytes/s, and FLOP/s. Call `measure` first.
 
 Both are measured (on a CPU by bass_core/machine/cpu_speed.py), except for the FLOP/s of a GPU that
-bass_core/machine/hardware.py knows: those are the datasheet's. At these peaks no step can be faster than its
-roofline, the longer of the times for its bytes and for its FLOPs.
-Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+bass_core/machine/hardware.py knows: those are the datasheet's. At these peaks, no step can take less time than its
+roofline: the longer of the times for its bytes and for its FLOPs. Source: Williams, Waterman and Patterson,
+"Roofline", CACM 2009.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bass_core.machine.cpu_speed import product_flops, read_speeds, room, written
+from bass_core.machine.cpu_speed import bandwidth_array_bytes, filled_array, product_flops, read_speeds
 from bass_core.machine.hardware import copy_bandwidth, dense_peak
 from bass_core.model.weights.cost import ModelCost
 
@@ -51,7 +51,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     if device.type == "cuda":
         peak = dense_peak(torch.cuda.get_device_name(device), dtype)
         return Machine(copy_bandwidth(device), peak or _cuda_products(device, dtype))
-    speeds = read_speeds(written(room() or 256 << 20))
+    speeds = read_speeds(filled_array(bandwidth_array_bytes() or 256 << 20))
     return Machine(max(speeds.values()), product_flops(dtype))
 
 

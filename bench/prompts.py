@@ -26,7 +26,7 @@ MIXED = [
     "What should a beginner know about growing tomatoes?",
 ]
 
-# The prompts above by topic: programs, with a few more of them, and text.
+# The prompts above by topic: programs, with a few more prompts, and text.
 CODE = [
     *(prompt for prompt in MIXED if "Python" in prompt or "SQL" in prompt),
     "Write a Python function that checks whether a string is a palindrome, with three tests.",

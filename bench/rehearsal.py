@@ -2,9 +2,10 @@
 
 PYTHON gets a new environment with the packages of a Gradio Space's image, or already has them (--installed).
 app.py runs in a read-only folder with an empty home and a Space's variables, as user 1000 if we may change to it.
-A browser runs the default race, and the API makes the other requests. This happens twice: as on a CPU, then as on
-ZeroGPU, with the real package `spaces` and its forked workers, but with our `Scheduler` and without its CUDA part.
-Needs PyPI, a browser and about 8 GB of disk, and cleans up afterwards.
+A browser runs the default race, and the API makes the other requests. The rehearsal makes all requests twice:
+first as on a CPU, then as on ZeroGPU. The second time it uses the real package `spaces` with its forked workers,
+but with our `Scheduler` and without the CUDA part. It needs PyPI, a browser and about 8 GB of disk, and cleans up
+afterwards.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ USER = 1000
 GB = 1e9
 # Environment variables that pip and the program inherit; all others describe only this machine.
 INHERITED = re.compile(r"PATH|LD_LIBRARY_PATH|(PIP|SSL)_\w+|(\w+_)?proxy", re.IGNORECASE)
-# Seconds that are left of the emulated quota. SHORT is enough for a short race, LONG for the beginning of a long
-# one, and NONE for no race at all.
+# Seconds that the visitor has left of the emulated quota. SHORT is enough for a short race, LONG for the beginning
+# of a long one, and NONE for no race at all.
 SHORT, LONG, NONE = 20, 15, 4
 # A program for the Space's Python, which is not the Python that runs this bench.
 VERSIONS = """import json, platform, spaces, gradio
@@ -128,7 +129,7 @@ def rehearse(python: str, installed: bool, names: list[str], gradio: str) -> tup
     """Return the rows and claims of both kinds of Space.
 
     Args:
-        python: the Python to run or to make an environment of.
+        python: the Python to run, or from which to make an environment.
         installed: whether it already has all packages.
         names: the Space's files, by their paths in the tree.
         gradio: the version in the Space's configuration.
@@ -175,7 +176,7 @@ def _install(python: str, folder: Path, gradio: str) -> str:
 
 
 def _as_user() -> dict[str, Any]:
-    """Return the arguments of `subprocess` that start a process as the Space's user, if we may."""
+    """Return arguments of `subprocess` to start a process as the Space's user; none if we may not."""
     return {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
 
 

@@ -1,10 +1,10 @@
 """`python -m bench smoke`: does the whole program work on this machine and under this Python?
 
-It uses a cache folder with only the weights, linked from the usual cache, which is filled first if necessary. It
-measures costs with the shipped draft head and races all lanes with every drafter for 16 tokens, greedy and
-sampled. Then it starts the page without measured costs and requests one race. A claim is missed if a lane ends
-with an error or without all its tokens, if a greedy lane's text differs from regular decoding's, or if the page
-does not answer. Nothing is timed.
+It uses a temporary cache folder with only the weights. The weights are linked from the usual cache; if that does
+not have them yet, they are first stored there. The bench measures costs with the shipped draft head and races all
+lanes with every drafter for 16 tokens, greedy and sampled. Then it starts the page without measured costs and
+requests one race. A claim is missed if a lane ends with an error or without all its tokens, if a greedy lane's
+text differs from regular decoding's, or if the page does not answer. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, A
 
 
 def judge(case: str, snapshot: Mapping[str, Any], temperature: float, whole: bool = True) -> list[dict[str, Any]]:
-    """Return a row for each lane of a finished race: its tokens, whether its greedy text is regular's, its error.
+    """Return a row for each lane of a finished race: its tokens, whether greedy text equals regular's, its error.
 
     Args:
         snapshot: its last snapshot.

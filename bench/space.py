@@ -1,9 +1,9 @@
 """`python -m bench space [--to USER/NAME] [--docker]`: list, and send, this tree's files for a Hugging Face Space.
 
 With --rehearse it runs them here first (rehearsal.py). Without --to it sends nothing and needs no network. It
-sends the files that git tracks, as they are in the tree, except for tests, build and CI files and .gitattributes,
-of which the Hub has its own version. Other files of the Space are removed. Files go over HTTP, because the Hub
-takes no binary files by plain git. The claims check for content that the Hub would refuse. This was never run
+sends the files that git tracks, as they are in the tree, except for tests, build and CI files, and .gitattributes
+(the Hub has its own version of that file). Other files of the Space are removed. Files go over HTTP, because the
+Hub takes no binary files by plain git. The claims check for content that the Hub would refuse. This was never run
 against the Hub.
 """
 

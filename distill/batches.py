@@ -17,9 +17,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-# Most positions that `scale_of` uses; a row has about 150.
+# The maximum number of positions that `scale_of` uses; a row has about 150.
 SCALE_POSITIONS = 20_000
-# We sort the rows of this many batches by length together.
+# We sort rows by length in groups of this many batches, so that the rows of a batch are about equally long.
 SORTED_BATCHES = 64
 
 
@@ -28,7 +28,7 @@ class Scale:
     """Mean and standard deviation [width] of each entry of the states; 0 and 1 for the last hidden state.
 
     A few entries of a residual stream are fifty times larger than the others. Without scaling, a head would learn
-    only from these.
+    only from these few entries.
     """
 
     mean: Tensor
@@ -122,7 +122,7 @@ class Batches:
     Args:
         scale: the scale of their states.
         longest_row: rows are cut to this many tokens.
-        tokens: most tokens of a batch, including padding; a longer row is a batch of one.
+        tokens: the maximum number of tokens in a batch, including padding. A longer row is a batch by itself.
     """
 
     def __init__(self, rows: list[Row], scale: Scale, longest_row: int, tokens: int, seed: int) -> None:

@@ -37,18 +37,18 @@ from bass_core.model.runner import ModelRunner
 from .prompts import Turn, conversations, evaluation_prompts
 from .settings import CorpusSettings, Settings
 
-# Tokens of a prompt that one forward reads, while other rows write.
+# How many tokens of a prompt one forward reads while other rows write.
 CHUNK = 32
-# The target invents some user turns by completing an empty one (Magpie, arXiv 2406.08464). These are the shortest
-# and longest length of such a turn in tokens, and its temperature: at 1, more turns would be nonsense. Answers use
-# the shard's temperature.
+# The target invents some user turns by completing an empty one (Magpie, arXiv 2406.08464). These are the least and
+# greatest number of tokens of such a turn, and its temperature. At temperature 1, more of these turns would be
+# nonsense. Answers use the shard's temperature.
 SHORTEST, LONGEST, TEMPERATURE = 4, 80, 0.8
 # Other conversations may quote an answer that has at least MIN_QUOTED characters, if its prompt has at most
 # MAX_ASKED.
 MIN_QUOTED, MAX_ASKED = 200, 200
-# Letters of the shortest word that a prompt may ask about.
+# The minimum number of letters of a word that a prompt may ask about.
 SHORTEST_WORD = 4
-# Tokens that must remain for an answer.
+# The minimum number of tokens that must remain for an answer.
 MIN_ANSWER_ROOM = 48
 
 
@@ -142,7 +142,7 @@ class Template:
         """Return the parts of the pair's chat template.
 
         Raises:
-            SystemExit: if it does not end each turn with one end token.
+            SystemExit: if the template does not end each turn with one end token.
         """
         mark = "@@"
         turns = [{"role": role, "content": mark} for role in ("user", "assistant", "user")]
@@ -268,7 +268,7 @@ class Writer:
             if prompt is None:
                 prompt = yield from self._invented(row)
                 if prompt is None:
-                    # write_shard cuts off the states of these tokens too.
+                    # The row keeps the states of these tokens; write_shard cuts them off.
                     del row.tokens[start:], row.answer[start:]
                     return
                 row.add(answer)
@@ -279,7 +279,7 @@ class Writer:
                 self.quotable.append((prompt, text))
             if written[-1] != self.template.end:
                 return
-            # Skip the first token, the end token, which the target wrote.
+            # Skip the first token: it is the end token, which the target has already written.
             before = self.pair.tokenizer.decode(self._ids(self.template.again)[1:])
 
     def _invented(self, row: Row) -> Generator[float, int, str | None]:

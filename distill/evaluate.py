@@ -77,8 +77,8 @@ def acceptance(
     The result has the token acceptance a (the mean over the prompts, and by kind of prompt), the share of all
     drafts that are accepted, and the acceptance rate by position.
 
-    A drafter that stops when it is unsure has a higher a than one that always drafts. So we also return drafts and
-    written tokens per row-round, including rounds without drafts.
+    A drafter that stops when it is unsure has a higher a than a drafter that always drafts. So we also return
+    drafts and written tokens per row-round, including rounds without drafts.
     """
     whole, each = _Tally(), [_Tally() for _ in prompts]
     row_rounds = written = 0

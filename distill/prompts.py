@@ -28,9 +28,10 @@ _KINDS = {
     "own": 20, "code": 5, "docstring": 3, "instruction": 11, "question": 10, "story": 5, "list": 3, "rewriting": 4,
     "sum": 6, "fact": 10, "role": 4, "puzzle": 3, "translation": 8, "about": 11, "passages": 7,
 }  # fmt: skip
-# Kinds that quote long texts, and the least and greatest number of parts of such a text.
+# Kinds that quote long texts; for each kind, the least and greatest number of parts of such a text.
 _QUOTING = {"about": (1, 5), "passages": (3, 5)}
-# The probability of another turn, the most turns, and the share of later turns that the target invents.
+# The probability that another turn follows, the maximum number of turns, and the share of turns after the first
+# that the target invents.
 _AGAIN, _TURNS, _OWN_LATER = 0.45, 7, 0.3
 # The length of a part of a text: sentences of news and of German news, characters of Python's manual.
 _NEWS_SENTENCES, _GERMAN_SENTENCES, _MANUAL_CHARS = (3, 9), (1, 2), 600
@@ -91,7 +92,7 @@ def evaluation_prompts() -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes prompts; arguments as for `conversations`."""
+    """Makes prompts. The arguments are those of `conversations`."""
 
     rng: random.Random
     words: Sequence[str]

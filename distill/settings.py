@@ -16,8 +16,8 @@ class CorpusSettings:
     Attributes:
         conversations: conversations per shard.
         rows: conversations written at the same time.
-        max_new_tokens: most tokens of an answer.
-        longest_row: most tokens of a conversation.
+        max_new_tokens: the maximum number of tokens in an answer.
+        longest_row: the maximum number of tokens in a conversation.
         temperatures: temperatures of the answers, one per shard, in turn.
         layers: layers of the target, ascending, whose residual stream is stored in addition to the last hidden
             state (HiddenStateTap in model/base.py).
@@ -43,11 +43,11 @@ class TrainSettings:
         reads_layers: whether it reads all states of the corpus, or only the last hidden state.
         vocabulary: how many of the most frequent ids it can propose.
         longest_row: rows are cut to this many tokens.
-        tokens_per_step: most tokens of a batch, including padding.
+        tokens_per_step: the maximum number of tokens in a batch, including padding.
         share: the share of the scored positions that a step trains on, drawn again in each step.
         learning_rate: the highest learning rate.
         warmup_steps: steps of linear warm-up.
-        own_states: how many draft tokens deep we train it on its own states.
+        own_states: how many levels of draft tokens after the first we train on the head's own states.
         weight_decay: AdamW's weight decay.
         checkpoint_seconds: time between checkpoints.
         held_out_shards: the first shards, which are only used for measuring.

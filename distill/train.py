@@ -2,9 +2,9 @@
 
 The head shares the target's embedding and output head. Its layers start with random weights, or from a trained
 head, or from the target's last layers (worse in short trials, see RESULTS.md). `train` minimises divergences that
-determine acceptance (`pulls`; DistillSpec, arXiv 2310.08461). Besides the target's last state the head may read
-those of earlier layers (EAGLE-3, arXiv 2503.01840, section 3.1). The second and later draft tokens are trained on
-the head's own states, with the target's states before them, as in drafting (HASS, arXiv 2408.15766).
+determine acceptance (`pulls`; DistillSpec, arXiv 2310.08461). Besides the target's last state, the head may read
+the states of earlier layers (EAGLE-3, arXiv 2503.01840, section 3.1). The second and later draft tokens are
+trained on the head's own states, with the target's states before them, as in drafting (HASS, arXiv 2408.15766).
 
 A checkpoint is written every few minutes, and a killed run continues from it. The same settings and steps give the
 same weights up to the machine's rounding.
@@ -34,8 +34,8 @@ from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, sc
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
-# A checkpoint is measured on at least this many rows of each held-out shard (if the shard has them), and on at
-# most twice as many.
+# A checkpoint is measured on CHECKED_ROWS to 2 CHECKED_ROWS rows of each held-out shard, or on all its rows if it
+# has fewer.
 CHECKED_ROWS = 24
 CHECKPOINT = "checkpoint.pt"
 # Positions whose distributions are computed together, so that they fit the processor's caches.
@@ -60,7 +60,8 @@ def new_head(
         head.fuse.weight.normal_(std=0.01)
         head.fuse.weight[:, :hidden] += torch.eye(hidden)
         if settings.reads_states:
-            # The state comes after the target's final norm. Undo its gain, to make it as large as the embedding.
+            # The state comes after the target's final norm. Undo the norm's gain, so that the state is as large as
+            # the embedding.
             gain = target.model.norm.weight.float()
             head.fuse.weight[:, hidden:] += torch.diag(0.1 / gain.clamp(min=gain.mean() / 4))
         if reads_layers:
@@ -74,9 +75,10 @@ def new_head(
 
 
 def _continue_from(head: DraftHead, trained: DraftHead, start: str) -> None:
-    """Load a trained head's weights into a new one, which keeps its vocabulary, because the weights fit any."""
+    """Load a trained head's weights into a new head; they fit any vocabulary, so the new head keeps its own."""
     ours, theirs = head.config, trained.config
-    # A head that reads only the last state fits too: the new one learns the contribution of the other layers.
+    # A trained head that reads only the last state fits too: the new head learns the contribution of the other
+    # layers.
     layers = theirs.reads_layers or ours.reads_layers
     if (theirs.layers, theirs.reads_states, layers) != (ours.layers, ours.reads_states, ours.reads_layers):
         raise SystemExit(
@@ -142,8 +144,8 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
     width = head.project.in_features if head.config.reads_layers else head.config.hidden
     seen, result = shifted(head.project(batch.states[..., -width:])), []
     for depth in range(own_states + 1):
-        # Position t sees its own key of this depth, the key of t-1 of the previous depth, and so on down to depth
-        # 0, of which it sees positions 0 to t-depth.
+        # Position t sees its own key of this depth, the key of position t-1 of the previous depth, and so on; of
+        # depth 0 it sees the keys of positions 0 to t-depth.
         blocks = [places[:, None] - (depth - other) == places[None] for other in range(depth + 1)]
         blocks[0] = places[:, None] - depth >= places[None]
         mask = torch.cat(blocks, dim=1)[None, None].expand(len(batch.ids), 1, -1, -1)
@@ -226,7 +228,8 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
         for part in held_out
     ]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
-    # With a checkpoint, ignore `start`: its weights replace the initial ones, whose folder may have changed.
+    # With a checkpoint, ignore `start`: the checkpoint's weights replace the initial ones, and the folder `start`
+    # may have changed.
     head = new_head(pair, replace(options, start="random") if checkpoint else options, vocabulary, layers)
     if layers:
         absorb(head, -scale.mean / scale.deviation, 1 / scale.deviation)

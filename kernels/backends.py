@@ -10,7 +10,7 @@ All backends have one signature and differ only in how they divide the work, as 
 - `pad` pads every row to the longest; `split` launches once per row at its exact length;
 - `sdpa` passes the padded problem and a mask to torch;
 - `fused` is our Triton kernel, `flash` is flash-attn's; both read the lengths on the device only;
-- `mixed` is `flash` for shapes in which it was measured faster (FASTER), otherwise `fused`.
+- `mixed` is `flash` for shapes in which it was measured faster (FLASH_FASTER), otherwise `fused`.
 
 `flash` supports neither prefixes nor gaps nor trees. Ask `why_backend_unavailable` before choosing a backend.
 Dropout and training are not supported.
@@ -82,13 +82,13 @@ def flash(
 
 # Keys of the shapes (`shape_key`) for which flash-attn was measured faster than our kernel; filled by
 # bass_core/model/attention.py.
-FASTER: set[tuple[Any, ...]] = set()
+FLASH_FASTER: set[tuple[Any, ...]] = set()
 # A step with more new tokens per row than this is a prompt; no round has that many.
 _MAX_ROUND_TOKENS = 64
 
 
 def shape_key(query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    """Return the key of FASTER: device, dtype, numbers of heads, head size, and whether the step is a prompt."""
+    """Return the key of FLASH_FASTER: device, dtype, numbers of heads, head size, and if the step is a prompt."""
     return key.device, key.dtype, query.shape[1], *key.shape[1::2], query.shape[2] > _MAX_ROUND_TOKENS
 
 
@@ -103,12 +103,12 @@ def mixed(
     softcap: float | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Use flash-attn for plain steps of a shape in FASTER, and our kernel otherwise.
+    """Use flash-attn for plain steps of a shape in FLASH_FASTER, and our kernel otherwise.
 
     Same arguments and result as `pad`.
     """
     is_plain = prefix is None and plan.shared is None and plan.gap is None and plan.tree is None
-    kernel = flash if is_plain and shape_key(query, key) in FASTER else fused
+    kernel = flash if is_plain and shape_key(query, key) in FLASH_FASTER else fused
     return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
 
 
@@ -116,7 +116,7 @@ def mixed(
 def _flash_attn() -> Any:
     """Return flash-attn's function, or None.
 
-    Try the import: other packages install a flash_attn namespace too.
+    Only an import shows whether flash-attn is installed, because other packages create a flash_attn namespace too.
     """
     try:
         from flash_attn import flash_attn_with_kvcache
@@ -133,12 +133,13 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
     "flash": flash,
     "mixed": mixed,
 }
-# Backends whose launches can be captured once and replayed for any lengths. `split` depends on the host's lengths.
+# Backends whose launches can be captured once and replayed for any lengths. `split` is not one of them, because it
+# needs the lengths on the host.
 CAPTURABLE = ("fused", "flash", "mixed", "pad", "sdpa")
 _MIN_EXTENT = 256
 
 
-def captured_extent(backend: str, columns: int, most: int) -> int:
+def captured_extent(backend: str, columns: int, max_columns: int) -> int:
     """Return how many columns a captured step reads.
 
     `fused`, `flash` and `mixed` stop at each row's own end, so one capture serves all lengths. The others compute
@@ -148,11 +149,11 @@ def captured_extent(backend: str, columns: int, most: int) -> int:
     Args:
         backend: name of the backend.
         columns: columns that the longest row fills.
-        most: columns of the cache.
+        max_columns: columns of the cache.
     """
     if backend in ("fused", "flash", "mixed"):
-        return most
-    return min(most, max(_MIN_EXTENT, 1 << (columns - 1).bit_length()))
+        return max_columns
+    return min(max_columns, max(_MIN_EXTENT, 1 << (columns - 1).bit_length()))
 
 
 def why_backend_unavailable(backend: str, device: torch.device, dtype: torch.dtype | None = None) -> str | None:

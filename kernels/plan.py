@@ -21,13 +21,13 @@ from torch import Tensor
 _T = TypeVar("_T")
 
 # Shared prefixes are multiples of this many tokens.
-SHARE = 16
+PREFIX_UNIT = 16
 # How many of a text's first tokens the queries of a windowed step see besides their window.
 SINKS = 64
 # The gap of a windowed step begins and ends at multiples of this.
 _GAP_UNIT = 64
-# The most tokens of a tree: an int64 holds one bit for each of them that a token sees.
-MOST_TREE = 63
+# The maximum number of tokens of a tree: the bits of one int64 name the tree tokens that a token sees.
+MAX_TREE_TOKENS = 63
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Chunks:
     size: int
 
 
-# What a token of a layer sees: the last N tokens including itself, or its chunk.
+# The tokens that a token sees in a layer: the last N tokens including itself, or its chunk.
 Window = int | Chunks
 
 
 def window_start(length: int, window: int) -> int:
-    """Return the first column after the gap, when a windowed step sees the last `window` cached tokens of a row.
+    """Return the first column after the gap, if a windowed step sees the last `window` cached tokens of a row.
 
     The result SINKS means that nothing is hidden. For example, length 1000 and window 256 give 704: columns 64 to
     703 are hidden.
@@ -55,7 +55,7 @@ class SharedPart:
     """The prefixes that rows of a step read instead of own columns.
 
     Attributes:
-        starts: int64 [B] on the device, how many tokens of its prefix a row has; multiples of SHARE, 0 for none.
+        starts: int64 [B] on the device, how many tokens of its prefix a row has: a multiple of PREFIX_UNIT, or 0.
         groups: int64 [B] on the device, the prefix of each row; any number for a row without one.
         host_starts, host_groups: the same on the host; empty for a captured step.
         extent: how many columns of the prefixes a row may see at most.
@@ -88,7 +88,7 @@ class TokenTree:
     """The trees that a step's new tokens form, one per row, instead of continuing the text.
 
     A row's tree begins at column base = length - before. Earlier steps wrote its first before[b] columns, and the
-    new tokens are the next ones. A tree has at most MOST_TREE tokens, and parents come before their children.
+    new tokens are the next ones. A tree has at most MAX_TREE_TOKENS tokens, and parents come before children.
 
     Attributes:
         sees: int64 [B, S] on the device. Token s of row b sees all columns before the base, and column base + j if
@@ -114,8 +114,8 @@ class AttentionPlan:
         captured_extent: own columns that a captured step reads; no row may grow beyond them.
         views: keys and values [B, Hkv, extent, D] that the step may read, of layer 0, then of layer 1, and so on.
         shared: the prefixes that rows share; a row is at least as long as its start.
-        gap: tokens of the window in a windowed step, whose queries do not see the columns from SINKS up to
-            `window_starts(gap)`; None if they see all.
+        gap: None, or in a windowed step the number of tokens in the window. The queries of such a step do not see
+            the columns from SINKS up to `window_starts(gap)`.
         tree: the trees that the new tokens form, if any.
     """
 
@@ -127,13 +127,13 @@ class AttentionPlan:
     shared: SharedPart | None = None
     gap: int | None = None
     tree: TokenTree | None = None
-    _made: dict[Any, Any] = field(default_factory=dict)
+    _cached: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], _T]) -> _T:
         """Return make(), called only once per step and key."""
-        if key not in self._made:
-            self._made[key] = make()
-        value: _T = self._made[key]
+        if key not in self._cached:
+            self._cached[key] = make()
+        value: _T = self._cached[key]
         return value
 
     @property
@@ -231,15 +231,15 @@ class AttentionPlan:
         """Return `hidden` for trees; a sliding window counts positions, not columns."""
         base = (self.lengths - tree.before)[:, None, None]
         inside = columns - base
-        seen = (tree.sees[:, :, None] >> inside.clamp(0, MOST_TREE)) & 1
-        hidden = (inside >= 0) & ((seen == 0) | (inside >= MOST_TREE))
+        seen = (tree.sees[:, :, None] >> inside.clamp(0, MAX_TREE_TOKENS)) & 1
+        hidden = (inside >= 0) & ((seen == 0) | (inside >= MAX_TREE_TOKENS))
         if window is None:
             return hidden
         # A tree column that a token sees is one of its ancestors, so the column's depth is the number of visible
         # tree columns before it.
-        places = torch.arange(MOST_TREE, device=self.lengths.device)
+        places = torch.arange(MAX_TREE_TOKENS, device=self.lengths.device)
         ranks = ((tree.sees[:, :, None] >> places) & 1).cumsum(-1) - 1
-        wide = inside.clamp(0, MOST_TREE - 1).expand(*hidden.shape)
+        wide = inside.clamp(0, MAX_TREE_TOKENS - 1).expand(*hidden.shape)
         positions = torch.where(inside < 0, columns, base + ranks.gather(-1, wide))
         return hidden | _outside(positions, self.positions[:, :, None], window)
 
@@ -255,7 +255,7 @@ class AttentionPlan:
 
 
 def _outside(positions: Tensor, last: Tensor, window: Window) -> Tensor:
-    """Return where a layer's window hides a token at `positions` from one at `last`: bool."""
+    """Return whether a layer's window hides tokens at `positions` from tokens at `last`, as a bool tensor."""
     if isinstance(window, Chunks):
         return positions < last // window.size * window.size
     return positions <= last - window

@@ -23,7 +23,7 @@ class Card:
 
     Attributes:
         capability: compute capability times ten, e.g. 90 for 9.0.
-        shared: the most bytes of shared memory that a program may use.
+        shared: the maximum number of bytes of shared memory that a program may use.
         processors: number of multiprocessors.
     """
 
@@ -45,13 +45,13 @@ class Shape:
     Attributes:
         dtype: "bfloat16", "float16" or "float32".
         outputs: logits per token.
-        vocab: how many of them, from the first, are drawn from.
+        vocab: tokens are drawn from this many of the outputs, beginning with the first.
         hidden, mlp: sizes of the state and of the MLP; 0 if transformers' own code runs the model.
         windows: for each kind of layer, whether it has a sliding window.
         capped: whether scores have a soft cap.
         normed: whether queries and keys are normalised per head.
         verifies: whether it is a target, which verifies drafts and may draft over a gap.
-        named: whether its outputs are only a part of the target's ids.
+        named: whether its outputs stand for only some of the target's token ids.
     """
 
     dtype: str

@@ -12,6 +12,8 @@ import shutil
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import torch
@@ -20,13 +22,14 @@ from .shapes import Card
 
 # Number of multiprocessors to assume for a device that is not a CUDA GPU.
 _FALLBACK_PROCESSORS = 4
-# The card to compile for when tensors are on torch's device "meta". Launches for it are never run.
+# The card to compile for when tensors are on torch's device "meta". Launches for this card are compiled but never
+# run.
 _described: Card | None = None
 # Signals that end a compiler for reasons outside the launch: Ctrl-C, out of memory, a request to terminate.
 PASSING_SIGNALS = (2, 9, 15)
 
 
-class LeftOut(RuntimeError):
+class CompileFailed(RuntimeError):
     """Raised for a launch that Triton could not compile at startup; the caller uses other tile sizes, or torch."""
 
 
@@ -92,7 +95,36 @@ def why_unavailable(device: torch.device) -> str | None:
         return "Triton kernels need a GPU of compute capability 7.5 or newer"
     if "CC" not in os.environ and not any(map(shutil.which, ("gcc", "clang"))):
         return "Triton builds its launcher with a C compiler: install gcc or clang, or name one in CC"
+    # On ZeroGPU there is no driver before the first request.
+    return None if on_zero_gpu() else _why_no_driver()
+
+
+@cache
+def _why_no_driver() -> str | None:
+    """Build and load Triton's driver module, as the first launch would, and return why that fails, or None.
+
+    The module is a C file, whose compilation needs Python.h and libcuda. It stays in Triton's cache.
+    """
+    try:
+        from triton.runtime import driver
+
+        driver.active.utils  # noqa: B018  builds it
+    except Exception as error:  # it runs ldconfig and a compiler, and imports the result
+        return f"Triton can't launch kernels: {_driver_failure(error)}"
     return None
+
+
+def _driver_failure(error: Exception) -> str:
+    """Explain why Triton's driver module can't be built or loaded."""
+    if isinstance(error, CalledProcessError) and not isinstance(error.cmd, str):
+        folders = [part[2:] for part in error.cmd if part.startswith("-I")]
+        if folders and not any(Path(folder, "Python.h").exists() for folder in folders):
+            return "the C compiler finds no Python.h (install python3-dev or python3-devel)"
+        return f"{error.cmd[0]} failed with status {error.returncode} (its own message is above)"
+    message = " ".join(str(error).split())
+    if "libcuda.so" in message:
+        return "ldconfig lists no libcuda.so.1 (run ldconfig as root, or name its folder in TRITON_LIBCUDA_PATH)"
+    return f"its driver module can't be loaded ({type(error).__name__}: {message[:200].rstrip('.')})"
 
 
 def available(device: torch.device) -> bool:
@@ -103,8 +135,8 @@ def available(device: torch.device) -> bool:
 def on_zero_gpu() -> bool:
     """Return whether this is a Hugging Face Space on ZeroGPU, which has a device only while it answers a request.
 
-    Until then its CUDA tensors are placeholders whose values are on the host. A forked process moves them to the
-    device (read in the source of spaces 0.51.3; not run on a Space).
+    While the Space has no device, its CUDA tensors are placeholders whose values are on the host. A forked process
+    moves them to the device (read in the source of spaces 0.51.3; not run on a Space).
     """
     return os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")
 
@@ -113,7 +145,7 @@ def has_tensor_cores(device: torch.device) -> bool:
     """Return whether Triton's products use tensor cores on the device.
 
     Below compute capability 8.0, Triton emits plain multiply-adds. Under the interpreter and on devices other than
-    CUDA the result is True, and nothing depends on it.
+    CUDA we return True, but nothing depends on this result.
     """
     if (card := _described_card(device)) is not None:
         return card.capability >= 80
@@ -134,7 +166,7 @@ def processors(device: torch.device) -> int:
 def shared_bytes(device: torch.device) -> int:
     """Return the bytes of shared memory that one program may use on the device.
 
-    If that is unknown, the result is 99 KiB, which most GPUs have.
+    If the number is unknown, return 99 KiB, which most GPUs have.
     """
     if (card := _described_card(device)) is not None:
         return card.shared
@@ -144,7 +176,7 @@ def shared_bytes(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or 99 * 1024)
 
 
-def own_stream(device: torch.device) -> AbstractContextManager[object]:
+def new_stream(device: torch.device) -> AbstractContextManager[object]:
     """Enter a new stream that first waits for the work queued on this thread's stream; do nothing on a CPU.
 
     A new thread starts on the default stream, where models and caches are usually created.

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 
 os.environ["TRITON_INTERPRET"] = "1"
-# Measured costs, and so draft lengths, depend on the machine. Without them "auto" is Algorithm 1, also in servers.
+# Measured costs, and so draft lengths, depend on the machine. If no costs are measured, "auto" is Algorithm 1.
+# Servers that tests start inherit BASS_MEASURE.
 os.environ["BASS_MEASURE"] = "0"
-# Several test workers share the cores: with more than one thread each they wait for each other, ten times slower.
+# Several test workers share the cores. With more than one thread per worker, they were ten times slower.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
-    """Return the real model as safetensors in the user's cache; downloaded and converted if missing."""
+    """Return the folder of the real model in the user's cache. Download and convert the model if it is missing."""
     from bass_core.model.loading.weights import ensure_smollm2
 
     return ensure_smollm2()
@@ -30,7 +31,10 @@ def smollm2_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def browser_executable() -> str:
-    """Return the browser that BASS_BROWSER names, or an installed Chromium or Chrome; if none, skip the test."""
+    """Return the browser that BASS_BROWSER names, or an installed Chromium or Chrome.
+
+    Without a browser the test is skipped, or fails if BASS_REQUIRE_BROWSER is set.
+    """
     names = (os.environ.get("BASS_BROWSER"), "chromium", "chromium-browser", "google-chrome")
     browser = next((path for name in names if name and (path := shutil.which(name))), None)
     if browser is None:

@@ -94,7 +94,7 @@ def test_the_refusal_names_the_variable_or_system_setting_that_is_wrong(monkeypa
     monkeypatch.setenv("NO_PROXY", "example.org:port")
     assert str(app.unusable_proxy()).startswith("The hosts that NO_PROXY names can't be used: ")
     assert os.environ["NO_PROXY"] == "example.org:port"
-    # Without variables, the settings of Windows and macOS count.
+    # Without these variables, the system's proxy settings (Windows, macOS) apply.
     for name in ("NO_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name)
     monkeypatch.setattr("httpx._utils.getproxies", lambda: {"all": "socks4://127.0.0.1:9"})

@@ -15,7 +15,7 @@ from tests.support import ROOT
 
 SCRIPT = ROOT / ".ci" / "pythons"
 SHIM = "echo 'python3.99: command not found' >&2; exit 127"
-# Acts as Python 3.99: reports that version, creates an environment of itself, and answers the smoke test.
+# A script that acts as Python 3.99: it reports this version, creates an environment, and answers the smoke test.
 WORKING = """
 case "$1" in
   -c) exec REAL -c "import sys; sys.version_info = (3, 99, 1); $2" ;;

@@ -74,7 +74,7 @@ def test_the_readme_configures_a_space_and_all_files_name_one_version():
 
 
 def sections() -> list[tuple[str, str]]:
-    """Return for each section (page and heading, its Python blocks as one program)."""
+    """Return (page and heading, the section's Python blocks as one program) for each section."""
     programs = []
     for page in (ROOT / "README.md", ROOT / "docs" / "usage.md", ROOT / "docs" / "extending.md"):
         heading = ""

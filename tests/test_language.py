@@ -13,8 +13,8 @@ import pytest
 
 from .test_layout import tracked
 
-# (pattern, most per 10,000 words): noun clauses such as "what was drafted", "where" for "if", data that "says"
-# something, "alone" for "only", "beside" for "compared with".
+# (pattern, maximum number per 10,000 words). The patterns find noun clauses such as "what was drafted", "where"
+# for "if", data that "says" something, "alone" for "only", and "beside" for "compared with".
 LIMITS = [
     (r"\bwhat\b", 10),
     (r"\bwhere\b", 15),

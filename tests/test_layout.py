@@ -140,7 +140,7 @@ METHOD_NAMES = {"regular", "speculative", "bass", "amusd"}
 def compares_a_method(tree: ast.Module) -> list[int]:
     """Return the lines that compare anything with a method's name, or match on one.
 
-    "bass" also names Algorithm 1: comparing a draft length with only "bass" does not count.
+    "bass" is also a draft length (Algorithm 1), so lines that compare a draft length with "bass" are left out.
     """
     lines = []
     for node in ast.walk(tree):

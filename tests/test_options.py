@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import app
-from bass_core.__main__ import Parser, asked, main, parser
+from bass_core.__main__ import Parser, checked_options, main, parser
 from bass_core.model.loading import catalogue, sources
 from bench import __main__ as bench
 
@@ -75,7 +75,7 @@ def _without_files(entry: catalogue.CatalogueEntry) -> catalogue.CatalogueEntry:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:
-    """Return a command's output, which must be one line on stderr, with exit status 2."""
+    """Check that a command ends with status 2 and one line on stderr; return that line."""
     try:
         status = command(list(arguments))
     except SystemExit as ended:
@@ -120,7 +120,7 @@ def test_generate_and_race_refuse_bad_names_and_prompts(
 
 
 def test_a_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is UTF-8 on any system, with or without the byte order mark that Windows writes."""
+    """The prompt is read as UTF-8 on any system, with or without the byte order mark that Windows writes."""
 
     def write_stdin(content: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="cp1252"))
@@ -128,7 +128,7 @@ def test_a_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypa
     options = parser().parse_args(["generate", "-"])
     for mark in ("", "\ufeff"):
         write_stdin(f"{mark}Grüße".encode())
-        assert asked(options)[0] == "Grüße"
+        assert checked_options(options)[0] == "Grüße"
     for content, message in ((b"Gr\xfc\xdfe", "not UTF-8"), (b" ", "empty")):
         write_stdin(content)
         assert message in refusal(capsys, main, "generate", "-")

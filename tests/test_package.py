@@ -26,8 +26,10 @@ else:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
 
 import bass_core
+from bass_core.machine.cuda import OLD_BUILDS
 
-# Imported only if an option asks for them; they have their own requirements files.
+# Packages that are imported only if an option asks for them. Each of these packages has a separate requirements
+# file.
 OPTIONAL = {"ray", "flash_attn", "spaces"}
 OURS = {"app", "bass_core", "kernels", "ui"}
 # A string that names a module of this tree, or an object in one.
@@ -46,7 +48,7 @@ def tracked() -> list[str]:
 
 
 def listed(file: str) -> list[str]:
-    """Return the requirements that a file lists itself, without those of a file that it includes."""
+    """Return the requirements in a file, without those of the files that it includes."""
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-r"))]
 
@@ -68,8 +70,26 @@ def test_the_extras_equal_the_requirements_files() -> None:
     assert both == set(map(normal, listed("requirements-dev.txt")))
 
 
+def test_flash_attn_is_built_with_what_its_setup_imports() -> None:
+    """It declares no build requirements: uv reads them in pyproject.toml, people in two documents."""
+    requirements = project()["tool"]["uv"]["extra-build-dependencies"]["flash-attn"]
+    assert requirements[0] == {"requirement": "torch", "match-runtime": True}
+    assert set(requirements[1:]) == {"ninja", "packaging", "psutil", "setuptools>=77", "wheel"}
+    for document in ("requirements-gpu.txt", "docs/usage.md"):
+        text = (ROOT / document).read_text(encoding="utf-8")
+        (line,) = re.findall(r"pip install .*setuptools.*", text)
+        assert all(requirement in line for requirement in requirements[1:]), document
+        assert "--no-build-isolation" in text
+
+
+def test_every_text_names_one_build_for_older_gpus() -> None:
+    """The refusals and docs/gpu.md install the same build, within the bound of requirements.txt."""
+    (bound,) = re.findall(r"^torch\S*?(<=[\d.]+)$", (ROOT / "requirements.txt").read_text("utf-8"), re.MULTILINE)
+    assert f'"torch{bound}"' in OLD_BUILDS and OLD_BUILDS in (ROOT / "docs" / "gpu.md").read_text("utf-8")
+
+
 def test_every_imported_package_is_required() -> None:
-    """It is required by its own name: a dependency of a dependency may vanish with that package's next version."""
+    """An import must not rely on another package's dependencies, which may change with its next version."""
     imported = set()
     for name in tracked():
         if name == "app.py" or (name.startswith(("bass_core/", "kernels/", "ui/")) and name.endswith(".py")):
@@ -93,10 +113,11 @@ def wanted(requirement: Any, extra: str = "") -> Wanted:
 
     Args:
         requirement: A packaging.requirements.Requirement.
-        extra: The extra of our package that lists it.
+        extra: The extra of our package that lists the requirement.
 
     Returns:
-        Its name, `extra`, its own extras, its versions, and whether it applies on each of SYSTEMS.
+        The required package's name, `extra`, the extras and versions of that package, and whether the requirement
+        applies on each of SYSTEMS.
     """
     from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
@@ -111,7 +132,7 @@ def wanted(requirement: Any, extra: str = "") -> Wanted:
 
 
 def test_the_lock_file_has_these_requirements_and_only_files_of_pypi() -> None:
-    """If this fails, run `uv lock`: `uv sync` would do so itself and install versions that nobody tried."""
+    """If this fails, run `uv lock`: `uv sync` with an old lock file would install versions that nobody tried."""
     packaging = pytest.importorskip("packaging.requirements")
     lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
     facts = project()["project"]
@@ -150,7 +171,7 @@ def test_installed_versions_meet_the_requirements() -> None:
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command, which must succeed, without this tree on its path."""
+    """Run a command that must succeed, without this tree on Python's path."""
     known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, env=known | environment, capture_output=True, text=True
@@ -203,7 +224,7 @@ def test_the_wheel_holds_one_complete_package(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_installed_commands_work(wheel: Path, tmp_path: Path) -> None:
-    """It runs in a new environment outside this tree that sees this environment's packages."""
+    """They run in a new environment outside this tree, which also has this environment's packages."""
     from tests.support.page import save_tiny_pair
 
     target, draft = save_tiny_pair(tmp_path / "pair")
@@ -237,7 +258,8 @@ def test_the_installed_commands_work(wheel: Path, tmp_path: Path) -> None:
         "print(bass_core.__file__, (c.REPOSITORY / 'drafts/smollm2/model.safetensors').is_file(),"
         "[name for name in ('kernels', 'ui', 'app') if u.find_spec(name)]);"
         "from bass_core.machine import gpu_kernels as g;"
-        "print(all(map(u.find_spec, (g.AHEAD, g.LISTED.split(':')[0]))), (g.SOURCES / 'ahead.py').is_file())",
+        "print(all(map(u.find_spec, (g.COMPILER_MODULE, g.LAUNCHES.split(':')[0]))), "
+        "(g.SOURCES / 'ahead.py').is_file())",
         cwd=tmp_path,
     ).stdout  # fmt: skip
     assert str(packages) in output and output.split()[1:] == ["True", "[]", "True", "True"]

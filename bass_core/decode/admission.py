@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..machine.memory import available_bytes
 from ..model.base import CausalModel
-from ..model.graphs import columns_made, release_idle
+from ..model.graphs import cache_columns, release_idle
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import least_saved, prefill_tokens, prefix_size
@@ -29,12 +29,13 @@ from .request import Request
 _LOGIT_COPIES = 6
 # Bytes per attention score: float32, before and after the softmax.
 _SCORE_BYTES = 8
-# Bytes per pair of tokens if transformers stores no scores but only masks, which all heads share: one mask as
-# bytes, and one as float32 numbers that are added to the scores.
+# Bytes per pair of tokens if transformers stores masks but no scores. All heads share the two masks: one of bytes,
+# and one of float32 numbers that are added to the scores.
 _MASK_BYTES = 5
 # Numbers that one layer stores per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
-# From kernels/triton/attention.py: the columns of a segment, and the most numbers of partial results in total.
+# Copied from kernels/triton/attention.py: the columns of a segment, and the maximum number of float32 values in
+# all partial results together.
 _SEGMENT, _MAX_PART_NUMBERS = 512, 1 << 26
 # Share of the free memory that a request may take.
 _HEADROOM = 0.9
@@ -45,7 +46,7 @@ class Method(Protocol):
 
     Attributes:
         batched: whether all rows are in memory at the same time.
-        outside: whether other code than ours decodes.
+        outside: whether another library decodes.
     """
 
     @property
@@ -59,9 +60,9 @@ class Method(Protocol):
 
 
 def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
-    """Check that every group of methods fits the memory.
+    """Check that every group of methods in `together` fits the memory.
 
-    Methods of one group in `together` run at the same time, the groups one after another.
+    The methods of a group run at the same time; the groups run one after another.
 
     Raises:
         RequestError: if a group does not fit.
@@ -100,7 +101,7 @@ def _new_tokens(count: int) -> str:
 
 
 def _largest(below: int, limit: int, needs: Callable[[int], int]) -> int:
-    """Return the largest number under `below` whose `needs` (bytes) are at most `limit`; 0 if none is."""
+    """Return the largest n with 1 <= n < `below` and needs(n) <= `limit` (in bytes), or 0 if there is none."""
     return bisect_right(range(1, below), limit, key=needs)
 
 
@@ -143,8 +144,8 @@ def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
     itemsize, heads = pair.target.dtype.itemsize, config.num_attention_heads
     prompt = max(map(len, request.prompts[:rows]))
     length = prompt + max(map(request.new_tokens, request.prompts[:rows]))
-    # Keys and values of all layers. While one layer runs, they exist twice for it (the cache grows by copying),
-    # and once more repeated for each query head.
+    # Keys and values of all layers, plus two copies for the layer that runs: one because the cache grows by
+    # copying, and one in which keys and values are repeated for each query head.
     cache = rows * length * 2 * model.head_dim * itemsize * (model.kv_heads * (model.layers + 1) + heads)
     eager = config._attn_implementation == "eager"
     scores = rows * prompt * prompt * (heads * _SCORE_BYTES if eager else _MASK_BYTES)
@@ -153,14 +154,14 @@ def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
 
 
 def _chunk_tokens(pair: ModelPair, request: Request, batch: int) -> int:
-    """Return the tokens in the largest prefill chunk. Equal prompts count once, padding counts."""
+    """Return the number of tokens in the largest prefill chunk, padding included. Equal prompts count once."""
     num_distinct = len({tuple(prompt) for prompt in request.prompts[:batch]})
     longest = max(len(prompt) for prompt in request.prompts)
     return min(num_distinct * longest, max(num_distinct, prefill_tokens(pair.device)))
 
 
 def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> int:
-    """Return the bytes that one layer needs besides the cache for `tokens` attending to `columns` tokens."""
+    """Return the bytes that one layer needs, besides the cache, if `tokens` tokens attend to `columns` tokens."""
     config = pair.target.config.get_text_config()
     itemsize = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
     heads = tokens * config.num_attention_heads
@@ -169,7 +170,9 @@ def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> 
 
 
 def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
-    """Return the bytes of one attention for `heads` (tokens x query heads) of `dim` numbers over `columns` tokens.
+    """Return the bytes that one layer's attention needs over `columns` tokens.
+
+    `heads` is the number of tokens times the number of query heads, and `dim` the size of a head.
 
     pad, split and sdpa store a matrix of scores. flash stores none. fused and mixed store float32 partial results.
     """
@@ -183,10 +186,10 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
 def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
     """Return the bytes of a runner's cache for `batch` texts at a time; shared prefixes count once."""
     shared = texts.shared(least_saved(model, backend))
-    columns = columns_made(model, texts.columns(shared), backend)
+    columns = cache_columns(model, texts.columns(shared), backend)
     return model.cache_bytes(batch, columns, *prefix_size(shared, batch))
 
 
 def cache_padding(request: Request, drafts: bool) -> int:
-    """Return the tokens that a cache row needs beyond its text: a round may write padding past its end."""
+    """Return the number of columns that a cache row needs after its text: a round may write padding there."""
     return 1 + (request.longest_draft if drafts else 0)

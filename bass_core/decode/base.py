@@ -15,7 +15,7 @@ from ..verify.rules import AUTOMATIC, Verification
 
 
 class Timeline(Protocol):
-    """When draft and target were busy, in a decoder that runs both at the same time."""
+    """The times at which draft and target were busy, if a decoder runs both at the same time."""
 
     def view(self) -> dict[str, Any]:
         """Return the timeline as JSON-ready data."""
@@ -46,14 +46,14 @@ def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None) -> CacheB
         shared=target.cache.nbytes - target.cache.buffer.nbytes,
         own=target.cache.buffer.nbytes,
         draft=0 if draft is None else draft.cache.nbytes,
-        copies=sum(runner.bytes_of_copies for runner in runners),
+        copies=sum(runner.nbytes_without_sharing for runner in runners),
     )
 
 
 class Decoder(Protocol):
     """The object that a lane steps. An optional attribute `cache` is the CacheBytes that the lane shows.
 
-    A decoder with a timeline keeps working between its steps, until `pause`.
+    A decoder with a timeline keeps working between its steps, until `pause` is called.
 
     Attributes:
         target_forwards: the target's prefills and rounds so far.
@@ -82,7 +82,7 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Free resources beyond the decoder's own memory, such as AMUSD's draft."""
+        """Free what deleting the decoder would not free, such as the thread of AMUSD's draft."""
         ...
 
 

@@ -86,7 +86,7 @@ class BatchDecoder:
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             draft_prefill = self.drafter.start(self._rows)
-            # If the first round drafts nothing, the draft reads the prompts when it is first needed.
+            # If the first round drafts nothing, the draft reads the prompts in the first round that does draft.
             self._draft_prefill = draft_prefill if self._wants_drafts() else None
 
     @property
@@ -102,7 +102,7 @@ class BatchDecoder:
         """Do nothing: no work goes on between steps."""
 
     def close(self) -> None:
-        """Do nothing: the decoder owns nothing but its memory."""
+        """Do nothing: the decoder's memory is freed when the decoder is deleted."""
 
     def prepare(self) -> None:
         """Prepare the models for the shapes of a plain round and of the first round."""
@@ -148,7 +148,7 @@ class BatchDecoder:
         return Round("prefill", rows=rows, fed=prefill.newest)
 
     def _reading(self) -> Reading | None:
-        """Return the progress of the target's prefill. The draft's prefill comes before it and does not count."""
+        """Return the progress of the target's prefill. The draft's earlier prefill is not included."""
         if self._prefill is None or not self._prefill.total:
             return None
         return Reading(self._prefill.fed, self._prefill.total, [row.index for row in self._rows])
@@ -184,7 +184,7 @@ class BatchDecoder:
         return [] if self.drafter is None else self.drafter.offers(self._rows)
 
     def _lengths(self, offers: list[Offer]) -> list[int]:
-        """Return the draft length (the depth of a tree) that the policy allows each row."""
+        """Return the draft length (for a tree: its depth) that the policy allows each row."""
         return [0] * len(self._rows) if self.policy is None else self.policy.lengths(offers)
 
     def _wants_drafts(self) -> bool:
@@ -256,7 +256,7 @@ class BatchDecoder:
         return records
 
     def _explanation(self, proposal: Proposal, verdict: Verdict, records: list[RowRound]) -> Callable[[], None]:
-        """Return a function that adds details to the records; it needs tensors of this round."""
+        """Return a function that adds details to the records; call it while this round's tensors are valid."""
         params, sources = self.params, sources_of(proposal, self.drafter)
         tree = proposal if isinstance(proposal, TreeProposal) else None
 

@@ -1,11 +1,11 @@
 """Measure the cost of a round on this machine, for a pair and a device, and store it.
 
-`cost_table` measures all missing costs right away. `MeasuredCosts.measure` does it step by step, each a round or a
-prefill chunk, so the caller can show progress or stop. measuring.py decides when to measure.
+`cost_table` measures all missing costs right away. `MeasuredCosts.measure` measures step by step (a step
+is a round or a prefill chunk), so the caller can show progress or stop. measuring.py decides when to measure.
 
 Rounds are timed in a real decoder whose drafts are random tokens. The median of several times is used, because a
-single unusual time would distort the comparison with all other costs. The costs for a number of rows are stored
-once they are complete. All measurements use texts of about the same length.
+single unusual time would distort the comparison with all other costs. The costs for a given number of rows are
+stored once all of them are measured. All measurements use texts of about the same length.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class MeasuringPlan:
 
     Attributes:
         widths: tokens per row of each verification.
-        drafted: tokens per row of two proposals. A draft token costs the difference of their times divided by the
-            difference of their tokens; the rest is the cost of a proposal.
-        repeats: how often each is timed, after a first run that does not count.
+        drafted: tokens per row of a short and of a long proposal. The difference of their times, divided by the
+            difference of these two numbers, is the cost of a draft token. The rest of a proposal's time is its
+            fixed cost.
+        repeats: how often each verification and proposal is timed, after one untimed run.
         context: number of tokens of the prompt.
         coarse: whether to mark the costs as coarse in the table.
     """
@@ -64,7 +65,7 @@ class MeasuringPlan:
 
 
 FULL = MeasuringPlan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=7, context=160)
-# Measuring two numbers of rows takes about 2 s for SmolLM2-135M on two cores of a 2.5 GHz Xeon.
+# For two numbers of rows, this takes about 2 s with SmolLM2-135M on two cores of a 2.5 GHz Xeon.
 COARSE = MeasuringPlan(widths=(1, 2, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
 
@@ -72,7 +73,7 @@ class MeasuredCosts:
     """The cost table of a pair, drafter, backend and kind of sampling: stored costs plus those measured now.
 
     Attributes:
-        table: the costs; None until those of at least one number of rows are complete.
+        table: the costs; None until all costs for at least one number of rows are known.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class MeasuredCosts:
     def measure(self, sizes: list[int], plan: MeasuringPlan = FULL, seconds: float = math.inf) -> Iterator[float]:
         """Measure for these numbers of rows, one decoder step at a time, for at most `seconds`.
 
-        A number of rows is left out if one of its verifications has not been timed by then.
+        If time runs out before every verification for a number of rows has been timed, that number of rows is
+        left out of the table.
 
         Args:
             sizes: the numbers of rows.
@@ -104,15 +106,15 @@ class MeasuredCosts:
         """
         end = time.monotonic() + seconds
         for i, rows in enumerate(sizes):
-            lab = _Lab(self.pair, self.kind, self.backend, self.sampling, self.verification, rows, plan)
+            timer = _RoundTimer(self.pair, self.kind, self.backend, self.sampling, self.verification, rows, plan)
             late = False
-            for done in lab.steps():
+            for done in timer.steps():
                 yield (i + done) / len(sizes)
                 late = time.monotonic() > end
                 if late:
                     break
-            if lab.timed:
-                self._store(lab.costs())
+            if timer.timed:
+                self._store(timer.costs())
             if late:
                 return
 
@@ -134,10 +136,10 @@ def measure_costs(
     """Measure the costs for these numbers of rows (at least one) now, without storing them."""
     tables = []
     for rows in sizes:
-        lab = _Lab(pair, kind, backend, sampling, AUTOMATIC, rows, FULL)
-        for _ in lab.steps():
+        timer = _RoundTimer(pair, kind, backend, sampling, AUTOMATIC, rows, FULL)
+        for _ in timer.steps():
             pass
-        tables.append(lab.costs())
+        tables.append(timer.costs())
     return functools.reduce(CostTable.joined, tables)
 
 
@@ -159,7 +161,7 @@ class _RandomDrafter(Drafter):
         self.vocab, self.device = vocab, device
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        # Drawn on the host, because a GPU's generator raises during a capture and after a failed one.
+        # Draw on the host, because a GPU's generator raises during a graph capture and after a failed capture.
         tokens = to_device(torch.randint(0, self.vocab, (len(rows), self.width)), self.device)
         return Proposal(tokens, [self.width] * len(rows))
 
@@ -170,7 +172,7 @@ class _TimedDecoder(BatchDecoder):
     proposal_ms = 0.0
 
     def draft_with(self, drafter: Drafter) -> None:
-        """Draft chains with another drafter from now on."""
+        """Use another drafter, which drafts chains, from now on."""
         self.drafter, self._branches = drafter, False
 
     def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
@@ -187,7 +189,7 @@ def _now(device: torch.device) -> float:
     return 1000 * time.perf_counter()
 
 
-class _Lab:
+class _RoundTimer:
     """A batch of equal prompts, prefilled once, on which rounds are timed."""
 
     def __init__(
@@ -260,7 +262,7 @@ class _Lab:
 
     @property
     def timed(self) -> bool:
-        """Whether every verification, and therefore every proposal, has been timed at least once."""
+        """Whether every verification has been timed at least once. Proposals are timed before verifications."""
         return all(self.verify_times.values())
 
     def costs(self) -> CostTable:
@@ -272,8 +274,8 @@ class _Lab:
         if self.model is not None:
             short_len, long_len = self.plan.drafted
             short_ms, long_ms = median(self.draft_times[short_len]), median(self.draft_times[long_len])
-            # If noise makes the longer proposal the cheaper one, use its time divided by its tokens, an upper
-            # bound.
+            # If noise makes the longer proposal look cheaper than the shorter one, use an upper bound of the cost
+            # per token: the longer proposal's time divided by its number of tokens.
             token_ms = (long_ms - short_ms) / (long_len - short_len) if long_ms > short_ms else long_ms / long_len
             # Every proposal also reads one written token.
             proposal_ms = (

@@ -1,7 +1,7 @@
 """The checks of a request's numbers and names, one function each. None of them runs a model.
 
-A check raises RequestError, with one sentence that names the bad value and the remedy. Otherwise it returns
-the value in the form that a Request stores, if that differs.
+A check raises RequestError, with one sentence that names the bad value and the remedy. A check of a value that a
+Request stores in another form returns that form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TypeGuard
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 
 from ..draft.base import Drafter
 from ..draft.registry import DRAFTERS, DrafterKind
@@ -24,15 +24,15 @@ from ..model.runner import SHARING, TREES
 from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
 
-# Maximum number of drafts in a tree: one column of MOST_TREE holds the newest token.
-MAX_TREE_DRAFTS = MOST_TREE - 1
+# Maximum number of drafts in a tree. One of the MAX_TREE_TOKENS columns is for the newest token of the text.
+MAX_TREE_DRAFTS = MAX_TREE_TOKENS - 1
 
 
 def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> list[int]:
     """Return the ids that key each row's random numbers; None stands for 0, 1, 2 and so on.
 
-    Rows with equal ids share random numbers. A drafter that reads other rows' texts would see the effect of
-    numbers that later judge its drafts, so it needs different ids.
+    Rows with equal ids share random numbers. Equal ids are refused if the drafter reads other rows' texts: it
+    would see the effect of the random numbers that later judge its drafts.
     """
     if ids is None:
         return list(range(rows))
@@ -90,7 +90,7 @@ def check_stop(pair: ModelPair, stop: object) -> tuple[str, ...]:
 
 
 def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
-    """Return the parameters with bad words as token ids: both the spelling at a text's start and after a space.
+    """Return the parameters with bad words as token ids: those of the word alone and of the word after a space.
 
     Raises:
         RequestError: for unknown token ids, or for words as texts without a tokenizer.
@@ -105,7 +105,7 @@ def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingPara
                 "bad_words given as texts need a tokenizer, and this pair has none: give token ids."
             )
         spellings = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}")]
-        # The model can't write a word that it has no ids for.
+        # Skip a spelling with ids outside the model's vocabulary, because the model can't write it.
         words += [tuple(ids) for ids in spellings if ids and max(ids) < pair.vocab]
     biased, forbidden = [token for token, _ in sampling.biases], [token for word in words for token in word]
     for name, ids in (("logit_bias", biased), ("bad_words", forbidden)):
@@ -115,7 +115,7 @@ def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingPara
 
 
 def check_window_attention(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:
-    """Refuse a drafter that reads only parts of the cache if the attention can't do that."""
+    """Refuse a drafter that reads only parts of the cache, unless the attention can read parts of a cache."""
     if kind.windows and backend not in SHARING:
         raise RequestError(
             f'drafter="{drafter}" reads only parts of the cache, and attention="{backend}" always reads it all: '
@@ -140,7 +140,7 @@ def check_tree(
         return None
     shape = tuple(tree) if isinstance(tree, list | tuple) else ()
     whole = all(isinstance(width, int) and not isinstance(width, bool) and width >= 1 for width in shape)
-    # Check the number of levels first: the product of very many would be a huge number.
+    # Check the number of levels before `drafts_of`: the product of very many widths would be a huge number.
     if not shape or not whole or len(shape) > MAX_TREE_DRAFTS or drafts_of(shape) > MAX_TREE_DRAFTS:
         raise RequestError(
             "tree must list whole numbers of at least 1, the children of each draft level by level, for at most "

@@ -32,13 +32,13 @@ from ..sample.params import SamplingParams
 # Version of the file's layout and of the measuring method: increase it when either changes.
 FORMAT = 12
 # Largest number of rows to measure. With more rows, a round's cost is assumed to depend only on its tokens.
-MOST_ROWS = 8
+MAX_MEASURED_ROWS = 8
 
 
 def may_measure() -> bool:
     """Return whether "auto" may measure costs.
 
-    It may not with BASS_MEASURE=0, or on ZeroGPU, which bills the time.
+    Measuring is forbidden with BASS_MEASURE=0, and on ZeroGPU, which bills the time.
     """
     return os.environ.get("BASS_MEASURE") != "0" and not on_zero_gpu()
 
@@ -69,12 +69,12 @@ def missing_sizes(table: CostTable | None, rows: int) -> list[int]:
     These are the powers of two that are not measured yet, or only coarsely. For example, requests of up to 5 rows
     need 1, 2, 4 and 8.
     """
-    sizes = [1 << i for i in range((min(rows, MOST_ROWS) - 1).bit_length() + 1)]
+    sizes = [1 << i for i in range((min(rows, MAX_MEASURED_ROWS) - 1).bit_length() + 1)]
     return [size for size in sizes if table is None or size not in table.verify or size in table.coarse]
 
 
 def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
-    """Return the numbers of rows to measure for a coarse estimate up to `rows` rows: 1 and the largest."""
+    """Return the numbers of rows to measure for a coarse estimate: 1 and the last of `missing_sizes`."""
     known = [] if table is None else list(table.verify)
     largest = missing_sizes(None, rows)[-1]
     missing = [] if 1 in known else [1]
@@ -109,7 +109,7 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
 
 
 def _module_classes(model: nn.Module | None) -> list[str]:
-    """Return one text per module: the name of its class, and whether calling it runs other code than that class.
+    """Return one text per module: its class's name, and whether calling the module runs code of other origin.
 
     Such code is a hook, or a forward that replaced the one in transformers or torch.
     """

@@ -1,9 +1,9 @@
 """Log-probabilities of the tokens that a round wrote, under the target.
 
-`record_logprobs` adds two natural logarithms per token to each record and its row: of the token's probability
-under the plain softmax of the model's own logits, and of its probability under the distribution that is sampled
-(after penalties, temperature, top-k, top-p and min-p; 0 for greedy text). Both depend only on the text, so they
-are the same with and without drafts, up to rounding.
+`record_logprobs` adds two natural logarithms per token to each record and to its row. The first is of the token's
+probability under the plain softmax of the model's own logits. The second is of its probability under the
+distribution that is sampled (after penalties, temperature, top-k, top-p and min-p); it is 0 for greedy text. Both
+depend only on the text, so they are the same with and without drafts, up to rounding.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A lane's length policy, and the measured round costs that it may need. Both come after admission.
 
 `Measuring` (or `with_costs`) measures costs before any lane's clock runs and puts them into the request.
-`make_policy` runs no model. draft_length="cost-aware" measures everything that is missing (half a minute for a
-small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs can't
-be measured or stored. Under a simulated clock nothing is measured; the clock's own costs count. calibrate.py has
-the method of measuring.
+`policy_of_request` runs no model. draft_length="cost-aware" measures everything that is missing (half a minute for
+a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs
+can't be measured or stored. Under a simulated clock nothing is measured; the policy uses the clock's
+own costs. calibrate.py has the method of measuring.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from ..draft.registry import choose_drafter
 from ..draft.window import WINDOW
 from ..length.base import LengthPolicy
 from ..length.costs import RoundCosts
-from ..length.options import AUTO, wants_costs
-from ..length.options import make_policy as policy_for
+from ..length.options import AUTO, make_policy, wants_costs
 from ..model.attention import choose_backend
 from ..model.pair import ModelPair
 from ..predict.clock import SimulatedClock
@@ -35,17 +34,17 @@ from .peaks import measure_peaks
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# A process gives up on a table after this many incomplete coarse measurements. If they only ran out of time, a
-# file next to the table stops later processes as well. The page and "cost-aware" measure without a limit.
+# A process stops measuring a table coarsely after this many incomplete tries. If the last of these tries ran out
+# of time, a file next to the table tells later processes not to try. The page and "cost-aware" ignore this limit.
 MAX_COARSE_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
 _log = logging.getLogger(__name__)
 
 
-def make_policy(request: Request) -> LengthPolicy:
+def policy_of_request(request: Request) -> LengthPolicy:
     """Return a fresh policy for a decoder. It uses the costs that are stored in the request."""
-    return policy_for(request.draft_length, request.costs, timed=request.clock is None)
+    return make_policy(request.draft_length, request.costs, timed=request.clock is None)
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
@@ -71,8 +70,8 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     """Measure, step by step, the missing costs for up to `rows` rows with all other settings at their defaults.
 
-    A CPU's peaks are measured first, because they take a second at most. Then the costs of sampling are measured,
-    which the page's first race needs, and those of greedy decoding last.
+    A CPU's peaks are measured first, because that takes a second at most. The costs of rounds with sampling
+    follow, because the page's first race needs them. The costs of greedy rounds are measured last.
     """
     yield from measure_peaks(pair.device, pair.dtype)
     kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
@@ -164,7 +163,7 @@ class Measuring:
                 _too_slow(path).touch()
 
     def _counted(self, shares: Iterator[float], seconds: float) -> Iterator[None]:
-        """Take these steps, which end after `seconds` at the latest, and update `progress`."""
+        """Run these measuring steps, which end after `seconds` at the latest, and keep `progress` up to date."""
         start = time.perf_counter()
         for share in shares:
             spent = time.perf_counter() - start
@@ -174,5 +173,5 @@ class Measuring:
 
 
 def _too_slow(table: Path) -> Path:
-    """Return the file that marks a table as too slow to measure coarsely."""
+    """Return the file that marks a table whose coarse measurement takes too long."""
     return table.with_suffix(".slow")

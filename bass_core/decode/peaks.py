@@ -24,7 +24,7 @@ import torch
 from kernels.support import is_accelerator, runtime
 
 from ..errors import WeightsError
-from ..machine.cpu_speed import last_cache, product_flops, read_bandwidth, room
+from ..machine.cpu_speed import bandwidth_array_bytes, last_cache, product_flops, read_bandwidth
 from ..machine.hardware import Peaks, dense_peak, known_bandwidth
 from ..machine.user_cache import cache_root
 from .cost_store import can_keep, may_measure
@@ -46,14 +46,14 @@ def known_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Measure and store a CPU's peaks unless they are known; yield after each of the two figures.
 
-    Measures nothing if the result could not be stored, or if memory is short. Errors are only logged. If there was
-    not enough memory to measure the bandwidth, a later call measures it.
+    Measures nothing if the result could not be stored. Errors are only logged. If there is not enough memory to
+    measure the bandwidth, a later call measures it.
     """
     path = None if is_accelerator(device) or not may_measure() else peaks_path(dtype)
     if path is None or not can_keep(path):
         return
     known = _read(path)
-    if known is not None and (known.bandwidth is not None or not room()):
+    if known is not None and (known.bandwidth is not None or not bandwidth_array_bytes()):
         return
     try:
         bandwidth = read_bandwidth()

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import RequestError
 from ..model.pair import ModelPair
 
-# Arguments of apply_chat_template that are set here, so users can't.
+# Arguments of apply_chat_template that this module sets itself, so users can't set them.
 _OURS = ("conversation", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length")
 
 
@@ -67,7 +67,7 @@ def count_tokens(pair: ModelPair, prompt: str | Seq[Mapping[str, Any]], system: 
     """Return the number of tokens of a text or a conversation, with the chat template and a system message.
 
     Raises:
-        RequestError: as a request with this prompt would, e.g. if it is empty or too long for the model.
+        RequestError: if `generate` would refuse this prompt, e.g. because it is empty or too long for the model.
     """
     return len(encode_prompts(pair, prompt, 1, Chat(system))[0])
 
@@ -136,7 +136,7 @@ def _tokenized(tokenizer: Any, text: str) -> list[int]:
 
 
 def _templated(tokenizer: Any, messages: list[dict[str, Any]], chat: Chat) -> list[int]:
-    """Return the ids of a conversation. If the template can't show a plain text, pass it as a list of parts."""
+    """Return the ids of a conversation. If the template loses plain texts, pass them as lists of parts."""
     _check_template(tokenizer, chat.variables or {})
     options = {"add_generation_prompt": True, **(chat.variables or {}), "return_dict": False}
     for message in messages:
@@ -176,9 +176,9 @@ def _check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
 def _in_parts(
     messages: list[dict[str, Any]], rendered: Callable[[list[dict[str, Any]]], str], newest: str
 ) -> list[dict[str, Any]] | None:
-    """Return the messages with their contents as parts, or None if the template still hides the newest text.
+    """Return the messages with their contents as parts, or None if the template doesn't print the newest text.
 
-    A template that does not know parts may print them as a Python or JSON list, which is not the text.
+    The result is also None if the template does not know parts and prints them as a Python or JSON list.
     """
     parts = [
         message | {"content": _parts(message["content"])} if "content" in message else message

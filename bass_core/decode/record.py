@@ -54,7 +54,7 @@ def write_round(
 
 
 def _at_end(path: list[int], count: int, parents: list[int] | None) -> bool:
-    """Return whether no draft follows the last accepted one."""
+    """Return whether no draft of the row follows the last accepted draft."""
     if parents is None:
         return len(path) == count
     return (path[-1] if path else -1) not in parents

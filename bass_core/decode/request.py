@@ -19,7 +19,7 @@ from ..length.options import check_draft_length, longest_draft
 from ..model.attention import choose_backend
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
-from ..options import Keywords, Options, Prompt, gathered, lists_options
+from ..options import Keywords, Options, Prompt, lists_options, options_of_call
 from ..predict.clock import check_clock
 from ..sample.params import SamplingParams
 from ..sequence import Sequence
@@ -42,13 +42,13 @@ from .checks import (
 from .prompts import Chat, encode_prompts
 from .text import StopStrings
 
-# Largest n, far more rows than fit any memory. It bounds the list of n prompts, which is built before admission.
+# Largest n. Far fewer rows fit any memory, but the list of n prompts is built before admission checks the memory.
 MAX_ROWS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Options):
-    """Checked options in which every open choice is made.
+    """Checked options, in which every "auto" of a drafter, attention or verification is resolved.
 
     Attributes:
         prompts: token ids, one list per row.
@@ -59,9 +59,9 @@ class Request(Options):
         eos: the ids that end a text.
         context: the model's context length in tokens.
         tokenizer: the pair's; needed if `stop` has strings.
-        costs: of rounds, measured or of the simulated clock; set after admission if the draft length depends on
-            them (measuring.py).
-        clock: has a definite number of GPUs.
+        costs: the costs of rounds, measured or those of the simulated clock; None unless the draft length depends
+            on costs (measuring.py).
+        clock: the simulated clock, with its number of GPUs chosen.
     """
 
     prompts: list[list[int]]
@@ -96,7 +96,7 @@ class Request(Options):
         return min(self.max_new_tokens, self.context - len(prompt))
 
     def texts(self, padding: int, rows: int | None = None) -> CachedTexts:
-        """Return the first `rows` rows (None: all) as a cache must hold them, plus `padding` tokens each."""
+        """Return the texts of the first `rows` rows (None: all), with room for `padding` more tokens each."""
         prompts = self.prompts[:rows]
         return CachedTexts(prompts, [len(prompt) + self.new_tokens(prompt) + padding for prompt in prompts])
 
@@ -142,7 +142,7 @@ def make_request(
     Raises:
         RequestError: if an option or the prompt can't be used.
     """
-    unchecked = gathered(make_request, options, keywords)
+    unchecked = options_of_call(make_request, options, keywords)
     check_options(unchecked)
     if not hasattr(pair, "target_step"):
         call = f'load_pair("{pair}")' if isinstance(pair, str | os.PathLike) else "ModelPair(target=...)"

@@ -18,7 +18,7 @@ _INCOMPLETE = "\ufffd"
 
 
 class TextStream:
-    """The text of one sequence; each new token decodes only a short tail again.
+    """The text of one sequence. After each new token, only a short tail is decoded again.
 
     Attributes:
         stopped: whether a stop string has appeared. The text ends before it, and further tokens add nothing.

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 
 from ..errors import RequestError
 from ..length.base import Offer
@@ -41,10 +41,12 @@ class Proposal:
         max_probs: float32 [B, N], the largest value of each draft's distribution, or None. Only for AMUSD
             (HeadDrafter).
         token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
-        windowed: the work of the target on windowed drafts, or None.
-        sources: who drafted each row (Drafter.source), if a drafter combines several. None: the drafter itself.
-        own: returns each draft's probability at temperature 1, per row, for greedy decoding. An entry is None if
-            its draft has no probability. None if the drafter does not report them.
+        windowed: the target's work to draft these tokens with windowed forwards (window.py), or None.
+        sources: for a drafter that combines several: the `source` of the one that drafted each row. None
+            otherwise.
+        own: for greedy decoding, a function that returns each draft's probability at temperature 1, one list per
+            row, with None for a draft without a probability. The attribute is None if the drafter does not report
+            probabilities.
     """
 
     tokens: Tensor
@@ -66,15 +68,15 @@ class Proposal:
 class TreeProposal(Proposal):
     """The proposal of a drafter that `branches`: one tree of drafts per row.
 
-    At most one child of each draft is drawn at random. Its siblings must depend only on the text before them.
+    At most one child of each draft is drawn at random. Its siblings must depend only on the tokens before them.
     For example, parents [-1, -1, 0] are two candidates for the next token and one draft after the first of them.
 
     Attributes:
-        parents: num_drafted[r] numbers for row r: the index of each draft's parent, smaller than its own, or -1 if
-            the draft follows the newest token of the text.
-        drawn: for each draft the index into `probs` (here float32 [D, V]) of the distribution that it was drawn
-            from, which is 0 at its siblings; -1 if the draft was not drawn. Under coupling, which ignores q, every
-            draft may have one. None if no draft was drawn.
+        parents: for each draft of each row, the index of its parent, or -1 if the draft follows the newest token
+            of the text. A parent's index is smaller than its child's.
+        drawn: for each draft, the index into `probs` (here float32 [D, V]) of the distribution that it was drawn
+            from, or -1 if it was not drawn. That distribution gives the draft's siblings probability 0. Under
+            coupling, which ignores q, every draft may have an index. `drawn` is None if no draft was drawn.
     """
 
     parents: list[list[int]] = field(default_factory=list)
@@ -86,11 +88,11 @@ class Drafter(Protocol):
 
     Attributes:
         source: a name for the drafter, for display.
-        tells: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
+        report_probs: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
-            then refused.
+            then refused if this is True.
         observes_states: whether `observe_states` needs the target's hidden states.
-        raw_states: whether `observe_states` may get unfinished states, see HiddenStateTap.finish.
+        raw_states: whether `observe_states` accepts raw states, which HiddenStateTap.finish has not processed.
         branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
             max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
         calls: forwards of a draft model so far, including those of a target that drafts for itself.
@@ -98,7 +100,7 @@ class Drafter(Protocol):
     """
 
     source: str = "drafter"
-    tells: bool = False
+    report_probs: bool = False
     reads_others: bool = True
 
     observes_states: bool = False
@@ -120,7 +122,7 @@ class Drafter(Protocol):
         return None
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
-        """Return the number of tokens that each row could draft next, and who drafts them.
+        """Return, for each row, the number of tokens that could be drafted next and the source that drafts them.
 
         This may depend only on the text so far.
         """
@@ -155,14 +157,14 @@ class Drafter(Protocol):
 
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
-    """Return offers of as many drafts as each row has tokens left, minus one that the target adds."""
+    """Offer each row one draft less than it has tokens left, because the target adds a token."""
     return [Offer(row.remaining - 1, source, row=row.id) for row in rows]
 
 
-def own_drafter(drafter: Any) -> Drafter:
+def wrap_user_drafter(drafter: Any) -> Drafter:
     """Return a copy of a user's drafter, with defaults for the members of `Drafter` that it lacks.
 
-    Without an attribute `observes_states`, it observes states if it has a method `observe_states`.
+    A drafter with a method `observe_states` observes states, unless its attribute `observes_states` is False.
     """
     wrapped: Any = copy.deepcopy(drafter)
     if not hasattr(wrapped, "observes_states"):
@@ -171,7 +173,7 @@ def own_drafter(drafter: Any) -> Drafter:
         wrapped.offers = partial(plain_offers, source=getattr(wrapped, "source", Drafter.source))
     for name, default in vars(Drafter).items():
         if not name.startswith("_") and not hasattr(wrapped, name):
-            # The defaults don't use `self`. A bound method would keep the drafter alive.
+            # Bind None as `self`: the defaults don't use it, and a bound method would keep the drafter alive.
             setattr(wrapped, name, partial(default, None) if callable(default) else default)
     checked: Drafter = wrapped
     return checked
@@ -192,7 +194,7 @@ class GreedyProbs:
         self._steps: list[tuple[Tensor, Tensor]] = []
 
     def keep(self, logits: Tensor, drafts: Tensor) -> None:
-        """Copy logits [B, V], which the model's next forward may overwrite, and note the drafts' columns [B]."""
+        """Store copies of logits [B, V], which the next forward may overwrite, and of the drafts' columns [B]."""
         if self.wanted:
             self._steps.append((copied(logits), drafts))
 
@@ -220,7 +222,7 @@ def point_masses(rows: list[list[int]]) -> Proposal:
 
 
 def check_type(proposal: Proposal, branches: bool) -> Proposal:
-    """Return the proposal if it has the type that its drafter announced.
+    """Return the proposal if its type, chain or tree, is the one that its drafter announced by `branches`.
 
     The type decides the verification rule, so it has to be known before anything is drawn.
 
@@ -242,13 +244,13 @@ def check_type(proposal: Proposal, branches: bool) -> Proposal:
     if not (isinstance(rows, list) and len(rows) == len(counts) and all(map(_is_tree, rows, counts))):
         raise RequestError(
             "The parents of a tree must be one list per row, with one number per draft, from -1 to less than the "
-            f"draft's own index, for at most {MOST_TREE - 1} drafts per row; got {rows}."
+            f"draft's own index, for at most {MAX_TREE_TOKENS - 1} drafts per row; got {rows}."
         )
     return proposal
 
 
 def _is_tree(parents: object, count: int) -> bool:
     """Return whether these are the parents of a tree of `count` drafts."""
-    if not isinstance(parents, list) or not count == len(parents) < MOST_TREE:
+    if not isinstance(parents, list) or not count == len(parents) < MAX_TREE_TOKENS:
         return False
     return all(-1 <= parent < i for i, parent in enumerate(parents))

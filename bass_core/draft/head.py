@@ -1,8 +1,8 @@
 """Drafts from a head that reads the target's hidden states (`HeadDrafter`).
 
-Written tokens are fed with the target's states, as soon as they have arrived (`observe_states`). Drafts are fed
-with the head's own states, and fed again with the target's states once they are accepted.
-The head's pointer changes the logits before a draft is drawn, so q includes it.
+The head is fed written tokens with the target's states, as soon as these states arrive (`observe_states`). It is
+fed drafts with its own states, and accepted drafts again with the target's states. The head's pointer changes the
+logits before a draft is drawn, so q includes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..model.forward import ForwardBatch
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, filters, largest, probabilities, spread
+from ..sample.distribution import argmax, filters, largest, probabilities, scatter_columns
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys
 from ..sample.noise import words as hashed
@@ -38,8 +38,9 @@ from .pending import CHUNK, feed_pending
 from .texts import Texts, append_token
 from .tree import Fed, LevelStates, StaticTrees, TreeFeed
 
-# A row continues drafting only while its drafts are this many times as likely as `confidence`, because a forward
-# of the head costs more than one more token in a verification. Each row decides independently of its neighbours.
+# A row continues drafting only while the probability of its drafts is at least this many times `confidence`,
+# because a forward of the head costs more than one more token in a verification. No row depends on other rows
+# here.
 HEADROOM = 4.0
 # Under greedy decoding, the confidence of a draft is its probability at temperature 1.
 _PLAIN = SamplingParams(temperature=1.0)
@@ -54,15 +55,16 @@ class HeadDrafter(Drafter):
     Args:
         runner: runs the head's body over its reduced vocabulary.
         size: V, the size of the target's vocabulary.
-        confidence: a row continues drafting while the probability of its drafts so far is at least HEADROOM times
-            this number, and at least this number after multiplying by that of the likeliest next token. At 0 no
-            row stops; above 1 / HEADROOM it drafts at most one token. Ignored on an accelerator, where a wasted
-            forward costs less than waiting for the device; there only the length policy limits the drafts, in
-            advance.
-        ahead: for AMUSD, whose text runs ahead of the target's states. The head's own state of a token stands in
-            until the target's arrives; the tokens fed after it are then fed again. A proposal has at most one
-            draft per row, and none if a state is missing, for example after a copied token, which the head was not
-            fed. A confidence above 0 doesn't stop a row, but adds `max_probs` and `token_probs` to the proposals.
+        confidence: limits the drafts of a row. Let P be the probability of the row's drafts so far, and p that of
+            the likeliest next token. The row continues while P >= HEADROOM * confidence and P * p >= confidence.
+            At 0 no row stops; above 1 / HEADROOM a row drafts at most one token. Ignored on an accelerator, where
+            a wasted forward costs less than waiting for the device. There, only the length policy limits the
+            drafts, in advance.
+        ahead: for AMUSD, whose text runs ahead of the target's states. Until the target's state of a token
+            arrives, the head uses its own state of that token; then the tokens after it are fed again. A proposal
+            has at most one draft per row. It has none if a state is missing, for example after a copied token,
+            which the head was not fed. A confidence above 0 doesn't stop a row, but adds `max_probs` and
+            `token_probs` to the proposals.
         tree: shape of the trees to draft (StaticTrees), regardless of confidence. Not together with `ahead`.
     """
 
@@ -84,18 +86,17 @@ class HeadDrafter(Drafter):
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
         self.confidence = 0.0 if ahead or is_accelerator(runner.device) else confidence
         self.ahead, self._reports_q, self._began = ahead, ahead and confidence > 0, False
-        # Ask for raw states, so that we only normalise and project the ones we draft from.
+        # Ask for raw states, so that only the states that we draft from are normalised and projected.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
         self._texts = Texts(head, 0)
-        # If this is not None, our own kernels make the body's inputs and draft whole chains. It survives a
-        # refresh.
+        # If `_inputs` is not None, our own kernels make the body's inputs and draft whole chains.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
         self._in_one_call = self._inputs is not None and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        self.runner.begin()
+        self.runner.clear_rows()
         self._began, hidden = False, self.head.config.hidden
         self._texts = Texts(self.head, len(rows))
         if self.ahead:
@@ -150,13 +151,14 @@ class HeadDrafter(Drafter):
         logits, states = self._catch_up(rows, max_drafts)
         last = self._texts.upload(rows)
         ends = list(self.runner.lengths[: len(rows)])
-        # Per row: whether it may draft in each step, whether it still does, its drafts, their joint probability.
+        # allowed[step][r]: whether row r may draft in this step. The next lines make, per row: whether it still
+        # drafts, its number of drafts, and their joint probability.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
         may_draft = to_device(allowed, logits.device)
         active, drafted = may_draft[0], torch.zeros_like(may_draft[0], dtype=torch.long)
         chain_prob = torch.ones(len(rows), device=logits.device)
         tokens, probs = list[Tensor](), list[Tensor]()
-        greedy_probs = GreedyProbs(self.tells and self.params.greedy)
+        greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
         for step in range(max(max_drafts)):
             if step:
                 active = active & may_draft[step]
@@ -187,14 +189,14 @@ class HeadDrafter(Drafter):
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
         full = None
         if probs:
-            full = spread(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
+            full = scatter_columns(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
         proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=greedy_probs.getter(width))
         if self._reports_q and q is not None:
             proposal.max_probs, proposal.token_probs = largest(q)[1][:, None], q.gather(1, column[:, None])
         return proposal
 
     def _whole_chain(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal | None:
-        """Do the work of `propose` in one compiled call. Return None if a row has to read more than one chunk."""
+        """Do the work of `propose` in one compiled call, or return None if the tokens don't fit in one call."""
         from kernels.cpu.chain import Chain  # imports numba
 
         most, device = np.array(max_drafts, np.int64), self.runner.device
@@ -211,7 +213,7 @@ class HeadDrafter(Drafter):
             most, self._inputs.fuse.packed, self._inputs.embedded.numpy(), self.head.vocabulary.numpy(), words,
             None if self.params.greedy else filters(self.params), self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
-            keep=self.tells and self.params.greedy,
+            keep=self.report_probs and self.params.greedy,
             pointing=self._pointing(rows),
         )  # fmt: skip
         x, begins, counts = self._pending(rows, max_drafts)
@@ -230,12 +232,14 @@ class HeadDrafter(Drafter):
             greedy_probs.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
-            full = spread(torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
+            full = scatter_columns(
+                torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size
+            ).transpose(0, 1)
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=greedy_probs.getter(width))
 
     def _pointing(self, rows: list[Sequence]) -> Any:
-        """Return the pointer's data for the compiled chain."""
+        """Return the texts and the pointer's weights, in the form that the compiled chain takes."""
         from kernels.cpu.chain import Pointing  # imports numba
 
         lengths, pointer = np.array(self._texts.update(rows), np.int64), self.head.pointer
@@ -250,7 +254,7 @@ class HeadDrafter(Drafter):
         return output.logits[:, -1], output.require_states()[:, -1]
 
     def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
-        """Return the forward of the body for inputs x [B, S, hidden]."""
+        """Return the batch in which the body reads inputs x [B, S, hidden], from positions `starts` on."""
         return ForwardBatch(x, starts, return_states=True)
 
     @property
@@ -292,7 +296,7 @@ class HeadDrafter(Drafter):
         self._began = True
         prefixes = [runner.shared.of(row.prompt) for row in rows]
         needed = sorted({prefix for prefix in prefixes if prefix})
-        if needed and not runner.holds(needed, with_states=False):
+        if needed and not runner.has_prefixes(needed, with_states=False):
             counts = [len(prefix) for prefix in needed]
             padded = [list(prefix) + [0] * (max(counts) - len(prefix)) for prefix in needed]
             owners = [prefixes.index(prefix) for prefix in needed]
@@ -302,8 +306,8 @@ class HeadDrafter(Drafter):
             else:
                 before = pad_sequence([source.finished(piece) for piece in pieces], batch_first=True)
                 x = self.head.inputs(to_device(padded, runner.device), before)
-            logits, _, _ = feed_pending(runner.over_prefix(), x, [0] * len(needed), counts)
-            runner.hold(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
+            logits, _, _ = feed_pending(runner.prefix_runner(), x, [0] * len(needed), counts)
+            runner.store_prefixes(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
         for r, prefix in enumerate(prefixes):
             runner.attach(r, prefix)
             source.skip(r, len(prefix))
@@ -331,7 +335,7 @@ class HeadDrafter(Drafter):
     def _pending(
         self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
     ) -> tuple[Tensor, list[int], list[int]]:
-        """Return the inputs [B, S, hidden] of unread tokens, and each row's first position and count."""
+        """Return inputs [B, S, hidden] for the unread tokens, and each row's first position and number of them."""
         runner, source = self.runner, self._source
         ends = ends or [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
@@ -355,7 +359,7 @@ class HeadDrafter(Drafter):
     def _fused(
         self, inputs: CompiledInputs, texts: Collection[Collection[int]], pieces: list[list[Tensor]]
     ) -> Tensor:
-        """Return inputs [B, S, hidden] of these tokens, given the states before them, padded with zeros.
+        """Return inputs [B, S, hidden] made from these tokens and the states before them, padded with zeros.
 
         `pieces` are each row's states as observed, raw or finished. A token's input depends only on the token and
         the state before it.
@@ -380,7 +384,7 @@ class HeadDrafter(Drafter):
         return probabilities(logits, self.params)
 
     def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:
-        """Return a column of the head's vocabulary per row."""
+        """Draw or choose each row's next draft. Return its column in the head's vocabulary, int64 [B]."""
         if self.params.greedy or q is None:
             return argmax(logits)
         streams, ids = keys.stream(self.role), self.head.vocabulary
@@ -390,7 +394,10 @@ class HeadDrafter(Drafter):
         """Do nothing: drafts don't stay in the cache, because accepted ones are fed again with target states."""
 
     def rewind(self, row: int, length: int) -> None:
-        """Feed positions from `length` on again. Without `ahead`, their states will be observed again too."""
+        """Go back to `length` tokens: later positions will be fed again.
+
+        Without `ahead`, their states will be observed again too.
+        """
         length_kept = min(self.runner.lengths[row], length)
         self.runner.commit(row, length_kept)
         self._texts.rewind(row, length)

@@ -33,7 +33,7 @@ class SettledStates:
     def observe(self, states: list[Tensor]) -> None:
         """Copy the states of the next k tokens of row r, states[r] [k, hidden].
 
-        A copy, because the target's next step overwrites them.
+        Copying is needed because the target's next step overwrites these states.
         """
         copies = cat(states).split([len(new) for new in states])
         for waiting, new in zip(self._waiting[: len(states)], copies, strict=True):
@@ -70,11 +70,11 @@ class SettledStates:
         return cat(self._finish_all(pieces))
 
     def skip(self, row: int, count: int) -> None:
-        """Drop the states for a row's next `count` tokens, which another row has fed."""
+        """Drop the states for a row's next `count` tokens, which the head was fed in another row."""
         self._waiting[row] = _split(self._waiting[row], count)[1]
 
     def rewind(self, row: int, count: int) -> None:
-        """Drop all unread states of a row after the first `count`: their tokens were taken back."""
+        """Keep only a row's first `count` unread states, because the tokens after them were rolled back."""
         self._waiting[row] = _split(self._waiting[row], count)[0]
 
     def move_row(self, source: int, target: int) -> None:
@@ -108,8 +108,8 @@ class StandInStates:
 
     def __init__(self, rows: int, length: int, hidden: int, device: torch.device) -> None:
         self.values = torch.zeros(rows, length, hidden, dtype=torch.float32, device=device)
-        # Per row: its index in `values`, the number of states from the target, and of all states, the head's own
-        # included.
+        # Per row: its index in `values`, its number of states from the target, and its number of states in all,
+        # with the head's own.
         self._places = list(range(rows))
         self._observed = [0] * rows
         self._known = [0] * rows
@@ -131,7 +131,8 @@ class StandInStates:
             self._known[r] = max(self._known[r], self._observed[r])
             places += [self._places[r]] * len(new)
             columns += range(first, first + len(new))
-            # Position 0 reads no state, but it hasn't been fed before the first states arrive.
+            # Feed again from the position after the first replaced state. The first time, nothing has been fed
+            # yet, so begin at position 0.
             changed[r] = first + 1 if first else 0
         if places:
             self._store(places, columns, cat(states))
@@ -156,7 +157,7 @@ class StandInStates:
             self._known[r] = length
 
     def rewind(self, row: int, length: int) -> None:
-        """Drop the states of the tokens from `length` on, which were taken back."""
+        """Drop the states of the tokens from `length` on, because those tokens were rolled back."""
         self._known[row] = min(self._known[row], length)
         self._observed[row] = min(self._observed[row], length)
 

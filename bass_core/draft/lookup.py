@@ -19,8 +19,8 @@ from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
 from .base import COPY, Drafter, Proposal, point_masses
 
-# A copy is more likely to be accepted if at least this many tokens before it match, because the row has then been
-# copying for a while. Length policies count such copies separately.
+# LONG_RUN: if at least this many tokens before a copy match, the copy is more likely to be accepted. LONG_COPY:
+# the source of such copies, so that length policies can count them separately.
 LONG_RUN, LONG_COPY = 8, "long copy"
 
 
@@ -38,8 +38,8 @@ class PromptLookupDrafter(Drafter):
         self.longest, self.shortest = longest, shortest
         # Per row: the position after the last occurrence of each run of tokens.
         self._tables: list[dict[tuple[int, ...], int]] = []
-        # Per row, for each run that ends after the prompt: the position after it, the run, and the position that
-        # its table entry had before.
+        # Per row, for each run that ends after the prompt: the position after the run, the run, and the earlier
+        # position in the run's table entry, or None.
         self._replaced: list[list[tuple[int, tuple[int, ...], int | None]]] = []
         self._prompts: list[int] = []
         self._indexed: list[int] = []
@@ -66,15 +66,15 @@ class PromptLookupDrafter(Drafter):
         )
 
     def _copy(self, row: int, tokens: list[int], count: int) -> list[int]:
-        """Return `count` tokens after the latest match, or none.
+        """Return the `count` tokens after the latest match, or [] if there is no match.
 
-        If the text ends before that many, the tokens after the match are repeated.
+        If the text ends earlier, the tokens from the match to the end of the text are repeated.
         """
         at = self._match(row, tokens)
         return [] if at is None else [tokens[at + i % (len(tokens) - at)] for i in range(count)]
 
     def _match(self, row: int, tokens: list[int]) -> int | None:
-        """Return the position after the latest occurrence of the longest run at the text's end, or None."""
+        """Find the longest run at the text's end that occurred before. Return the position after it, or None."""
         self._index(row, tokens)
         end = len(tokens)
         for size in range(min(self.longest, end), self.shortest - 1, -1):
@@ -83,7 +83,7 @@ class PromptLookupDrafter(Drafter):
         return None
 
     def _index(self, row: int, tokens: list[int]) -> None:
-        """Note where each run of tokens ended last, except for the run at the very end, which is looked up."""
+        """Note where each run of tokens last ended. Skip the runs at the text's end, which `_match` looks up."""
         table, end = self._tables[row], len(tokens)
         replaced, prompt = self._replaced[row], self._prompts[row]
         for stop in range(max(self._indexed[row], 1), end):
@@ -95,7 +95,7 @@ class PromptLookupDrafter(Drafter):
         self._indexed[row] = end
 
     def rewind(self, row: int, length: int) -> None:
-        """Forget the runs that ended from `length` on, and restore the positions that they replaced."""
+        """Forget the runs that ended at `length` or later, and restore the positions that they replaced."""
         table, replaced = self._tables[row], self._replaced[row]
         while replaced and replaced[-1][0] >= length:
             _, run, before = replaced.pop()
@@ -118,12 +118,12 @@ def _is_long(tokens: list[int], at: int) -> bool:
 class Cascade(Drafter):
     """Copies in rows with a match, and drafts with a model in the others.
 
-    The model isn't run in rounds in which every row copies.
+    The model doesn't run in a round in which every row copies.
 
     Args:
         lookup: the drafter that copies.
         model: a ModelDrafter or HeadDrafter that drafts chains.
-        most_drawn: the most tokens that the model drafts per row and proposal. None: no limit.
+        most_drawn: the maximum number of tokens that the model drafts per row and proposal. None: no limit.
     """
 
     def __init__(self, lookup: Drafter, model: Drafter, most_drawn: int | None = None) -> None:
@@ -185,7 +185,7 @@ def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
     """Return one proposal of both, on the model's device. A copied draft has q = 1 at its token."""
     device = modelled.tokens.device
     width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
-    # Copies are on the host, the model's drafts on its device.
+    # Move the copies from the host to the model's device.
     copies = to_device(copied.num_drafted, device)[:, None] > 0
     tokens = torch.where(copies, _widen(to_device(copied.tokens, device), width), _widen(modelled.tokens, width))
     counts = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]

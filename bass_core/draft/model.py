@@ -72,8 +72,9 @@ class ModelDrafter(Drafter):
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
         if self._steps is not None and not self._steps.done:
-            # No round has drafted so far: read the prompts now, together with the text after them.
-            runner.begin()
+            # No round has drafted yet, so the prompts are still unread. Read them below, together with the new
+            # text.
+            runner.clear_rows()
         self._steps = None
         # If the draft model's context is shorter than the target's, a row that outgrows it drafts no more.
         max_drafts = [
@@ -89,10 +90,11 @@ class ModelDrafter(Drafter):
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
-        greedy_probs = GreedyProbs(self.tells and self.params.greedy)
+        greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
         drawn: list[Tensor] = []
         probs: list[Tensor] = []
-        # The draft position comes first, so that each step's q is written directly into place.
+        # Dimension 0 of the buffer is the draft's position in its chain, so each step's q goes directly into
+        # place.
         full = None
         if not self.params.greedy and compiled(logits):
             full = torch.empty(length, *logits.shape, dtype=torch.float32)
@@ -128,7 +130,7 @@ class ModelDrafter(Drafter):
 
     @property
     def vocabulary(self) -> None:
-        """None, for all of the target's ids."""
+        """None: the draft model's columns are all of the target's ids (LevelModel in tree.py)."""
         return None
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
@@ -148,7 +150,7 @@ class ModelDrafter(Drafter):
 
     @property
     def room(self) -> int:
-        """How many more drafts every row can be fed."""
+        """The number of further drafts that can be fed in every row before the cache is full."""
         return self._feed.room
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:

@@ -9,7 +9,8 @@ from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch
 from ..model.runner import ModelRunner
 
-# Most tokens per row in one forward. The first proposal of a draft head has a whole prompt to feed.
+# Maximum number of tokens per row in one forward. More are fed in several forwards: a draft head's first proposal
+# has to feed a whole prompt.
 CHUNK = 128
 
 
@@ -46,6 +47,6 @@ def feed_pending(
             fed = torch.where(fresh, fed, logits)
             read = None if read is None or states is None else torch.where(fresh, read, states)
         at += width
-        # The next forward may overwrite these logits; `read` is a copy.
+        # Copy the logits if another forward follows, which may overwrite them. `read` is already a copy.
         logits, states, forwards = fed.clone() if at < max(counts) else fed, read, forwards + 1
     return logits, states, forwards

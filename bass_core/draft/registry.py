@@ -23,18 +23,19 @@ from ..model.prefix import CachedTexts
 from ..model.runner import ModelRunner
 from ..sample.params import SamplingParams
 from ..verify.rules import Verification
-from .base import Drafter, own_drafter
+from .base import Drafter, wrap_user_drafter
 from .head import HeadDrafter
 from .lookup import Cascade, PromptLookupDrafter
 from .model import ModelDrafter
 from .window import WINDOW, WindowChain, WindowDrafter
 
-# "adaptive" copies only after a match this long; the model is right more often than a copy after a shorter match.
+# "adaptive" copies only after a match of at least this many tokens. After a shorter match, a draft of the model is
+# accepted more often than a copy.
 CASCADE_MATCH = 3
 # A draft head stops once its drafts are less likely than this. The limit is low because one more token in a
 # verification costs little; HEADROOM in draft/head.py accounts for the head's own forwards.
 CONFIDENCE = 0.1
-# The same for AMUSD. The limit is higher because drafts after an unlikely one are usually discarded.
+# The same limit for AMUSD. It is higher because drafts after an unlikely draft are usually discarded.
 AHEAD_CONFIDENCE = 0.2
 
 
@@ -65,7 +66,7 @@ class Parts:
         ahead: for AMUSD. A draft model or head drafts at most one token per row and proposal, so that the session
             can read the target's verdicts in between. A head uses its own states until the target's arrive.
         target: the runner with which the lane's decoder verifies. None for AMUSD.
-        tells: see Drafter.
+        report_probs: see Drafter.
         tree: shape of trees (StaticTrees). None: chains.
     """
 
@@ -77,7 +78,7 @@ class Parts:
     verification: Verification
     ahead: bool = False
     target: ModelRunner | None = None
-    tells: bool = False
+    report_probs: bool = False
     tree: tuple[int, ...] | None = None
 
     @cached_property
@@ -87,8 +88,8 @@ class Parts:
         assert pair.draft_step is not None
         head = isinstance(draft, DraftHead)
         vocab = len(draft.vocabulary) if isinstance(draft, DraftHead) else pair.vocab
-        # AMUSD can't share prefixes, because it feeds prompt tokens again: a draft model the last one, a draft
-        # head all of them.
+        # AMUSD can't share prefixes, because it feeds prompt tokens a second time: the last token of a prompt to a
+        # draft model, and all tokens to a draft head.
         share = not self.ahead
         # A draft model reads only as much of a prompt as fits its context (ModelDrafter.start).
         texts = self.texts if head else self.texts.cropped(pair.draft_step.context)
@@ -103,7 +104,7 @@ class Parts:
             drafter = HeadDrafter(draft, runner, size, *options)
         else:
             drafter = ModelDrafter(runner, self.sampling, self.verification, self.tree)
-        drafter.tells = self.tells
+        drafter.report_probs = self.report_probs
         return drafter
 
     def adaptive(self) -> Drafter:
@@ -127,8 +128,8 @@ class DrafterKind:
     Attributes:
         label: its name in lists of choices.
         make: builds a drafter.
-        without_copies: builds a drafter that runs the same forwards and never copies. None: `make` does.
-        own: it is a user's object, whose costs are unknown.
+        without_copies: builds a drafter that runs the same forwards and never copies. None if `make` builds one.
+        own: it is the user's own object, so its costs are unknown.
         runs_model: it runs the pair's draft, which must exist, and needs a cache for it.
         copies: it copies from the text.
         stops_when_unsure: a draft head stops if its drafts are likely to be rejected.
@@ -152,7 +153,7 @@ class DrafterKind:
 
     @property
     def timed(self) -> Callable[[Parts], Drafter] | None:
-        """Builds the drafter whose costs are measured. None: it runs no model."""
+        """The builder of the drafter whose costs are measured, or None if the drafter runs no model."""
         return (self.without_copies or self.make) if self.runs_model or self.windows else None
 
 
@@ -199,7 +200,7 @@ def choose_drafter(pair: ModelPair, drafter: str | Drafter) -> DrafterKind:
         raise RequestError(f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}.")
     return DrafterKind(
         "a drafter of the user's own",
-        lambda parts: own_drafter(drafter),
+        lambda parts: wrap_user_drafter(drafter),
         own=True,
         branches=bool(getattr(drafter, "branches", False)),
         reads_others=bool(getattr(drafter, "reads_others", True)),
@@ -221,9 +222,9 @@ def _named(pair: ModelPair, name: str) -> DrafterKind:
 def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
     """Return how many of a row's drafts AMUSD verifies.
 
-    A draft is verified if the drafts before it are likely enough: the product of their probabilities and of q's
-    largest value at this draft is at least AHEAD_CONFIDENCE. This doesn't depend on which token was drawn here, so
-    a verified draft is still distributed as q.
+    A draft is verified if the product of two numbers is at least AHEAD_CONFIDENCE: the joint probability of the
+    drafts before it, and the largest value of its own q. The product doesn't depend on which token was drawn for
+    this draft, so a verified draft is still distributed as q.
 
     Args:
         max_probs: q's largest value at each draft.

@@ -76,5 +76,5 @@ class Texts:
 
 
 def append_token(last: Tensor, tokens: Tensor) -> Tensor:
-    """Append tokens [B, W] to the last tokens [B, W, LONGEST] of texts, and drop the oldest ones."""
+    """Append one token of `tokens` [B, W] to each window in `last` [B, W, LONGEST], and drop its oldest token."""
     return torch.cat((tokens[..., None], last[..., :-1]), dim=-1)

@@ -7,12 +7,12 @@ tokens are sampled, all children but the last are the likeliest tokens. The last
 with noise keyed by its parent.
 
 The output keeps the target's distribution under the tree rule (verify/tree.py), for two reasons:
-- Whether a draft gets fewer children depends only on the text before them. The causes are a row's maximum depth,
-  a full cache and, on a CPU, tokens without probability.
+- A draft may get fewer children because of the row's maximum depth, a full cache or, on a CPU, tokens without
+  probability. All of these depend only on the text before the children.
 - A child that was drawn is never left out, and later draws depend on it only because it is part of their text.
 
 On an accelerator the host reads nothing: the shape is known in advance, and a child with q = 0 is verified like
-any other. Drafts fed here don't count in the draft's cache: the next proposal feeds the accepted ones again.
+any other. Drafts fed here don't stay in the draft's cache: the next proposal feeds the accepted drafts again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device, to_host
 from ..model.forward import BatchTree, ForwardBatch
 from ..model.runner import ModelRunner
-from ..sample.distribution import compiled, probabilities, spread, top
+from ..sample.distribution import compiled, probabilities, scatter_columns, top
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, exponentials, place_node
 from ..sample.params import SamplingParams
@@ -40,9 +40,9 @@ from ..sample.rows import copied, pick, stack, sums
 from ..sequence import Sequence
 from .base import TreeProposal
 
-# Draw a child only if its siblings leave at least this much of q.
+# A child is drawn from the rest of q only if its siblings leave more than this much of q's sum.
 LEAST_MASS = 1e-4
-# The parent of new drafts: the row, and the draft's index in it, or -1 for the newest token.
+# The parent of new drafts: its row, and its index among the row's drafts, or -1 for the newest token of the text.
 Parent = tuple[int, int]
 
 
@@ -55,16 +55,17 @@ class _RowTree:
 
 
 class _Children(NamedTuple):
-    """Children of A drafts.
+    """Candidates for the children of A drafts.
 
-    On a CPU, children without a chance are left out, which depends only on the text before them. A single drawn
-    child needs a chance of LEAST_MASS.
+    On a CPU, `_RoundTrees.add` leaves out children with chance 0. It also leaves out a single drawn child with
+    siblings if its chance is at most LEAST_MASS. Both rules depend only on the text before the children.
 
     Attributes:
         tokens: [A, C], the children.
-        chances: [A, C], their q.
-        drawn_from: [A, V], the distribution of the drawn children, or None if none was drawn.
-        first: index of the first drawn child.
+        chances: [A, C], the probability q of each child. For a drawn child with siblings, it is instead the sum of
+            q over all tokens but the siblings.
+        drawn_from: [A, V], the distribution that the drawn children were drawn from, or None if none was drawn.
+        first: index of the first drawn child; C if none was drawn.
     """
 
     tokens: Tensor
@@ -83,7 +84,7 @@ class _RoundTrees:
         self.probs: list[Tensor] = []
 
     def add(self, parents: list[Parent], children: _Children) -> list[Parent]:
-        """Add the children of these drafts, and return the places of the new drafts."""
+        """Add the children of these parents. Return the row and the index of each new draft."""
         tokens, chances, drawn_from, first = children
         width = tokens.shape[1]
         min_chances = [LEAST_MASS if 0 < first == child else 0.0 for child in range(width)]
@@ -111,14 +112,14 @@ class _RoundTrees:
         return added
 
     def feed(self, drafts: list[Parent]) -> list[list[int]]:
-        """Return, per row, the parent of each of these drafts, for the model's forward."""
+        """Return the parents of these drafts, as one list per row."""
         fed: list[list[int]] = [[] for _ in self.rows]
         for r, i in drafts:
             fed[r].append(self.rows[r].parents[i])
         return fed
 
     def tokens_of(self, drafts: list[Parent]) -> Tensor:
-        """Return the tokens int64 [B, W] of these drafts, padded."""
+        """Return the tokens of these drafts, row by row with padding: int64 [B, W]."""
         places: list[list[int]] = [[] for _ in self.rows]
         for r, i in drafts:
             places[r].append(i)
@@ -146,7 +147,7 @@ class StaticTrees:
     def propose(
         self, model: LevelModel, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys
     ) -> TreeProposal:
-        """Propose trees at most max_drafts[r] deep, fewer levels if the model's cache is full."""
+        """Propose trees at most max_drafts[r] deep, or less deep if the model's cache gets full."""
         trees = _RoundTrees(len(rows), self.most, keys.positions.device)
         frontier: list[Parent] = [(r, -1) for r, most in enumerate(max_drafts) if most > 0]
         for depth, children in enumerate(self.shape):
@@ -179,7 +180,7 @@ class StaticTrees:
         columns = top(values, min(children, q.shape[-1]))[1]
         tokens = columns if ids is None else ids[columns]
         chances = q.gather(-1, columns)
-        # Coupling ignores q, so every child may be given one.
+        # Coupled verification ignores q, so all children may be marked as drawn from q.
         if self.coupled:
             return _Children(tokens, chances, self._to_full_vocab(q, ids), 0)
         return _Children(tokens, chances, None, tokens.shape[1])
@@ -187,10 +188,10 @@ class StaticTrees:
     def _sampled(
         self, parents: list[Parent], logits: Tensor, ids: Tensor | None, children: int, depth: int, keys: NoiseKeys
     ) -> _Children:
-        """Return the likeliest children and one drawn from the rest of q, if there is any."""
+        """Return the likeliest children and, as the last child, one drawn from the rest of q."""
         q = probabilities(logits, self.params)
         likeliest, siblings = top(q, min(children - 1, q.shape[-1]))
-        rest, left = _rest(q, siblings)
+        rest, left = _without_siblings(q, siblings)
         at = to_device([r for r, _ in parents], q.device)
         nodes = to_device([i + 1 for _, i in parents], q.device)
         positions = place_node(keys.positions[at] + depth, nodes)
@@ -201,8 +202,8 @@ class StaticTrees:
         return _Children(tokens, chances, self._to_full_vocab(rest, ids), tokens.shape[1] - 1)
 
     def _to_full_vocab(self, q: Tensor, ids: Tensor | None) -> Tensor:
-        """Return q [N, V'] over the target's vocabulary: [N, V]."""
-        return q if ids is None else spread(q, ids, self.size)
+        """Return q [N, V'] widened to the target's vocabulary: [N, V], 0 at all other ids."""
+        return q if ids is None else scatter_columns(q, ids, self.size)
 
     def _proposal(self, trees: _RoundTrees) -> TreeProposal:
         counts = [len(row.parents) for row in trees.rows]
@@ -218,10 +219,10 @@ class StaticTrees:
         return proposal
 
 
-def _rest(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distribution of the drawn child, and its share of q.
+def _without_siblings(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distribution to draw the last child from, and the sum of q over all tokens but its siblings.
 
-    If the siblings leave too little of q, the child is drawn from q itself, which is just as exact, since it is
+    If this sum is at most LEAST_MASS, the distribution is q itself. The output stays exact, because the child is
     verified with the distribution that it was drawn from.
 
     Args:
@@ -229,7 +230,8 @@ def _rest(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
         siblings: the columns of the other children.
 
     Returns:
-        q without its siblings, normalised, [A, V], and the sum before normalising, [A, 1].
+        The distribution [A, V], which is q without the siblings, normalised.
+        The sum before normalising, [A, 1].
     """
     if not compiled(q):
         rest = q.scatter(-1, siblings, 0.0)
@@ -244,16 +246,17 @@ def _rest(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(values), left
 
 
-# For each draft of a row that is fed: the index of its parent among the drafts fed before, or -1 (newest token).
+# The drafts that one row feeds: for each, the index of its parent among the row's drafts that were fed before, or
+# -1 for the newest token of the text.
 Fed = list[int]
 
 
 class LevelModel(Protocol):
-    """A draft that can grow trees (ModelDrafter, HeadDrafter)."""
+    """A drafter that `StaticTrees` can make trees with (ModelDrafter, HeadDrafter)."""
 
     @property
     def vocabulary(self) -> Tensor | None:
-        """int64 [V'], the ids of its distribution's columns. None: all of the target's ids, in order."""
+        """int64 [V'], the token id of each column of its logits. None: all of the target's ids, in order."""
         ...
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
@@ -271,7 +274,7 @@ class LevelModel(Protocol):
 
 
 class TreeFeed:
-    """The drafts that a runner was fed in this round, after rows that end at `ends`."""
+    """The tree of drafts that a runner has been fed in this round. The text of row r ends at ends[r]."""
 
     def __init__(self, runner: ModelRunner, ends: list[int]) -> None:
         self.runner, self.ends = runner, ends
@@ -287,7 +290,7 @@ class TreeFeed:
     def room(self) -> int:
         """How many more drafts every row can be fed."""
         lengths = [end + fed for end, fed in zip(self.ends, self.fed, strict=True)]
-        return min(self.runner.cache.room(lengths), MOST_TREE - max(self.fed))
+        return min(self.runner.cache.room(lengths), MAX_TREE_TOKENS - max(self.fed))
 
     def batch(self, drafts: list[Fed], x: Tensor, return_states: bool = False) -> ForwardBatch:
         """Return the forward for a level, with tokens int64 [B, W] or embeddings [B, W, hidden] in `x`."""
@@ -308,7 +311,7 @@ class TreeFeed:
 
 
 class LevelStates:
-    """Values of each draft that a head was fed, such as its state, for the drafts after it."""
+    """One value, for example a state, for each draft that a head was fed. Its child drafts read that value."""
 
     def __init__(self, root: Tensor) -> None:
         """Begin with root [B, hidden], the values of the newest tokens."""
@@ -317,7 +320,7 @@ class LevelStates:
         self._places: list[list[int]] = [[] for _ in root]
 
     def before(self, drafts: list[Fed]) -> Tensor:
-        """Return the states [B, W, hidden] of the parents."""
+        """Return the states [B, W, hidden] of the parents of these drafts."""
         width, known = max(map(len, drafts)), torch.cat(self._levels, dim=1)
         places = [
             ([0 if parent < 0 else self._places[r][parent] for parent in row] + [0] * width)[:width]

@@ -1,9 +1,10 @@
 """Drafts from the target itself, which reads only the two ends of its own cache.
 
 `WindowDrafter` needs neither weights nor a cache of its own. Its forwards read a row's first SINKS tokens and its
-last `window`, in whole blocks (kernels/plan.py), but not the gap between them. They write after the row's valid
-length, and the verification overwrites those columns, so no length changes. A row without a gap gets no drafts:
-they would cost as much as plain steps. `WindowChain` adds a second drafter, which drafts for the windowed target.
+last `window` tokens, in whole blocks (kernels/plan.py), but not the gap between them. The forwards write to the
+columns after the row's text, which the verification overwrites, so the cached length stays the same. A row that is
+too short for a gap gets no drafts, because each would cost as much as a plain step. `WindowChain` adds a second
+drafter, which drafts for the windowed target.
 Sources: sinks and window, Xiao et al. 2309.17453; as a draft of the same model, MagicDec (Chen et al. 2408.11049).
 """
 
@@ -31,9 +32,10 @@ from ..verify.rules import Verification
 from .base import Drafter, Proposal, point_masses
 from .model import draw_draft
 
-# The most tokens that a WindowChain's front drafter proposes before the windowed target verifies them.
+# Maximum number of tokens that `front` in a WindowChain proposes before the windowed target verifies them.
 FRONT_LENGTH = 4
-# Tokens of the window. Not tuned: wider ones are accepted more often, but read more (python -m bench window).
+# Default number of tokens in the window. It is not tuned: drafts from a wider window are accepted more often, but
+# their forwards read more (python -m bench window).
 WINDOW = 256
 
 
@@ -58,7 +60,7 @@ class WindowDrafter(Drafter):
         self.target.prepare(ForwardBatch(tokens, [0] * rows, window=self.window))
 
     def usable(self, rows: list[Sequence], max_drafts: list[int]) -> list[int]:
-        """Limit each row's drafts: none without a gap, and no more than fit in every row's cache."""
+        """Return max_drafts, with 0 for rows without a gap, and at most as many as still fit in the cache."""
         cached = [len(row.tokens) - 1 for row in rows]
         room = self.target.cache.room(cached)
         has_gap = [window_start(length, self.window) > SINKS for length in cached]
@@ -73,7 +75,7 @@ class WindowDrafter(Drafter):
         token = to_device([row.tokens[-1] for row in rows], device)
         drawn, probs, work = [], [], WindowWork()
         for step in range(most):
-            # Rows with fewer drafts feed padding after them.
+            # Rows that already have all their drafts feed padding.
             fed = ForwardBatch(token[:, None], [length + step for length in cached], window=self.window)
             logits = self.forward(fed, work).logits[:, 0]
             token, q = draw_draft(logits, self.params, keys, step, self.role)
@@ -94,7 +96,7 @@ class WindowDrafter(Drafter):
 
 
 def gapped(window: int) -> int:
-    """Return the fewest cached tokens at which a windowed forward has a gap."""
+    """Return the smallest number of cached tokens of which a windowed forward skips some."""
     return next(n for n in itertools.count(SINKS + window) if window_start(n, window) > SINKS)
 
 
@@ -102,10 +104,11 @@ class WindowChain(Drafter):
     """Drafts with the windowed target, which itself decodes speculatively, with drafts of `front`.
 
     Each proposal is a short text that the windowed target writes, in rounds of up to FRONT_LENGTH drafts by
-    `front`, verified by the usual rule. So a sampled draft has the windowed target's distribution, which is q in
-    the full target's verification. These inner rounds draw with the noise of NoiseKeys.inner. Greedy and coupled
-    drafts are the windowed target's own choices. `front` drafts chains, and forgets the drafts once they are
-    proposed. `calls` and `drafted` count only its work. Source: TriForce, Sun et al. 2404.11912, section 4.
+    `front`, verified by the usual rule. So a sampled draft has the windowed target's distribution, and the full
+    target's verification uses that distribution as q. These inner rounds draw with the noise of NoiseKeys.inner.
+    Greedy and coupled drafts are the windowed target's own choices. `front` drafts chains, and forgets the short
+    text after each proposal. `calls` and `drafted` count only the work of `front`.
+    Source: TriForce, Sun et al. 2404.11912, section 4.
     """
 
     source = "window"
@@ -168,7 +171,8 @@ class WindowChain(Drafter):
         """Append at most left[r] tokens to each row, and at least one if left[r] > 0.
 
         Returns:
-            The distributions that each row's tokens were drawn from: a list of one tensor [n, V], or none.
+            For each row, a list with one tensor [n, V]: the distributions that its n new tokens were drawn from.
+            The list is empty if the row got no tokens or the distributions are not needed.
         """
         runner = self.window.target
         # A row that already has all its drafts feeds padding at the place of its first draft.

@@ -11,7 +11,7 @@ import copy
 from ..decode.admission import cache_padding
 from ..decode.base import Decoder, DecodingParams, cache_bytes
 from ..decode.batch import BatchDecoder
-from ..decode.measuring import make_policy
+from ..decode.measuring import policy_of_request
 from ..decode.overlapped.decoder import build_amusd
 from ..decode.request import Request
 from ..decode.sequential import SequentialDecoder
@@ -29,14 +29,14 @@ def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) 
 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Build speculative decoding of one sequence after another, in the same caches."""
-    factory = _DecoderFactory(pair, request, 1, make_policy(request))
+    factory = _DecoderFactory(pair, request, 1, policy_of_request(request))
     return SequentialDecoder(sequences, lambda row: factory.make([row]), factory.cache)
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Build BASS: draft and verify all sequences together."""
     rows = len(sequences)
-    return _DecoderFactory(pair, request, rows, make_policy(request)).make(sequences)
+    return _DecoderFactory(pair, request, rows, policy_of_request(request)).make(sequences)
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
@@ -45,7 +45,7 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
 
 
 class _DecoderFactory:
-    """Makes the decoders of a lane that decodes `rows` rows at a time. All decoders share the same runners.
+    """Makes the decoders of a lane that decodes `rows` rows at a time. All of them use the same runners.
 
     policy: the length policy, or None for a lane that does not draft.
     """
@@ -62,7 +62,7 @@ class _DecoderFactory:
             request.sampling,
             request.rule,
             target=self.target,
-            tells=request.inspect,
+            report_probs=request.inspect,
             tree=request.tree,
         )
         drafts = policy is not None and request.kind.runs_model

@@ -23,13 +23,13 @@ from ..sequence import Round, Sequence
 
 
 class FairLock:
-    """A fair lock. A busy lane would re-acquire a threading.Lock at once and starve the snapshot thread."""
+    """A lock that goes to a waiting thread first; with threading.Lock a busy lane would starve the snapshots."""
 
     def __init__(self) -> None:
         self._turn, self._held = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> None:
-        # The waiting thread holds `_turn`, so the previous holder can't re-acquire `_held` before it.
+        # A waiting thread holds `_turn`, so the thread that releases `_held` can't take it again first.
         with self._turn:
             self._held.acquire()
 
@@ -61,7 +61,7 @@ class LaneClock:
             return
         begin, end = (runtime(self.device).Event(enable_timing=True) for _ in range(2))
         setup = setup_ms()
-        # Events are recorded on the current device, so the lane's device is made current.
+        # An event is recorded on the current device, so make the lane's device current.
         with on(self.device):
             begin.record()
             try:

@@ -30,10 +30,10 @@ from ..sequence import Sequence
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
-# Limits on the extra forwards of one race, which take a few seconds at most: MOST_FORWARDS forwards, with at most
-# MOST_TOKENS tokens together, depending on the device.
-MOST_FORWARDS = 8
-MOST_TOKENS = {"cpu": 1024, "accelerator": 32768}
+# Limits on the extra forwards of one race, so that they take a few seconds at most: the maximum number of
+# forwards, and for each kind of device the maximum number of tokens in all forwards together.
+MAX_FORWARDS = 8
+MAX_TOKENS = {"cpu": 1024, "accelerator": 32768}
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +50,9 @@ def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str,
     Returns:
         For each method a list with one entry per row, None if both texts agree up to the end of the shorter one.
         A Difference has the index of the first differing token and both token ids (`theirs` is the reference
-        lane's). Its p_ours, p_theirs and tie (see `weigh`) are None after MOST_FORWARDS or MOST_TOKENS, or if the
-        forward failed. The result is None if no other lane has to give the reference lane's text.
+        lane's). Its p_ours, p_theirs and tie (see `weigh`) are None once the race's MAX_FORWARDS or MAX_TOKENS are
+        used up, or if the forward failed. The result is None if no other lane has to give the reference lane's
+        text.
     """
     reference = reference_lane(lanes)
     others = [lane for lane in lanes if lane is not reference]
@@ -111,8 +112,8 @@ class _Target:
     def __init__(self, pair: ModelPair, request: Request) -> None:
         self.pair, self.request = pair, request
         self.known: dict[tuple[int, ...], Tensor | None] = {}
-        self.forwards = MOST_FORWARDS
-        self.tokens = MOST_TOKENS["accelerator" if is_accelerator(pair.device) else "cpu"]
+        self.forwards = MAX_FORWARDS
+        self.tokens = MAX_TOKENS["accelerator" if is_accelerator(pair.device) else "cpu"]
 
     def difference(self, row: int, ours: list[int], theirs: list[int]) -> Difference | None:
         at = first_difference(ours, theirs)
@@ -129,8 +130,8 @@ class _Target:
                 logits = shaped(logits[None, None], request.sampling, [sequence])[0, 0]
                 weighed = weigh(logits, request.sampling, request.seed, id_, len(text), tokens)
         except (RuntimeError, MemoryError) as error:
-            # The race's texts are complete without this figure. Don't log a traceback: its frames would keep the
-            # cache alive.
+            # The race needs no p or tie, so go on without them. Don't log a traceback, because its frames would
+            # keep the cache alive.
             _log.warning("The target's probabilities at a difference could not be computed: %s", error)
         return {"at": at, "ours": tokens[0], "theirs": tokens[1], **weighed}
 

@@ -21,7 +21,7 @@ from ..decode.measuring import with_costs
 from ..decode.request import make_request
 from ..machine.torch_state import ours
 from ..model.pair import ModelPair
-from ..options import Keywords, Options, Prompt, gathered, lists_options
+from ..options import Keywords, Options, Prompt, lists_options, options_of_call
 from ..sequence import Round
 from .lane import Lane
 from .methods import DEFAULT_METHOD, check_method, find_method, policy_rows
@@ -108,7 +108,7 @@ def generate(
     Raises:
         RequestError: if an argument is unknown or out of range, or the request does not fit the memory.
     """
-    lane = _lane(pair, prompt, method, gathered(generate, options, keywords))
+    lane = _lane(pair, prompt, method, options_of_call(generate, options, keywords))
     try:
         while not lane.finished:
             lane.step()
@@ -127,7 +127,7 @@ def stream(
     **keywords: Unpack[Keywords],
 ) -> Iterator[Round]:
     """Yield the rounds of `generate` as they happen. Takes the same arguments and checks them at the call."""
-    lane = _lane(pair, prompt, method, gathered(stream, options, keywords))
+    lane = _lane(pair, prompt, method, options_of_call(stream, options, keywords))
 
     def rounds() -> Iterator[Round]:
         try:

@@ -25,8 +25,8 @@ from .pace import ENDS, Pace, Tally
 from .trace import Trace
 from .utilization import Work
 
-# Lane time per turn of an AMUSD lane. Pausing its draft costs up to one draft step, which is little compared with
-# a turn this long.
+# Milliseconds of lane time that an AMUSD lane runs before another lane's turn. Pausing its draft then costs up to
+# one draft step, which is little compared with this time.
 SLICE_MS = 100.0
 
 
@@ -36,8 +36,8 @@ class Lane:
     Attributes:
         sequences: the lane's own rows.
         error: a message if a step failed, else None.
-        cache: bytes of its caches. None if the decoder doesn't report them, or if a simulated clock predicts for
-            other models than those that run.
+        cache: bytes of its caches. None if the decoder doesn't report them, or if a simulated clock predicts the
+            times of other models than the pair that runs.
         reading: progress of the prefill while prompts are read, else None.
     """
 
@@ -62,12 +62,13 @@ class Lane:
         ]
         with shortage_explained():
             self._decoder: Decoder | None = entry.build(pair, request, self.sequences)
-        # A simulated clock without a table predicts for other models, so the bytes of these caches would mislead.
+        # A simulated clock without a measured table predicts the times of other models than the pair that runs, so
+        # the size of the pair's caches would mislead.
         simulates_pair = simulated is None or simulated.table is not None
         self.cache: CacheBytes | None = getattr(self._decoder, "cache", None) if simulates_pair else None
         self.reading: Reading | None = None
-        # When draft and target were busy, and the lane's shortest turn in a fair race (ms): None and 0 if they
-        # don't overlap.
+        # `timeline`: when draft and target were busy. `slice_ms`: the lane's shortest turn in a fair race. If
+        # draft and target don't overlap, these are None and 0.
         self.timeline: Timeline | None = self._decoder.timeline
         self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
         self._forwards = 0
@@ -92,7 +93,7 @@ class Lane:
             round_ = self._decoder.step()
         self.clock.count(round_, self.sequences)
         if round_.explain is not None:
-            # Outside the measured time, while the round's logits still exist.
+            # Fill in the details now: the clock is stopped, and the round's logits still exist.
             round_.explain()
             round_.explain = None
         round_.time_ms = self.clock.ms
@@ -180,13 +181,13 @@ class Lane:
 
 
 def _work(pair: ModelPair, request: Request) -> Work:
-    """Return empty sums for the utilisation, for this device and pair or for those of the simulated clock."""
+    """Return a Work without rounds, for this device and pair or for those of the simulated clock."""
     drafts = request.kind.runs_model
     simulated = request.clock
     if simulated is not None and simulated.table is None:
         target, draft = simulated.models
         return Work(target.cost, draft.cost if drafts else None, simulated.peaks)
     draft_model = pair.draft_step if drafts else None
-    # The peaks are those of one device, but a split target computes on several.
+    # A split target computes on several devices, so the peaks of one device don't apply.
     peaks = Peaks() if is_split(pair.target) else known_peaks(pair.device, pair.dtype)
     return Work(pair.target_step.cost, None if draft_model is None else draft_model.cost, peaks)

@@ -53,8 +53,9 @@ class Method:
     check: Callable[[ModelPair, Request], None] | None = None
 
 
-# A clause for lanes that run only in torch, for example transformers' generate: torch's idle threads sleep sooner
-# here than in other programs, which can slow such a lane down. Empty if they don't.
+# A clause for `about` of lanes that run only in torch, for example transformers' generate: torch's idle threads
+# sleep sooner in our process than in other programs, which can slow such a lane down. Empty if they don't sleep
+# sooner.
 _HERE = f"; {clause}, which can slow it down on several threads" if (clause := idle_threads()) else ""
 
 METHODS: dict[str, Method] = {

@@ -16,7 +16,7 @@ class Metrics:
     """The metrics of a lane of n rows, so far or at its end.
 
     `race` fills in speedup, round_cost and scatter (lanes/pace.py), the first two only if it has a reference lane.
-    They are None after too few rounds.
+    All three are None if the lane has run too few rounds.
 
     Attributes:
         ms_per_token: lane time without prefills / plain_steps. None before any row's second token.
@@ -27,10 +27,10 @@ class Metrics:
         throughput_tps: new tokens per second of lane time until the last row finished, with prefills.
         acceptance_rate: accepted / drafted. In a tree, the drafts on the accepted path count as accepted.
         token_acceptance: accepted / tested. Tested drafts are those up to and including the first rejected one.
-            For a tree, a depth counts as tested if the parent of its drafts was accepted.
+            For a tree, count depths instead of drafts: a depth is tested if it has a child of an accepted draft.
         mean_acceptance_length: 1 + accepted / row-rounds that drafted.
         per_position_acceptance: entry i is (accepted at position i) / (row-rounds that drafted position i). For a
-            tree, the depths that were tested count as drafted.
+            tree, a row-round drafted position i if depth i was tested.
         ptl_first_ms: per-token latency (`latency`) of the first sequence to finish.
         ptl_last_ms: the same for the last sequence to finish.
         ptl_all_ms: the mean over all sequences.
@@ -78,7 +78,7 @@ class Counts:
         tested: tested draft tokens, see Metrics.token_acceptance.
         drafting_rows: row-rounds that drafted.
         drafted_at: entry i is the number of row-rounds that drafted position i.
-        accepted_at: entry i is the number of those in which that draft was accepted.
+        accepted_at: entry i is the number of row-rounds in which the draft at position i was accepted.
         draft_length: the last length that the policy asked for.
     """
 

@@ -26,11 +26,11 @@ from .snapshot import LaneSnapshot
 
 # Rounds that a running lane needs before its speed is shown.
 LEAST_ROUNDS = 8
-# While lanes run, a round counts at most this many times the lane's median round, because one stalled step says
-# nothing about speed. Once the lanes have finished, every round counts in full.
+# While lanes run, a round's time is capped at this many times the lane's median time of a round, because one
+# stalled step says nothing about speed. Once the lanes have finished, nothing is capped.
 STALL = 4.0
-# The reasons for which a text is complete. With any other ("budget", "stopped", "error") it was cut off, and its
-# row counts as unfinished.
+# The finish reasons of a complete text. With any other reason ("budget", "stopped", "error") the text was cut off,
+# and its row counts as unfinished.
 ENDS = frozenset({"eos", "stop", "length"})
 
 
@@ -39,8 +39,8 @@ class Pace:
     """The rounds of one lane, or of several races of one lane together.
 
     Args:
-        shared: shared[m] is the number of decoded tokens worth 1 / m plain steps (see the module docstring): m
-            rows have a token at the same place, or are unfinished.
+        shared: shared[m] is the number of decoded tokens that are worth 1 / m plain steps (see the module
+            docstring).
         rows: int64 [R], for each round the rows that were unfinished when it began.
         written: int64 [R], the tokens that it appended.
         ms: float64 [R], its time.
@@ -69,7 +69,7 @@ class Pace:
 
     @staticmethod
     def together(paces: Iterable[Pace]) -> Pace:
-        """Join several races of one lane. With none, return the pace of a lane that has done nothing."""
+        """Join the paces of one lane in several races. If there are none, return the pace of an idle lane."""
         return reduce(Pace._joined, paces, Tally(0).pace(over=True))
 
     def _joined(self, other: Pace) -> Pace:
@@ -101,11 +101,11 @@ class Pace:
         return np.minimum(self.ms, STALL * np.median(self.ms)) if len(self.ms) else self.ms
 
     def speedup(self, reference: Pace) -> float | None:
-        """Return the reference's time for this lane's texts / this lane's time, or None while either is `early`.
+        """Return (the reference's time for this lane's texts) / (this lane's time), or None if either is `early`.
 
-        The reference's time for a token whose place m rows share is s(m) / m. s(m) is its mean time of a plain
-        step with m unfinished rows, interpolated linearly between the values of m that occurred, and constant
-        beyond them. For equal texts, the result is the ratio of the lanes' times.
+        The reference's time for a token worth 1 / m plain steps is s(m) / m, where s(m) is the reference's mean
+        time of a plain step with m unfinished rows. s(m) is interpolated linearly between the values of m that
+        occurred, and is constant beyond them. For equal texts, the result is the ratio of the lanes' times.
         """
         if self.early or reference.early:
             return None
@@ -165,7 +165,7 @@ class _StepTimes:
 
 
 def _times(lane: Pace, reference: Pace) -> tuple[NDArray[np.float64], _StepTimes]:
-    """Return the times of the lane's rounds and the reference's step times. Cap stalls until both are over."""
+    """Return the times of the lane's rounds and the reference's steps, capped (STALL) until both are over."""
     if lane.over and reference.over:
         return lane.ms, _StepTimes(reference, reference.ms)
     return lane._capped_ms, _StepTimes(reference, reference._capped_ms)
@@ -208,7 +208,7 @@ class Tally:
         )
 
     def _shared(self) -> Counter[int]:
-        """Count decoded tokens by the number of rows that share their place."""
+        """Return `Pace.shared`: for each m, the number of decoded tokens that are worth 1 / m plain steps."""
         writers: Counter[int] = Counter()
         ended: Counter[int] = Counter()
         for prefilled, length, over in zip(self._prefilled, self._length, self._ended, strict=True):

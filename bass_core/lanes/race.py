@@ -27,7 +27,7 @@ from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
 from ..machine.torch_state import ours, stepped
 from ..model.pair import ModelPair
-from ..options import Keywords, Options, Prompt, gathered, lists_options
+from ..options import Keywords, Options, Prompt, lists_options, options_of_call
 from ..sequence import record_of
 from .comparison import comparison, reference_lane
 from .lane import Lane
@@ -72,7 +72,7 @@ def race(
         MemoryShortage: while the race runs, if the device runs out of memory although the request was found to
             fit. Everything is freed.
     """
-    all_options = gathered(race, options, keywords)
+    all_options = options_of_call(race, options, keywords)
     methods = find_methods(lanes)
     if not isinstance(scheduling, str) or scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")

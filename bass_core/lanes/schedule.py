@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kernels.support import is_accelerator, own_stream, runtime
+from kernels.support import is_accelerator, new_stream, runtime
 
 from ..errors import BassError, MemoryShortage
 from .lane import Lane
@@ -71,9 +71,9 @@ def overlap(
             stop.set()
 
     def run(lane: Lane) -> None:
-        with own_stream(device):
+        with new_stream(device):
             if build_stream is not None:
-                # The stream that built the lanes may still be clearing their buffers.
+                # Wait, because the stream on which the lanes were built may still be clearing their buffers.
                 runtime(device).current_stream(device).wait_stream(build_stream)
             while not lane.finished and not stop.is_set() and not stopped():
                 _step(lane)
@@ -114,7 +114,7 @@ def _guarded(lane: Lane, action: Callable[[], object]) -> None:
         lane.fail(f"This lane stopped on an internal error ({type(error).__name__}). The other lanes go on.")
 
 
-# In the order of the page's list.
+# The schedules, in the order in which the page lists them.
 SCHEDULINGS: dict[str, Callable[[list[Lane], torch.device, float, Stopped], Iterator[None]]] = {
     "fair": fair,
     "overlap": overlap,

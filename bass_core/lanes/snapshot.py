@@ -1,8 +1,8 @@
 """The types of the snapshots that `race` yields: plain data for the page, the API, recordings and benches.
 
-Every value is JSON-ready. A key is always present unless its class says otherwise. A number that does not apply or
-is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py), except for `elapsed_ms`,
-which is wall time. metrics.py and trace.py compute the values.
+Every value is JSON-ready. Every key is always present, unless the docstring of its class says otherwise. A number
+that does not apply or is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py),
+except for `elapsed_ms`, which is wall time. metrics.py and trace.py compute the values.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LaneSnapshot(_Lane, total=False):
         rounds: Round (sequence.py).
         reading: Reading (sequence.py), or None unless prompts are being read.
         cache: CacheBytes (decode/base.py), or None if the decoder doesn't report it, or if a simulated clock
-            predicts for other models than those that run.
+            predicts the times of other models than the pair that runs.
         timeline: present only if draft and target overlap, see decode/overlapped/timeline.py.
     """
 

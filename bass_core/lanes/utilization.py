@@ -4,11 +4,11 @@ FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft paramet
 drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the target's work for emitted tokens.
 
 Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane time x peak bytes
-per second). It is above 1 if they are read from a cache.
+per second). It can be above 1 if they are read from the processor's cache and not from memory.
 
 If the target drafts for itself, each draft forward counts with the target's weights and the few keys and values
-that it reads. Copied drafts cost nothing, and discarded drafts cost as much as others. Work and time of prefills
-don't count. A figure is None if the device's peak is unknown.
+that it reads. Copied drafts cost nothing, and discarded drafts cost as much as others. Prefills are
+left out: neither their work nor their time is included. A figure is None if the device's peak is unknown.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Work:
         self.bytes_read += draft.kv_bytes * rows * (each * before + each * (each - 1) / 2)
 
     def _add_windowed(self, work: WindowWork) -> None:
-        """Count the target's windowed forwards, in which each token also reads itself."""
+        """Add the work of the target's windowed forwards, in which each token also attends to itself."""
         seen = work.seen + work.tokens
         self.flops += 2.0 * self.target.parameters * work.tokens + self.target.attention_flops * seen
         self.bytes_read += self.target.weight_bytes * work.forwards + self.target.kv_bytes * work.read

@@ -18,8 +18,9 @@ from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from .build import build_bass
 
-# The most rows and prompt tokens to warm up with: enough for a real prefill, but no slower than a few steps.
-MOST_ROWS, MOST_TOKENS = 4, 16
+# Maximum numbers of rows and of prompt tokens to warm up with. They are enough for a real prefill, and take no
+# longer than a few steps.
+MAX_ROWS, MAX_TOKENS = 4, 16
 
 _warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def warm_up(pair: ModelPair, request: Request) -> None:
     if pair in _warm:
         return
     _warm.add(pair)
-    prompts = list(dict.fromkeys(tuple(prompt[:MOST_TOKENS]) for prompt in request.prompts))[:MOST_ROWS]
+    prompts = list(dict.fromkeys(tuple(prompt[:MAX_TOKENS]) for prompt in request.prompts))[:MAX_ROWS]
     try:
         small = make_request(
             pair,

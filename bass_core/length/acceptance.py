@@ -1,7 +1,7 @@
-"""Estimates of how often drafts are accepted, by their source, row and position (`Believed`).
+"""Estimates of how often drafts are accepted, by their source, row and position (`AcceptanceEstimate`).
 
-They are computed from counts of earlier rounds, in which older rounds weigh less, and a first guess. Neither times
-nor drafts of the coming round affect them. cost_aware.py decides with them.
+The estimates start from a first guess and learn from the counts of earlier rounds; older rounds weigh less. They
+depend neither on times nor on the drafts of the coming round. cost_aware.py uses them to choose draft lengths.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MEMORY, COPY_MEMORY = 0.97, 0.85
 # first position has FIRST_RATE instead.
 PRIOR = 4.0
 # Some texts are easier than others, but one round says little about a row. So a new row counts as tried ROW_PRIOR
-# times with the rates of all rows. A row whose observations weigh less than FORGOTTEN together is dropped: it has
-# left, or has not drafted for a long time.
+# times with the rates of all rows. We forget a row once its observations together weigh less than FORGOTTEN,
+# because the row has left the batch or has not drafted for a long time.
 ROW_PRIOR, FORGOTTEN = 8.0, 0.05
 # First guesses. On Spec-Bench, 0.60 of the shipped draft head's greedy drafts and 0.55 of its sampled ones are
 # accepted, and more of the drafts that prompt lookup copies after a match of three tokens.
@@ -31,9 +31,10 @@ Rates = NDArray[np.floating[Any]]
 
 
 class SurvivalRate:
-    """Estimates the probability that a count reaches i, given that it reached i - 1 and may reach i.
+    """Estimates how large counts become, for example a row's number of accepted drafts.
 
-    For example, a row with 4 drafts, of which 2 were accepted, reached 1 and 2 but not 3.
+    For each i, it estimates the probability that a count reaches i if it has reached i - 1 and is allowed to reach
+    i. For example, a row with 4 drafts, of which 2 were accepted, reached 1 and 2 but not 3.
     """
 
     def __init__(self, limit: int, first: float, memory: float = MEMORY) -> None:
@@ -43,7 +44,7 @@ class SurvivalRate:
 
     @property
     def tried(self) -> float:
-        """The weight of all observations of the first position."""
+        """The total weight of the observations of the first position."""
         return float(self._tried[0])
 
     def fade(self) -> None:
@@ -53,7 +54,7 @@ class SurvivalRate:
         self._cached_rates = None
 
     def add(self, count: int, allowed: int) -> None:
-        """Observe a count of at most `allowed`, which is above 0."""
+        """Add an observed count, which was limited to `allowed` (at least 1)."""
         self._tried[: min(count + 1, allowed)] += 1
         self._reached[:count] += 1
         self._cached_rates = None
@@ -73,12 +74,12 @@ class SurvivalRate:
         return np.asarray((self._reached + ROW_PRIOR * all_rows.rates()) / (self._tried + ROW_PRIOR))
 
     def chances(self) -> Rates:
-        """Return float64 [limit], the probabilities of a count of at least 1, 2, ... if that many are allowed."""
+        """Return float64 [limit], the probabilities that a count is at least 1, 2, ..., if nothing limits it."""
         return np.cumprod(self.rates())
 
 
-class Believed:
-    """Estimates for one source: how many tokens it drafts of those allowed, and how many are accepted."""
+class AcceptanceEstimate:
+    """Estimates for one source: how many of the allowed tokens it drafts, and how many of them are accepted."""
 
     def __init__(self, limit: int, copies: bool) -> None:
         self.drafted = SurvivalRate(limit, 1.0)
@@ -100,7 +101,7 @@ class Believed:
             del self._rows[row]
 
     def add(self, row: int, allowed: int, drafted: int, accepted: int) -> None:
-        """Observe one row of that round."""
+        """Add what one row did in a round: how many drafts it was allowed, drafted and accepted."""
         self.drafted.add(drafted, allowed)
         self._accepted.add(accepted, allowed)
         self._rows[row].add(accepted, allowed)

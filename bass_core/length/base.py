@@ -1,8 +1,8 @@
 """Length policies decide how many tokens each row may draft in a round (`LengthPolicy`).
 
-A decoder calls `lengths` before each round, before anything of it is drawn, and `observe` after it. Nothing else
-changes a policy, so two calls of `lengths` give the same answer. A policy keeps its state in plain attributes,
-so that each decoder can work on a copy. A user's policy is any object with these three members.
+A decoder calls `lengths` before it drafts, and `observe` after each round. Only `observe` changes a policy, so two
+calls of `lengths` between them give the same answer. A policy keeps its state in plain attributes, so that each
+decoder can work on a copy. A user's policy is any object with these three members.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class Offer(NamedTuple):
     """The drafts that a row could get in the coming round, judged by its text so far.
 
     Attributes:
-        most: maximum number of drafts: one fewer than the row may still write, since the target adds one. 0 if
-            the drafter has none.
+        most: maximum number of drafts: one fewer than the tokens that the row may still write, since the target
+            adds one; 0 if the drafter has nothing to propose.
         source: who would draft them (Drafter.source).
-        forwards: whether that takes forwards of a draft model.
-        unread: tokens that this model has to read first.
+        forwards: whether drafting takes forwards of a draft model.
+        unread: number of tokens that the draft model has to read first.
         row: the row's Sequence.id, which is the same in every round.
     """
 
@@ -59,9 +59,9 @@ class LengthPolicy(Protocol):
     def limit(self) -> int: ...
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
-        """Return how many tokens each row may draft in the next round; more than an offer's `most` are cut."""
+        """Return each row's draft length for the next round; lengths above an offer's `most` are cut to it."""
         ...
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn from a round after the prefill, including plain rounds."""
+        """Learn from a round. Plain rounds are included, the prefill is not."""
         ...

@@ -27,31 +27,32 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .acceptance import Believed, Rates, SurvivalRate
+from .acceptance import AcceptanceEstimate, Rates, SurvivalRate
 from .base import Feedback, Offer
 from .costs import CorrectedCosts, RoundCosts
 
-# Exponent of a row's remaining tokens, relative to the row with the most: rows with more to write weigh more.
+# Exponent in the weight of a row: (its remaining tokens / those of the row with the most) ** REMAINING_EXPONENT.
 REMAINING_EXPONENT = 2
-# The longest draft of a row, and the most drafts of all rows together.
+# The maximum number of drafts of one row, and of all rows together.
 LIMIT, MAX_DRAFTS_PER_ROUND = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
-# Draft only if that promises this many times the tokens per millisecond of a plain step, because estimates are
-# uncertain, those for plain steps the least.
+# Draft only if the expected tokens per millisecond are at least this many times those of a plain step. The margin
+# is there because the estimates for drafting are less certain than those for a plain step.
 LEAST_GAIN = 1.02
 # Before it drafts, a draft model has to read the text that it has not read yet. The time for this is spread over
 # the rounds that are left, but over at most this many (before the first round: over all of them).
 HORIZON = 16
-# How much of the last row's delay counts. Not all of it, because rounds cost less and drafts pay more once other
-# rows have finished. Half fits simulated batches of 2 to 16 rows with acceptance 0.3 to 0.6.
+# Share of the last row's delay that is charged to a candidate. It is below 1, because rounds get cheaper and
+# drafts pay more once other rows have finished. A weight of one half fits simulated batches of 2 to 16 rows with
+# acceptance rates from 0.3 to 0.6.
 LAST_ROW_WEIGHT = 0.5
 # Share of the time that may be lost by trying the option that looks worse.
 EXPLORE = 0.01
-# After a plain round, skip planning for rounds with the same sources, for at most this many rounds and
-# milliseconds, until a round drafts. Planning takes a noticeable time compared with a small model's step.
+# After a plain round, skip planning for rounds with the same sources until a round drafts, but at most for this
+# many rounds and for this many milliseconds. Planning takes a noticeable time compared with a small model's step.
 MAX_SKIPPED_PLANS, MAX_SKIP_MS = 31, 100.0
-# A first plain round may be tried after FIRST_ROUNDS rounds, even if it loses more time than may be lost by then:
-# up to FIRST_TRY plain steps more.
+# After FIRST_ROUNDS rounds that all drafted, a plain round may be tried early: the time that it may lose is raised
+# by the time of FIRST_TRY plain steps.
 FIRST_TRY, FIRST_ROUNDS = 0.4, 4
 
 
@@ -91,7 +92,7 @@ class CostAware:
 
     def __init__(self, table: RoundCosts, timed: bool = True) -> None:
         self.costs = CorrectedCosts(table, timed)
-        self._estimates: dict[str, Believed] = {}
+        self._estimates: dict[str, AcceptanceEstimate] = {}
         self._forwards = SurvivalRate(LIMIT, 1.0)
         # Milliseconds that may still be lost by trying the option that looks worse.
         self._allowance = 0.0
@@ -127,8 +128,8 @@ class CostAware:
         if other:
             # This may be the only trial for a long time, so charge it the full cost of catching up.
             lost += self._reading_ms(offers)
-        # Try a plain round early, or a wrong table entry for it would go unnoticed. Not in the first rounds: if
-        # the first round drafts, the draft model reads the prompts as part of the prefill.
+        # Try a plain round early, because a wrong time for it in the table would otherwise go unnoticed. Don't do
+        # so in the first rounds: if the first round drafts, the draft model reads the prompts during the prefill.
         early = other == 0 and not self._plain and self._rounds >= FIRST_ROUNDS
         spare = FIRST_TRY * float(candidates.ms[0]) if early else 0.0
         if lost > self._allowance + spare:
@@ -136,7 +137,7 @@ class CostAware:
         return RoundPlan(candidates.lengths(other), lost)
 
     def _per_row_lengths(self, offers: Sequence[Offer], usable: list[int]) -> Candidates:
-        """Return one candidate per number of drafts 0, 1, 2, ...: that many drafts, the best of all rows.
+        """Return one candidate per total number of drafts 0, 1, 2, ...: the drafts with the highest worths.
 
         Used if padding costs nothing.
         """
@@ -204,14 +205,14 @@ class CostAware:
         """Return the time that the draft model needs to read its unread tokens."""
         return float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
 
-    def _estimate_for(self, offer: Offer) -> Believed:
-        return self._estimates.setdefault(offer.source, Believed(LIMIT, not offer.forwards))
+    def _estimate_for(self, offer: Offer) -> AcceptanceEstimate:
+        return self._estimates.setdefault(offer.source, AcceptanceEstimate(LIMIT, not offer.forwards))
 
     def observe(self, feedback: Feedback) -> None:
         """See LengthPolicy."""
         offers, rows, forwards = feedback.offers, len(feedback.offers), feedback.draft_forwards
-        # The plan was made before this round. The allowance grows with the round's time, and shrinks by the
-        # plan's loss if the round followed the plan.
+        # Compute the plan that was made before this round. The allowance grows by a share of the round's time, and
+        # shrinks by the plan's loss if the round followed the plan.
         plan = self.plan(offers)
         tried = plan.lost if feedback.lengths == plan.lengths else 0.0
         self._allowance += EXPLORE * self._ms(feedback) - tried
@@ -219,10 +220,10 @@ class CostAware:
         self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.lengths)
         self._planned = None
         if any(plan.lengths) or plan.lost:
-            # A plain round that was only a trial doesn't predict the next one.
+            # The plan drafts, or its plain round is only a trial, so don't skip the next planning.
             self._plain_until.clear()
         elif skipped:
-            # Its cost was observed a few rounds ago.
+            # While planning is skipped, don't observe plain rounds: their cost was observed a few rounds ago.
             return
         elif any(_sources(offers)):
             num_rounds = int(MAX_SKIP_MS / max(1e-3, self._ms(feedback)))
@@ -244,7 +245,7 @@ class CostAware:
             self.costs.observe(rows, tokens, feedback.ms - feedback.draft_ms, drafting)
 
     def _skips_plan(self, offers: Sequence[Offer]) -> bool:
-        """Return whether the next round is plain without planning."""
+        """Return whether to take a plain step in the next round without planning it."""
         return self._rounds < self._plain_until.get(_sources(offers), 0)
 
     def _ms(self, feedback: Feedback) -> float:
@@ -276,8 +277,8 @@ def _last_row_share(rows: int, pace: Rates, variance: Rates, left: int) -> Rates
     Rows whose drafts are accepted equally often still finish at different times, and the batch takes until the
     last one. For example, 16 rows that write 64 tokens at 1.5 tokens per round, with variance 0.4, keep 0.95 of
     their mean pace. The number of rounds of a row has a relative standard deviation of sqrt(variance / (pace x
-    left)). The last of n rows is z_n of these above the mean: the expected maximum of n standard normals (Blom's
-    approximation).
+    left)). On average, the last of n rows is z_n standard deviations above the mean. z_n is the expected maximum
+    of n standard normals (Blom's approximation).
 
     Args:
         rows: rows of the batch.

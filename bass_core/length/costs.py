@@ -74,7 +74,7 @@ class CostTable:
         return _between(list(self.proposal.items()), rows) if self.proposal else 0.0
 
     def joined(self, other: CostTable) -> CostTable:
-        """Return this table with the other's rows added. If both have the same rows, the other's count."""
+        """Return this table plus the entries of `other`, which replace ours for the same number of rows."""
         verify, draft = self.verify | other.verify, self.draft | other.draft
         proposal = self.proposal | other.proposal
         coarse = {rows for rows in self.coarse if rows not in other.verify} | set(other.coarse)
@@ -159,16 +159,19 @@ Array = NDArray[np.floating[Any]]
 # A size's correction is the median over its last SAMPLES rounds. It is forgotten if the size does not occur again
 # within MAX_AGE rounds.
 SAMPLES, MAX_AGE = 5, 128
-# Limit of a round's correction, in both directions: a round that takes 20 times the table's time counts as 8
-# times.
+# Limit of a round's correction, in both directions. For example, a round that takes 20 times the table's time is
+# treated as if it took 8 times the table's time.
 MAX_CORRECTION = 8.0
-# Share of a draft forward that reading one unread token takes: 0.13 ms of 1 ms for the shipped head on two
-# cores, with 200 tokens at once.
+# Time to read one unread token, as a share of a draft forward. Measured for the shipped head on two cores: with
+# 200 tokens at once, 0.13 ms per token, while a forward takes 1 ms.
 READING = 1 / 8
 
 
 class CorrectedCosts:
-    """Corrected milliseconds of verifications and drafts. The methods of RoundCosts, for arrays of sizes."""
+    """The milliseconds of a table, corrected by the times of recent rounds.
+
+    Unlike the methods of RoundCosts, `verify_ms` and `draft_ms` take arrays of sizes and return one time per size.
+    """
 
     def __init__(self, table: RoundCosts, timed: bool = True) -> None:
         self.table, self.timed = table, timed
@@ -186,17 +189,17 @@ class CorrectedCosts:
         return self.table.padded
 
     def verify_ms(self, rows: int, tokens: Array) -> Array:
-        """Return the times of verifications of `tokens` tokens in all rows, ascending, without drafting."""
+        """Return the time of a verification for each of `tokens` (tokens in all rows, ascending)."""
         ms = self._as_measured(rows, tokens)
         if rows in self._factors:
             ms = ms * np.interp(tokens, *self._factors[rows])
         elif self.timed:
             ms = ms * median(self._all_ratios)
-        # A wider step is never cheaper: if it seems so, a narrower one was measured at a bad moment.
+        # A wider step is never cheaper. If the times say otherwise, a narrower step was measured at a bad moment.
         return np.maximum.accumulate(ms)
 
     def draft_ms(self, rows: int, forwards: Array, unread: Array) -> Array:
-        """Return the time of `forwards` draft forwards, after reading `unread` tokens."""
+        """Return the time to draft: to read `unread` tokens and run `forwards` draft forwards."""
         return self._table_draft_ms(rows, forwards, unread) * median(self._draft_ratios)
 
     def _table_draft_ms(self, rows: int, forwards: Array, unread: Array) -> Array:
@@ -230,7 +233,7 @@ class CorrectedCosts:
             self._draft_ratios.append(_clamped_ratio(draft_ms, float(expected[0])))
 
     def _recent_factors(self, seen: dict[int, deque[tuple[int, float]]]) -> tuple[Array, Array]:
-        """Return the sizes seen recently, ascending, and the median factor of each."""
+        """Drop sizes not seen for MAX_AGE rounds. Return the other sizes, ascending, and their median ratios."""
         old = [tokens for tokens, ratios in seen.items() if ratios[-1][0] <= self._round - MAX_AGE]
         for tokens in old:
             del seen[tokens]
@@ -241,8 +244,8 @@ class CorrectedCosts:
     def _as_measured(self, rows: int, tokens: Array) -> Array:
         """Return the table's times without corrections.
 
-        To look them up quickly, they are computed once per number of rows, at up to 1024 tokens more than rows,
-        and interpolated.
+        For speed, the table is read once per number of rows, at sizes of up to rows + 1024 tokens. Later calls
+        interpolate between these times.
         """
         if rows not in self._tables:
             extra_tokens = np.array([*range(33), *range(36, 97, 4), *range(112, 257, 16), 512, 1024], np.float64)

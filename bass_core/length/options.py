@@ -18,7 +18,7 @@ from .policies import LONGEST, Algorithm1, FixedLength, is_length
 DraftLength = str | int | LengthPolicy
 
 AUTO, BASS, COST_AWARE = "auto", "bass", "cost-aware"
-# Maximum number of drafts per row and round, by name; for "auto" the larger of the two others.
+# Maximum number of drafts per row and round, by name. "auto" has the larger of the two other limits.
 _LIMITS = {AUTO: 32, BASS: Algorithm1.limit, COST_AWARE: LIMIT}
 
 
@@ -38,7 +38,7 @@ def check_draft_length(option: DraftLength) -> DraftLength:
 
 
 def longest_draft(option: DraftLength) -> int:
-    """Return the most draft tokens per row and round that a checked option may ask for."""
+    """Return the maximum number of draft tokens per row and round for a checked option."""
     if isinstance(option, str):
         return _LIMITS[option]
     return option if isinstance(option, int) else option.limit
@@ -61,7 +61,7 @@ def make_policy(option: DraftLength, costs: RoundCosts | None = None, timed: boo
 
     Args:
         option: the checked option.
-        costs: costs of rounds, or None. Without them, "auto" means Algorithm 1.
+        costs: costs of rounds, or None. Without costs, "auto" means Algorithm 1.
         timed: whether the rounds' own times correct the costs.
 
     Raises:
@@ -80,6 +80,6 @@ def make_policy(option: DraftLength, costs: RoundCosts | None = None, timed: boo
 
 
 def _is_policy(option: object) -> bool:
-    """Return whether it has the members of LengthPolicy."""
+    """Return whether the option has the members of LengthPolicy."""
     asked = all(callable(getattr(option, name, None)) for name in ("lengths", "observe"))
     return asked and is_length(getattr(option, "limit", None))

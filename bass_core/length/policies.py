@@ -1,4 +1,4 @@
-"""Length policies without costs: one length for all rows (fixed or by Algorithm 1), or those of an earlier run.
+"""Length policies without costs: the same length in all rows (fixed or by Algorithm 1), or recorded lengths.
 
 Given the same prompts, seed and drafter, `RecordedLengths` repeats a run, including sampled text, whichever policy
 chose the lengths.
@@ -38,8 +38,8 @@ class FixedLength:
 class Algorithm1:
     """BASS's own rule (arXiv 2404.15778, Algorithm 1).
 
-    The length grows while some row accepts all its drafts, else it shrinks, but not below the best row's accepted
-    drafts. Rounds in which no row drafted the full length are ignored.
+    The length grows after a round in which some row accepts all its drafts. Otherwise it shrinks, but not below
+    the number of drafts that the best row accepted. Rounds in which no row drafted the full length are ignored.
     """
 
     length: int = 7
@@ -66,7 +66,7 @@ class Algorithm1:
 
 @dataclass
 class RecordedLengths:
-    """Replays the draft lengths of a batch: one entry per round, then the longest length of the last entry.
+    """Replays recorded draft lengths, one entry per round. Later rounds use the last entry's longest length.
 
     An entry is one length for all rows, or a list with one length per row (Round.lengths). For example, [4, [3,
     0]] drafts 4 tokens in each row, then 3 and 0, then 3 in each row.
@@ -92,7 +92,7 @@ class RecordedLengths:
         """Return the lengths of the next round.
 
         Raises:
-            RequestError: if the batch has other rows than were recorded.
+            RequestError: if the batch has a different number of rows than the recorded round.
         """
         entry = self.recorded[-1]
         if self.position < len(self.recorded):

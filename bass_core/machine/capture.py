@@ -26,8 +26,8 @@ from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
 from .memory import private_pools
 
-# 512 MiB. If less memory is free before a capture, torch's cached memory is released, because captures can't use
-# it.
+# If fewer than this many bytes (512 MiB) are free before a capture, torch's cached memory is released, because
+# captures can't use it.
 LEAST_FREE = 1 << 29
 
 Outputs = TypeVar("Outputs")
@@ -88,8 +88,8 @@ class Pool:
         if self.handle is None:
             module = runtime(self.device)
             self.handle = module.graph_pool_handle()
-            # torch hands out streams of one priority round-robin, so another thread could get this one and its
-            # work would be captured too. No lane uses this priority.
+            # torch hands out the streams of a priority round-robin, so another thread could get the same stream,
+            # and its work would be captured too. That can't happen here, because no lane uses this priority.
             self.stream = module.Stream(self.device, priority=-1)
 
     def reserved(self) -> int:
@@ -127,8 +127,8 @@ def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
     module = runtime(pool.device)
     graph = module.CUDAGraph()
     _clear_workspaces()
-    # Not torch.cuda.graph: it synchronizes the whole device, releases all caches, and leaves its stream current if
-    # ending the capture fails.
+    # Don't use torch.cuda.graph: it synchronizes the whole device, releases all caches, and leaves its stream
+    # current if ending the capture fails.
     with module.stream(pool.stream), _no_collection():
         with _final():
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
@@ -168,8 +168,8 @@ def _clear_workspaces() -> None:
     """Make cuBLAS allocate its workspace in the graph's own pool, and drop it after the capture.
 
     A workspace outside the pool, or shared by several graphs, would be freed with the first graph and still be
-    written by the others. Skipped before torch 2.10, which doesn't protect workspaces from matrix products of
-    other threads, and whose graphs don't free them.
+    written by the others. Before torch 2.10 this does nothing, because those versions don't protect workspaces
+    from matrix products of other threads, and their graphs don't free workspaces.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None and torch.__version__ >= "2.10":
@@ -180,7 +180,7 @@ def _clear_workspaces() -> None:
 def waits_refused(device: torch.device) -> Iterator[None]:
     """Make every wait for the device raise, in all threads: torch's sync debug mode is process-wide.
 
-    No capture is made meanwhile. Use it only if `refuses_waits` is true.
+    Captures in other threads wait until the block ends. Use this only if `refuses_waits` is true.
     """
     module = runtime(device)
     with _capture_lock:

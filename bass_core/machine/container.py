@@ -1,7 +1,7 @@
 """Read the limits that a container's control groups (cgroups) set for this process.
 
 The machine's own figures don't show these limits. The limits of the process's group and of all groups above it
-count, in both versions of cgroups. On systems without cgroups (macOS, Windows) there are no limits.
+apply. Both versions of cgroups are supported. On systems without cgroups (macOS, Windows) there are no limits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+PROCESS_GROUPS = Path("/proc/self/cgroup")
 
 
 def groups(controller: str) -> Iterator[Path]:
     """Yield the folders of this process's groups that have the controller ("cpu", "memory"), and their parents."""
     try:
-        lines = OWN.read_text(encoding="utf-8").splitlines()
+        lines = PROCESS_GROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:

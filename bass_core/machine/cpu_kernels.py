@@ -1,9 +1,9 @@
 """Decide whether the compiled CPU kernels (kernels/cpu) can be used.
 
-Call `available` before importing anything from kernels/cpu. Its first call also sets the folder for compiled code,
-next to the cached weights. BASS_CPU_KERNELS=0 turns the kernels off; transformers' own models then run, with one
-log line. `compiling` shows a progress line if anything is compiled. Only the first start compiles; it compiles
-everything that later calls need.
+Call `available` before importing anything from kernels/cpu. The first call of `available` also sets the folder for
+compiled code, next to the cached weights. BASS_CPU_KERNELS=0 turns the kernels off; transformers' own models then
+run, with one log line. `compiling` shows a progress line if anything is compiled. Only the first start compiles;
+it compiles everything that later calls need.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure how fast this CPU reads memory and multiplies matrices, with torch's own operations.
 
 Call `read_bandwidth` and `product_flops`. Both figures are for torch's current number of threads and for this
-moment: other work on the machine lowers them. Measuring both takes about a second and `room()` bytes of memory.
-decode/peaks.py decides when to measure, and keeps the figures.
+moment: other work on the machine lowers them. Measuring both takes about a second and
+`bandwidth_array_bytes()` bytes of memory. decode/peaks.py decides when to measure, and keeps the figures.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .memory import available_bytes
 CPUS = Path("/sys/devices/system/cpu")
 # Assumed size of the last-level cache if the system doesn't report it.
 LAST_CACHE = 32 << 20
-# The array to read has TARGET_CACHES times the last-level caches, but at most MOST_BYTES (or MIN_CACHES times the
+# The array to read has TARGET_CACHES times the last-level caches, but at most MAX_BYTES (or MIN_CACHES times the
 # caches, if that is more) and half of the free memory. In a smaller array, a pass would find data of the previous
 # pass in the cache.
-TARGET_CACHES, MIN_CACHES, MOST_BYTES = 10, 2, 256 << 20
+TARGET_CACHES, MIN_CACHES, MAX_BYTES = 10, 2, 256 << 20
 # Stop reading after PASSES passes or SECONDS seconds.
 PASSES, SECONDS = 16, 0.2
 # Square matrices to multiply: their sizes, and the number of products per size. A size is skipped if its product
@@ -53,7 +53,7 @@ def last_cache() -> int:
     return sum(caches.values()) or LAST_CACHE
 
 
-def room(most: int = MOST_BYTES) -> int:
+def bandwidth_array_bytes(most: int = MAX_BYTES) -> int:
     """Return the bytes of the array to read; 0 if there is no memory for MIN_CACHES last-level caches."""
     cache = last_cache()
     most = max(most, MIN_CACHES * cache)
@@ -61,8 +61,8 @@ def room(most: int = MOST_BYTES) -> int:
     return size if size >= MIN_CACHES * cache else 0
 
 
-def written(size: int) -> Tensor:
-    """Return float32 ones of `size` bytes; memory never written is a single zero page, always in the cache."""
+def filled_array(size: int) -> Tensor:
+    """Return float32 ones of `size` bytes. Unwritten memory would be one shared zero page, always in the cache."""
     return torch.ones(size // 8 * 2)
 
 
@@ -81,10 +81,10 @@ def read_speeds(array: Tensor, passes: int = PASSES, seconds: float = SECONDS) -
     return best
 
 
-def read_bandwidth(most: int = MOST_BYTES) -> float | None:
+def read_bandwidth(most: int = MAX_BYTES) -> float | None:
     """Return how many bytes per second this CPU reads from memory; None if there is no memory to measure it."""
-    size = room(most)
-    return max(read_speeds(written(size)).values()) if size else None
+    size = bandwidth_array_bytes(most)
+    return max(read_speeds(filled_array(size)).values()) if size else None
 
 
 def product_flops(dtype: torch.dtype) -> float:

@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from kernels import support
 from kernels.shapes import Card, Shape
-from kernels.support import PASSING_SIGNALS, available, card_of, on_zero_gpu
+from kernels.support import PASSING_SIGNALS, card_of, on_zero_gpu, why_unavailable
 
 from .cpu import cores
 
@@ -40,9 +40,9 @@ from .cpu import cores
 KERNELS = support.__name__.rpartition(".")[0] + ".triton"
 SOURCES = Path(support.__file__).with_name("triton")
 # The module that compiles, and the function that lists the launches of a shape. Tests pass other functions.
-AHEAD, LISTED = f"{KERNELS}.ahead", f"{KERNELS}.needed:launches"
-# Limit of processes that compile at once. Each takes a share of the launches and about 0.5 GB of memory.
-MOST_PROCESSES = 4
+COMPILER_MODULE, LAUNCHES = f"{KERNELS}.ahead", f"{KERNELS}.needed:launches"
+# Maximum number of processes that compile at once. Each compiles a share of the launches and takes about 0.5 GB.
+MAX_PROCESSES = 4
 # End a process after this many seconds without output; one launch takes one or two.
 PATIENCE_S = 180.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,17 +55,20 @@ class TransientFailure(str):
 
 
 def prepare(device: torch.device, shapes: Callable[[], list[Shape]]) -> None:
-    """Compile the launches of models of these shapes on the device, unless an earlier start has.
+    """Compile the launches of models of these shapes on the device, unless an earlier start has compiled them.
 
-    If the device is not a CUDA device, or Triton is missing, nothing is done and `shapes` is not called.
+    Without a CUDA device nothing is done and `shapes` is not called. If Triton can't run on it, a warning
+    says why.
     """
-    disabled = os.environ.get("BASS_COMPILE_AHEAD") == "0" or on_zero_gpu()
-    if disabled or device.type != "cuda" or not available(device):
+    if device.type != "cuda" or on_zero_gpu():
         return
-    leave_out(card_of(device), shapes())
+    if (reason := why_unavailable(device)) is not None:
+        _log.warning("Our GPU kernels are off, so torch's attention and products run: %s.", reason)
+    elif os.environ.get("BASS_COMPILE_AHEAD") != "0":
+        leave_out(card_of(device), shapes())
 
 
-def leave_out(card: Card, shapes: list[Shape], of: str = LISTED) -> None:
+def leave_out(card: Card, shapes: list[Shape], of: str = LAUNCHES) -> None:
     """Compile for a card, and keep this process from launching kernels that could not be compiled."""
     from kernels.triton.launch import left_out  # imports triton
 
@@ -83,9 +86,9 @@ def leave_out(card: Card, shapes: list[Shape], of: str = LISTED) -> None:
 
 
 def compile_all(
-    card: Card, shapes: list[Shape], of: str = LISTED, one_in: int = 1, first: int = 0
+    card: Card, shapes: list[Shape], of: str = LAUNCHES, one_in: int = 1, first: int = 0
 ) -> dict[str, str] | None:
-    """Compile all launches, and those that replace the ones that fail.
+    """Compile all launches and, for each launch that fails, the launches that replace it.
 
     Args:
         card: the card.
@@ -98,7 +101,7 @@ def compile_all(
         The reasons of the launches that could not be compiled, by name; None if no process could start.
     """
     order: dict[str, Any] = {"card": asdict(card), "shapes": [asdict(shape) for shape in shapes], "of": of}
-    count, failed, num_failed = max(1, min(cores(), MOST_PROCESSES)), dict[str, str](), -1
+    count, failed, num_failed = max(1, min(cores(), MAX_PROCESSES)), dict[str, str](), -1
     while len(failed) > num_failed:
         num_failed = len(failed)
         order |= {"step": count * one_in, "left_out": list(failed)}
@@ -158,7 +161,7 @@ class _Running:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process that nobody has waited for, and its children: a running ptxas keeps its pipe open."""
+    """Kill a process that nobody has waited for, and its children: a child (ptxas) would keep its pipe open."""
     if sys.platform == "win32":
         process.kill()
     else:
@@ -199,7 +202,7 @@ def _share(order: dict[str, Any], first: int, bar: Any, failed: dict[str, str], 
 
 
 class _Died(Exception):
-    """A process ended before its work was done; the message explains how. `passing`: the next one may succeed."""
+    """A process ended before its work was done, as the message explains. `passing`: a new try may succeed."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)
@@ -213,7 +216,7 @@ def _lines(order: dict[str, Any], running: _Running) -> Iterator[dict[str, Any]]
     # Hide the device, so that no process takes memory there.
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     hung = threading.Event()
-    with running.start([sys.executable, "-m", AHEAD, json.dumps(order)], environment) as process:
+    with running.start([sys.executable, "-m", COMPILER_MODULE, json.dumps(order)], environment) as process:
         timer = _start_timer(process, hung)
         try:
             for line in process.stdout or ():

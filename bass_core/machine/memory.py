@@ -62,7 +62,8 @@ def shortage_explained() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_shortage(error):
             raise
-        # The traceback's frames keep the failed step's tensors alive as long as the error.
+        # Clear the traceback's frames, because they keep the failed step's tensors alive as long as the error
+        # exists.
         traceback.clear_frames(error.__traceback__)
         raise MemoryShortage(
             "The device ran out of memory during this race, which was ended: ask for a smaller batch or for fewer "

@@ -1,7 +1,7 @@
 """Sample the use of a device and this process in a daemon thread: `Monitor(device)`.
 
-GPU figures come from NVML, each read independently, and are of the whole board. CPU share and memory are of this
-process only. A value that can't be read is None, never 0. lanes/utilization.py has figures per lane.
+GPU figures come from NVML and describe the whole board; each is read independently. CPU share and memory are those
+of this process only. A value that can't be read is None, never 0. lanes/utilization.py has figures per lane.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class NvmlDevice:
         try:
             return function()
         except Exception:
-            # Not only NVMLError: if a driver is unloaded meanwhile, its symbols and structures vanish too.
+            # Don't catch only NVMLError: if the driver is unloaded meanwhile, missing symbols raise other errors.
             return None
 
 

@@ -23,7 +23,7 @@ if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os
 
 
 def idle_threads() -> str | None:
-    """Return how torch's idle threads differ from those in other programs, as a clause; None if they don't."""
+    """Return how torch's idle threads here differ from those in other programs, as a clause, or None."""
     if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
         return "torch's idle threads sleep at once here"
     return "torch's idle threads sleep sooner here" if _shortened else None

@@ -1,8 +1,8 @@
 """Measure the time that a thread spends on one-off set-up: capturing a graph, compiling a kernel.
 
-`setup_ms` is a running total. A lane's clock subtracts its increase from the time between two CUDA events. So the
-device must be idle during set-up: counting starts after the thread's earlier work on the device is done. Nested
-set-ups count once. First calls of libraries, which take milliseconds, are not counted.
+`setup_ms` is a running total. A lane's clock subtracts the increase of `setup_ms` from the time between two CUDA
+events. So the device must be idle during set-up: counting starts after the thread's earlier work on the device is
+done. Nested set-ups count once. First calls of libraries, which take milliseconds, are not counted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def watch_compiler() -> None:
 
 
 def _before(other: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return the hook that Triton calls before it compiles; it also calls `other`, the hook installed before."""
+    """Return a hook for Triton to call before it compiles. It also calls `other`, the previously set hook."""
 
     def hook(**facts: Any) -> Any:
         if not _thread.busy:

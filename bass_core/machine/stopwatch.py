@@ -1,7 +1,7 @@
 """Time the parts of a round on its device: CUDA events on a GPU, a monotonic clock on a CPU.
 
-`mark` costs microseconds and never waits. Read `laps` after the round has waited for the device; then it doesn't
-wait either. Set-up time (setup_time.py) is not counted.
+`mark` costs microseconds and never waits. Read `laps` after the round has waited for the device, so that `laps`
+itself need not wait. Set-up time (setup_time.py) is not counted.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ class Stopwatch:
         self._marks.append((self._event() if self.queued else 1000 * time.perf_counter(), setup_ms()))
 
     def laps(self) -> list[float]:
-        """Return the milliseconds between successive marks and forget them; the last mark's work must be done."""
+        """Return the milliseconds between successive marks, and forget the marks.
+
+        The device must have finished the work before the last mark.
+        """
         marks, self._marks = self._marks, []
         if self.queued:
-            # The work is done, so this returns at once; `elapsed_time` requires it.
+            # `elapsed_time` requires this call, which returns at once because the work is done.
             marks[-1][0].synchronize()
         return [max(0.0, self._between(a, b) - (after - before)) for (a, before), (b, after) in pairwise(marks)]
 

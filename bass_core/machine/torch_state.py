@@ -6,8 +6,8 @@ the last one to end restores it. Threads, gradients and deterministic algorithms
 number of threads, our forwards run in inference mode, and their results are deterministic.
 
 Limit: transformers' `from_pretrained` changes the process's default dtype while it makes a 16-bit model. If a
-block begins in another thread meanwhile, it takes that dtype for the caller's and may leave it set. So don't load
-such a model while another thread generates.
+block begins in another thread meanwhile, it mistakes that dtype for the caller's and may leave it set. So don't
+load such a model while another thread generates.
 """
 
 from __future__ import annotations

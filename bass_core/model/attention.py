@@ -2,8 +2,8 @@
 
 A model whose attention implementation is NAME attends by the plan of the enclosing `planned` block: `with
 planned(plan, "pad"): model(..., cache=PlannedCache(cache, plan))`. Instead of mask tensors, its layers get a
-description of the mask: a sliding window, chunks, or None for plain causal attention. These, logit soft-caps and
-attention sinks are supported. Other masks, and whatever else an architecture adds, are refused.
+description of the mask: a sliding window, chunks, or None for plain causal attention. These masks are supported,
+and so are logit soft-caps and attention sinks. Other masks and other additions of an architecture are refused.
 
 A model whose implementation is MASKED runs its own attention code and gets real masks, made from the plan.
 
@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from kernels.backends import BACKENDS, FASTER, shape_key, why_backend_unavailable
+from kernels.backends import BACKENDS, FLASH_FASTER, shape_key, why_backend_unavailable
 from kernels.plan import AttentionPlan, Chunks, Window
 from kernels.reference.prefix import attend_in_parts
 from kernels.support import has_tensor_cores, is_accelerator, on, on_zero_gpu, runtime
@@ -101,7 +101,8 @@ class PlannedCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write keys [B, Hkv, S, D] and values [B, Hkv', S, D'], and return those that the step may read.
 
-        The cache is as large as the largest layer needs. A smaller layer leaves the rest zero.
+        The cache is as large as the largest layer needs. A layer with fewer or smaller heads leaves the rest of
+        the cache zero.
 
         Returns:
             Keys [B, Hkv, extent, D] and values [B, Hkv', extent, D'].
@@ -133,7 +134,7 @@ class PlannedCache(Cache):
         return self.cache.max_len
 
     def get_max_cache_shape(self, layer_idx: int | None = None) -> int:
-        """Return the most columns of a row, as `get_max_length` does; older versions of transformers call this."""
+        """Return the maximum number of columns of a row; older versions of transformers call this."""
         return self.cache.max_len
 
 
@@ -203,7 +204,7 @@ def ragged_attention(
         query, key, value = (_pad_last(part, wider) for part in (query, key, value))
         prefix = prefix and (_pad_last(prefix[0], wider), _pad_last(prefix[1], wider))
     if s_aux is not None:
-        out = attend_in_parts(query, key, value, plan, prefix, aside=s_aux.to(key.device), **options)
+        out = attend_in_parts(query, key, value, plan, prefix, sinks=s_aux.to(key.device), **options)
     else:
         # GPU kernels support sliding windows but not chunks.
         name = "sdpa" if isinstance(window, Chunks) and backend in ("fused", "flash", "mixed") else backend
@@ -232,7 +233,7 @@ def _mask_window(
     """Implement transformers' mask interface: return the window or chunks, or None for plain causal attention.
 
     Raises:
-        PairError: if the mask isn't causal, or causal within a sliding window or chunks.
+        PairError: if the mask is neither plain causal nor causal within a sliding window or chunks.
     """
     if use_vmap or "allow_is_bidirectional_skip" in kwargs:
         kind = getattr(config, "model_type", "its type")
@@ -299,7 +300,7 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
-    """Choose our kernel, plus flash-attn if both can run; else flash-attn; else torch.
+    """Choose our kernel and flash-attn together if both can run, else the one that can run, else torch.
 
     A T4 (compute capability 7.5) also uses torch. There, torch's half-precision kernels use the tensor cores, and
     ours would not (according to the code that Triton emits; not measured).
@@ -328,7 +329,7 @@ def measure_flash(device: torch.device, dtype: torch.dtype, heads: int, kv_heads
     except RuntimeError as error:
         _log.warning("flash-attn is not used, since it can't be timed here: %s", " ".join(str(error).split()))
     else:
-        FASTER.update(faster)
+        FLASH_FASTER.update(faster)
 
 
 def _shapes_faster_with_flash(
@@ -353,12 +354,14 @@ def attention_words(backend: str, key: tuple[Any, ...]) -> str:
     """Describe the kernels that attend, given the backend's name and the `shape_key` of a round."""
     if backend != "mixed":
         return {"fused": "our kernel", "flash": "flash-attn", "sdpa": "torch"}.get(backend, backend)
-    served = [name for name, prompt in (("prompts", True), ("rounds", False)) if (*key[:-1], prompt) in FASTER]
+    served = [
+        name for name, prompt in (("prompts", True), ("rounds", False)) if (*key[:-1], prompt) in FLASH_FASTER
+    ]
     return "our kernel" + (f", flash-attn for {' and '.join(served)} of plain texts" if served else "")
 
 
 def _time(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median of nine runs in milliseconds, after three warm-up runs."""
+    """Return the median time of nine calls in milliseconds, after three warm-up calls."""
     times = []
     for _ in range(12):
         began = time.perf_counter()

@@ -36,13 +36,13 @@ from .weights.cost import ModelCost, model_cost
 from .weights.modified import hooks_of
 from .weights.placement import has_offloaded, home_device, is_split, offloaded_weights
 from .weights.quantized import QuantizedModule, outputs_of
-from .weights.shape import config_value, context_of, head_dim, is_llama, turns_with_length
+from .weights.shape import config_value, context_of, head_dim, is_llama, rope_depends_on_length
 
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
 
-# Architectures that run with their own attention code. We have read that code: it hides tokens only through the
-# mask that it requests, and it takes positions from `position_ids` or from the cache columns.
+# Architectures that run with their own attention code. We have read the code of these: it hides tokens only
+# through the mask that it requests, and takes positions from `position_ids` or from the cache columns.
 _MASKED = {"bloom", "falcon", "mpt"}
 # Those of _MASKED whose ALiBi uses a token's cache column as its position. In a tree, a draft's column is not its
 # position.
@@ -105,12 +105,12 @@ class CausalModel:
     # (prefix.py); None if prefixes can't be shared. The value is high because torch needs more calls for attention
     # in two parts.
     least_saved: int | None = 2048
-    # Whether the forward is known never to wait for the device. For transformers' own code we test it
+    # Whether the forward is known never to wait for the device. Transformers' own code is tested for this instead
     # (capturable.py).
     never_waits = False
-    # Whether it can attend over trees of drafts. This requires that positions come from `position_ids`.
+    # Whether the forward can attend over trees of drafts. For trees, it has to take positions from `position_ids`.
     trees = True
-    # If the model was not probed: the layers to check in the first forward (probe.py).
+    # If the model was not probed, the layers to check in the first forward (probe.refuse_forgetting).
     _slides: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -123,7 +123,7 @@ class CausalModel:
         # Offloaded weights are fetched for one forward and released after it, so a concurrent forward would lose
         # them.
         self._exclusive: AbstractContextManager[Any] = threading.Lock() if has_offloaded(model) else nullcontext()
-        self.capturable = not (self._split or turns_with_length(config))
+        self.capturable = not (self._split or rope_depends_on_length(config))
         self.layers: int = config.num_hidden_layers
         self.context = context_of(config)
         self.vocab = outputs_of(model)
@@ -204,8 +204,8 @@ class CausalModel:
         """Feed the batch's tokens, each row from its own length on.
 
         Afterwards the cache holds row b's new tokens at lengths[b] .. lengths[b] + S - 1. The lengths of the next
-        batch decide which of them count: a smaller length drops rejected drafts. `backend` is the attention to use
-        (kernels/backends.py).
+        batch decide which of these tokens are kept: a smaller length drops rejected drafts. `backend` is the
+        attention to use (kernels/backends.py).
 
         Raises:
             ValueError: if a row does not fit the cache.
@@ -230,7 +230,8 @@ class CausalModel:
         columns = None if take is None else sorted(set(take))
         logits_to_keep: Any = 0 if columns is None else to_device(columns, tokens.device)
         if columns is not None and self._split:
-            # accelerate moves tensors to the first layer's device, but an index would be needed on the head's.
+            # Pass a list of columns: accelerate would move a tensor to the first layer's device, but the output
+            # layer's device needs it.
             logits_to_keep = columns
         inputs = {"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}
         with attention.planned(plan, backend):
@@ -263,7 +264,7 @@ class CausalModel:
 def cache_keyword(model: nn.Module) -> str:
     """Return the name of the forward's cache parameter, which transformers 5.24 renamed and 5.40 will drop.
 
-    A forward that only passes on **kwargs takes the name that transformers' own models use.
+    If the forward has only **kwargs, return the name that transformers' own models use.
     """
     for function in (model.forward, GenerationMixin.prepare_inputs_for_generation):
         if "cache" in inspect.signature(function).parameters:
@@ -285,7 +286,8 @@ def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
     shared |= {id(tensor): tensor.clone() for name, tensor in model.named_buffers() if "inv_freq" in name}
     for module in model.modules():
         shared |= {id(hooks): copy.copy(hooks) for hooks in hooks_of(module)}
-        # Hook handles can't be copied. Some modules keep them as attributes or in lists.
+        # Hook handles can't be copied. Some modules keep their handles as attributes or in lists, so share those
+        # handles.
         values = (value if isinstance(value, list) else [value] for value in vars(module).values())
         shared |= {id(handle): handle for handle in chain(*values) if isinstance(handle, RemovableHandle)}
         if isinstance(module, QuantizedModule):

@@ -6,9 +6,9 @@ to B - 1, and writes new keys and values at each row's length. To drop a rejecte
 smaller length: nothing is moved or zeroed, and the next write overwrites the stale entries.
 
 A shared prefix is a row of `prefix`, a second cache that is filled like any other. If a row is attached to a
-prefix, its first `starts[b]` tokens (a multiple of SHARE) are there, and token c is in column c - starts[b] of the
-row itself. For example, if starts[b] is 64, token 70 is in column 6. Lengths always include the prefix, and a step
-of the rows never writes to it. The cache has no pages and is never offloaded.
+prefix, its first `starts[b]` tokens (a multiple of PREFIX_UNIT) are there, and token c is in column c - starts[b]
+of the row itself. For example, if starts[b] is 64, token 70 is in column 6. Lengths always include the prefix, and
+a step of the rows never writes to it. The cache has no pages and is never offloaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.plan import SHARE, AttentionPlan, SharedPart, TokenTree
+from kernels.plan import PREFIX_UNIT, AttentionPlan, SharedPart, TokenTree
 from kernels.reference import cache as reference
 from kernels.support import available, is_accelerator
 
@@ -55,10 +55,12 @@ class RaggedCache:
         """Make a row begin with the first `length` tokens of row `group` of the prefix; length 0 detaches it.
 
         Raises:
-            ValueError: if the prefix is shorter than `length`, or `length` is not a multiple of SHARE.
+            ValueError: if the prefix is shorter than `length`, or `length` is not a multiple of PREFIX_UNIT.
         """
-        if length and (self.prefix is None or length % SHARE or length > self.prefix.max_len):
-            raise ValueError(f"a row can't share {length} tokens: the prefix holds whole units of {SHARE} tokens")
+        if length and (self.prefix is None or length % PREFIX_UNIT or length > self.prefix.max_len):
+            raise ValueError(
+                f"a row can't share {length} tokens: the prefix holds whole units of {PREFIX_UNIT} tokens"
+            )
         self.starts[row], self.groups[row] = length, group
 
     def detach(self) -> None:

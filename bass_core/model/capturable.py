@@ -1,7 +1,7 @@
-"""Test whether a model's forward can be captured in a CUDA graph, for which it must never wait for the device.
+"""Test whether a model's forward never waits for the device, so that a CUDA graph can capture it.
 
-`mark_capturable` tests this once, when a model is made. Call `refuse_capture` after a failed capture. Both set
-`model.capturable` to False and warn once. machine/capture.py does the capturing.
+`mark_capturable` tests this once, when a model is made. Call `refuse_capture` after a failed capture. Both
+functions can set `model.capturable` to False, with one warning. machine/capture.py does the capturing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def refuse_capture(model: Any, error: Exception) -> None:
     There is one warning per model, or one for all models if this process can capture no more graphs.
     """
     if model.capturable and not isinstance(error, CaptureUnavailable):
-        # The error raised inside the capture is more helpful than the one from ending the capture.
+        # `error` may come from ending the capture. The error that was raised inside the capture is more helpful.
         cause = error.__context__ or error
         reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
         consequence = " Everything else runs eagerly as well until the next start." if failed() else ""

@@ -244,7 +244,7 @@ class DraftHead(nn.Module):
 
     def pack(self) -> None:
         """Pack the layers outside the body if our CPU kernels can multiply them, except layers with hooks."""
-        # One assignment, because a running lane may ask for a layer at any time.
+        # Replace all layers in one assignment, because a running lane may ask for a layer at any time.
         self._packed = self._pack()
 
     def _pack(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class DraftHead(nn.Module):
         layers = {name: getattr(self, name) for name in ("fuse", "project")}
         packed: dict[str, Any] = {name: compiled(layer) for name, layer in layers.items() if is_plain(layer)}
         required = {"fuse", "project"} if self.config.reads_layers else {"fuse"}
-        # Only for whole panels, which is what the compiled call writes.
+        # The compiled call writes whole panels, so the hidden size must be a multiple of PANEL.
         if self.config.reads_states and required <= packed.keys() and self.config.hidden % PANEL == 0:
             project = packed["project"] if self.config.reads_layers else None
             embedded = self._embed(self.vocabulary).float()

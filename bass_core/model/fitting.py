@@ -1,7 +1,7 @@
 """Suggest drafts that fit a target, for when the user's draft has another tokenizer.
 
-The table maps a number of ids, of a tokenizer or a model, to small models with the same tokenizer as the larger
-ones of their family. We have not run these models here.
+The table lists small models by number of ids (a tokenizer's or a model's). Each has the same tokenizer as the
+larger models of its family. We have not run these models here.
 """
 
 from __future__ import annotations

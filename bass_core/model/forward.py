@@ -1,7 +1,7 @@
 """Input and output of one forward, as plain data.
 
-To get logits, make a `ForwardBatch`. It reaches the model's computation unchanged, so a new kind of step needs
-only a new field.
+To get logits, make a `ForwardBatch`. The batch reaches the model's computation unchanged, so a new kind of step
+needs only a new field.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def runner_for(
     return runner
 
 
-def columns_made(model: CausalModel, columns: int, backend: str) -> int:
-    """Return how many columns a new cache gets if a runner needs `columns`."""
+def cache_columns(model: CausalModel, columns: int, backend: str) -> int:
+    """Return the number of columns of a new cache for a runner that needs `columns`."""
     return _round_up_columns(columns) if _captures(model, backend) else columns
 
 
@@ -120,7 +120,7 @@ class GraphRunner(ModelRunner):
         *,
         shared: SharedPrompts = NOTHING_SHARED,
     ) -> None:
-        """Take an idle cache or make one; arguments as for ModelRunner, and `record`.
+        """Take an idle cache or make one. All arguments except `record` are as for ModelRunner.
 
         `record` captures a forward. None captures CUDA graphs; on a CPU, pass `record_calls`.
         """
@@ -192,7 +192,7 @@ class GraphRunner(ModelRunner):
         return step
 
     def _capture(self, batch: ForwardBatch, inputs: StepInputs, columns: int, extent: int) -> StaticStep | None:
-        """Capture a step. This also runs it on the batch's tokens, so the cache gets the same as from a replay."""
+        """Capture a step. This also runs it on the batch's tokens, so the cache is then as after a replay."""
         buffers = inputs.buffers(batch, columns, extent)
         # No reference to self, because a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
@@ -266,7 +266,7 @@ def _next_power_of_two(number: int) -> int:
 
 
 def _captured_width(width: int) -> int:
-    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for most widths up to 33."""
+    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for nearly all widths up to 33."""
     if width <= _EXACT_WIDTHS:
         return width
     return -(-(width - 1) // _WIDTH_STEP) * _WIDTH_STEP + 1

@@ -1,9 +1,9 @@
 """The CPU forward of a 16-bit Llama-shaped model, in one call of our own kernels (kernels/cpu).
 
 It replaces CausalModel's `forward` for the models that `why_not` accepts. The residual stream is float32. If the
-CPU has native bfloat16 products, attention uses them; products with weights do if they are faster than float32
-ones. With int8 and int4 weights, the products' inputs are rounded to bytes (kernels/cpu/kinds.py). There is only
-one attention, so `backend` is ignored.
+CPU has native bfloat16 products, attention uses them. Products with weights use them only if they are faster than
+float32 products. With int8 and int4 weights, the products' inputs are rounded to bytes (kernels/cpu/kinds.py).
+There is only one attention, so `backend` is ignored.
 
 A token's logits and states have the same bits whatever other rows, tokens, prompts and threads there are. Sliding
 windows and weights of more than 16 bits are not supported.
@@ -44,7 +44,7 @@ def why_not(model: PreTrainedModel) -> str | None:
     if model.dtype not in SIXTEEN_BIT:
         return "our kernels take 16 bits and fewer"
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    # Matrices are joined and read the same inputs, so they need one dtype.
+    # All layers need the same dtype, because we join matrices that read the same inputs.
     plain = all(type(layer.weight.data) is Tensor and layer.weight.dtype == model.dtype for layer in linears)
     if not plain or head_dim(model.config) % 2:
         return "our kernels don't know this form of weights"
@@ -58,8 +58,8 @@ class LlamaCompiled(CausalModel):
     never_waits = True
     copies_weights = True
     # Feeding a prefix separately costs an additional step, which takes as long as about ten tokens. For example,
-    # if four prompts share a chat template of 24 tokens, the prefill takes 0.82 of the time, in bfloat16 and in
-    # int8.
+    # if four prompts share a chat template of 24 tokens, the prefill takes 0.82 of the time without sharing, in
+    # bfloat16 and in int8.
     least_saved = 16
 
     def _prepare(self, model: PreTrainedModel) -> None:
@@ -144,8 +144,8 @@ class LlamaCompiled(CausalModel):
     def _embedded(self, ids: Tensor) -> Tensor:
         """Return new float32 embeddings [N, hidden] of ids [N] or of embeddings of any float dtype.
 
-        It works in parts of fewer than _TORCH_GRAIN numbers. For larger ones, torch would wake its threads, which
-        then spin for 2 ms on the cores that our own threads need.
+        It works in parts of fewer than _TORCH_GRAIN numbers. For larger parts, torch would wake its threads. They
+        would then spin for 2 ms on the cores that our own threads need.
         """
         x = torch.empty(len(ids), self.hidden)
         rows_per_part = max(1, (_TORCH_GRAIN - 1) // self.hidden)
@@ -196,7 +196,7 @@ def _scatter(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
     if real is not None and x.dtype == torch.float32:
         from kernels.cpu.sampling import calls  # imports numba
 
-        x = calls.placed(x, real, rows * width)
+        x = calls.scatter_rows(x, real, rows * width)
     elif real is not None:
         x = x.new_zeros(rows * width, *x.shape[1:]).index_copy_(0, real, x)
     return x.view(rows, width, *x.shape[1:])

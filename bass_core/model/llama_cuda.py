@@ -36,7 +36,7 @@ from .weights.shape import is_llama
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """Which products run on our kernel rather than torch's.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plan:
     split_k: bool = False
 
     def takes(self, rows: int, itemsize: int) -> bool:
-        """Return whether our kernel computes a product of `rows` rows; in float32 (itemsize 4) at most 16."""
+        """Return whether our kernel computes a product of `rows` rows, for weights of `itemsize` bytes."""
         limit = min(self.most_rows, 64 if itemsize == 2 else 16)
         return rows <= limit and (self.gemv or rows > 1)
 
@@ -78,7 +78,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def has_room(model: PreTrainedModel) -> bool:
-    """Return whether the device has 1.25 times the memory of one layer's joined weights, to make a second copy."""
+    """Return whether the device has room to copy one layer's joined weights (1.25 times their size is free)."""
     names = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in names)
     return bool(1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device))
@@ -93,7 +93,7 @@ class LlamaCuda(CausalModel):
         config, body = model.config, model.model
         self.copies_weights = not is_accelerator(self.device)
         # If Triton can't use the tensor cores, torch's products are several times faster, because torch can.
-        self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
+        self.plan = ProductPlan() if has_tensor_cores(self.device) else ProductPlan(most_rows=0)
         self.has_kernels = available(self.device)
         self.cache_dtype = model.dtype
         self.heads: int = config.num_attention_heads
@@ -190,7 +190,7 @@ def _join(*modules: Any) -> Tensor:
 
 
 def _already_joined(weights: list[Tensor]) -> Tensor | None:
-    """Return the tensor that the weights are consecutive views of, if an earlier pair joined them; else None."""
+    """If an earlier pair has already joined these weights, return the joined tensor, else None."""
     first, end = weights[0], weights[0].storage_offset()
     for weight in weights:
         same = weight.untyped_storage()._cdata == first.untyped_storage()._cdata

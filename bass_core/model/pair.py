@@ -62,7 +62,7 @@ class ModelPair:
             raise PairError(HEAD_ON_SPLIT)
         self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
         self.default_drafter = default_drafter
-        # Keeps two concurrent calls from both packing a model.
+        # Prevents two concurrent calls from packing the same model.
         self._refreshing = threading.RLock()
         self._watches: list[Watch] = []
         self._prepare()
@@ -96,7 +96,8 @@ class ModelPair:
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._heads = (config.num_attention_heads, kv_heads, head_dim(config))
         measure_flash(self.device, self.dtype, *self._heads)
-        # Don't watch offloaded weights, which come and go; nor ZeroGPU's, which move with its device.
+        # Don't watch offloaded weights, because they come and go. Don't watch weights on ZeroGPU, because they
+        # move with its device.
         watched = not (has_offloaded(target) or on_zero_gpu())
         models = [model for model in (target, draft) if watched and model is not None]
         # Start to watch before packing, so that a change during packing is noticed at the next call.
@@ -120,7 +121,7 @@ class ModelPair:
     def refresh(self) -> None:
         """Prepare the models again if one has changed: its weights, modules or hooks.
 
-        Every call starts with this.
+        Every request starts with this call.
 
         Raises:
             PairError: if the models no longer fit each other, or are not supported.
@@ -155,7 +156,7 @@ class ModelPair:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The places of the target's weights: `device`; if split, its devices and possibly "cpu" and "disk"."""
+        """The devices that hold the target's weights; a split target may also use "cpu" and "disk"."""
         return tuple(places(self.target)) if is_split(self.target) else (str(self.device),)
 
     @property
@@ -174,7 +175,7 @@ class ModelPair:
 
         On a CPU it is "own kernels", "own kernels with AMX", or "transformers' own model" with the reason. On an
         accelerator and for a split target it is None, unless the target's modules were changed. If the draft runs
-        transformers' own model for another reason, that is appended.
+        transformers' own model for another reason, that reason is appended.
         """
         reason = self.target_step.reason
         on_cpu = not (is_accelerator(self.device) or is_split(self.target))

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from kernels.support import is_accelerator
 
-# Shortest match that counts, in tokens; longer matches than LONGEST count as LONGEST.
+# Length in tokens of the shortest match to use. Matches longer than LONGEST are treated as LONGEST tokens long.
 SHORTEST, LONGEST = 2, 8
 # Increase of a logit before training, for the shortest and the longest match.
-BEGIN = 1.0, 6.0
+INITIAL_INCREASE = 1.0, 6.0
 
 
 class Pointer(nn.Module):
@@ -31,7 +31,7 @@ class Pointer(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(hidden))
-        self.by_size = nn.Parameter(torch.linspace(*BEGIN, LONGEST - SHORTEST + 1))
+        self.by_size = nn.Parameter(torch.linspace(*INITIAL_INCREASE, LONGEST - SHORTEST + 1))
 
     def forward(self, states: Tensor, sizes: Tensor) -> Tensor:
         """Return the increases float32 [...] for states [..., hidden] and match lengths `sizes` [...]."""

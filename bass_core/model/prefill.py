@@ -27,7 +27,7 @@ class PrefillSteps:
 
     def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool = False) -> None:
         self.runner, self.prompts = runner, prompts
-        runner.begin()
+        runner.clear_rows()
         self.newest = Forward([], [])
         self.prefixes = [runner.shared.of(prompt) for prompt in prompts]
         first: dict[tuple[int, ...], int] = {}
@@ -38,9 +38,9 @@ class PrefillSteps:
         prompts_fed = [prompts[row] for row in self._fed_row]
         self._prefix_feed: _Feed | None = None
         needed = sorted({prefix for prefix in self.prefixes if prefix})
-        if needed and not runner.holds(needed, return_states):
+        if needed and not runner.has_prefixes(needed, return_states):
             texts = [list(prefix) for prefix in needed]
-            self._prefix_feed = _Feed(runner.over_prefix(), texts, [0] * len(texts), return_states)
+            self._prefix_feed = _Feed(runner.prefix_runner(), texts, [0] * len(texts), return_states)
         self._prefixes_needed = needed
         self._own_feed = _Feed(runner, prompts_fed, starts, return_states)
         self.total = self._own_feed.tokens + (0 if self._prefix_feed is None else self._prefix_feed.tokens)
@@ -59,14 +59,16 @@ class PrefillSteps:
         return self._own_feed.done and (self._prefix_feed is None or self._prefix_feed.done)
 
     def step(self) -> None:
-        """Feed the next chunk. After the last one every row holds its prompt, and further steps do nothing."""
+        """Feed the next chunk. After the last chunk every row holds its prompt, and further calls do nothing."""
         self.newest = Forward([], [])
         if self.done:
             return
         if self._prefix_feed is not None and not self._prefix_feed.done:
             self.newest = self._prefix_feed.step()
             if self._prefix_feed.done:
-                self.runner.hold(self._prefixes_needed, self._prefix_feed.last, self._prefix_feed.states())
+                self.runner.store_prefixes(
+                    self._prefixes_needed, self._prefix_feed.last, self._prefix_feed.states()
+                )
                 self._attach()
         elif not self._own_feed.done:
             self.newest = self._own_feed.step()
@@ -91,7 +93,7 @@ class PrefillSteps:
         logits = []
         for source, prefix in zip(self.sources, self.prefixes, strict=True):
             last = self._own_feed.last.get(self._fed_row[source])
-            logits.append(self.runner.held(prefix)[0] if last is None else last)
+            logits.append(self.runner.prefix_output(prefix)[0] if last is None else last)
         return torch.stack(logits)
 
     def states(self) -> list[Tensor]:
@@ -99,7 +101,7 @@ class PrefillSteps:
         states = []
         for own_states, row in zip(self._own_feed.states(), self._fed_row, strict=True):
             prefix = self.prefixes[row]
-            prefix_states = self.runner.held(prefix)[1] if prefix else own_states
+            prefix_states = self.runner.prefix_output(prefix)[1] if prefix else own_states
             # An empty remainder has no states; its placeholder may be on another device.
             states.append(torch.cat((prefix_states, own_states)) if prefix and len(own_states) else prefix_states)
         return [states[self._fed_row[source]] for source in self.sources]

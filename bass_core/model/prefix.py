@@ -1,7 +1,7 @@
 """Find prompts that begin alike, so that their common prefix is computed and stored once.
 
-`share_prompts` groups prompts; each group has one prefix, a multiple of SHARE tokens long. A prompt is in at most
-one group, and prefixes don't share prefixes. This module knows no models and no caches.
+`share_prompts` groups prompts; each group has one prefix, a multiple of PREFIX_UNIT tokens long. A prompt is in at
+most one group, and prefixes don't share prefixes. This module knows no models and no caches.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from kernels.plan import SHARE
+from kernels.plan import PREFIX_UNIT
 
 Tokens = tuple[int, ...]
 # Depth of the search. If a group of prompts splits into subgroups more often than this, one split inside another,
@@ -66,11 +66,11 @@ class CachedTexts:
         return max(end - len(shared.of(prompt)) for prompt, end in end_of.items())
 
     def copied(self, shared: SharedPrompts, rows: int) -> int:
-        """Return how many more tokens `rows` rows would need if each had its own copy of its prefix."""
+        """Return how many more tokens `rows` rows would store if each had its own copy of its shared prefix."""
         return sum(sorted((len(shared.of(prompt)) for prompt in self.prompts), reverse=True)[:rows])
 
 
-def share_prompts(prompts: Seq[Seq[int]], least_saved: int = SHARE) -> SharedPrompts:
+def share_prompts(prompts: Seq[Seq[int]], least_saved: int = PREFIX_UNIT) -> SharedPrompts:
     """Group the prompts so that sharing saves the most tokens.
 
     A group saves (rows - 1) x the tokens of its prefix. For example, four prompts that share 64 tokens save 192.
@@ -96,7 +96,7 @@ def _best_groups(
     # Sorted prompts with the same next unit are adjacent.
     branches: dict[Tokens, list[tuple[Tokens, int]]] = {}
     for prompt, count in prompts:
-        branches.setdefault(prompt[common : common + SHARE], []).append((prompt, count))
+        branches.setdefault(prompt[common : common + PREFIX_UNIT], []).append((prompt, count))
     if len(branches) == 1:
         return saved, prefixes
     parts = [_best_groups(branch, least_saved, depth_left - 1) for branch in branches.values()]
@@ -107,9 +107,9 @@ def _best_groups(
 
 
 def _common_len(first: Tokens, last: Tokens) -> int:
-    """Return how many tokens both prompts begin with, in whole units of SHARE."""
-    limit = min(len(first), len(last)) // SHARE * SHARE
-    for start in range(0, limit, SHARE):
-        if first[start : start + SHARE] != last[start : start + SHARE]:
+    """Return how many tokens both prompts begin with, in whole units of PREFIX_UNIT."""
+    limit = min(len(first), len(last)) // PREFIX_UNIT * PREFIX_UNIT
+    for start in range(0, limit, PREFIX_UNIT):
+        if first[start : start + PREFIX_UNIT] != last[start : start + PREFIX_UNIT]:
             return start
     return limit

@@ -28,7 +28,7 @@ from .forward import ForwardBatch, ForwardOutput
 
 # Tokens of the longer text, and of both texts in the first step. The shorter text continues from its first token.
 _TOKENS, _FIRST = 4, 2
-# Bounds of the logits' difference as a share of their norm. The median over the tokens must not exceed them.
+# Bounds of the logits' difference as a share of their norm. The median over the tokens must not exceed the bound.
 # Rounding gave up to 6e-7 in float32 and 0.014 in bfloat16 in tiny models of three layers; deep models add more,
 # and a mixture of experts in 16 bits may choose other experts for a token.
 _BOUNDS = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -58,8 +58,8 @@ class Expected:
     Attributes:
         tokens: int64 [2, _TOKENS], or embeddings [2, _TOKENS, hidden].
         logits: [2, _TOKENS, V].
-        sizes: of transformers' cache: number of layers, the most key-value heads in a layer, and the largest size
-            of a key or value.
+        sizes: three sizes of transformers' cache: the number of layers, the maximum number of key-value heads in a
+            layer, and the largest size of a key or value.
         slides: layers whose cache drops old tokens.
         bound: the allowed difference of logits, as a share of their norm.
     """
@@ -90,7 +90,7 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
         raise
     except Exception as error:
         raise unsupported(name, f"its own code can't run it ({_first_line(error)})") from error
-    # Under the name that the forward uses (base.cache_keyword).
+    # The output names the cache as the forward does (base.cache_keyword).
     cache = getattr(out, "cache" if hasattr(out, "cache") else "past_key_values", None)
     layers: Any = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
     parts: list[Any] = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
@@ -152,7 +152,7 @@ def _tokens(model: PreTrainedModel) -> Tensor:
 
 
 def _steps(tokens: Tensor) -> tuple[ForwardBatch, ForwardBatch]:
-    """Return two steps: both texts' first tokens; then the longer text's rest, and the shorter one's.
+    """Return two steps: the first tokens of both texts, then the next tokens of each.
 
     The shorter text continues from its first token, so the second step has rows of different lengths.
     """
@@ -197,7 +197,7 @@ def bypass_error(name: str) -> PairError:
 def _apart(ours: Tensor, reference: Tensor) -> Tensor:
     """Return the norm of the logits' difference as a share of the norm [...]; infinite if ours aren't finite.
 
-    Only logits [..., V] that are finite in the model's own result count.
+    Logits [..., V] that are not finite in the model's own result are not compared.
     """
     finite = reference.isfinite()
     ours, reference = (torch.where(finite, logits.float(), 0.0) for logits in (ours, reference))

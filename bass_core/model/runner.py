@@ -39,7 +39,7 @@ class ModelRunner:
     """A model and a cache of `max_batch` rows x `max_len` tokens.
 
     Attributes:
-        vocab: logits are cut to the first `vocab`.
+        vocab: the number of logits per token to return; the model's logits after the first `vocab` are cut off.
         shared: the prefixes of the coming prompts; each row has `max_len` tokens besides its prefix.
         prefill_tokens: tokens in one prefill chunk, summed over all rows; may be set.
         copied: how many more tokens the cache would need if each row had its own copy of its prefix; may be set.
@@ -60,7 +60,7 @@ class ModelRunner:
         self.cache = (
             model.new_cache(max_batch, max_len, *prefix_size(shared, max_batch)) if cache is None else cache
         )
-        # Cached prefixes: tokens -> row of the cache's prefix, logits, states.
+        # For the tokens of each cached prefix: its row in `cache.prefix`, the logits after it, and its states.
         self._prefix_entries: dict[Tokens, tuple[int, Tensor, Tensor]] = {}
         self._lengths = [0] * max_batch
         self.device = model.device
@@ -68,7 +68,7 @@ class ModelRunner:
         self.copied = 0
 
     @property
-    def bytes_of_copies(self) -> int:
+    def nbytes_without_sharing(self) -> int:
         """The size in bytes of the cache if every row had its own copy of its prefix."""
         nbytes, cache = self.cache.buffer.nbytes, self.cache
         return nbytes + self.copied * (nbytes // (cache.max_batch * cache.max_len))
@@ -82,7 +82,7 @@ class ModelRunner:
         """Set a row's valid length. Nothing else changes a row's length.
 
         For an accepted path of a tree, `path` lists the columns after the old length that hold the row's last
-        tokens, ascending. They are moved to the columns up to `length`. It is empty if the tokens are there
+        tokens, ascending. Those tokens are moved to the columns up to `length`. `path` is empty if they are there
         already.
         """
         first, end = length - len(path), self._lengths[row]
@@ -97,7 +97,7 @@ class ModelRunner:
             output.logits = output.logits[..., : self.vocab]
         return output
 
-    def over_prefix(self) -> ModelRunner:
+    def prefix_runner(self) -> ModelRunner:
         """Forget the cached prefixes, and return a runner whose rows fill them."""
         cache = self.cache.prefix
         assert cache is not None
@@ -106,12 +106,12 @@ class ModelRunner:
         runner.prefill_tokens = self.prefill_tokens
         return runner
 
-    def holds(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:
+    def has_prefixes(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:
         """Return whether all these prefixes are cached, including their states if those are wanted."""
         entries = [self._prefix_entries.get(prefix) for prefix in prefixes]
         return all(entry is not None and (len(entry[2]) > 0 or not with_states) for entry in entries)
 
-    def hold(self, prefixes: Sequence[Tokens], logits: dict[int, Tensor], states: list[Tensor]) -> None:
+    def store_prefixes(self, prefixes: Sequence[Tokens], logits: dict[int, Tensor], states: list[Tensor]) -> None:
         """Register prefixes[i] as the content of row i of the cache's prefix.
 
         Args:
@@ -122,11 +122,11 @@ class ModelRunner:
         rows = enumerate(prefixes)
         self._prefix_entries = {prefix: (row, logits[row].clone(), states[row]) for row, prefix in rows}
 
-    def held(self, prefix: Tokens) -> tuple[Tensor, Tensor]:
+    def prefix_output(self, prefix: Tokens) -> tuple[Tensor, Tensor]:
         """Return the logits [vocab] after a cached prefix and its states [P, hidden]."""
         return self._prefix_entries[prefix][1:]
 
-    def begin(self) -> None:
+    def clear_rows(self) -> None:
         """Empty every row; the prefixes stay."""
         self.cache.detach()
         for row in range(len(self._lengths)):

@@ -25,16 +25,17 @@ from .weights.placement import is_split
 from .weights.quantized import outputs_of, quantise_model
 from .weights.shape import context_of, head_dim
 
-# Reported if the modules are those of the class, but our own forward computes other logits.
+# The reason that is reported if the modules are those of the class but our own forward computes other logits.
 _DIFFERS = "our kernels compute other logits than its own code"
 
 
 def select_model(model: PreTrainedModel | DraftHead, tried: CausalModel | None = None) -> CausalModel:
     """Make a CausalModel that runs the model, or a draft head's body, without changing the model.
 
-    `tried` is the model's forward before the model changed, or on another device. It decides whether the model can
-    be captured, because testing that makes waits in other threads raise. If another class runs the model now, it
-    is captured only if it is known never to wait.
+    `tried` is the model's forward before the model changed, or on another device. If `tried` is given, the model
+    is not tested for capture again, because that test makes waits in other threads raise. The new forward takes
+    over the earlier result if its class is the same; otherwise it is captured only if its class is known never to
+    wait.
     """
     model = _body(model) if isinstance(model, DraftHead) else model
     selected = _fastest(model)
@@ -105,7 +106,7 @@ def _class_of(model: PreTrainedModel) -> tuple[type[CausalModel], str | None]:
 def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = False) -> Shape:
     """Return what the model's kernel launches depend on.
 
-    `vocab` is the number of logits kept. Set `verifies` for the target, `named` for a draft head's body.
+    `vocab` is the number of logits kept. `verifies` is true for the target, and `named` for a draft head's body.
     """
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])

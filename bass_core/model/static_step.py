@@ -1,8 +1,8 @@
 """A captured step: its input buffers, how to fill them before a replay, and its outputs.
 
 A step serves every batch with at most its rows and columns. A batch's numbers go to the device in one copy, or in
-two if its tokens form trees, and nothing waits for it. Surplus rows and columns are padding: such a row has length
-0, and a padding token of a tree sees only itself.
+two if its tokens form trees. Nothing waits for the copies. Surplus rows and columns are padding: such a row has
+length 0, and a padding token of a tree sees only itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE, TokenTree
+from kernels.plan import MAX_TREE_TOKENS, TokenTree
 
 from ..machine.transfer import to_device
 from .cache import RaggedCache
@@ -29,8 +29,8 @@ class StaticStep:
         batch: the buffers that it reads.
         output: the buffers that it writes.
         replay: runs the step again.
-        taken: bytes by which the pool grew during the capture. They include intermediate results only if these
-            needed more memory than those of earlier steps.
+        taken: bytes by which the pool grew during the capture. They include intermediate results only if this
+            step's need more memory than those of earlier steps.
     """
 
     batch: CapturedBatch
@@ -88,8 +88,8 @@ class StepInputs:
 
 
 def fits_tree(tree: BatchTree | None, columns: int) -> bool:
-    """Return whether every padding token of a step with `columns` columns still gets its own bit."""
-    return tree is None or max(tree.before) + columns <= MOST_TREE
+    """Return whether the trees' bit masks have a separate bit for every padding token of a step this wide."""
+    return tree is None or max(tree.before) + columns <= MAX_TREE_TOKENS
 
 
 def _pad_tree(tree: BatchTree, rows: int, columns: int) -> BatchTree:

@@ -3,7 +3,8 @@
 A round is billed by the function that bench simulate uses (`round_ms`), at the rows' mean cached length. We assume
 that a draft model drafts one token per row and forward, or one level of a tree: a drafter that drafts N tokens
 after one forward is billed N forwards. Copies and the host cost nothing. A prefill is billed by its chunks, but a
-draft head's reading of the prompts is not billed. A shared prefix counts for each of its rows.
+draft head's reading of the prompts is not billed. A prefix that several rows share is billed as part of each row's
+cached length, as if each row had its own copy.
 
 If a decoder does not report its forwards (Round.fed), they are guessed from the texts: each row was fed its newest
 token and its drafts, or its whole prompt in a prefill.
@@ -36,8 +37,8 @@ def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_d
         clock: the simulated clock.
         round_: the step.
         sequences: the lane's rows.
-        runs_draft: whether the lane runs the pair's draft. If not, and the target drafts for itself, all draft
-            forwards are windowed forwards of the target.
+        runs_draft: whether the lane runs the pair's draft. If it does not run the draft and the target drafts for
+            itself, all draft forwards are windowed forwards of the target.
     """
     fed = _fed_by_text(round_, sequences) if round_.fed is None else round_.fed
     if not fed.counts:
@@ -61,7 +62,7 @@ def _fed_by_text(round_: Round, sequences: list[Sequence]) -> Forward:
 
 
 def _forwards(round_: Round, drafted: list[int], runs_draft: bool) -> int:
-    """Return the draft model's forwards in a round, without those that the target ran on itself."""
+    """Return the number of the draft model's forwards in a round, without windowed forwards of the target."""
     if round_.fed is None and not round_.draft_forwards:
         return max(drafted)
     if round_.windowed is not None:
@@ -73,7 +74,10 @@ def _forwards(round_: Round, drafted: list[int], runs_draft: bool) -> int:
 
 
 def _windowed(costs: RoundCosts, round_: Round, rows: int) -> float:
-    """Return the time of the target's windowed forwards. A table stores it as the time of the draft's forwards."""
+    """Return the time of a round's windowed forwards of the target.
+
+    A table of measured step times lists such forwards as forwards of the draft.
+    """
     work = round_.windowed
     if work is None or not work.forwards:
         return 0.0

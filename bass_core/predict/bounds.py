@@ -1,6 +1,6 @@
 """The bounds of a predicted machine: its ridge, and the rows that its memory holds.
 
-A table of measured step times has no ridge. Its rows fit, because they were measured.
+A table of measured step times has no ridge. The memory holds all rows in the table, because they were measured.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from .roofline import Roofline
 
 
 def ridge(costs: RoundCosts) -> float | None:
-    """Return the tokens per step from which a target's forward with one row's context is bound by compute.
+    """Return the ridge: the number of tokens per step from which a target's forward is bound by compute.
 
-    With fewer tokens it is bound by reading. None for measured step times.
+    With fewer tokens it is bound by reading the weights and one row's context. None for measured step times.
     Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
     """
     if not isinstance(costs, Roofline):
@@ -37,5 +37,5 @@ def fitted(clock: SimulatedClock, sizes: list[int], context: int) -> SimulatedCl
 
 
 def fits(costs: RoundCosts, rows: int) -> bool:
-    """Return whether the memory holds that many rows; measured step times are of rows that fitted."""
+    """Return whether the memory holds that many rows. Always true for measured step times."""
     return not isinstance(costs, Roofline) or costs.fits(rows)

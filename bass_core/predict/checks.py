@@ -26,7 +26,7 @@ def find(argument: str, value: Any, known: dict[str, Any], own_type: type) -> An
 
 
 def check_numbers(argument: str, value: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
-    """Refuse impossible numbers. None is allowed if it is the field's default."""
+    """Refuse impossible numbers in these fields of `value`. None is allowed if it is the field's default."""
     optional = {field.name for field in fields(value) if field.default is None}
     for name in (*positive, *others):
         number = getattr(value, name)

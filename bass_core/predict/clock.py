@@ -26,9 +26,9 @@ class SimulatedClock:
     """Time as it would pass on other hardware, with models of other sizes.
 
     Attributes:
-        hardware: a name from HARDWARE, in either case, or your own numbers (Hardware). Or a table of step times
-            (CostTable) measured on some machine, which holds for the pair that it was measured with; target,
-            draft, gpus and assumed are then ignored.
+        hardware: a name from HARDWARE, in upper or lower case, or your own numbers (Hardware), or a table of step
+            times (CostTable) that was measured on some machine. A table holds only for the pair that it was
+            measured with, so target, draft, gpus and assumed are ignored.
         target: a name from MODELS, or your own numbers (ModelSize).
         draft: the same for the draft model.
         gpus: number of GPUs that the target is split over, from GPUS. None: the fewest that hold the models and

@@ -21,7 +21,7 @@ from kernels.plan import SINKS
 from .hardware import Assumptions, Hardware
 from .shapes import Shape
 
-# Half a block of 64 tokens: a window begins at the start of a block, so on average it is this much longer.
+# A window begins at the start of a block of 64 tokens, so on average it is half a block longer than asked for.
 _HALF_BLOCK = 32
 _FILL = 0.9  # share of the memory for weights, keys and values
 
@@ -79,15 +79,15 @@ class Roofline:
 
     @property
     def _linked(self) -> bool:
-        """Whether the GPUs can work together."""
+        """Whether the target can be split over the GPUs: there is only one, or they are linked."""
         return self.gpus == 1 or self.hardware.nvlink > 0
 
     def windowed(self, window: int) -> Roofline:
-        """Return the same pair with the target as its own draft, reading SINKS tokens and the last `window`."""
+        """Return a Roofline whose target drafts for itself, reading SINKS and the last `window` tokens per row."""
         return self.seeing(SINKS + window + _HALF_BLOCK)
 
     def seeing(self, tokens: float) -> Roofline:
-        """Return the same pair with the target as its own draft, reading `tokens` cached tokens of each row."""
+        """Return a Roofline whose target drafts for itself, reading `tokens` cached tokens of each row."""
         return _Windowed(**(vars(self) | {"seen": tokens}))
 
     def fits(self, rows: int) -> bool:
@@ -105,7 +105,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class _Windowed(Roofline):
-    """A Roofline whose target drafts for itself and reads `seen` cached tokens. There is no other draft."""
+    """A Roofline whose target drafts for itself, reading `seen` cached tokens. It has no draft model."""
 
     seen: float = 0
 
@@ -115,7 +115,7 @@ class _Windowed(Roofline):
         return short.step_ms(self.target, rows, tokens, self.gpus)
 
     def fits(self, rows: int) -> bool:
-        """Return whether the target's weights, keys and values fit; there is no other draft."""
+        """Return whether the target's weights, keys and values fit. There is no draft model."""
         if not self._linked:
             return False
         cached = rows * self.context * self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads)

@@ -34,7 +34,7 @@ class Acceptance:
 
     @staticmethod
     def same(rate: float) -> Acceptance:
-        """Return one probability for every draft of every row: the papers' i.i.d. acceptance."""
+        """Return an Acceptance with the same rate for every draft of every row, as the papers assume (i.i.d.)."""
         return Acceptance(np.full((1, 1), rate))
 
     def draw(self, rng: np.random.Generator, rows: list[int], drafted: list[int]) -> list[int]:
@@ -49,7 +49,7 @@ class Acceptance:
 
 
 def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[float, float]:
-    """Return the milliseconds of `forwards` draft forwards, and of verifying drafted[r] drafts of each row r."""
+    """Return two times in ms: of `forwards` draft forwards, and of verifying drafted[r] drafts in each row r."""
     rows = len(drafted)
     tokens = rows * (1 + max(drafted)) if costs.padded else rows + sum(drafted)
     return forwards * costs.draft_ms(rows), costs.verify_ms(rows, tokens)
@@ -57,7 +57,7 @@ def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[fl
 
 @dataclass(frozen=True)
 class Played:
-    """A round: the length that the policy asked for, and the drafted and accepted tokens of each row in `rows`."""
+    """A simulated round: the longest draft length, and each row's drafted and accepted tokens."""
 
     asked: int
     rows: list[int]

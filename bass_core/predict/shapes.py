@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..model.weights.cost import ModelCost, model_cost
 
-BYTES = 2  # per bfloat16 number
+BYTES = 2  # bytes per bfloat16 number
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def shapes(target: str) -> tuple[Shape, Shape]:
     return shape(target), shape(PAIRS[target])
 
 
-# For a model known only by its size: width over layers, number of KV heads, and width of a head.
+# Assumptions for a model known only by its size: its width divided by its layers, its KV heads, a head's width.
 _RATIO, _KV_HEADS, _HEAD = 128, 8, 128
 
 

@@ -1,9 +1,9 @@
 """Predicted speed-up over the batch size: the rounds of rounds.py, timed by the roofline of other hardware.
 
-`predict_speedups` runs no model and measures nothing. It returns a prediction as plain, JSON-ready data with its
-assumptions: times in ms, None for a figure that does not apply. The same arguments always give the same figures,
-and `python -m bench simulate` gives them too. Not predicted: prefills, trees of drafts, lengths that differ
-between rows.
+`predict_speedups` runs no model and measures nothing. It returns a prediction and its assumptions as plain,
+JSON-ready data. Times are in ms, and a figure that does not apply is None. The same arguments always give the same
+figures, and `python -m bench simulate` gives them too. Not predicted: prefills, trees of drafts, and lengths that
+differ between rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .clock import SimulatedClock
 from .rounds import Acceptance, Prediction, play, predict, timed
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-MOST_ROWS, MOST_TOKENS, MOST_CONTEXT = 1024, 4096, 1 << 20
+MAX_ROWS, MAX_TOKENS, MAX_CONTEXT = 1024, 4096, 1 << 20
 
 
 def predict_speedups(
@@ -59,11 +59,11 @@ def predict_speedups(
     if not isinstance(clock, SimulatedClock):
         raise RequestError(f'clock must be a SimulatedClock, for example SimulatedClock("h100"); got {clock!r}.')
     chance = Acceptance.same(rate(acceptance))
-    sizes = whole("batches", batches, 1, MOST_ROWS)
+    sizes = whole("batches", batches, 1, MAX_ROWS)
     lengths = [check_draft_length(length) for length in draft_lengths]
-    (tokens,) = whole("max_new_tokens", [max_new_tokens], 2, MOST_TOKENS)
-    whole("trials", [trials], 1, MOST_ROWS)
-    whole("context", [context], 0, MOST_CONTEXT)
+    (tokens,) = whole("max_new_tokens", [max_new_tokens], 2, MAX_TOKENS)
+    whole("trials", [trials], 1, MAX_ROWS)
+    whole("context", [context], 0, MAX_CONTEXT)
     clock = fitted(clock, sizes, context)
     costs, points = clock.costs(context), []
     for rows in sizes:

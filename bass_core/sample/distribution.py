@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.support import LeftOut, available, is_accelerator
+from kernels.support import CompileFailed, available, is_accelerator
 
 from ..machine import cpu_kernels
 from .params import SamplingParams
@@ -90,12 +90,12 @@ def filters(params: SamplingParams) -> tuple[float, int, float, float]:
     return params.divisor, params.top_k, params.top_p, params.min_p
 
 
-def spread(q: Tensor, ids: Tensor, size: int) -> Tensor:
+def scatter_columns(q: Tensor, ids: Tensor, size: int) -> Tensor:
     """Spread q [..., V'], whose columns are the tokens `ids` int64 [V'], over `size` columns; 0 elsewhere."""
     if compiled(q):
         from kernels.cpu.sampling import calls  # imports numba
 
-        return calls.spread(q, ids, size)
+        return calls.scatter_columns(q, ids, size)
     return q.new_zeros(*q.shape[:-1], size).index_copy_(-1, ids, q)
 
 
@@ -127,7 +127,7 @@ def _threshold(probs: Tensor, top_p: float) -> Tensor:
     if accelerator and available(probs.device):
         from .draw_triton import threshold_on_device  # imports triton
 
-        with suppress(LeftOut):
+        with suppress(CompileFailed):
             return threshold_on_device(probs, top_p)
     prefix = size if accelerator else min(size, _NUCLEUS_PREFIX)
     ordered = probs.topk(prefix, dim=-1).values

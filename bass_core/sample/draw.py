@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from kernels.support import LeftOut, available, is_accelerator
+from kernels.support import CompileFailed, available, is_accelerator
 
 from .distribution import argmax, compiled
 from .noise import exponentials, words
@@ -34,7 +34,7 @@ def draw(
     if is_accelerator(weights.device) and available(weights.device):
         from .draw_triton import draw_on_device  # imports triton
 
-        with suppress(LeftOut):
+        with suppress(CompileFailed):
             return draw_on_device(weights, seed, sequence_ids, positions, streams, ids)
     if compiled(weights):
         from kernels.cpu.sampling import calls  # imports numba

@@ -36,7 +36,7 @@ def threshold_on_device(probs: Tensor, top_p: float) -> Tensor:
 def seed_on(seed: int, device: torch.device) -> Tensor:
     """Return the seed on the device: int64 [1].
 
-    Lanes on any stream share it, so its first use waits until the copy has finished.
+    Lanes on all streams share the seed, so its first use waits until the copy has finished.
     """
     copied = to_device([seed], device)
     if is_accelerator(device):

@@ -1,8 +1,8 @@
 """Random numbers as a pure function of (seed, sequence id, position, stream, token).
 
 The same key gives the same number on every device, in every batch and in every order of calls, so a row's text
-does not depend on its neighbours. A stream is a role plus, except for the target's own draws, the position where
-the round began; different streams are independent.
+does not depend on its neighbours. A stream is a role plus the position where the round began; for the target's own
+draws it is the role alone. Different streams are independent.
 
 Philox4x32-10 (Salmon et al., SC 2011) hashes each key. An invertible 32-bit mixer derives the numbers of all
 tokens at a position from two words of that hash, because ten Philox rounds for each of 50,000 tokens would cost a
@@ -29,7 +29,8 @@ _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
 _GOLDEN = 0x4F1BBCDCBFA53E0B
 # Streams reserved per round: one for each role, and three spare ones.
 _STREAMS = 8
-# Positions in a text use the bits below this one; the bits from here on number a tree's nodes.
+# In a position's number, the bits below this one are the position in the text. The bits from this one on are the
+# number of a tree's node.
 _NODE = 25
 
 
@@ -48,8 +49,8 @@ def stream(role: Role, begins: Tensor) -> Tensor:
 
     Rounds, and epochs of AMUSD, begin at ascending positions, and each uses every role and position at most once.
     So no number is used twice, and the next draft length may depend on earlier drafts. The target's own draw at a
-    position is either written there or never seen. So the target's stream is the same in all rounds, and regular
-    and coupled texts do not depend on where rounds end.
+    position is either written there or never seen. So the target can use one and the same stream in all rounds,
+    and regular and coupled texts do not depend on where rounds end.
     """
     return torch.zeros_like(begins) if role == Role.TARGET else _STREAMS * begins + int(role)
 
@@ -85,7 +86,7 @@ def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -
         from kernels.cpu.sampling import calls  # imports numba
 
         return calls.words(seed, ids, positions, streams)
-    # The same operations in numpy, which has less overhead per call on so few numbers.
+    # Run the same operations in numpy, which has less overhead per call than torch on so few numbers.
     at, use, row = (bits.numpy() for bits in (positions, streams, ids))
     with np.errstate(over="ignore"):
         hashed = philox((at & _MASK, use & _MASK, row & _MASK, (row >> 32) & _MASK), key)
@@ -100,8 +101,8 @@ def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor)
 def to_uniform(bits: Tensor) -> Tensor:
     """Turn unsigned 32-bit words, as float32 [...], into uniforms (word + 0.5) / 2**32, in place.
 
-    Each step rounds to nearest. The results are at least 2**-33. They are clamped below 1, because log(1 - u) is
-    infinite at 1.
+    Each operation rounds to nearest. The results are at least 2**-33, and clamped below 1, because log(1 - u) is
+    infinite at u = 1.
     """
     return bits.mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
 
@@ -147,7 +148,7 @@ def _shift(bits: Tensor, shift: int, out: Tensor) -> Tensor:
 
 
 def _wrap(word: Tensor) -> Tensor:
-    """Return a 32-bit word stored in int64 as the int32 with the same bits."""
+    """Convert a 32-bit word stored in int64 to the int32 with the same bits."""
     return torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32)
 
 

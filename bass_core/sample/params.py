@@ -14,8 +14,8 @@ from ..errors import RequestError
 
 # The smallest temperature for sampling (vLLM's _SAMPLING_EPS); below it decoding is greedy.
 COLDEST = 1e-5
-# The largest divisor of the logits, because float32 can't hold the reciprocal of a larger one. At this
-# temperature, all tokens that are not masked are equally likely anyway.
+# The largest divisor of the logits, because float32 can't hold the reciprocal of a larger one. At this temperature
+# all unmasked tokens are equally likely anyway, so a higher one would change nothing.
 HOTTEST = 2.0**126
 
 # Limits of the repetition penalty, and of the size of presence and frequency penalties and biases. Within them the

@@ -1,7 +1,7 @@
 """Operations on whole rows of a vocabulary: pick, stack, pad, subtract and sum.
 
-On a CPU, numpy does them on the calling thread. torch would split each operation among its threads, which then
-wait for each other, and the sum of a row could depend on the other rows of its batch.
+On a CPU, numpy runs these operations on the calling thread. torch would split each operation among its threads,
+which then wait for each other, and the sum of a row could depend on the other rows of its batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..machine.transfer import to_device
 
 
 def copied(values: Tensor) -> Tensor:
-    """Return a copy in float32."""
+    """Return a float32 copy of the values."""
     if values.is_cpu and values.dtype == torch.float32:
         return torch.from_numpy(values.detach().numpy().copy())
     return values.float().clone()

@@ -1,7 +1,7 @@
 """Penalties, biases and bad words: the part of a distribution that depends on the text, not on the model.
 
 `shaped` changes the logits of each position by the text before it: the prompt, the written tokens, and the drafts
-that lead there, accepted or not. It is applied once, to the logits of the target and of a draft model, before
+that lead there, accepted or not. The logits of the target and of a draft model are changed once, before
 temperature, top-k, top-p and min-p. So p is the same function of the text with and without drafts, and every proof
 about p and q holds. Other drafters, e.g. a draft head, draft without these changes: the text is just as exact, but
 fewer drafts are accepted.
@@ -123,7 +123,7 @@ def _penalise(
     penalty, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
     for r, (row, drafted) in enumerate(zip(rows, drafts, strict=True)):
         tokens, columns = np.unique(np.array(row.tokens + drafted, np.int64), return_inverse=True)
-        # Ids without a logit come last.
+        # The ids are sorted, so those without a logit come last.
         num_known, text_len = int(np.searchsorted(tokens, logits.shape[-1])), len(row.tokens)
         tokens, row_logits = tokens[:num_known], logits[r].numpy()
 
@@ -181,7 +181,7 @@ def _longer(params: SamplingParams) -> list[tuple[int, ...]]:
 
 
 def _tail(params: SamplingParams) -> int:
-    """Return the number of tokens before a position that decide which bad words end there."""
+    """Return how many tokens before a position have to be read to know which bad words would end there."""
     return max(map(len, _longer(params)), default=1) - 1
 
 
@@ -194,7 +194,7 @@ def _paths(text: list[int], drafts: list[int], parents: Seq[int]) -> list[list[i
 
 
 def _forbid(logits: Tensor, params: SamplingParams, paths: list[list[list[int]]]) -> None:
-    """Set the last token of a longer bad word to -inf, in place, if its other tokens end the text before."""
+    """Set a longer bad word's last token to -inf, in place, if the text ends with the tokens before it."""
     places = [
         [r, s, word[-1]]
         for r, row in enumerate(paths)

@@ -4,8 +4,8 @@ Every verification returns an `Outcome` on the device. `Outcome.host` copies it 
 round's one wait for the device.
 
 A draft whose p or q is not a valid distribution can't be judged: it and all later drafts are rejected without a
-test (`judged_drafts`). A row whose token was chosen from logits with a NaN, or had no probability, is marked
-UNSOUND and refused later. Unsound logits at positions that the row did not use don't matter.
+test (`judged_drafts`). A row is marked UNSOUND, and refused later, if its token was chosen from logits with a NaN
+or had no probability. Unsound logits at positions that the row did not use don't matter.
 """
 
 from __future__ import annotations
@@ -123,16 +123,16 @@ def single_draft_chance(p: float, q: float, u: float) -> float:
 
 
 def probability_at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
-    """Return p [B, l+1, V] of one token [B] at one position [B] per row: [B]."""
+    """Return the probabilities [B], in p [B, l+1, V], of one token [B] at one position [B] per row."""
     return p[torch.arange(len(token), device=token.device), position, token]
 
 
 def accepted_prefix(passed: Tensor) -> Tensor:
-    """Return how many leading entries of each row are true: int64 [B]."""
+    """Return the number of true entries before each row's first false one: int64 [B]."""
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
-# Takes the place of a token id that is meaningless, see the module docstring.
+# Stands in place of a token id that was chosen from unsound numbers, see the module docstring.
 UNSOUND = -1
 
 
@@ -145,9 +145,9 @@ def judged_drafts(sound: Tensor, draft_probs: Tensor | None, num_drafted: Tensor
     """Return how many of each row's drafts can be judged: int64 [B].
 
     Those are the drafts before the first one with unsound logits at its position, or with a NaN or an infinity
-    anywhere in the distribution it was drawn from. Both depend only on the text before that draft, so leaving it
-    out changes no distribution. Looking only at q of the drawn token would bias the output, because that number
-    depends on the draw.
+    anywhere in the distribution it was drawn from. These logits and this distribution depend only on the text
+    before the draft, so leaving the draft out changes no distribution. To check only q of the drawn token would
+    bias the output, because that number depends on the draw.
 
     Args:
         sound: bool [B, l+1], from `sound_columns`.

@@ -6,8 +6,8 @@ With P = target, Q = draft and g = the row's number of drafts x_1 .. x_g:
     excess_i = sum over x of max(reach_i P(x | x_1..x_i) - Q(x | x_1..x_i), 0), for i < g
     h_i = excess_i / (excess_i + 1 - reach_i), or 1 for 0 / 0; h_g = reach_g
 
-The number of accepted drafts tau is the LARGEST i with u_i < h_i, or 0: a failed test ends nothing. If tau < g,
-the next token comes from norm(max(reach_tau P - Q, 0)), else from P.
+The number of accepted drafts tau is the LARGEST i with u_i < h_i, or 0 if there is none. Drafts after a failed
+test are still tested. If tau < g, the next token comes from norm(max(reach_tau P - Q, 0)), else from P.
 
 The text has the target's distribution. On average, at least as many drafts are accepted as by the rejection rule
 (just as many if Q is a point mass). Nothing is carried over to the next round. Whether a row drafts an i-th token

@@ -22,7 +22,7 @@ from ..sequence import Candidate, Ending, RowDetail, RowRound, depths_of
 from .acceptance import DraftTest, RowOutcome
 from .rules import Rule, Verification
 
-TOP = 8  # most likely tokens to list
+TOP = 8  # number of most likely tokens to list
 GREEDY, COIN, TREE = "greedy", "coin", "tree"
 RESIDUALS = (Rule.REJECTION.value, Rule.BLOCK.value, TREE)
 
@@ -38,7 +38,7 @@ def rule_name(verification: Verification, params: SamplingParams, synthetic: flo
 
 
 def reach_of(tests: list[DraftTest]) -> float:
-    """Return the factor of p after these accepted drafts under block verification (block.py)."""
+    """Return `reach` of block verification (block.py), the factor of p, after these accepted drafts."""
     reach = 1.0
     for test in tests:
         share = reach * test.p
@@ -55,7 +55,7 @@ class _Place:
         after: number of accepted drafts.
         draft: the draft that was rejected there, or None.
         written: the token that the target wrote at this position.
-        reach: factor of p (block.py).
+        reach: factor of p in the residual; 1 except under block verification (block.py).
         q: the distribution that `draft` was drawn from, if its test used it.
     """
 

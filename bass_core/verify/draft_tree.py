@@ -1,7 +1,7 @@
 """The drafts of a round as trees.
 
-The shapes are on the host. The tokens are too, or they stay on an accelerator until the verification's results are
-copied to the host (`set_tokens`). draft/tree.py makes trees and tree.py verifies them.
+The shapes are on the host. The tokens are on the host too, or on an accelerator until the verification's results
+are copied to the host (`set_tokens`). draft/tree.py makes trees and tree.py verifies them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class DraftTree:
         probs: float32 [D, V], the distributions that drafts were drawn from.
         device_tokens: int64 [B, N], the tokens on the device, if the host has not read them.
         depths: depths[b][i] is the number of tokens from the newest one to draft i.
-        children: by row, the first draft with each (parent, token).
-        others: the same for the drafts that were not drawn.
-        drawn_at: by row, the drawn child of each parent.
+        children: for each row, a dictionary from (parent, token) to the first draft with that parent and token.
+        others: the same as `children`, for the drafts that were not drawn.
+        drawn_at: for each row, a dictionary from a parent to its drawn child.
     """
 
     tokens: list[list[int]]

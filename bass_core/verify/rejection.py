@@ -7,7 +7,7 @@ together; rules.py lists the other rules. Under each of them the text has the ta
 draft is.
 
 Each row has its own number of drafts and of acceptances. Results stay on the device until `Outcome.host`, the
-round's one synchronisation. A row's first draft that can't be judged, and all drafts after it, count as not
+round's one synchronisation. A row's first draft that can't be judged, and all drafts after it, are treated as not
 drafted (acceptance.py). A draft with q = 0, which an honest drafter can't have drawn, is accepted if p is above 0.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.support import LeftOut, available, is_accelerator
+from kernels.support import CompileFailed, available, is_accelerator
 
 from ..machine.transfer import to_host
 from ..sample.distribution import argmax, compiled, filters, largest, probabilities
@@ -122,7 +122,7 @@ def verify(
     if accelerator and available(logits.device):
         from .rejection_triton import verify_on_device  # imports triton
 
-        with suppress(LeftOut):
+        with suppress(CompileFailed):
             outcome = verify_on_device(*arguments, **rule)
     if outcome is None:
         outcome = verify_here(*arguments, **rule)
@@ -272,7 +272,7 @@ def _recover(
             left = at_end.scatter(1, drafts[rows, index][:, None], 0.0)
         else:
             left = residual(at_end, draft_probs[rows, index], reach[rows, accepted])
-        # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p, its limit.
+        # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p instead.
         usable = rejected & (left.sum(-1) > 0)
         weights = torch.where(usable[:, None], left, at_end)
     return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, streams)

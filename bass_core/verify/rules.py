@@ -66,8 +66,9 @@ class Verification:
 def stop_together(outcomes: list[RowOutcome]) -> list[RowOutcome]:
     """Cut every outcome of a round to the fewest accepted drafts; kept for comparison.
 
-    If each row accepts a draft with probability a, the batch does with a^batch. The text keeps its distribution: a
-    row that had accepted more drafts writes the next accepted one in place of a token of the target.
+    If each row accepts a draft with probability a, all rows of a batch accept it with probability a^batch. The
+    text keeps its distribution: a row that had accepted more drafts writes the next accepted one in place of a
+    token of the target.
     """
     least = min(outcome.accepted for outcome in outcomes)
     return [outcome if outcome.accepted == least else _cut(outcome, least) for outcome in outcomes]

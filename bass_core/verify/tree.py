@@ -1,15 +1,15 @@
 """Verification of draft trees: which path is accepted, and which token the target adds. See `verify_tree`.
 
 The walk starts at the newest token. Greedy and coupled decoding go to the child that is the target's own choice.
-In sampled decoding (p = target, q = draft), the text before a node decides all of its children (e.g. the most
-likely tokens, or copies) except at most one, which is drawn from q without the other children. The drawn child y
-is accepted if u < p(y) / q(y); otherwise p becomes norm(max(p - q, 0)). Then the target draws from p; if that
-token is one of the other children, the walk continues there.
+In sampled decoding (p = target, q = draft), at most one child of a node is drawn, from q without the other
+children. The text before the node determines the other children (e.g. the most likely tokens, or copies). The
+drawn child y is accepted if u < p(y) / q(y); otherwise p becomes norm(max(p - q, 0)). Then the target draws from
+p; if that token is one of the other children, the walk continues there.
 
 The text has the target's distribution: the first step is Leviathan's rejection rule (2211.17192), the second draws
 from the remaining distribution. The set of children is fixed before any is drawn (draft/tree.py).
 
-A drawn child whose q contains a NaN or an infinity can't be judged and counts as not drafted. If q is 0 at the
+A drawn child whose q contains a NaN or an infinity can't be judged and is treated as not drafted. If q is 0 at the
 child's own token, the child is accepted if p is above 0, as in a chain. Rows do not depend on each other.
 """
 
@@ -21,7 +21,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from kernels.support import LeftOut, available, is_accelerator
+from kernels.support import CompileFailed, available, is_accelerator
 
 from ..machine.transfer import to_device, to_host
 from ..sample.distribution import argmax, probabilities
@@ -55,7 +55,7 @@ def verify_tree(
     if is_accelerator(logits.device) and available(logits.device):
         from .tree_triton import walk_on_device  # imports triton
 
-        with suppress(LeftOut):
+        with suppress(CompileFailed):
             walked = walk_on_device(logits, tree, keys, params)
             outcomes = []
             for r, (last, token, chance, tests) in enumerate(walked):
@@ -66,7 +66,7 @@ def verify_tree(
 
 
 def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
-    """Follow the target's own choices, which do not depend on the drafts."""
+    """Walk each tree by the target's own choices, as in greedy and coupled decoding."""
     width, device = logits.shape[1], logits.device
     sound = sound_columns(logits)
     if params.greedy:
@@ -109,19 +109,19 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
 
 
 def _at_drafts(p: Tensor, tree: DraftTree) -> Tensor:
-    """Return p of each draft after its parent: float32 [B, 1 + N], from column 1 on."""
+    """Return the target's probability of each draft: float32 [B, 1 + N], with draft i in column i + 1."""
     width, rows = p.shape[1], torch.arange(len(p), device=p.device)[:, None]
     parents = [([0, *(parent + 1 for parent in row)] + [0] * width)[:width] for row in tree.parents]
     return p[rows, to_device(parents, p.device), _drafts_from_column_1(tree, width, p.device)]
 
 
 def _drafts_from_column_1(tree: DraftTree, width: int, device: torch.device) -> Tensor:
-    """Return the drafts from column 1 on: int64 [B, width]."""
+    """Return the draft tokens, with draft i in column i + 1: int64 [B, width]."""
     return torch.nn.functional.pad(tree.on(device, width - 1), (1, 0))
 
 
 def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
-    """Return each draft's probability in its q, or 1 if it was not drawn: float32 [B, width], from column 1 on."""
+    """Return each draft's q, or 1 if it was not drawn: float32 [B, width], with draft i in column i + 1."""
     if tree.drawn is None or tree.probs is None or not len(tree.probs):
         return torch.ones(len(tree.parents), width, device=device)
     drawn = to_device([([-1, *row] + [-1] * width)[:width] for row in tree.drawn], device)
@@ -173,7 +173,7 @@ class _Walk:
                 continuing.append(r)
                 continue
             rest = residual(p[i], q, torch.ones((), device=device))
-            # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p, its limit.
+            # If p and q are almost equal, p - q can round to 0 everywhere. Then draw from p instead.
             to_draw.append((i, rest if float(sums(rest)) > 0 else p[i], Role.RESIDUAL))
         if to_draw:
             continuing += self._draw([active[i] for i, _, _ in to_draw], to_draw, p, ids, positions)
@@ -182,7 +182,7 @@ class _Walk:
     def _draw(
         self, rows: list[int], to_draw: list[tuple[int, Tensor, Role]], p: Tensor, ids: Tensor, positions: Tensor
     ) -> list[int]:
-        """Draw the target's token for rows without an accepted drawn child; return the rows that continue.
+        """Draw the target's token for rows in which no drawn child was accepted; return the rows that continue.
 
         `to_draw` has, for each row, its index in `p`, the weights to draw from, and the role of the noise.
         """

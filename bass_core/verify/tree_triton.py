@@ -26,7 +26,7 @@ Walked = tuple[int, int, float, list[DraftTest]]
 
 
 def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[Walked]:
-    """Walk each row's tree by logits [B, 1 + N, V].
+    """Walk each row's tree by the target's logits [B, 1 + N, V].
 
     Raises:
         ValueError: if a draft was drawn from a row that `tree.probs` does not have.
@@ -40,7 +40,7 @@ def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sam
         parents, q_rows = to_device(padded, device).long().unbind(0)
         tokens = tree.on(device, width).long()
         if probs is not None and len(probs):
-            # A drawn child that can't be judged does not count as a child.
+            # A drawn child is ignored if its q is not finite, because it can't be judged.
             usable = probs.sum(-1).isfinite()[q_rows.clamp(min=0)]
             q_rows = q_rows.where(usable | (q_rows < 0), -2)
         seed = seed_on(keys.seed, device)

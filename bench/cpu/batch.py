@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
         print(table(results[-len(samples) :]), flush=True)
         texts = [sample.tokens for name in (REGULAR, SPECULATIVE, BASS, COST_AWARE) for sample in samples[name]]
         same = sum(all(text[row] == texts[0][row] for text in texts) for row in range(batch)) / batch
-        # Must be 1 in float32; in bfloat16 rounding may decide a near tie.
+        # The share must be 1 in float32. In bfloat16 rounding may decide a near tie, so the claim stays open.
         claims.append(alike(f"rows alike in our decoders, batch {batch}", same, pair.dtype == torch.float32))
     report = document("batch", arguments, pair, results, claims)
     report["roofline"] = _roofline(pair, machine, results)
@@ -158,7 +158,7 @@ def _share(samples: list[Sample], name: str, peak: float) -> float | None:
     """Return the samples' bytes or FLOPs per second as a share of `peak`; None if they are unknown.
 
     Args:
-        samples: the calls of one arm. Their time is the lane's, without prefills.
+        samples: the calls of one arm. We use the lane's time, which excludes prefills.
         name: "bytes_read" or "flops".
         peak: the machine's peak per second.
     """
@@ -183,8 +183,9 @@ def crossover(rows: list[Row], arm: str) -> float | None:
 def _roofline(pair: ModelPair, machine: Machine, rows: list[Row]) -> dict[str, Any]:
     """Return the data of the roofline plot.
 
-    It has the tokens (over all rows) and milliseconds of the measured rounds. For comparison, it has the times in
-    which this machine could read only the bytes, or compute only the FLOPs, of a round with that many tokens.
+    It has the tokens (over all rows) and milliseconds of the measured rounds. For comparison, it also has two
+    times for each number of tokens in a round: the time that this machine needs to read the bytes of the round,
+    and the time that it needs to compute the FLOPs.
     """
     cost, context = pair.target_step.cost, 100
     rounds = [
@@ -234,7 +235,7 @@ def speedup(report: dict[str, Any]) -> go.Figure:
     chart.update_xaxes(tickvals=batches, ticktext=[str(batch) for batch in batches])
     if report["crossover"][BASS]:
         chart.add_vline(report["crossover"][BASS], line_dash="dot")
-        # On a logarithmic axis Plotly expects log10 of an annotation's x, but a line's x itself.
+        # On a logarithmic axis Plotly expects log10(x) for an annotation, but x for a line.
         at = math.log10(report["crossover"][BASS])
         chart.add_annotation(x=at, y=1, yref="paper", text="crossover of BASS", showarrow=False, xanchor="left")
     return chart

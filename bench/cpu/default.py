@@ -32,8 +32,8 @@ REGULAR, AUTO = "regular", "auto"
 FIXED = {f"fixed {length}": length for length in (1, 2, 4)}
 ARMS: dict[str, Any] = {REGULAR: None, AUTO: "auto", **FIXED, "Algorithm 1": "bass"}
 BUILT_IN = {"chat": CHAT, "code": CODE, "repeat": REPEAT_ALL}
-# For each kind of text, the categories of the file's questions that belong to it. A name that is not listed here
-# is the name of one category.
+# For each kind of text, the categories of the file's questions that belong to it. A kind that is not listed here
+# is a category of the file itself.
 KINDS = {"chat": ("writing", "roleplay", "reasoning", "stem", "humanities"), "code": ("coding",)}
 # We claim that "auto" reaches this share of the speed of regular decoding, and of the best fixed length if that is
 # faster than regular decoding.
@@ -138,7 +138,10 @@ def _same(samples: dict[str, list[Lane]]) -> list[bool]:
 
 
 def speed_claims(rows: list[Row], quick: bool) -> list[Row]:
-    """Claim the lowest speed-up of "auto" over regular, and over the best fixed length if that beats regular."""
+    """Return claims on the lowest speed-up of "auto" over regular decoding and over the best fixed length.
+
+    For the second claim, only cases in which the best fixed length is faster than regular decoding count.
+    """
 
     def best(row: Row) -> float:
         return max(float(row[name]) for name in FIXED)

@@ -91,7 +91,7 @@ def arms(pair: ModelPair, batch: int, first: bool) -> dict[str, Row]:
     """Return the arguments of `generate` by the names of the arms.
 
     Args:
-        first: whether this is the first batch size, which includes speculative decoding.
+        first: whether this is the first batch size, the only one at which speculative decoding is an arm.
     """
     by_name: dict[str, Row] = {}
     if batch > 1:
@@ -125,7 +125,7 @@ def _judge(job: _Job, written: list[list[int]], reference: list[list[int]]) -> R
 
 
 def _difference(job: _Job, row: int, ours: list[int], theirs: list[int]) -> Row:
-    """Describe the first difference of a row; the token of a text that has already ended there is None."""
+    """Describe the first difference of a row; if a text has already ended there, its token is None."""
     pair, request = job.pair, make_request(job.pair, job.prompts[row], **job.options)
     at = first_difference(ours, theirs)
     position = min(len(ours), len(theirs)) if at is None else at

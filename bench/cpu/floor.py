@@ -1,12 +1,12 @@
 """`python -m bench floor`: steps of 1 to 24 tokens compared with the floor of this CPU's memory and arithmetic.
 
 We time whole steps of the target on rows of CONTEXT cached tokens, and steps of the draft, on torch's threads.
-reading = bytes of the weights / bandwidth. The bandwidth is the best of several passes over an array ten times the
-last-level cache (at most 1 GiB), which take turns with the steps of the same number of tokens. floor = the longer
-of reading and FLOPs / the FLOP/s of a large product. A pass runs before each step, so that the step reads its
-weights from memory, as in real decoding. "again" is a second draft step immediately after the first, whose weights
-may still be in the cache. Ratios use lowest times, so both sides show this machine at its best. Source: Williams,
-Waterman and Patterson, "Roofline", CACM 2009.
+reading = bytes of the weights / bandwidth. The bandwidth is that of the fastest of several passes over an array of
+ten times the last-level cache (at most 1 GiB). These passes take turns with the steps of one number of tokens.
+floor = the longer of reading and FLOPs / the FLOP/s of a large product. The pass before each step evicts the
+weights from the caches, so that the step reads them from memory, as in real decoding. "again" is a second draft
+step immediately after the first, whose weights may still be in the cache. Ratios use lowest times, so both sides
+show this machine at its best. Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from bass_core import ModelPair
 from bass_core.machine.cpu import native_bfloat16
-from bass_core.machine.cpu_speed import READS, product_flops, read_speeds, room, written
+from bass_core.machine.cpu_speed import READS, bandwidth_array_bytes, filled_array, product_flops, read_speeds
 from bass_core.model.attention import choose_backend
 from bass_core.model.draft_head import DraftHead
 from bass_core.model.forward import ForwardBatch
@@ -32,7 +32,7 @@ STEPS = {
     12: [(12, 1), (4, 3)], 16: [(16, 1), (8, 2), (4, 4)], 24: [(24, 1), (4, 6)],
 }  # fmt: skip
 STEP, DRAFT, AGAIN = "step", "draft step", "draft step, again"
-# Bars on the ratio of a step to reading, by case.
+# We claim that (time of a step) / (time to read its weights) is at most this, by case.
 BARS = {(STEP, 1, 1): 1.6, (STEP, 8, 1): 2.2, (DRAFT, 1, 1): 1.5}
 DRAFT_ROWS = (1, 8)
 # Seconds between a pass and a step.
@@ -48,9 +48,9 @@ def main(argv: list[str]) -> None:
     options.add_argument("--repeats", type=whole(), default=15)
     arguments = options.parse_args(argv)
     torch.manual_seed(arguments.seed)
-    if not (size := room(1 << 30)):
+    if not (size := bandwidth_array_bytes(1 << 30)):
         options.error("there is not enough free memory to measure its bandwidth: close other programs.")
-    pair, array = load(arguments, device="cpu"), written(size)
+    pair, array = load(arguments, device="cpu"), filled_array(size)
     speeds = read_speeds(array)
     read = READS[max(speeds, key=speeds.__getitem__)]
     flops = product_flops(pair.dtype)
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
 def by_turns(arms: Arms, read: Callable[[], object], repeats: int) -> tuple[list[float], dict[Case, list[float]]]:
     """Return the milliseconds of all passes and of each arm.
 
-    Each round runs all arms, with a pass before each; the arms' times of the first round do not count.
+    Each round runs all arms, with a pass before each; we discard the arms' times of the first round.
     """
     passes: list[float] = []
     times: dict[Case, list[float]] = {case: [] for case in arms}

@@ -1,8 +1,8 @@
 """`python -m bench larger`: BASS compared with regular decoding for a larger target on a CPU.
 
 The target has the shape of a model in bass_core/predict/shapes.py and random weights; the draft is a one-layer
-head of the same width over VOCABULARY tokens. Drafting and verifying are real work. Acceptance is random with
-probability --acceptance (`synthetic_acceptance`), because random weights write meaningless text. Arms take
+head of the same width over VOCABULARY tokens. The work of drafting and verifying is real. Acceptance is random
+with probability --acceptance (`synthetic_acceptance`), because random weights write meaningless text. Arms take
 turns step by step, and we report medians of the lanes' ms per token; an arm's column is its speed-up over regular
 decoding.
 """

@@ -29,8 +29,8 @@ PROMPT = "Write a short story about a lighthouse keeper who finds a message in a
 TEMPERATURE, SEED = 0.7, 0
 LANES = ("regular", "speculative", "bass")
 Lanes = dict[str, Any]
-# Counts the frames in which some text grew, and keeps the longest main-thread task in ms. It requests no frames
-# itself, because every frame slows the lanes.
+# Counts the frames in which some text grew, and keeps the longest main-thread task in ms. The script requests no
+# frames itself, because every frame slows the lanes.
 WATCH = """() => {
   const seen = window.seen = { updates: 0, longest: 0, first: 0, last: 0 };
   window.watch?.disconnect();
@@ -125,7 +125,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def figures(lanes: dict[str, Any]) -> Lanes:
-    """Return the figures of each lane that we compare."""
+    """Return, for each lane, the figures that we compare."""
     return {
         name: {
             "ms_per_token": lanes[name]["metrics"]["ms_per_token"],
@@ -165,7 +165,7 @@ def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
 
 @contextmanager
 def app(options: argparse.Namespace, draft_length: str = "bass") -> Iterator[str]:
-    """Start app.py as a user would and yield its address. With draft_length="bass" it measures no costs."""
+    """Start app.py as a user would and yield its address; with draft_length="bass" app.py measures no costs."""
     draft = ("--draft", options.draft) if options.draft else ()
     with serve("--pair", options.pair, "--draft-length", draft_length, *draft) as (_, address):
         yield address

@@ -6,8 +6,8 @@ precision's distribution from float32's at these tokens, in thousandths of a nat
 tokens. "tokens a round" is for greedy decoding with DRAFTS drafts per round, with the pair's draft model in this
 precision (for example, a head is int8 where our kernels run, model/select.py); it is 1 without a draft model.
 Steps are those of regular decoding, for rows with CONTEXT cached tokens. The precisions take turns, except for
-float32, which uses torch's threads. `--questions FILE` takes the first turns of a file in the format of Spec-Bench
-as prompts.
+float32: it is timed separately, because it uses torch's threads. `--questions FILE` takes the first turns of a
+file in the format of Spec-Bench as prompts.
 """
 
 from __future__ import annotations

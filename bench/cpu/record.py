@@ -1,7 +1,7 @@
 """`python -m bench record [NAME ...]`: make the recordings that ship with the page (ui/recordings/shipped).
 
-Each is one race of the default pair, with a preset's settings and the page's number of threads. Before it, we
-measure all costs of rounds, as the page does while no race runs. We store the first race, whatever its outcome.
+Each is one race of the default pair, with a preset's settings and the page's number of threads. Before the race,
+we measure all costs of rounds, as the page does while no race runs. We store the first race, whatever its outcome.
 The file names the machine, the date, the versions and the command.
 """
 
@@ -16,14 +16,14 @@ from pathlib import Path
 from app import parse, set_threads
 from bass_core import ModelPair, Snapshot, measure_ahead, race
 from ui.page.choices import choices
-from ui.page.form import starting
+from ui.page.form import starting_values
 from ui.page.limits import Limits
 from ui.page.presets import presets
 from ui.page.request import RaceRequest, make_request
 from ui.recordings.recording import record, save
 from ui.recordings.shelf import FOLDER
 from ui.sources.local import Local
-from ui.sources.source import Ask
+from ui.sources.source import PairOptions
 
 from ..report.report import command, device_name, parser, revision, table, versions
 
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
     options = cli.parse_args(argv)
     if unknown := set(options.names) - set(RECORDINGS):
         cli.error(f"there is no recording {', '.join(sorted(unknown))}: choose of {', '.join(RECORDINGS)}")
-    local = Local(Ask(options.pair, options.draft, device="cpu"))
+    local = Local(PairOptions(options.pair, options.draft, device="cpu"))
     pair = local.pair
     about_pair = local.facts(set_threads(parse(["--host", "127.0.0.1"]), os.environ))
     facts = {
@@ -72,5 +72,5 @@ def recorded(pair: ModelPair, request: RaceRequest) -> Iterator[Snapshot]:
 
 def asked(pair: ModelPair, preset: str, quick: bool) -> RaceRequest:
     """Return the request that the page would send after a click on the preset, with few tokens if `quick`."""
-    values = starting(presets()[preset], Limits(), choices(pair, "auto"))
+    values = starting_values(presets()[preset], Limits(), choices(pair, "auto"))
     return make_request(values | ({"max_new_tokens": 8} if quick else {}), Limits())

@@ -4,11 +4,11 @@ FILE has the format of Spec-Bench (prompts.py). The seed draws `--per-category` 
 their turns are asked, with regular decoding's answers to the earlier turns as context. A text ends at the model's
 end token. Arms take turns step by step.
 
-These figures are over BASS's rounds: "tokens a round" is 1 + accepted drafts per row-round that drafted, `a` is
-accepted / tested drafts, and `at i` is the share of row-rounds with at least i drafts in which the first i were
-accepted. "ms/token" is the median of the calls. A speed-up is the time that regular decoding would need for the
-arm's texts divided by the arm's time (bass_core/lanes/pace.py), as the geometric mean over the calls; +- is 1.96
-standard errors of its logarithm, in per cent. "all" joins the categories.
+These figures are over BASS's rounds: "tokens a round" is 1 + accepted drafts per row-round that drafted, and `a`
+is accepted / tested drafts. `at i` is a share of the row-rounds with at least i drafts: those in which the first i
+drafts were accepted. "ms/token" is the median of the calls. A speed-up is the time that regular decoding would
+need for the arm's texts divided by the arm's time (bass_core/lanes/pace.py), as the geometric mean over the calls;
++- is 1.96 standard errors of its logarithm, in per cent. "all" joins the categories.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ REGULAR, SPECULATIVE, BASS = "regular", "speculative", "bass"
 ARMS = (REGULAR, SPECULATIVE, BASS)
 # The table has a column `at i` for each of the first PLACES drafts.
 PLACES = 3
-# Claims about all categories together: `a` by temperature, with only the draft model and a fixed length.
+# Claims about all categories together: the least `a` by temperature, with only the draft model and a fixed length.
 ACCEPTED = {0.0: 0.54, 0.7: 0.48}
-# BASS's speed-up over regular by temperature and batch, with the default length and drafter, on two cores with
-# AMX.
+# The least speed-up of BASS over regular decoding by temperature and batch, with the default length and drafter,
+# on two cores with AMX.
 FASTER = {0.0: {1: 1.7, 2: 1.45, 4: 1.3, 8: 1.15}, 0.7: {1: 1.5, 2: 1.3, 4: 1.2, 8: 1.08}}
 
 Row = dict[str, Any]
@@ -163,7 +163,7 @@ def _row(category: str, batch: int, temperature: float, calls: Calls) -> Row:
 def mean_ratio(ratios: list[float]) -> tuple[float | None, float | None]:
     """Return the geometric mean, and 1.96 standard errors of its logarithm in per cent.
 
-    The mean of no ratios is None, and so is the error of fewer than two.
+    Without ratios the mean is None, and with fewer than two the error is None.
     """
     if not ratios:
         return None, None

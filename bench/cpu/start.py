@@ -1,11 +1,11 @@
 """`python -m bench start`: seconds until the model is ready, from the second start on.
 
-First it times a new process that imports bass_core and calls `load_pair`. Separate figures show the trial in which
-each model is compared with its original code (model/select.py), and the check of the models at the start of each
-call. Then it times `python app.py` until it serves the page: once with --draft-length bass, and once with its
-defaults in a cache folder that holds the weights but no measured costs. The first start of each kind does not
-count, because it may convert the model and reads the files from disk. Figures are medians in seconds. To prove
-that the model was ready, every start must then write the same text.
+First it times a new process that imports bass_core and calls `load_pair`. Two parts of this also have separate
+figures: the trial that compares each model with its original code (model/select.py), and the check of the models
+at the start of each call. Then it times `python app.py` until it serves the page: once with --draft-length bass,
+and once with its defaults in a cache folder that holds the weights but no measured costs. The first start of each
+kind does not count, because it may convert the model and reads the files from disk. Figures are medians in
+seconds. To prove that the model is ready, every start then writes a text, which must always be the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     names = (*LIBRARY, "python app.py, all of it", "the same, no costs known")
     times: dict[str, list[float]] = {name: [] for name in names}
     texts = set()
-    # With --quick everything starts only once, and that counts.
+    # With --quick everything starts only once, and this start counts.
     for start in range(1 if arguments.quick else 1 + STARTS):
         library, text = _library(arguments.pair)
         texts.add(text)

@@ -1,8 +1,9 @@
 """`python -m bench window`: the target as its own draft, with only the first and last tokens of a long text.
 
 Part "acceptance": answers to long prompts of different kinds, built from this repository's files, greedy and
-sampled. In greedy text a small model soon repeats itself, and every window is right. In each round every window
-drafts from the same position, and we compare its drafts with the target's text. Nothing is timed.
+sampled. We include sampled text because a small model's greedy text soon repeats itself, and then the drafts of
+every window, even of the smallest, are accepted. In each round every window drafts from the same position, and we
+compare its drafts with the target's text. Nothing is timed.
 
 Part "whole": whole sampled answers with and without windowed drafts, timed in turns, without their prompts.
 """

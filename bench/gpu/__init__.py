@@ -4,8 +4,8 @@ Each section runs in a separate process. If it ends with an error, a crash or a 
 about it and the next section starts. The result file is rewritten after every figure, so nothing measured is lost
 when the command is interrupted; the same command then runs only the unfinished sections. No network is needed:
 models are built from configs with random weights. Without a GPU the same sections are a dry run on tiny models,
-and no time counts. `--here` runs sections in this process, for compute-sanitizer and ncu. The shipped pair is not
-measured here; use `bench batch --device cuda`.
+whose times mean nothing. `--here` runs sections in this process, for compute-sanitizer and ncu. The shipped pair
+is not measured here; use `bench batch --device cuda`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from bass_core.machine.cuda import gpu_expected, why_unusable
 
 from ..report.report import claim, device_name, document, parser, show, table
 from .checks import faults, texts
@@ -59,7 +61,7 @@ RATIOS = {
     ),
     "regular / BASS": ("lanes", ["b8 a0.8 regular", "b8 a0.8 bass"], "ms/token", "at least", 2.5),
     "generate / BASS": ("lanes", ["b8 a0.8 generate", "b8 a0.8 bass"], "ms/token", "at least", 4.0),
-    # The paper reaches 15.8 %.
+    # In the paper this share is 15.8 %.
     "BASS's share of the peak FLOP/s": ("lanes", ["b8 a0.9 bass"], "FLOPs", "at least", 0.158),
 }
 
@@ -75,6 +77,8 @@ def main(argv: list[str]) -> None:
         for name in arguments.here:
             run_here(name, arguments, device)
         return
+    if device.type == "cpu" and gpu_expected():
+        print(f"The sections run on the CPU: {why_unusable(torch.device('cuda'))}.", flush=True)
     report = document("gpu", arguments, device, [], [])
     if device.type == "cuda":
         report["versions"] |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(device)}

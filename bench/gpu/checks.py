@@ -1,8 +1,9 @@
 """Whole decoders on the device: their texts, the memory they leave allocated, and the effect of a failed capture.
 
-A case raises if something is wrong. Models are small and in float32. There, greedy text must equal that of
-transformers' `generate`, and sampled text, which uses the same random numbers on every device, that of the CPU.
-Rounding may change one sampled row in eight. In bfloat16 it changes more, so there the share is only reported.
+A case raises if something is wrong. Models are small. In float32, greedy text must equal that of transformers'
+`generate`. Sampled text uses the same random numbers on every device, so it must equal the CPU's text, except for
+one row in eight, which rounding may change. In bfloat16 rounding changes more rows, so we only report the share of
+equal ones.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _allocated(device: torch.device) -> float:
 
 @torch.inference_mode()
 def _same_steps(ctx: Context, model: CausalModel, widths: list[int]) -> None:
-    """Check that steps of two rows over one cache equal eager ones."""
+    """Check that captured steps of two rows over one cache give the same results as eager steps."""
     backend = choose_backend("auto", ctx.device, torch.float32)
     runner = cuda_graphs.make_runner(model, 2, 64, model.vocab, backend)
     eager, at = ModelRunner(model, 2, 64, model.vocab, backend), 0
@@ -173,7 +174,7 @@ def _same_steps(ctx: Context, model: CausalModel, widths: list[int]) -> None:
 
 
 def _many_captures(ctx: Context) -> None:
-    """Capture more graphs than torch has streams, and drop most; those that stay must still be right."""
+    """Capture more graphs than torch has streams, and drop most; the others must still give correct results."""
     subject = Subject(ctx, ctx.small_pair())
     before, cuda_graphs.STEP_BYTES = cuda_graphs.STEP_BYTES, 1 << 16
     try:

@@ -1,7 +1,7 @@
 """The context of a section of the GPU bench: the device, the models, and the receiver of its figures.
 
 A section passes on each figure as soon as it is known. Models are built from configs with random weights, so
-nothing is downloaded. On any device except CUDA they are tiny, and no time counts.
+nothing is downloaded. On any device except CUDA the models are tiny, and the times mean nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Context:
                     traceback.print_exc()
                     self.row(label, f"{type(error).__name__}: {error}"[:300], None)
                     if is_accelerator(self.device):
-                        # After an illegal access every later call raises, including this one: it ends the section.
+                        # After an illegal memory access every later call raises an error. This call does too,
+                        # which ends the section.
                         runtime(self.device).synchronize(self.device)
         finally:
             self.row("cases", "passed", passed, f"of {count}")

@@ -25,7 +25,7 @@ from bass_core.model.attention import choose_backend
 from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.graphs import GraphRunner, make_runner, release_idle
-from bass_core.model.llama_cuda import LlamaCuda, Plan
+from bass_core.model.llama_cuda import LlamaCuda, ProductPlan
 from bass_core.model.runner import ModelRunner
 from bass_core.predict.hardware import HARDWARE, Hardware
 from bass_core.predict.roofline import Roofline
@@ -38,15 +38,15 @@ from ..machine import measure
 from ..report.report import device_name, median
 from .context import Context
 
-# Plans say which matrix products run on our kernel, and how. We time all of them on the card to choose the best.
+# Plans say which matrix products run on our kernel, and how. We time all plans on the card to choose the best one.
 PLANS = {
-    "ours": Plan(),
-    "ours up to 16 rows": Plan(most_rows=16),
-    "torch at 1 row": Plan(gemv=False),
-    "torch": Plan(most_rows=0),
-    "K in parts": Plan(split_k=True),
+    "ours": ProductPlan(),
+    "ours up to 16 rows": ProductPlan(most_rows=16),
+    "torch at 1 row": ProductPlan(gemv=False),
+    "torch": ProductPlan(most_rows=0),
+    "K in parts": ProductPlan(split_k=True),
 }
-MOST_KERNELS = 16
+MAX_KERNELS = 16
 
 
 def lanes(ctx: Context) -> None:
@@ -90,7 +90,7 @@ def steps(ctx: Context) -> None:
     if isinstance(target, LlamaCuda):
         for (label, target.plan), (rows, width) in product(PLANS.items(), ((1, 1), (8, 1), (8, 5))):
             ctx.row(f"products by {label}", f"b{rows} x {width}", step_ms(ctx, target, rows, width, kvs[0]), "ms")
-        target.plan = Plan()
+        target.plan = ProductPlan()
     request = make_request(
         pair, ctx.prompts(sizes[1], 384, 512, pair.vocab), max_new_tokens=64, draft_length=5, drafter="model",
         eos_token_id=None, synthetic_acceptance=0.8,
@@ -154,7 +154,7 @@ def step_ms(
     """
     make = make_runner if graphs else ModelRunner
     runner = make(model, rows, kv + width, model.vocab, choose_backend(backend, ctx.device, ctx.dtype))
-    # Fill the cache with noise: a wrong sum of zeros would be right.
+    # Fill the cache with noise: over zeros, even a wrong kernel would give the correct sum.
     runner.cache.buffer.normal_()
     batch = ForwardBatch(torch.randint(0, model.vocab, (rows, width)).to(ctx.device), [kv] * rows)
     call: Callable[[], object] = partial(runner.forward, batch)
@@ -170,7 +170,7 @@ def step_ms(
 
 
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Return the median time of a call, on an accelerator from its first launch to the end of its last kernel."""
+    """Return the median time of a call; on an accelerator, from the first launch to the end of the last kernel."""
     times: list[float] = []
     for _ in range(repeats + 3):
         if is_accelerator(device):
@@ -203,5 +203,5 @@ def _profiled(ctx: Context, case: str, call: Callable[[], object]) -> None:
     rows = sorted(((getattr(row, spent), row.count, row.key) for row in profiler.key_averages()), reverse=True)
     ctx.row(case, "time with the profiler", wall_us, "us")
     ctx.row(case, "share without a kernel", max(0.0, 1 - sum(us for us, *_ in rows) / wall_us))
-    for us, count, name in rows[:MOST_KERNELS]:
+    for us, count, name in rows[:MAX_KERNELS]:
         ctx.row(case, name[:80], us, f"us in {count} calls")

@@ -2,8 +2,8 @@
 
 All arms get the same problems, prompts and random numbers. Each arm is a lane with its own clock, which starts
 with the prefill; arms take turns problem by problem. A sequence is finished when it writes the fence that closes
-its code block (explained in bench/passk/problems.py) or the model's end of text. It counts for a budget if that
-token came within the budget.
+its code block (explained in bench/passk/problems.py) or the model's end of text. The sequence counts for a budget
+if it was finished within the budget.
 
 Pass@First: the finished sequence with the highest mean log-probability passes (under the target at temperature 1,
 one forward outside the clocks).
@@ -14,8 +14,8 @@ Set budgets with --budget-ms. By default they are fractions of the time that reg
 sequence on this machine (measured first, median over a few problems). Generated programs run only with --execute,
 in bench/passk/sandbox.py; without it the pass figures are null.
 
-By default a sample of the problems runs. All of them, resumable (hours on two cores):
-    python -m bench passk --problems 164 --batch 1 4 8 16 --max-new-tokens 256 --samples FILE.jsonl --execute
+By default a sample of the problems runs. To run all problems, resumable (takes hours on two cores): python -m
+    bench passk --problems 164 --batch 1 4 8 16 --max-new-tokens 256 --samples FILE.jsonl --execute
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def figure_of(lines: list[Row]) -> go.Figure:
 def _claims(
     records: list[Record], lines: list[Row], budgets: list[float], arguments: argparse.Namespace
 ) -> list[Row]:
-    """Return the paper's comparison at the middle budget: BASS at the largest batch against the others."""
+    """Return the paper's comparison at the middle budget: BASS at the largest batch and the other methods."""
     budget, n = round(sorted(budgets)[len(budgets) // 2]), arguments.batch[-1]
     at = {(line["method"], line["n"]): line for line in lines if line["budget ms"] == budget}
     if n == 1:

@@ -6,8 +6,8 @@ A model with a chat template sees the function with a request to complete it. We
 that repeats the function up to its body, so a completion ends with the token of the closing fence. The decoders
 treat that token as an end of text: the row is finished at the token's lane time and leaves its batch, and
 single-sequence speculation continues with the next row. With stop strings, for example "\ndef ", rows would be
-generated beyond their end. Showing the function first costs prompt tokens, but without it SmolLM2-135M-Instruct
-continues with example calls, and fewer rows close their block.
+generated beyond their end. Showing the function in the request costs prompt tokens. But if the request does not
+show it, SmolLM2-135M-Instruct continues with example calls, and fewer rows close their block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run all lanes of one passk run, problem by problem; `collect` is the entry point.
 
 With a samples file each record is appended immediately, and a later call with the same settings continues after
-the last record; other settings are refused. Single-sequence speculation runs only at the largest n: it writes one
-sequence after another, so its first n sequences serve as the lane of n.
+the last record; other settings are refused. Single-sequence speculation runs only at the largest n. It writes one
+sequence after another, so for a smaller n we take its first n sequences.
 """
 
 from __future__ import annotations

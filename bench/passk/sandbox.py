@@ -31,7 +31,7 @@ from pathlib import Path
 CHILD = Path(__file__).with_name("sandbox_child.py")
 LAYERS = ("namespace", "landlock", "seccomp")
 UNSHARE = ("unshare", "--user", "--net", "--ipc", "--pid", "--fork", "--kill-child")
-# Bytes that we read of a child's answer, more than the two lines of an honest one.
+# We read at most this many bytes of a child's answer. An honest child writes two lines, which are far shorter.
 _LONGEST_ANSWER = 4096
 
 
@@ -141,7 +141,7 @@ def namespaces() -> bool:
 
 
 def _listen(answer: int, wall_s: float) -> tuple[bytes, bool]:
-    """Return the child's output until it ends or its time is up, and whether it ended."""
+    """Return the child's output until the child ends or its time is up, and whether it ended."""
     output, deadline = b"", time.monotonic() + wall_s
     while len(output) < _LONGEST_ANSWER:
         left = deadline - time.monotonic()

@@ -56,7 +56,7 @@ def limit(cpu_s: int, memory_mb: int) -> None:
 def close_files(libc: Any) -> bool:
     """Forbid writing, creating, renaming and removing files from now on.
 
-    We use a Landlock ruleset to which we add no rule, so it allows none of these anywhere.
+    We use a Landlock ruleset without any rule, so it allows none of these operations anywhere.
 
     Returns:
         Whether the kernel supports it.

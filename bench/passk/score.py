@@ -2,8 +2,8 @@
 
 A record is {"task_id", "lanes": {"METHOD N": [sequence, ...]}}. A sequence is {"text", "token_ids", "ended_ms",
 "logprob", "passed"}: `ended_ms` is the lane time of the token that ended it, or None if it did not end; `logprob`
-and `passed` are None until it is judged. A budget only cuts a lane off, so one run with the longest budget also
-contains the runs with all shorter ones.
+and `passed` are None until it is judged. A budget only stops a lane early, so one run with the longest budget also
+contains the runs with all shorter budgets.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def wilson(passed: int, count: int) -> list[float]:
 
 
 def differing(records: list[Record], batches: list[int]) -> tuple[int, int]:
-    """Compare regular decoding's sequences with the same sequence in the smallest batch that has it.
+    """Compare each sequence of regular decoding with the same sequence in the smallest batch that contains it.
 
-    Sequences are compared over the shorter length.
+    Sequences of different lengths are compared up to the end of the shorter one.
 
     Returns:
-        How many differ, and how many were compared.
+        How many sequences differ, and how many were compared.
     """
     compared = wrong = 0
     for record in records:

@@ -1,16 +1,16 @@
 """The arms of `bench peers` (program, method, weights), and `take_turns`, which runs them one at a time.
 
 Every call answers the same token ids greedily with a fixed number of new tokens. Our lanes, OpenVINO, vLLM and
-`generate_batch` continue after an end token; `generate` and llama.cpp never choose one. transformers runs the
-model in its own dtype with its default attention, `sdpa`. A draft head can't assist it, because `assistant_model`
-must be a causal language model. The method "as our lane" is our lane around the same `generate`.
+`generate_batch` continue after an end token; `generate` and llama.cpp never choose an end token. transformers runs
+the model in its own dtype with its default attention, `sdpa`. A draft head can't assist it, because
+`assistant_model` must be a causal language model. The method "as our lane" is our lane around the same `generate`.
 
 Every round runs all arms twice: with one new token, which gives the time of the prompt, and with all new tokens.
 The first round does not count. After every call we wait SETTLE_S, so that spinning threads go to sleep, and then
 measure the CPU time of this process and of the children over WATCH_S: `busy` is the number of cores that were
 still at work. `others` is the number of cores that all other programs used during the call, including time taken
 by the host of a virtual machine; the system counts these in steps of 10 ms. We leave out calls during which
-`others` was above MOST_OTHERS, unless that is true of all calls of an arm.
+`others` was above MAX_OTHERS, unless that is true of all calls of an arm.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .child import Child
 OURS, TRANSFORMERS, LLAMA_CPP, OPENVINO, VLLM = "ours", "transformers", "llama.cpp", "OpenVINO", "vLLM"
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "Q4_1": 4}
 SETTLE_S, WATCH_S = 0.05, 0.05
-# The most cores that other programs may use during a call. The limit is low because two threads that wait for each
-# other lose far more time than the share that was taken from them.
-MOST_OTHERS = 0.1
+# The maximum number of cores that other programs may use during a call. The limit is low because two threads that
+# wait for each other lose far more time than the share that was taken from them.
+MAX_OTHERS = 0.1
 
 Rows = list[list[int]]
 Clock = Callable[[], float]
@@ -81,7 +81,7 @@ def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterat
 
 
 def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
-    """Yield `generate` on the padded batch, and prompt lookup at batch 1, `generate_batch` at others."""
+    """Yield the arms of `generate` (rows are padded), and prompt lookup at batch 1, else `generate_batch`."""
     run = partial(written_by, pair.target, rows, attention="sdpa")
     yield Arm(TRANSFORMERS, "generate", len(rows), weights, run)
     if len(rows) == 1:
@@ -94,8 +94,8 @@ def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
     """Return the new token ids that transformers' continuous batching writes greedily, without an early end.
 
     We give its cache only the blocks that the rows need. By default it takes most of the free memory, and
-    allocating that takes longer than everything else. It computes in a second thread, which slows it down as
-    described for the outside lane in docs/figures.md.
+    allocating that takes longer than everything else. Continuous batching computes in a second thread;
+    docs/figures.md describes, for the outside lane, how much that slows it down.
     """
     options = ContinuousBatchingConfig(max_batch_tokens=sum(map(len, rows)), allow_block_sharing=False)
     options.num_blocks = sum(-(-(len(row) + tokens) // options.page_size) for row in rows)
@@ -108,7 +108,14 @@ def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
 
 
 def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
-    """Return the arm of llama.cpp, OpenVINO or vLLM with the speculation `way`."""
+    """Return the arm of a peer outside this process (llama.cpp, OpenVINO or vLLM).
+
+    Args:
+        peer: the peer's process.
+        way: the name of its speculation, for example "plain".
+        weights: a key of BITS.
+        rows: the token ids of each prompt.
+    """
 
     def run(tokens: int) -> None:
         peer.complete(rows, tokens)
@@ -166,7 +173,7 @@ def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) 
             turn.texts += [] if written is None else [written]
     for turn in turns:
         counted = range(1, repeats + 1)
-        undisturbed = [call for call in counted if turn.others[call] <= MOST_OTHERS] or counted
+        undisturbed = [call for call in counted if turn.others[call] <= MAX_OTHERS] or counted
         for name in ("prompt_ms", "ms", "busy", "others"):
             setattr(turn, name, [getattr(turn, name)[call] for call in undisturbed])
     return turns

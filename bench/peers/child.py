@@ -25,7 +25,9 @@ Complete = Callable[[list[list[int]], int], Any]
 
 
 class Child:
-    """The process of a peer, for use in a `with` statement; RuntimeError, one sentence, if it fails or hangs.
+    """The process of a peer, for use in a `with` statement.
+
+    If the process fails or hangs, a RuntimeError with one sentence is raised.
 
     Args:
         name: the peer's name; --no-NAME leaves it out of a run.
@@ -81,7 +83,7 @@ class Child:
             self._child.wait()
 
     def complete(self, rows: list[list[int]], tokens: int) -> Any:
-        """Return the peer's answer for `tokens` new tokens of each row."""
+        """Return the peer's answer: `tokens` new tokens for each row."""
         self._send((rows, tokens))
         return self._answer(CALL_S)
 

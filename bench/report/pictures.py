@@ -23,7 +23,7 @@ from ..cpu.page import app, browser
 from .report import CPU, ROOT, claim, finish, parser
 
 # Limit for pictures inside a text; pictures of a whole page may be larger.
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 # Timeout of one race on a slow machine, in milliseconds.
 PATIENCE = 400_000
 # Step to a round with several drafts of which only some were accepted.
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> None:
             for shot in RACES[preset]:
                 sizes[shot.file] = take(page, shot, options.out)
     largest = max((size for name, size in sizes.items() if name.startswith("lecture")), default=0)
-    claims = [claim("bytes of a text's largest picture", largest, f"at most {MOST_BYTES}", largest <= MOST_BYTES)]
+    claims = [claim("bytes of a text's largest picture", largest, f"at most {MAX_BYTES}", largest <= MAX_BYTES)]
     finish("pictures", options, CPU, results, claims)
 
 

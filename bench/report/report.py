@@ -122,17 +122,17 @@ def claim(name: str, value: float | None, bar: str, holds: bool | None) -> Row:
 
 
 def at_most(name: str, value: float, bar: float, decided: bool = True) -> Row:
-    """Return a claim that holds up to the bar; it stays open if `decided` is False."""
+    """Return the claim that the value is at most `bar`; it stays open if `decided` is False."""
     return claim(name, value, f"at most {bar:g}", value <= bar if decided else None)
 
 
 def at_least(name: str, value: float, bar: float, decided: bool = True) -> Row:
-    """Return a claim that holds from the bar on; it stays open if `decided` is False."""
+    """Return the claim that the value is at least `bar`; it stays open if `decided` is False."""
     return claim(name, value, f"at least {bar:g}", value >= bar if decided else None)
 
 
 def alike(name: str, value: float, decided: bool = True) -> Row:
-    """Return a claim about a share that must be 1; it stays open if `decided` is False."""
+    """Return the claim that a share is 1; it stays open if `decided` is False."""
     return claim(name, value, "1.0", value == 1 if decided else None)
 
 
@@ -194,7 +194,7 @@ def document(
     results: list[Row],
     claims: list[Row],
 ) -> Row:
-    """Return a bench's document, ready for JSON; `of` is the measured pair, or only the device."""
+    """Return a bench's document, ready for JSON; `of` is the measured pair, or the device if there is no pair."""
     weights = None if isinstance(of, torch.device) else weights_of(of)
     return {
         "bench": bench,

@@ -2,9 +2,9 @@
 
 Every request must end in a finished race or in one documented sentence (a BassError's), never in a traceback, an
 internal error or a file name of the server. Afterwards the server must answer as before. Its memory may grow by at
-most 5 % after the first fifth of the cases. Until then every part of the program runs for the first time, and
-Gradio's stores fill up (they keep the last 2,000 visitors). The table shows the memory after each tenth. Valid
-arguments run a race, which the server's limits keep short.
+most 5 % after the first fifth of the cases. During that first fifth, every part of the program runs for the first
+time, and Gradio's stores fill up (they keep the last 2,000 visitors). The table shows the memory after each tenth.
+Valid arguments run a race, which the server's limits keep short.
 """
 
 from __future__ import annotations

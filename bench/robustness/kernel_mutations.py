@@ -1,4 +1,4 @@
-"""Known ways to break CPU and GPU kernels, captured steps and shared prefixes; as in mutations.py."""
+"""Known ways to break CPU and GPU kernels, captured steps and shared prefixes, in the format of mutations.py."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ KERNEL_MUTANTS = [
     Mutant("Triton: the residual of the rejection rule", "kernels/triton/accept.py",
            "tl.maximum(factor * weight - taken, 0.0)", "tl.maximum(weight - taken, 0.0)", _RECOVERED),
     Mutant("a launch that could not be compiled is launched", "kernels/triton/launch.py",
-           "        raise LeftOut(name)\n", "        pass\n",
+           "        raise CompileFailed(name)\n", "        pass\n",
            [_KERNELS + "left_out.py::test_attention_tries_its_other_tile_sizes_before_torch"]),
     Mutant("the start ends with the launch that its compiler died of", "bass_core/machine/gpu_kernels.py",
            'launch += order["step"]', "launch = None",
            ["tests/faults/test_compiler.py::test_the_page_runs_although_the_compiler_dies"]),
     Mutant("flash-attn where it was not faster", "kernels/backends.py",
-           "plain and shape_key(query, key) in FASTER", "plain",
+           "plain and shape_key(query, key) in FLASH_FASTER", "plain",
            [_KERNELS + "attention.py::test_mixed_uses_flash_only_where_it_is_faster_and_supported"]),
     Mutant("Triton: the first failure ends a block", "kernels/triton/accept.py",
            "accepted = tl.max(tl.where(is_test & passes & (i < count), i + 1, 0), 1)",

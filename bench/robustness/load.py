@@ -5,8 +5,8 @@ complete and correct answer (the library's texts for that seed) or the message t
 hang. The server's memory at the end must be within 5 % of that after the first race. Nothing is timed.
 
 With `--workers N` the races run on N workers of Ray. Every minute we kill the busiest worker, unless another one
-is still restarting, and its race must get the message about a lost worker. Memory is then that of the front and
-the living workers. No process may be left over.
+is still restarting, and its race must get the message about a lost worker. The memory is then that of the front
+process and the living workers together. No process may be left over.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from ..report.report import CPU, Row, alike, at_most, claim, finish, number, par
 from .serving import Server
 
 PROMPT, TEMPERATURE, SEEDS = "Hello", 0.8, 8
-# Seconds after which a client counts as hung, far more than a race after a full queue takes.
+# Seconds after which a client counts as hung. A race that first waits for a full queue takes far less.
 PATIENCE_S = 180.0
 # The outcome of a race whose worker was killed.
 LOST = "worker killed, and said so"
-# Seconds over which we measure a worker's CPU use, and that Ray's processes may take to end.
+# CPU_WINDOW_S: seconds over which we measure a worker's CPU use. ENDING_S: seconds that Ray's processes may take
+# to end.
 CPU_WINDOW_S, ENDING_S = 0.2, 20.0
 
 
@@ -82,7 +83,7 @@ def main(argv: list[str]) -> None:
     if ray:
         counted["workers killed"] = len(killed)
         # No client reports a kill that came between two races, or during a race that its client had given up. In a
-        # quick run there may be no other kills.
+        # quick run all kills may be of these two kinds.
         holds = None if arguments.quick and not reported else 0 < reported <= len(killed)
         claims.append(claim("races reported as lost, of workers killed", reported, f"1 to {len(killed)}", holds))
     results: list[Row] = [{"outcome": name, "requests": n} for name, n in counted.items()]
@@ -147,7 +148,8 @@ def _load(
     end, lock = time.monotonic() + seconds, threading.Lock()
 
     def work(number: int) -> None:
-        # Each client gives up every third request: alternately it cancels, or drops the connection.
+        # Each client gives up every third request: it alternates between cancelling it and dropping the
+        # connection.
         for turn in count(number):
             if time.monotonic() >= end:
                 return

@@ -16,7 +16,8 @@ import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-# As in tests/conftest.py and bench/__main__.py. It must be set before triton is imported, which torch does.
+# As in tests/conftest.py and bench/__main__.py. The variable must be set before torch is imported, because torch
+# imports triton.
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch

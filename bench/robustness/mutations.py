@@ -48,7 +48,7 @@ _BLOCK = "tests/bass_core/verify/test_block.py::test_"
 _FED = "tests/bass_core/draft/test_tree.py::test_"
 _OVERLAPPED = "tests/bass_core/decode/overlapped/test_"
 _CORE = "tests/bass_core/"
-# Cases in which torch verifies, not the CPU kernels.
+# Test cases in which torch verifies the drafts, not the CPU kernels.
 _REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_equal_the_reference"]
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[bass-other-1.0-0-1.0-rejection]"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_rejected"]
@@ -143,7 +143,8 @@ MUTANTS = [
            "rows[r].tokens[start:] if", "rows[r].tokens[max(start, len(rows[r].tokens) - 2) :] if",
            [_CONFORMANCE + "counts.py::test_rounds_without_drafts_keep_the_draft_in_step"]),
     Mutant("q of a reduced vocabulary at other ids", "bass_core/sample/distribution.py",
-           "return calls.spread(q, ids, size)", "return calls.spread(q, torch.arange(len(ids)), size)",
+           "return calls.scatter_columns(q, ids, size)",
+           "return calls.scatter_columns(q, torch.arange(len(ids)), size)",
            [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[bass-reduced-1.0-3-1.0]"]),
     Mutant("all rows share their noise", "bass_core/sample/noise.py", "broadcast_tensors(sequence_ids,",
            "broadcast_tensors(0 * sequence_ids,", [_CORE + "sample/test_noise.py::test_words_equal_philox"]),

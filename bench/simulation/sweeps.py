@@ -81,7 +81,7 @@ def crossover(points: list[tuple[int, float]]) -> float | None:
 
 
 def crossovers(rows: list[Row]) -> list[Row]:
-    """Return for each GPU the batch size at which each policy becomes slower, from the rows of `batches`."""
+    """Return for each GPU the batch sizes from which on the policies are slower than regular decoding."""
     results = []
     for name in dict.fromkeys(row["hardware"] for row in rows):
         mine = [row for row in rows if row["hardware"] == name]

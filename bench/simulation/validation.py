@@ -7,7 +7,8 @@ nor of the held-out length, nor of Algorithm 1. Decoding is greedy, and the draf
 (highest - lowest) / median of an arm's repeats.
 
 The "clock" figures come from running each arm again on a simulated clock with the same table (SimulatedClock).
-There only the times are predicted, while the rounds are real; the other predictions also draw the acceptance.
+In these figures only the times are predicted, while the rounds are real; the other predictions also draw the
+acceptance at random.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from ..report.report import Row, claim, median
 
 FIT, HELD_LENGTH = (2, 6), 4
 WITHIN = 0.10
-# A row's acceptance rate at a position is estimated as if the row had tested this many more drafts there, which
-# were accepted at the mean rate of all rows. This keeps rates from few drafts close to that mean (shrinkage).
+# We estimate a row's acceptance rate at a position as if the row had tested this many additional drafts at that
+# position, and as if they had been accepted at the mean rate of all rows. This keeps rates from few drafts close
+# to that mean (shrinkage).
 POOLED = 4.0
 WARM_UP = 4  # tokens of the unmeasured runs
 # The names of the predictions, and the columns with their relative errors.

@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 _NO_IDS = np.empty(0, np.int64)
 # Bits of `alive`: whether a row has a draft at a level, and whether it goes on after it.
 HAS_DRAFT, GOES_ON = 1, 2
-# The attention plan of nothing: no items, no tokens, an empty order.
+# An empty attention plan: no items, no tokens, an empty order.
 NO_PLAN = np.empty((0, 6), np.int64), np.empty((0, 5), np.int64), _NO_IDS
 
 
@@ -41,11 +41,12 @@ class Pointing(NamedTuple):
     Attributes:
         text: int64 [rows, T], the rows' texts.
         lengths: int64 [B], their lengths.
-        columns: int64 [V], the head's column of each of the target's ids; -1 for ids that it lacks.
+        columns: int64 [V], for each of the target's ids its column in the head's vocabulary, or -1 if it is not in
+            it.
         weight: float32 [hidden]; its product with a state is added to the logit.
-        by_size: float32, also added, by the size of the match: of `shortest` tokens, of one more, and so on.
-            Longer matches than the last count as the last.
-        shortest: tokens of the shortest match.
+        by_size: float32, also added to the logit. Entry i is for a match of `shortest` + i tokens, and the last
+            entry also for all longer matches.
+        shortest: number of tokens of the shortest match that counts.
     """
 
     text: Array
@@ -58,14 +59,14 @@ class Pointing(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """The order for a chain of drafts, from a head that reads its own states.
+    """A request for a chain of drafts, from a head that reads its own states.
 
     Attributes:
-        most: int64 [B], the most drafts of each row; at least one row has more than 0.
-        fuse: the layer that makes inputs of [embedding, state].
+        most: int64 [B], the maximum number of drafts of each row; at least one row has more than 0.
+        fuse: the layer that turns [embedding, state] into the body's input.
         embedded: float32 [V', hidden], the embeddings of the head's vocabulary.
         ids: int64 [V'], the token id of each of its columns, which the noise depends on.
-        words: int64 [2, levels, B], two words of the hash of each noise key.
+        words: int64 [2, levels, B], for each level and row, two words of the hash of its noise key.
         filters: temperature, top_k, top_p and min_p (`Filters`), or None to draft greedily.
         confidence, headroom: `confidence` and HEADROOM of HeadDrafter (bass_core/draft/head.py); 0 for none.
         soft: whether distributions are wanted.
@@ -87,7 +88,7 @@ class Chain:
 
     @property
     def levels(self) -> int:
-        """Return the most drafts of any row."""
+        """Return the largest entry of `most`."""
         return int(self.most.max())
 
 
@@ -113,7 +114,7 @@ class Drafted:
 
     @property
     def forwards(self) -> int:
-        """Return the number of forwards."""
+        """Return the number of forwards that the chain took."""
         return 1 + int((self.alive[:-1] & GOES_ON).any(1).sum())
 
 
@@ -146,11 +147,11 @@ class ChainArguments(NamedTuple):
     """A Chain for the kernels: its fields, the arrays of its result, and scratch.
 
     Attributes:
-        most, embedded, ids, words, soft, pointing: the Chain's.
+        most, embedded, ids, words, soft, pointing: the Chain's fields of the same names.
         fuse: the Line of the fusing layer.
         draws: how tokens are chosen.
         greedy: whether the likeliest token is taken.
-        columns, probs, alive: the arrays of the Drafted.
+        columns, probs, alive: the arrays of the result (Drafted), which the kernel fills in.
         lengths: int64 [levels, B], the rows' lengths before each level.
         firsts: int64 [B + 1], the first token of each row when every row has one token.
         starts: int64 [blocks + 1], the blocks of these tokens (products.py).
@@ -317,7 +318,7 @@ def feed(
 ):
     """Make the body's inputs x [B, hidden] from each row's newest token and the state before it: two phases.
 
-    states [N, hidden]: the body's; row b's newest is wanted[b].
+    states [N, hidden]: the states that the body has computed; wanted[b] is the index of row b's newest one.
     """
     rows, line, starts, inputs = len(chain.most), chain.fuse, chain.starts, chain.inputs
     while True:
@@ -336,7 +337,7 @@ def feed(
 
 @helper
 def later_plan(chain, level, plan):
-    """Return the attention plan after level `level`; plan: the previous step's, for its types."""
+    """Return the attention plan after level `level`; of `plan`, we use only an empty array."""
     rows, plans, no_tree = len(chain.most), chain.plans, plan[4][:0]
     at, end = level * rows, (level + 1) * rows
     items = plans.items[plans.ends[level] : plans.ends[level + 1]]

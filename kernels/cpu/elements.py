@@ -2,7 +2,7 @@
 
 These are compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
 reads them: `width` vectors together, [steps][width] blocks of STEP numbers, in a form that kinds.py names.
-`vectors_u16` and `vectors_f32` are two views of the same bytes. Positions in them count numbers, whatever their
+`vectors_u16` and `vectors_f32` are two views of the same bytes. Positions in them are counted in numbers, in every
 form. NaN stays NaN, and infinity stays infinite or becomes NaN, so that unsound numbers are found later.
 """
 
@@ -135,7 +135,7 @@ def exp2(x):
 
 @helper
 def vector_position(vector, starts, steps):
-    """Return where the first step of a vector lies, in numbers, and how many vectors its block has."""
+    """Return the position of a vector's first step, counted in numbers, and how many vectors its block has."""
     block = 0
     while starts[block + 1] <= vector:
         block += 1
@@ -144,7 +144,7 @@ def vector_position(vector, starts, steps):
 
 @helper
 def bytes_of(form):
-    """Return the bytes of a block of STEP numbers in a form."""
+    """Return how many bytes a block of STEP numbers takes in a form."""
     return VECTOR_BYTES[form]
 
 
@@ -194,7 +194,7 @@ def pack_all(state, phase, x, size, starts, vectors_u16, vectors_f32, form):
 
 @helper
 def _block(vectors_f32, to):
-    """Return the address of the block of bytes at a place in numbers."""
+    """Return the address of a block of bytes; `to` is its position, counted in numbers."""
     return vectors_f32.ctypes.data + to // np.uintp(STEP) * np.uintp(VECTOR_BYTES[AS_BYTES])
 
 

@@ -58,15 +58,15 @@ def forward(
         norms: float32 [2 layers + 1, hidden].
         head_norms: weights of query and key norms [layers, 2, dim], flat, or empty.
         shape, visible, plan, caches, segment, queries, parts: see attention/phases.py.
-        step: int64 arrays firsts [B + 1], lengths [B], starts (products.py), the M wanted tokens, whose logits are
-            computed, and the starts of these.
+        step: int64 arrays firsts [B + 1], lengths [B], starts of all tokens' blocks (products.py), the M wanted
+            tokens, whose logits are computed, and starts of the wanted tokens' blocks.
         rope: [positions, dim], flat: cosines and sines of each position.
         stream_index: int64 [layers + 1], the row of `streams` to which x is copied before each layer; -1 for none.
         streams: [copies, N x hidden].
         scratch, vectors_u16, vectors_f32: scratch.
         dot: whether queries, keys and values are bfloat16.
         out: the final norm, [N, hidden].
-        logits: [M, V]; with a chain M = B, and [levels, B, V].
+        logits: [M, V]. With a chain, M is B and `logits` is [levels, B, V].
         chain: see chain.py.
     """
     heads, kv_heads, dim, _ = shape
@@ -74,8 +74,8 @@ def forward(
     form, weights, no_stream = line_at(lines, 0).form, norms.ravel(), x[:0]
     rows = heads * dim + 2 * kv_heads * dim
     rows += -rows % PANEL
-    # Two buffers of vectors: the vectors for the down product are written while the gate and up product still
-    # reads its own.
+    # There are two buffers of vectors, because the vectors for the down product are written while other vectors
+    # are still read for the gate and up product.
     half = len(vectors_f32) // 2
     vectors_u16, next_u16, vectors_f32, next_f32 = (
         vectors_u16[: 2 * half],

@@ -1,7 +1,7 @@
 """How weights and vectors lie in memory, and how a step of a product multiplies them.
 
-A packed matrix is a stream [panels][steps] of blocks, each PANEL rows x STEP inputs. The lanes of a register are
-rows, so a product never adds lanes. Blocks:
+A packed matrix is a stream [panels][steps] of blocks, each PANEL rows x STEP inputs. Each lane of a register
+belongs to one row, so a product never sums across lanes. Blocks:
 
 - bfloat16: [STEP / 2][PANEL][2]; float16: [STEP][PANEL];
 - int8: [STEP / 4][PANEL][4] unsigned bytes, q + 128; the product is multiplied by the row's scale afterwards;
@@ -35,9 +35,9 @@ TILES = has_tiles()
 # Whether bfloat16 products are faster than float32 ones. A Zen 4 does 32 bfloat16 products per cycle, and 16
 # float32 products. An Emerald Rapids does 16 of either kind, but 512 bfloat16 products with tiles (measured).
 FAST_DOT = TILES or (HAS_DOT and cpu_name().startswith("znver"))
-# The most vectors that are multiplied together: their sums must fit the registers besides the weights. A Zen 4 is
-# faster with half of what would fit, because the next panel is fetched during the second half; an Emerald Rapids
-# is not (measured). Six tiles of sums hold 48 vectors.
+# COLUMNS: the maximum number of vectors that are multiplied together; their sums and the weights must fit the
+# registers. A Zen 4 is faster with half as many vectors, because the next panel is fetched during the second half;
+# an Emerald Rapids is not (measured). TILE_COLUMNS: the same for tiles; six tiles of sums hold 48 vectors.
 COLUMNS = 8 if _AVX512 and not (HAS_DOT and cpu_name().startswith("znver")) else 4
 TILE_COLUMNS = 48
 HAS_VNNI = ("avx512vnni" if _AVX512 else "avxvnni") in cpu_features()
@@ -87,7 +87,7 @@ def vectors_of(form: str, dot: bool) -> int:
 
 
 def columns_of(form: str, dot: bool) -> int:
-    """Return the most vectors that weights of a format are multiplied by at once."""
+    """Return the maximum number of vectors that weights of a format are multiplied by at once."""
     return TILE_COLUMNS if TILES and vectors_of(form, dot) == AS_PAIRS else COLUMNS
 
 
@@ -127,13 +127,13 @@ def fma(b: Any, first: Any, second: Any, third: Any) -> Any:
 
 
 def add_pairs(b: Any, total: Any, first: Any, second: Any) -> Any:
-    """Return total + the products of bfloat16 numbers, two per lane."""
+    """Return total plus, in each lane, two products of bfloat16 numbers."""
     dot = function(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, BFLOATS, BFLOATS)
     return b.call(dot, [total, first, second])
 
 
 def add_fours(b: Any, total: Any, first: Any, second: Any) -> Any:
-    """Return total + the products of unsigned and signed bytes, four per lane, as int32: exact."""
+    """Return the int32 total plus, in each lane, four products of unsigned and signed bytes; this is exact."""
     if HAS_VNNI:
         dot = function(b, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", INTS, INTS, INTS, INTS)
         return b.call(dot, [total, first, second])

@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Scratch(threading.local):
-    """Scratch of a thread, as large as its largest step so far."""
+    """A thread's scratch memory, as large as its largest step so far has needed."""
 
     tokens, chosen = 0, 0
     floats: Array
@@ -69,7 +69,7 @@ class PackedLlama:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of weights that a step reads."""
+        """Return how many bytes of weights a step reads."""
         return sum(matrix.nbytes for matrix in self.matrices)
 
     def run(
@@ -94,7 +94,7 @@ class PackedLlama:
             wanted: int64 [M], the tokens whose logits are computed.
             cache: the rows' keys and values.
             rope: float32 [positions x dim], as in forward.py.
-            gap_ends: which columns are not seen (attention/step.py).
+            gap_ends: which columns are hidden (attention/step.py).
             read_layers: the layers before which x is copied.
             keep: whether the logits get fresh memory; otherwise this thread's next call overwrites them.
             tree: the trees that the new tokens form; None if they continue the text.
@@ -135,8 +135,8 @@ class PackedLlama:
 
         Returns:
             Logits float32 [levels, B, V'] after each row's newest token, then after each draft but the last; and
-            the drafts. Logits of levels that no row reaches are undefined. Without chain.keep there is one level,
-            the last that was reached.
+            the drafts. Logits of levels that no row reaches are undefined. Without chain.keep there are only the
+            logits of the last level that was reached.
         """
         rows, before = len(chain.most), np.asarray(lengths, np.int64)
         buffers = self._buffers(x.shape[0], 0)

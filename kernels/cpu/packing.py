@@ -92,12 +92,12 @@ class Packed:
 
     @property
     def columns(self) -> int:
-        """Return the most vectors that this matrix is multiplied by at once."""
+        """Return the maximum number of vectors that this matrix is multiplied by at once."""
         return columns_of(self.form, self.dot)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that a product reads."""
+        """Return how many bytes a product reads."""
         return int(self.data.nbytes) + (0 if self.scale is None else int(self.scale.nbytes))
 
 
@@ -136,7 +136,7 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
 
 
 def _blocks(part: Tensor, each: int, steps: int, value: int = 0) -> Tensor:
-    """Pad a part [rows, up to steps x each] with `value`: [panels, steps, PANEL, each]."""
+    """Return a part [rows, up to steps x each], padded with `value`, as [panels, steps, PANEL, each]."""
     missing = 0, steps * each - part.shape[1], 0, -len(part) % PANEL
     padded = F.pad(part, missing, value=value) if any(missing) else part
     return padded.view(-1, PANEL, steps, each).transpose(1, 2)
@@ -163,7 +163,7 @@ def _weight_bytes(size: int) -> Array:
 
 
 class _Arena:
-    """The unused rest of the newest large pages; arrays that lie in them keep them alive."""
+    """The part of the newest large pages that no array uses yet. An array keeps its pages alive."""
 
     free = np.zeros(0, np.uint8)
 

@@ -1,7 +1,8 @@
 """Memory in large pages, for weights and caches, which every step reads whole.
 
-With small pages, looking up tens of thousands of them takes 10 % of the time of the products (measured on an
-Emerald Rapids) and a fifth of the time of writing keys and values for 16 rows (on a Sapphire Rapids).
+With small pages, a CPU has to look up the addresses of tens of thousands of them. These look-ups take 10 % of the
+time of the products (measured on an Emerald Rapids) and a fifth of the time of writing keys and values for 16 rows
+(on a Sapphire Rapids).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from .pages import aligned
 from .tiles import ROWS, configure, release
 from .vectors import call
 
-# Bytes of weights in a chunk. Larger chunks are read faster, because they are longer; smaller ones share work more
-# evenly.
+# Bytes of weights in a chunk. Large chunks are read faster; small ones divide the work more evenly among the
+# threads.
 _CHUNK = 221_184
 # How many bytes ahead weights are prefetched, if each weight is read only once.
 _AHEAD = 3072
@@ -57,9 +57,9 @@ def product(
 ):
     """Multiply a matrix by all vectors, and pass the products on as `epilogue` demands: one phase.
 
-    A PLAIN product is y [vectors, PANEL x panels]. Otherwise y is scratch, in which each chunk has a separate
-    [vectors, rows of the chunk]: rows a power of two apart would compete for the same cache lines. next_form is
-    the form of the next product's vectors.
+    A PLAIN product is y [vectors, PANEL x panels]. Otherwise y is scratch memory with a separate block [vectors,
+    rows of the chunk] for each chunk: without these blocks, vectors a power of two apart would compete for the
+    same cache lines. next_form is the form of the next product's vectors.
     """
     panels, size = line.panels, line.panel_bytes
     vector_bytes, blocks = bytes_of(line.form), len(starts) - 1
@@ -68,7 +68,7 @@ def product(
     chunks = (panels + chunk_panels - 1) // chunk_panels
     chunk = claim(state, phase)
     tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[blocks] > 0
-    # One configuration serves blocks of equal width, and all blocks of 16 vectors or more.
+    # Blocks of equal width need the same configuration of the tiles, and so do all blocks of 16 vectors or more.
     narrow = tiled and blocks > 1 and starts[1] - starts[0] < ROWS
     if tiled:
         configure(starts[1] - starts[0])
@@ -81,7 +81,7 @@ def product(
         for panel in range(num_panels):
             weights = np.uintp(line.data + (first + panel) * size)
             ahead = weights + np.uintp(size)
-            # Claim the next chunk early only if its first panel is fetched during this one.
+            # Claim the next chunk early only if its first panel is fetched during this chunk's last panel.
             if panel == num_panels - 1 and blocks > 1:
                 following = claim(state, phase)
                 if following < chunks:
@@ -98,7 +98,7 @@ def product(
                     to = vector * line.rows + first * PANEL
                     _add(y, at, out, to, min(num_panels * PANEL, line.rows - first * PANEL))
                 elif epilogue == GATE:
-                    # Each gate and its up give one number, so the place is half the number of rows so far.
+                    # A gate and its up give one number together, so the place is half the number of rows so far.
                     place = (start * panels + first * width) * PANEL // 2 + (vector - start) * STEP
                     for step in range(num_panels // _GATED_PANELS):
                         to = place + step * width * STEP
@@ -146,7 +146,7 @@ def _panels_per_chunk(panels, size, threads, unit, target):
 
 @helper
 def _scale_and_bias(line, y, at, row, number):
-    """Multiply by the rows' scales and add their biases, if they have any."""
+    """Multiply results in y by the scales of their rows, and add the rows' biases, if there are any."""
     start, offset = np.uintp(at), np.uintp(4 * row)
     if line.scale:
         for i in range(np.uintp(number)):

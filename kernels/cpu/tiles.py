@@ -111,7 +111,7 @@ def configure(_: Any, vectors: Any) -> Any:
         rows = b.trunc(b.select(few, args[0], count(ROWS)), BYTE)
         all_rows = ir.Constant(BYTE, ROWS)
         # Sums and A tiles have as many rows as there are vectors. Tiles 6 and 7 hold weights. With three groups
-        # tile 6 holds vectors instead, and then there are 16.
+        # tile 6 holds vectors instead; each group then has 16 vectors, so this tile also needs 16 rows.
         configure_tiles(b, [(rows, ROW_BYTES)] * 6 + [(all_rows, ROW_BYTES)] * 2)
         return context.get_dummy_value()
 

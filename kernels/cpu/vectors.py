@@ -2,9 +2,9 @@
 
 `multiply` multiplies a panel of packed weights (kinds.py) by a few vectors, `dots` several vectors by one, and
 `to_bytes` rounds a block of a vector to signed bytes. The same code serves AVX-512, AVX2 and NEON. Arguments are
-addresses, as uintp, and sizes. Invariant: every number is summed in a fixed order, so it has the same bits on its
-own and among others. Products are summed over the inputs; `dots` sums lane by lane, then the lanes in a fixed
-tree.
+addresses, as uintp, and sizes. Invariant: every number is summed in a fixed order, so its bits do not depend on
+the numbers computed with it. Products are summed over the inputs; `dots` sums lane by lane, then the lanes in a
+fixed tree.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
 
 
 def sum_of_lanes(b: Any, sums: list[Any]) -> Any:
-    """Return the sum of each vector, as a vector [len(sums)]; there are at most as many as lanes.
+    """Return the sum of each vector, as a vector [len(sums)]. There are at most as many vectors as lanes.
 
     Each step adds the upper half of the lanes to the lower.
     """
@@ -205,7 +205,7 @@ class _Pass:
         """Emit products with weights of 8 and 4 bits: a block's integer products and their sum are exact."""
         b, low = self.b, self.form == "q4_1"
         with self._each_step() as (w, x):
-            # The bytes are q + 128, so subtract 128 times the sum of the vector.
+            # The weights' bytes are q + 128, so subtract 128 times the sum of the vector.
             start = [whole(0) if low else self._word(x, c, STEP // 4 + 1, INT) for c in range(self.width)]
             sums = [list(start) for _ in self._sums]
             for part in range(STEP // 8 if low else STEP // 4):
@@ -252,7 +252,7 @@ class _Pass:
             yield w, b.add(self._x, b.mul(step.index, count(self.width * VECTOR_BYTES[self.vectors])))
 
     def _read(self, size: int) -> int:
-        """Return the offset of the next `size` bytes of a block; fetch ahead for every _FETCH bytes begun."""
+        """Return the offset of the next `size` bytes of a block; prefetch whenever another _FETCH bytes begin."""
         b, before = self.b, self._used
         self._used += size
         if -(-before // _FETCH) != -(-self._used // _FETCH):

@@ -92,8 +92,8 @@ def sdpa(
 ) -> Tensor:
     """Call torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
 
-    Grouped heads are folded into the query axis here too. torch's function has no soft cap, so layers with one use
-    `pad`. So do steps over prefixes that some queries do not see whole (prefix_sdpa.py).
+    Grouped heads are folded into the query axis here too. torch's function has no soft cap, so layers with a soft
+    cap use `pad`. Steps over prefixes that some queries do not see whole also use `pad` (prefix_sdpa.py).
     """
     fused_prefix = softcap is None and prefix is not None and prefix_sdpa.takes(query, plan, window)
     if softcap is not None or (in_parts(plan, prefix) and not fused_prefix):
@@ -118,7 +118,7 @@ def _attend(
     """Return attention as `pad` does; `bias` [B x Hkv, group x S, extent] is added to the scores."""
     batch, heads, queries, dim = query.shape
     _, kv_heads, extent, _ = key.shape
-    # Few launches and views: with a few tokens, these take much of the time on a CPU.
+    # Use few launches and views: in a step of a few tokens, they take much of the time on a CPU.
     folded = query.reshape(batch * kv_heads, -1, dim)
     folded = folded if query.dtype == key.dtype else folded.to(key.dtype)
     keys, values = key.reshape(-1, extent, dim).mT, value.reshape(-1, extent, dim)

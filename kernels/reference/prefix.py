@@ -27,7 +27,7 @@ class _Part:
     Attributes:
         rows: the n rows.
         keys, values: [n, Hkv, N, D], or [1, Hkv, N, D] if all n rows see the same.
-        hidden: bool [n, S, N], true if a query must not see the column; None if all see all.
+        hidden: bool [n, S, N], true if a query must not see the column; None if all queries see all columns.
     """
 
     rows: slice | Tensor
@@ -52,13 +52,13 @@ def attend_in_parts(
     window: Window | None,
     softcap: float | None,
     padded: bool = True,
-    aside: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return attention as `pad` does, computed part by part. All other arguments are those of `pad`.
 
     Args:
         padded: whether own columns are padded to the longest row; otherwise each row stops at its exact length.
-        aside: float [Hq], an extra score in each head's softmax (a model's attention sinks).
+        sinks: float [Hq], an extra score in each head's softmax (a model's attention sinks).
     """
     if (prefix is None) != (plan.shared is None):
         raise ValueError("a prefix and the plan's shared part belong together: give both or neither.")
@@ -70,15 +70,15 @@ def attend_in_parts(
         parts = [*_own_parts(key, value, plan, window, padded), *_prefix_parts(plan, window, prefix)]
     # A row's own part contains its newest token, so the highest score over all its parts is finite.
     highest = torch.full((*folded.shape[:3], 1), float("-inf"), device=query.device)
-    if aside is not None:
-        extra = aside.float().view(1, key.shape[1], -1, 1).repeat_interleave(queries, 2)
+    if sinks is not None:
+        extra = sinks.float().view(1, key.shape[1], -1, 1).repeat_interleave(queries, 2)
         highest = highest.maximum(extra)
     scores = []
     for part in parts:
         scores.append(_scores(folded[part.rows], part, queries, scaling, softcap))
         highest[part.rows] = torch.maximum(highest[part.rows], scores[-1].amax(-1, keepdim=True))
     total, sums = torch.zeros_like(highest), torch.zeros_like(folded, dtype=torch.float32)
-    if aside is not None:
+    if sinks is not None:
         total += torch.exp(extra - highest)
     for part, score in zip(parts, scores, strict=True):
         weights = torch.exp(score - highest[part.rows])
@@ -110,7 +110,10 @@ def _scores(query: Tensor, part: _Part, queries: int, scaling: float, softcap: f
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Return x [n, Hkv, M, K] times y [n, Hkv, K, N]; if y is [1, Hkv, K, N], as one product per head."""
+    """Return x [n, Hkv, M, K] times y [n, Hkv, K, N].
+
+    If y is [1, Hkv, K, N], it is used for all n rows of x, and each head needs only one product.
+    """
     if x.shape[0] == y.shape[0]:
         return x @ y
     joined = x.transpose(0, 1).flatten(1, 2) @ y[0]
@@ -145,7 +148,7 @@ def _prefix_parts(plan: AttentionPlan, window: Window | None, prefix: Pair | Non
 def readers(plan: AttentionPlan, prefixes: int) -> Iterator[tuple[int, slice | Tensor, int]]:
     """Yield (prefix, its rows, the columns that they see) for each prefix.
 
-    A captured step yields all rows and all columns for each.
+    For a captured step, yield all rows and all columns with each prefix.
     """
     shared = plan.shared
     assert shared is not None
@@ -192,7 +195,7 @@ def _visible_part(
 def _gather(own: Tensor, columns: Tensor, shared: SharedPart | None, prefix: Tensor | None) -> Tensor:
     """Gather each row's tokens `columns`, int64 [B, N], as [B, Hkv, N, D].
 
-    A column after the row's end gives any of its tokens.
+    For a column after the row's end, the result has an arbitrary token of the row.
     """
     rows = torch.arange(len(columns), device=own.device)[:, None]
     starts = 0 if shared is None else shared.starts[:, None]

@@ -18,7 +18,7 @@ from .prefix import Pair, readers
 def takes(query: Tensor, plan: AttentionPlan, window: Window | None) -> bool:
     """Return whether torch's kernel can serve this step.
 
-    It can on a CPU if every row sees all of its prefix and nothing else is hidden.
+    It can on a CPU if every row with a prefix sees the whole prefix, and neither a window nor a gap hides columns.
     """
     shared = plan.shared
     if shared is None or not plan.host or query.device.type != "cpu" or window is not None or plan.gap is not None:

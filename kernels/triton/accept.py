@@ -30,8 +30,9 @@ _ROWS_INTERPRETED = 16
 class Verification(IntEnum):
     """The condition for accepting a draft.
 
-    REJECTION: u < p / q. CHOICES: the draft is the token that the target chose. COIN: u < chance, one number for
-    all drafts. BLOCK: the draft or a later one has u < its chance, which kernels/triton/block.py computed.
+    REJECTION: u < p / q. CHOICES: the draft is the token that the target chose. COIN: u < chance, which is the
+    same for all drafts. BLOCK: the draft or a later one has u < its chance, which kernels/triton/block.py
+    computed.
     """
 
     REJECTION = 0
@@ -55,8 +56,8 @@ def decide(
 ):  # fmt: skip
     """Verify ROWS rows per program.
 
-    SOFT: q is given. DRAWN: the next token is drawn, otherwise taken from choices. BLOCK: chances[i] tests draft
-    i, and the p of a recovered token is multiplied by reach[accepted].
+    SOFT: q is given. DRAWN: the next token is drawn; without DRAWN it is taken from choices. BLOCK: chances[i]
+    tests draft i, and the p of a recovered token is multiplied by reach[accepted].
 
     The noise streams are those of bass_core/sample/noise.py: 0 for the target's draws, 8 * begin + 2 for
     acceptance, 8 * begin + 3 for residual draws, and 8 * begin + 4 for synthetic acceptance.

@@ -2,12 +2,13 @@
 
 ORDER is a JSON object {"card", "shapes", "first", "step", "of", "left_out"}. `of`, "module:function", names the
 function that lists what is compiled for a shape and a card: `launches` of needed.py, or a test's. The launch at
-`first` and every `step`-th one after it are compiled into Triton's cache. `left_out`: launches that can't be
-compiled.
+`first` and every `step`-th one after it are compiled into Triton's cache. `left_out` has the names of launches
+that can't be compiled.
 
 The process prints a JSON line {"total"}, and for each launch {"at", "name"} before it and {"at", "error",
-"passing"} after it. So if it dies, the reader knows which launch it was compiling. passing: the machine may be the
-cause, not the launch. No device is touched: Triton's driver is replaced by a `Target` that names the card.
+"passing"} after it. So if the process dies, the reader knows which launch it was compiling. "passing" is true if
+the machine may be the cause of the error, not the launch. No device is touched: Triton's driver is replaced by a
+`Target` that names the card.
 
 An entry's key in Triton's cache is a hash of Triton, the function's source, the arguments' types and attributes,
 compile-time constants, ptxas, target, options and some environment variables (`get_cache_key` and `ASTSource.hash`
@@ -56,7 +57,7 @@ def aim_at(card: Card) -> None:
 
 
 def compile_one(launch: Launch) -> tuple[str | None, bool]:
-    """Compile a launch for the card of `aim_at`; return the error or None, and whether the error may pass."""
+    """Compile a launch for the card of `aim_at`; return the error or None, and whether a later try may succeed."""
     try:
         launch.compile()
     except Exception as error:

@@ -21,9 +21,9 @@ import torch
 import triton
 from torch import Tensor
 
-from ..plan import MOST_TREE, AttentionPlan, TokenTree
+from ..plan import MAX_TREE_TOKENS, AttentionPlan, TokenTree
 from ..reference.attention import pad
-from ..support import LeftOut, has_tensor_cores, needs_float32, processors, shared_bytes, why_unavailable
+from ..support import CompileFailed, has_tensor_cores, needs_float32, processors, shared_bytes, why_unavailable
 from .launch import launch
 from .segments import attend, attend_prefix, merge
 
@@ -32,13 +32,14 @@ Pair = tuple[Tensor, Tensor]
 # Columns of a segment, a multiple of every tile's columns. With this size, a long row has enough segments to fill
 # a device, and the segments' sums take only a few percent of the bytes of their keys and values.
 SEGMENT = 512
-# A program takes one segment if taking all would leave fewer programs per multiprocessor than this.
+# If there would be fewer programs per multiprocessor than this with all segments in each program, each takes only
+# one segment.
 _PROGRAMS_PER_PROCESSOR = 3
-# With more query rows per key-value head than this, programs take all segments: the segments' sums would need many
-# bytes compared with keys and values.
-MOST_SPLIT_ROWS = 256
-# The most numbers (float32) in the sums of all segments: 256 MiB.
-MOST_PART_NUMBERS = 1 << 26
+# With more query rows per key-value head than this, programs take all segments: compared with the keys and values,
+# the segments' sums would need many bytes.
+MAX_SPLIT_ROWS = 256
+# The maximum number of float32 numbers in the sums of all segments; they take 256 MiB.
+MAX_PART_NUMBERS = 1 << 26
 # Devices of capability 8.6, 8.9 and 12.0 have fewer bytes of shared memory per program.
 _AMPLE_SHARED = 128 * 1024
 # Segments that `merge` loads at once.
@@ -68,10 +69,10 @@ def tiles(
         block_m = 16 if rows <= 16 else 64 if block_d <= 128 else 32
         choices = [(64, 3), (64, 2), (32, 2), (16, 2)] if block_d <= 128 else [(32, 2), (16, 2)]
         if block_d <= 128 and (tree or (block_m == 64 and shared < _AMPLE_SHARED)):
-            # Capability 12.0 spills with 64 columns. The others also take fewer here, which has not been timed.
-            # For trees of 64 rows, Triton 3.7.0 and 3.7.1 abort the process when they compile 64 columns for 8.0
-            # and 9.0. Fewer rows of trees take the same number of columns, so that a row's bits don't depend on
-            # the widest tree in the batch.
+            # With 64 columns, capability 12.0 spills registers. The other capabilities also take fewer columns
+            # here; this has not been timed. For trees of 64 rows, Triton 3.7.0 and 3.7.1 abort the process when
+            # they compile 64 columns for 8.0 and 9.0. Fewer rows of trees take the same number of columns, so that
+            # a row's bits don't depend on the widest tree in the batch.
             choices = choices[2:]
     needed = {
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
@@ -95,7 +96,7 @@ def in_parts(
         shares: whether segments lie in a prefix; they are then read once for all its rows.
         numbers: how many numbers the sums of all segments have.
     """
-    if segments == 1 or rows > MOST_SPLIT_ROWS or numbers > MOST_PART_NUMBERS:
+    if segments == 1 or rows > MAX_SPLIT_ROWS or numbers > MAX_PART_NUMBERS:
         return False
     return shares or programs < _PROGRAMS_PER_PROCESSOR * processors(device)
 
@@ -114,7 +115,7 @@ def fused(
 ) -> Tensor:
     """Compute attention in one launch or a few. Same arguments and result as `pad` (reference/attention.py).
 
-    If no tile size could be compiled, `pad` computes the result. In this case, and with another size than the
+    If no tile size could be compiled, `pad` computes the result. With `pad`, or with another tile size than the
     first, a row's sums may be rounded differently from those of other launches. `parts` fixes whether each program
     takes one segment (for tests); None lets `in_parts` choose.
 
@@ -126,7 +127,7 @@ def fused(
     space, cores, tree = shared_bytes(device), has_tensor_cores(device), plan.tree is not None
     options: Any = {"scaling": scaling, "window": window, "softcap": softcap, "prefix": prefix}
     for tile in tiles(query.shape[3], rows, key.element_size(), space, cores, tree):
-        with suppress(LeftOut):
+        with suppress(CompileFailed):
             return _attend(query, key, value, plan, **options, parts=parts, tile=tile)
     return pad(query, key[:, :, : plan.extent], value[:, :, : plan.extent], plan, **options)
 
@@ -144,7 +145,7 @@ def _attend(
     parts: bool | None,
     tile: dict[str, int],
 ) -> Tensor:
-    """Compute `fused` with tiles of one size. Raise LeftOut if one of its launches could not be compiled."""
+    """Compute `fused` with tiles of one size. Raise CompileFailed if one of its launches could not be compiled."""
     batch, heads, queries, dim = query.shape
     kv_heads, columns = key.shape[1:3]
     group, shared, device = heads // kv_heads, plan.shared, query.device
@@ -179,7 +180,7 @@ def _attend(
     scale, cap, width = scaling, softcap or 1.0, window or 0
     if parts and in_prefix:
         many = triton.cdiv(batch * group * queries, tile["BLOCK_M"])
-        # No more prefixes meet in a block than it has rows.
+        # A block has at most as many prefixes as rows.
         meeting = min(stored[0].shape[0], batch, 1 + triton.cdiv(tile["BLOCK_M"], group * queries))
         launch(attend_prefix, (many * in_prefix, kv_heads, meeting),
             query, *stored, lengths, starts, groups, order, skips, positions, sums, peaks, totals,
@@ -205,8 +206,8 @@ def _tree(plan: AttentionPlan, tree: TokenTree, window: int | None) -> tuple[Ten
     def marks() -> Tensor:
         sees = tree.sees
         if window is not None:
-            # Two tokens of a path are as many positions apart as there are bits from one to the other.
-            places = torch.arange(MOST_TREE, device=sees.device)
+            # A token is n positions after an ancestor if n of the token's bits are higher than the ancestor's bit.
+            places = torch.arange(MAX_TREE_TOKENS, device=sees.device)
             bits = (sees[:, :, None] >> places) & 1
             above = bits.flip(-1).cumsum(-1).flip(-1)
             sees = ((bits * (above <= window)) << places).sum(-1)

@@ -1,8 +1,8 @@
 """The chances of block verification: one launch for all drafts of all rows.
 
 One program per row and draft sums over the vocabulary, so that no program waits for another. Nothing is read on
-the host. Given the same probabilities, results equal those of the torch reference, which has the formulas
-(bass_core/verify/block.py), up to the order of sums.
+the host. Given the same probabilities, results equal those of the torch reference up to the order of sums. The
+formulas are in the reference (bass_core/verify/block.py).
 """
 
 from __future__ import annotations

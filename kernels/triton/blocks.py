@@ -1,4 +1,4 @@
-"""Attention's work on a block of columns, and on the sums of the columns seen so far; used by segments.py.
+"""Attention over one block of columns, and the sums over the columns seen so far; used by segments.py.
 
 A program's sums over the columns that it has seen are `highest`, the highest score; `total`, the sum of the
 weights 2 ** (score - highest); and `sums`, the sum of the weighted values (Milakov and Gimelshein, arXiv
@@ -10,11 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# SINKS of plan.py: a windowed step sees the first tokens, and those from `skip` on.
+# SINKS of plan.py: a windowed step sees the first SINKS tokens, and the tokens from `skip` on.
 SINKS: tl.constexpr = tl.constexpr(64)
-# MOST_TREE of plan.py.
-MOST_TREE: tl.constexpr = tl.constexpr(63)
-# Stands for no prefix or no position: greater than all.
+# MAX_TREE_TOKENS of plan.py.
+MAX_TREE_TOKENS: tl.constexpr = tl.constexpr(63)
+# Stands for no prefix or no position, and is greater than every prefix and position.
 NONE: tl.constexpr = tl.constexpr(2147483647)
 
 
@@ -22,7 +22,7 @@ NONE: tl.constexpr = tl.constexpr(2147483647)
 def visible(low, high, skip, GAP: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return the blocks that cover columns low..high without the gap.
 
-    They are given by the number of blocks of sinks, the column where the other blocks begin, and the number of all
+    The result is the number of blocks of sinks, the column at which the other blocks begin, and the number of all
     blocks.
     """
     sinks = 0
@@ -61,7 +61,7 @@ def seen_in_tree(n, base, first, second, position, window, WINDOW: tl.constexpr)
     """Return whether queries at `position` see columns n, if a tree begins at column `base`.
 
     first, second: int32, one bit for each of the columns base to base + 31, and of the next 31, that a query sees.
-    Bits of columns that its window hides are cleared.
+    The bits of columns that the query's window hides are cleared.
     """
     inside = n - base
     # Use words of 32 bits: a block of 64-bit ones would take twice the registers.
@@ -69,7 +69,7 @@ def seen_in_tree(n, base, first, second, position, window, WINDOW: tl.constexpr)
     before = inside < 0
     if WINDOW:
         before = before & (n > position - window)
-    return before | ((inside >= 0) & (inside < MOST_TREE) & seen)
+    return before | ((inside >= 0) & (inside < MAX_TREE_TOKENS) & seen)
 
 
 @triton.jit

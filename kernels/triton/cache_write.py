@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..reference import cache as reference
-from ..support import LeftOut, why_unavailable
+from ..support import CompileFailed, why_unavailable
 from .launch import launch
 
 
@@ -27,7 +27,7 @@ def put(
     keys, values, cache, lengths, starts, queries, k_b, k_h, k_s, v_b, v_h, v_s, c_kv, c_b, c_h, c_n,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Copy one key and one value to its row's end, in program (token, head)."""
+    """Copy one key and one value to the end of their row, in program (token, head)."""
     row = (tl.program_id(0) // queries).to(tl.int64)
     s = tl.program_id(0) % queries
     head = tl.program_id(1)
@@ -113,7 +113,7 @@ def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: 
             *keys.stride()[:3], *values.stride()[:3], *cache.stride()[:4],
             DIM=dim, BLOCK_D=triton.next_power_of_2(dim), SHARED=starts is not None, num_warps=1,
         )  # fmt: skip
-    except LeftOut:
+    except CompileFailed:
         reference.write(keys, values, cache, lengths, starts)
 
 
@@ -154,7 +154,7 @@ def rotate_write(
             BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None,
             TREE=positions is not None, num_warps=1,
         )  # fmt: skip
-    except LeftOut:
+    except CompileFailed:
         reference.rotate_write(qkv, cache, lengths, cos, sin, norms, eps, starts, positions)
 
 

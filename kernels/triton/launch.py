@@ -2,8 +2,8 @@
 
 `launch(kernel, grid, *arguments, **options)` is `kernel[grid](*arguments, **options)`. Inside `collected()`
 nothing runs: each launch goes to a list, from which it can be compiled. If a launch's name is in `left_out`,
-LeftOut (kernels/support.py) is raised, and its caller takes other sizes, or torch. Names are those of Triton's
-variants: the kernel, the arguments' types, and the compile-time constants.
+CompileFailed (kernels/support.py) is raised, and its caller takes other sizes, or torch. Names are those of
+Triton's variants: the kernel, the arguments' types, and the compile-time constants.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..support import LeftOut, interpreting
+from ..support import CompileFailed, interpreting
 
 # Names of launches that the compiler died of or refused; no process may try them again.
 left_out: set[str] = set()
@@ -32,7 +32,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """Return a name shared by all launches that Triton compiles once."""
+        """Return the name of the compiled variant, which all launches that run the same code share."""
         named_arguments = zip(self.arguments, self.kernel.arg_names, strict=False)
         types = [_type(value, name not in _unspecialised(self.kernel)) for value, name in named_arguments]
         options = [f"{name}={value}" for name, value in sorted(self.options.items())]
@@ -44,9 +44,9 @@ class Launch:
 
 
 def _unspecialised(kernel: Any) -> list[str]:
-    """Return the arguments whose values a kernel is not specialised on.
+    """Return the names of the arguments on whose values a kernel is not specialised.
 
-    An interpreted kernel keeps them in its options.
+    Under Triton's interpreter, a kernel has these names in its keyword arguments, not in an attribute.
     """
     named = kernel.kwargs.get("do_not_specialize") if interpreting() else kernel.do_not_specialize
     return list(named or ())
@@ -65,10 +65,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     """Launch a kernel, or collect the launch.
 
     Raises:
-        LeftOut: if it can't be compiled.
+        CompileFailed: if it can't be compiled.
     """
     if left_out and (name := Launch(kernel, arguments, options).name) in left_out:
-        raise LeftOut(name)
+        raise CompileFailed(name)
     if _collecting is not None:
         _collecting.append(Launch(kernel, arguments, options))
     else:

@@ -2,9 +2,9 @@
 
 `linear` computes y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K], gates
 above ups; act is then silu(gate) * up). With so few rows, reading W takes all the time. Norm, gate and residual
-are computed in the same launch, so a layer takes only four such launches besides its attention. A tile with
-SPLIT_K above 1 splits K into that many parts, which a second launch adds up, always in the same order.
-reference/linear.py computes the same in torch, also for more rows. Biases and backward are not supported.
+are computed in the same launch, so a layer takes only four such launches besides its attention. If a tile has
+SPLIT_K above 1, K is split into SPLIT_K parts, and a second launch adds up the parts' sums, always in the same
+order. reference/linear.py computes the same in torch, also for more rows. Biases and backward are not supported.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..reference import linear as reference
-from ..support import LeftOut, needs_float32, processors, why_unavailable
+from ..support import CompileFailed, needs_float32, processors, why_unavailable
 from .launch import launch
 
 # The most rows of x, by the bytes per number of its dtype. Exact float32 products run without tensor cores, from
 # registers, which hold no more than 16 rows.
-MOST_ROWS = {2: 64, 4: 16}
+MAX_ROWS = {2: 64, 4: 16}
 # Outputs per program of `add_parts`.
 BLOCK_OF_SUMS = 1024
 
@@ -196,7 +196,7 @@ def split_tiles(rows: int, outputs: int, gate: bool, itemsize: int, programs: in
         return tiles(rows, gate, itemsize)
     parts = min(8, max(1, programs // triton.cdiv(outputs, 64)))
     tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-    # Powers of two only, because each value is compiled separately.
+    # Only powers of two are used, because each value is compiled separately.
     return tile | {"SPLIT_K": 1 << (parts.bit_length() - 1)}
 
 
@@ -229,7 +229,7 @@ def linear(
     """
     try:
         return _linear(x, weight, norm, eps, gate, residual, tile, split_k)
-    except LeftOut:
+    except CompileFailed:
         return reference.linear(x, weight, norm=norm, eps=eps, gate=gate, residual=residual)
 
 
@@ -265,7 +265,7 @@ def _linear(
         flags |= {"PRECISION": precision, "WIDEN": needs_float32(x.dtype)}
         splits, parts = tile.get("SPLIT_K", 1), out
         if splits > 1:
-            # The sums, then the squares.
+            # First the sums of the parts, then their sums of squares.
             parts = torch.empty(splits * rows * (weight.shape[0] + 1), dtype=torch.float32, device=x.device)
         launch(skinny, (blocks, splits), *pointers[:4], parts, rows, n_size, k_size, eps, **flags, **tile)
         if splits > 1:
@@ -291,7 +291,7 @@ def _check(x: Tensor, weight: Tensor, rows: int, residual: Tensor | None, n_size
     reason = why_unavailable(x.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
-    max_rows = MOST_ROWS.get(x.element_size(), 0)
+    max_rows = MAX_ROWS.get(x.element_size(), 0)
     if not 1 <= rows <= max_rows:
         raise ValueError(f"the kernel takes 1 to {max_rows} rows of {x.dtype}; got {rows}.")
     if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:

@@ -22,12 +22,13 @@ from torch import Tensor
 from .. import support
 from ..plan import AttentionPlan, SharedPart, TokenTree
 from ..shapes import Card, Shape
-from ..support import LeftOut
+from ..support import CompileFailed
 from . import accept, attention, block, cache_write, linear, nucleus, walk
 from .launch import Launch, collected
 
 Call = Callable[[], object]
-# Numbers of queries of one row and head, and numbers of drafts of one row. There is one number for each tile size.
+# QUERIES: numbers of queries of one row and head. WIDTHS: numbers of drafts of one row. Each has one number for
+# each tile size.
 QUERIES, WIDTHS = (1, 17), (3, 17)
 # Numbers of rows of a product: one for `gemv`, and one for each of the two tile sizes of `skinny`.
 PRODUCT_ROWS = (1, 2, 17)
@@ -43,7 +44,7 @@ def launches(shape: Shape, card: Card, chosen: bool = False) -> list[Launch]:
     try:
         with collected() as collected_launches:
             for call in _calls(shape, card, chosen):
-                with suppress(LeftOut):
+                with suppress(CompileFailed):
                     call()
     finally:
         support.set_meta_card(None)
@@ -51,7 +52,7 @@ def launches(shape: Shape, card: Card, chosen: bool = False) -> list[Launch]:
 
 
 def _calls(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
-    """Call the wrappers, the most usual first."""
+    """Yield the calls of the kernels' wrappers, the most usual first."""
     own_forward = shape.hidden > 0
     yield from _attention(shape)
     if own_forward and card.capability >= 80:
@@ -71,7 +72,7 @@ def _part() -> SharedPart:
 
 
 def _attention(shape: Shape) -> Iterator[Call]:
-    """Yield chains, trees, and a target's steps over a gap; with a prefix and without; in parts and whole."""
+    """Yield calls for chains, trees and steps over a gap, with and without prefix, in parts and whole."""
     dim, number = shape.head_dim, shape.number
     keys = _empty(_BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
     kinds = [(False, False), (True, False)] + [(False, True)] * shape.verifies
@@ -95,14 +96,14 @@ def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
     """Yield the five products of a forward, for each number of rows."""
     attended = shape.heads * shape.head_dim
     joined = attended + 2 * shape.kv_heads * shape.head_dim
-    # Inputs, outputs, and whether it has a norm, a gate and a residual.
+    # For each product: its inputs, its outputs, and whether it has a norm, a gate and a residual.
     kinds = [
         (shape.hidden, joined, True, False, False), (attended, shape.hidden, False, False, True),
         (shape.hidden, shape.mlp, True, True, False), (shape.mlp, shape.hidden, False, False, True),
         (shape.hidden, shape.outputs, True, False, False),
     ]  # fmt: skip
     for rows, (k, n, norm, gate, residual) in product(PRODUCT_ROWS, kinds):
-        if rows > linear.MOST_ROWS[shape.number.itemsize]:
+        if rows > linear.MAX_ROWS[shape.number.itemsize]:
             continue
         x = _empty(rows, k, dtype=shape.number)
         weight = _empty(2 * n if gate else n, k, dtype=shape.number)
@@ -133,7 +134,7 @@ def _writes(shape: Shape, own_forward: bool) -> Iterator[Call]:
 
 
 def _draws(shape: Shape) -> Iterator[Call]:
-    """Yield draws, and top-p."""
+    """Yield the calls that draw tokens, and the one that finds top-p's threshold."""
     weights = _empty(_BATCH, shape.vocab, dtype=torch.float32)
     keys = (_empty(_BATCH),) * 3
     yield partial(accept.draw, weights, *keys, _empty(1), _empty(shape.vocab) if shape.named else None)
@@ -141,7 +142,7 @@ def _draws(shape: Shape) -> Iterator[Call]:
 
 
 def _decisions(vocab: int) -> Iterator[Call]:
-    """Yield each rule for drawn drafts and for point masses; and trees."""
+    """Yield a call for each rule, with drawn drafts and with point masses, and one for trees."""
     keys, seed = _empty(_BATCH), _empty(1)
     for width, (rule, soft, drawn) in product(WIDTHS, _RULES):
         p = _empty(_BATCH, width + 1, vocab, dtype=torch.float32)

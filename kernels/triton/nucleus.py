@@ -38,7 +38,7 @@ def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
             p = tl.load(probs + row * vocab + token, mask=token < vocab, other=0.0)
             likelier = p.to(tl.int32, bitcast=True)[None, :] > tried[:, None]
             mass += tl.where(likelier, p[None, :], 0.0)
-        # An empty mass counts as less than any top_p, even one that float32 rounds to 0.
+        # A mass of 0 counts as less than top_p, even if float32 rounds top_p to 0.
         mass_above = tl.sum(mass, 1)
         short = (mass_above < top_p) | (mass_above == 0.0)
         high = tl.min(tl.where(short, tried, high), 0)

@@ -1,13 +1,14 @@
 """The device side of attention.py: sums over segments of the columns, and their merging.
 
 Columns are cut into segments of SEGMENT tokens from a row's first token on, no matter where these are stored. A
-segment's blocks are added in ascending order. So are a row's segments, in one program (WHOLE) or by `merge`, in
-the same operations. blocks.py defines the sums of a segment: `highest`, `total` and `sums`. Invariant: a row's
-sums depend neither on which of its tokens are in a prefix nor on other rows.
+segment's blocks are added in ascending order. A row's segments are also added in ascending order, either in one
+program (WHOLE) or by `merge`; both do the same operations. blocks.py defines the sums of a segment: `highest`,
+`total` and `sums`. Invariant: a row's sums depend neither on which of its tokens are in a prefix nor on other
+rows.
 
 TREE: the new tokens form trees (TokenTree in plan.py). Row b's tree begins at column bases[b]. Its query s is at
-positions[b, s] and sees the tree columns whose bits are set in marks[b, s]. Without TREE none of the three is
-read.
+positions[b, s] and sees the tree columns whose bits are set in marks[b, s]. Without TREE, `bases`, `positions` and
+`marks` are not read.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def attend(
 ):  # fmt: skip
     """Sum one segment, or all (WHOLE), in program (block of query rows x segment, kv head, batch row).
 
-    Writes out float32 [segments, rows, D], peaks and totals float32 [segments, rows], for the queries that see the
-    segment. Their rows are [Hkv, B, group, S], with B ordered by prefix. Segments in a row's prefix are left to
-    `attend_prefix`. WHOLE: `segments` is 1, out [B, S, Hq, D] is the result in its dtype, and peaks and totals are
-    not written.
+    Writes `out` float32 [segments, rows, D], and `peaks` and `totals` float32 [segments, rows], for the queries
+    that see the segment. Their rows are [Hkv, B, group, S], with B ordered by prefix. Segments in a row's prefix
+    are left to `attend_prefix`. WHOLE: `segments` is 1, `out` [B, S, Hq, D] is the result in its dtype, and
+    `peaks` and `totals` are not written.
     """
     segment = tl.program_id(0) % segments
     block = tl.program_id(0) // segments
@@ -181,8 +182,9 @@ def attend_prefix(
     hq = head * GROUP + m // queries % GROUP
     last = tl.load(lengths + row).to(tl.int32) + s
     if TREE:
-        # Prefixes end before trees begin, so only a window can hide a prefix's columns. A step has few tokens;
-        # 64-bit offsets would spill for heads of 256 float32 numbers.
+        # Prefixes end before trees begin, so only a window can hide a prefix's columns. Offsets of 32 bits are
+        # enough, because a step has few tokens; 64-bit offsets would spill registers for heads of 256 float32
+        # numbers.
         last = tl.load(positions + (row.to(tl.int32) * queries + s)).to(tl.int32)
     skip = tl.zeros_like(last) + SINKS
     if GAP:
@@ -209,8 +211,8 @@ def attend_prefix(
     sinks, resume, count = visible(low, high, tl.min(tl.where(active, skip, NONE), 0), GAP, BLOCK_N)
     k_at = k + prefix * k_b + head.to(tl.int64) * k_h + d[:, None]
     v_at = v + prefix * v_b + head.to(tl.int64) * v_h + d[None, :]
-    # Queries of other prefixes see no column. Mark them in `last`: keeping `active` too would take registers in
-    # the loop.
+    # Queries of other prefixes see no column. Give these queries -1 in `last`: keeping `active` too would take
+    # registers in the loop.
     last = tl.where(active, last, -1)
     highest, total, sums = empty_sums(BLOCK_M, BLOCK_D)
     for i in range(tl.where(prefix == NONE, 0, count)):

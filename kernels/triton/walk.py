@@ -22,7 +22,7 @@ from .noise import exponential, to_uniform, token_uniforms, words
 
 BLOCK_V = 2048
 WARPS = 8
-# The most drafts of a row: its tree has up to 63 tokens, including the newest one (MOST_TREE in plan.py).
+# The most drafts of a row: its tree has up to 63 tokens, including the newest one (MAX_TREE_TOKENS in plan.py).
 MAX_DRAFTS = 62
 BLOCK_N: tl.constexpr = tl.constexpr(64)
 
@@ -34,7 +34,10 @@ def walk(
     p, q, tokens, parents, drawn, sequences, positions, begins, seed, ends, chances, p_out, q_out, u_out,
     width, vocab, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Walk row b in program b. drawn: as in `walk_trees`, but below -1 in lanes that are no child."""
+    """Walk row b in program b.
+
+    drawn: as in `walk_trees`, but any value below -1 marks a lane whose draft is not a child.
+    """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
     draft_exists = lane < width
@@ -146,8 +149,8 @@ def walk_trees(
         q: float32 [D, V], the distributions of the drawn drafts.
         tokens: int64 [B, N], the drafts.
         parents: int64 [B, N], each draft's parent, which precedes it; -1 is the newest token, -2 padding.
-        drawn: int64 [B, N], each draft's row of q; -1 if it was not drawn, -2 for padding or drafts that count as
-            no child.
+        drawn: int64 [B, N], each draft's row of q; -1 if it was not drawn, -2 for padding, and for drafts that are
+            not to be treated as children.
         sequences, positions, begins: int64 [B], as in accept.py.
         seed: int64 [1].
 

@@ -46,7 +46,7 @@ def test_the_loop_writes_the_tokens_of_the_reference(method, temperature, rows, 
 
 
 def test_a_step_draws_from_the_targets_distribution():
-    """For one draft, computed exactly: summed over all drafts and verdicts, the first token has distribution p."""
+    """With one draft, the first token has distribution p, summed exactly over all drafts and verdicts."""
     p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
     q = torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64)
 
@@ -85,7 +85,7 @@ def test_a_model_may_be_a_function_that_returns_logits():
 
 
 def test_the_readme_shows_the_reference():
-    """Its second Python block is copied from the file."""
+    """The README's second Python block is copied from bass_core/reference.py."""
     block = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
     assert block.strip() and block.strip() in inspect.getsource(reference)
     assert "def judge" in block

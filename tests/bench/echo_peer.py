@@ -1,4 +1,4 @@
-"""A peer for tests, which repeats each row's tokens and needs no package."""
+"""A peer for tests: it repeats each row's tokens and needs no package."""
 
 import os
 import sys
@@ -6,7 +6,11 @@ from typing import Any
 
 
 def serve(fault: str = "") -> tuple[str, Any]:
-    """Return this process's dev mode and $ECHO, and `complete`; or fail by `fault`, "no file" or "a crash"."""
+    """Return a string with this process's dev mode and $ECHO, and the function `complete`.
+
+    Args:
+        fault: "no file" makes this call raise FileNotFoundError; "a crash" makes `complete` end the process.
+    """
     print("text on the child's standard output")
     if fault == "no file":
         raise FileNotFoundError("no model there")

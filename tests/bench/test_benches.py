@@ -30,7 +30,7 @@ from bench.report.report import command
 from bench.robustness.mutants import KNOWN
 from tests.support import ROOT
 from tests.support.page import hosted, save_tiny_pair
-from ui.recordings.shelf import SHIPPED, asked
+from ui.recordings.shelf import SHIPPED, requested_recordings
 
 KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
 
@@ -84,7 +84,7 @@ def test_overhead_runs(tmp_path):
 
 
 def test_default_runs(tiny):
-    """In float32 every arm writes the same greedy text. Only a full run decides about speed."""
+    """In float32 every arm writes the same greedy text. Claims about speed are decided only by a full run."""
     document = run("default", "--quick", *tiny, "--dtype", "float32", "--texts", "repeat")
     cases = {(row["text"], row["temperature"], row["threads"], row["batch"]) for row in document["results"]}
     assert cases == set(itertools.product(("repeat",), (0.0, 0.7), (1,), (1, 2)))
@@ -92,7 +92,7 @@ def test_default_runs(tiny):
 
 
 def test_claims_of_default_are_decided_by_the_worst_case_and_name_it():
-    """Fixed lengths count only in cases in which one beats regular decoding."""
+    """A case is compared with its best fixed length only if that length beats regular decoding."""
     cases = [(1, 1.3, 1.25, 1.4, 1.1), (4, 0.98, 1.0, 0.9, 0.8), (8, 0.99, 0.6, 0.7, 1.01)]
     heads = ("batch", "auto", "fixed 1", "fixed 2", "fixed 4")
     rows = [
@@ -116,7 +116,7 @@ def test_a_questions_file_without_the_text_s_categories_is_refused(tmp_path, cap
 
 
 def test_spec_runs(tiny, tmp_path):
-    """All turns of all questions are counted by category; they need a chat template."""
+    """The calls of all turns are counted for each category of questions. Turns need a chat template."""
     target, file = shutil.copytree(tiny[1], tmp_path / "target"), tmp_path / "questions.jsonl"
     template = "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}"
     (target / "chat_template.jinja").write_text(template)
@@ -226,7 +226,10 @@ def test_window_runs(target):
 
 @pytest.mark.slow
 def test_peers_runs(smollm2_folder):
-    """In float32 all our arms write the same text. Without llama.cpp its rows are left out, with a note."""
+    """In float32 all our arms write the same text.
+
+    If llama.cpp is not installed, the document has a note in place of its rows.
+    """
     document = run_in_subprocess(
         "peers", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--quantised", "int4"
     )
@@ -267,7 +270,7 @@ def test_a_film_has_a_picture_per_snapshot(browser_executable, monkeypatch, tmp_
     @contextlib.contextmanager
     def served(*options):
         assert options == ("--replay", film.RECORDING)
-        with hosted(None, offers=asked(str(short))) as address:
+        with hosted(None, offers=requested_recordings(str(short))) as address:
             yield None, address
 
     monkeypatch.setattr(film, "serve", served)
@@ -277,7 +280,7 @@ def test_a_film_has_a_picture_per_snapshot(browser_executable, monkeypatch, tmp_
     with Image.open(tmp_path / "race.gif") as film_file:
         pictures = [(frame.info["duration"], frame.convert("RGB")) for frame in ImageSequence.Iterator(film_file)]
     at = [snapshot["view"]["elapsed_ms"] for snapshot in snapshots]
-    # A GIF stores hundredths of a second.
+    # A GIF stores durations in hundredths of a second.
     durations = [at[1] - at[0], at[2] - at[1], film.HOLD_MS]
     assert [duration for duration, _ in pictures] == pytest.approx(durations, abs=11)
     assert len({picture.tobytes() for _, picture in pictures}) == 3 and pictures[0][1].width > 900
@@ -293,7 +296,7 @@ def test_pictures_runs(tiny, browser_executable, tmp_path):
 
 @pytest.mark.slow
 def test_gpu_runs(tmp_path):
-    """A dry run of one section; tests/devices runs the others."""
+    """Makes a dry run of one section. tests/devices runs the other sections."""
     document = run_in_subprocess("gpu", "--quick", "--sections", "kernels", "--json", tmp_path / "gpu.json")
     assert json.loads((tmp_path / "gpu.json").read_text()) == document
     decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
@@ -302,7 +305,7 @@ def test_gpu_runs(tmp_path):
 
 @pytest.mark.slow
 def test_mutants_runs():
-    """Only every twelfth mutant, since all of them take a quarter of an hour."""
+    """Runs only every twelfth mutant, since all of them would take a quarter of an hour."""
     chosen = [mutant.name for mutant in KNOWN[::12]]
     document = run_in_subprocess("mutants", "--quick", *chosen)
     assert len(document["claims"]) == 1 + len(chosen)

@@ -69,7 +69,7 @@ def test_the_last_line_of_a_section_that_cannot_run_is_the_reason() -> None:
 
 @pytest.mark.slow
 def test_a_terminated_run_leaves_its_document(tmp_path: Path) -> None:
-    """SIGTERM, as from `timeout`, once the first figure is stored; the document is printed too."""
+    """SIGTERM, as sent by `timeout`, arrives after the first figure. The document is still saved and printed."""
     path = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "bench", "gpu", "--sections", "steps", "lanes", "--json", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -86,7 +86,7 @@ def test_a_terminated_run_leaves_its_document(tmp_path: Path) -> None:
 
 
 def test_a_second_run_resumes_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If revision, device, seed and kind are equal; a section that did not finish runs again."""
+    """The second run repeats only sections that did not finish, or all of them if the seed has changed."""
     path, ran = tmp_path / "gpu.json", list[str]()
 
     def process(command: list[str], environment: Any, limit: float, take: Any) -> str | None:
@@ -102,6 +102,19 @@ def test_a_second_run_resumes_the_first(tmp_path: Path, monkeypatch: pytest.Monk
         assert ran[ran_before:] == sections
     document = json.loads(path.read_text())
     assert [row["value"] for row in document["results"] if row["what"] == "what"] == [4, 5]
+
+
+def test_a_run_on_the_cpu_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.setattr(gpu, "run_process", lambda *_: None)
+    gpu.main(["--sections", "texts", "--json", str(tmp_path / "gpu.json")])
+    assert "The sections run on the CPU: the NVIDIA driver is too old" in capsys.readouterr().out
 
 
 def test_cases_continue_after_a_failure_and_stop_if_the_device_breaks(
@@ -145,7 +158,10 @@ FIGURES = [
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_claims_are_checks_and_plain_ratios(timed: bool) -> None:
-    """Claims without figures are open, as are times of a dry or quick run; a check that was lost fails."""
+    """A claim without figures is open, and so is a claim about the times of a dry or quick run.
+
+    A missing check fails.
+    """
     ended = ["texts", "kernels", "steps", "lanes"]
     claims = gpu.claims(FIGURES, [*ended, "faults"], ended, timed)
     assert {claim["name"]: (claim["value"], claim["holds"]) for claim in claims} == {

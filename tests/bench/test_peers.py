@@ -26,7 +26,11 @@ TEXT = [[1, 2, 3]]
 
 
 def turns(**changes):
-    """Return a run in which every claim just holds, with milliseconds by who, method, batch and weights."""
+    """Return the arms of a run whose times just satisfy every claim.
+
+    Args:
+        changes: Fields to change, by arm. A key is "who method batch weights", e.g. "llama.cpp plain 1 Q4_1".
+    """
     ms = {
         (OURS, "regular", 1, "bfloat16"): 11.0, (OURS, "speculative", 1, "bfloat16"): 8.0,
         (OURS, "bass", 1, "bfloat16"): 9.0, (OURS, "regular", 1, "int4"): 9.35,
@@ -112,7 +116,7 @@ def test_arms_take_turns_and_the_first_round_is_not_counted(monkeypatch):
 
 
 def test_a_call_that_another_program_disturbed_is_not_counted(monkeypatch):
-    """The fake clock is the CPU time of all programs, before and after each of four calls."""
+    """The fake clock gives the CPU seconds of all programs, before and after each of four calls."""
     seconds = iter([0, 0, 1, 11, 20, 20, 30, 40])
     monkeypatch.setattr(peers, "_machine", lambda: next(seconds))
     (turn,) = take_turns([Arm(OURS, "a", 1, "bfloat16", lambda n: TEXT)], 2, 3, [lambda: 0.0])
@@ -135,7 +139,7 @@ def test_a_thread_that_keeps_computing_is_noticed():
 
 @pytest.mark.slow
 def test_the_child_inherits_no_settings_of_the_page():
-    """With app.py's OMP_WAIT_POLICY=PASSIVE, llama.cpp took twice the time per token."""
+    """app.py sets OMP_WAIT_POLICY=PASSIVE, for example, with which llama.cpp took twice the time per token."""
     program = (
         "import os; before = dict(os.environ); import bench.peers.command; print(set(os.environ) - set(before))"
     )
@@ -162,7 +166,7 @@ def test_missing_packages_and_another_pair_are_noted(monkeypatch, tmp_path):
 
 
 def test_a_child_that_fails_gives_a_one_sentence_error(tmp_path):
-    """Without the packages the import fails, otherwise the missing file."""
+    """The child fails at the import if the package is not installed, and at the missing file if it is."""
     missing = str(tmp_path / "none.gguf")
     with pytest.raises(RuntimeError, match=r"^llama.cpp failed \(.*\): leave it out with --no-llama-cpp"):
         Child(LLAMA_CPP, "xllamacpp", llama_cpp.serve, missing, "plain", 1, 256, 1).__enter__()
@@ -216,7 +220,7 @@ def test_vllm_s_threads_are_bound_to_this_process_s_cores(monkeypatch, tmp_path)
 
 
 def test_generate_batch_writes_what_generate_writes():
-    """In float32 and in the order of the rows; end tokens do not end a row."""
+    """The texts are equal in float32 and in the order of the rows. End tokens do not end a row."""
     model, rows = tiny("llama"), prompts(12)
     expected = written_by(model, rows, 12, "sdpa")
     model.generation_config.eos_token_id = expected[0][3]
@@ -225,7 +229,7 @@ def test_generate_batch_writes_what_generate_writes():
 
 @pytest.mark.slow
 def test_vllm_writes_our_texts(smollm2_folder):
-    """In float32 its prompt lookup writes our regular text, and its threads sleep afterwards."""
+    """In float32, vLLM's prompt lookup writes our regular text, and its threads sleep after a call."""
     if not vllm.installed():
         pytest.skip(vllm.INSTALL)
     pair = load_pair(str(smollm2_folder), device="cpu", dtype="float32")
@@ -239,4 +243,4 @@ def test_vllm_writes_our_texts(smollm2_folder):
         assert child.about.startswith("float32") and child.version.startswith("0.")
         assert child.complete(rows, 24) == expected
         (turn,) = take_turns([peers.outside(child, "prompt lookup", "float32", rows)], 4, 1, [child.cpu_s])
-    assert turn.busy[0] < command.MOST_BUSY
+    assert turn.busy[0] < command.MAX_BUSY

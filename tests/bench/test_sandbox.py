@@ -47,7 +47,8 @@ def test_a_program_that_computes_passes():
     ],
 )
 def test_a_failing_program_has_a_reason(source, reason):
-    # Filling memory also takes CPU time, more on a busy machine.
+    # Other programs get the usual limits, because on a busy machine a program that fills memory can exceed SHORT's
+    # CPU time.
     verdict = run(source, SHORT if reason == "ended early" else Limits())
     assert (verdict.passed, verdict.reason) == (False, reason)
 
@@ -111,7 +112,7 @@ def test_no_program_starts_another(layers):
 @linux
 @pytest.mark.parametrize("layers", [LAYERS, ("seccomp",), ("namespace",), ()])
 def test_no_program_reaches_the_network(layers):
-    """Nothing connects to this test's server on localhost, even with a single layer or none."""
+    """No program connects to this test's server on localhost, even if one layer or no layer protects it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         source = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), timeout=5)"

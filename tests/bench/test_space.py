@@ -22,7 +22,10 @@ from ui.sources.source import waiting
 
 
 class Hub:
-    """A fake Hub, with a file that no longer exists here, and one that belongs to the Hub."""
+    """A fake Hub.
+
+    Its Space contains THEIRS, which the Hub writes, and gone.py, which is no longer in this tree.
+    """
 
     def __init__(self) -> None:
         Hub.created, Hub.committed = [], []
@@ -121,6 +124,6 @@ def test_the_container_has_the_files_that_it_runs() -> None:
     for needed in ("app.py", "requirements.txt", "bass_core", "kernels", "ui", "drafts", "docs"):
         assert (ROOT / needed).exists() and needed not in ignored
     assert "USER 1000" in DOCKERFILE and "VOLUME /cache" in DOCKERFILE
-    assert "\nSTOPSIGNAL SIGINT\n" in DOCKERFILE  # the signal that Python handles as the first process
-    # Triton stores its kernels in the cache, and finds a compiler for its launcher.
+    assert "\nSTOPSIGNAL SIGINT\n" in DOCKERFILE  # Python, as process 1, ends on this signal
+    # Triton stores kernels in this folder, and needs a C compiler to build its launcher.
     assert "TRITON_CACHE_DIR=/cache/" in DOCKERFILE and " gcc libc6-dev " in DOCKERFILE

@@ -1,7 +1,7 @@
 """Setup of the suite: one thread, AMUSD's draft in step with its target, and small windows and prefixes.
 
-A test fails if AMUSD loses its draft, because the lane would continue as regular decoding. No draft thread may be
-left when the suite ends.
+A test fails if AMUSD loses its draft, since the lane would then go on as regular decoding and hide the error. No
+draft thread may be left when the suite ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bass_core.model.base import CausalModel
-from kernels.plan import SHARE
+from kernels.plan import PREFIX_UNIT
 from tests.support.models import small_window
 from tests.support.schedule import draft_in_step
 
@@ -26,10 +26,11 @@ def small_and_in_step() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         draft_in_step(patch)
-        # Draft and target make many short calls and wait for each other after each.
+        # Draft and target make many short calls and wait for each other after each, so let Python switch threads
+        # sooner.
         sys.setswitchinterval(interval / 10)
-        # The prompts are shorter than sharing normally needs, and shorter than normal sinks and windows.
-        patch.setattr(CausalModel, "least_saved", SHARE)
+        # Without these settings, such short prompts would share no prefix, and would fit into sinks and window.
+        patch.setattr(CausalModel, "least_saved", PREFIX_UNIT)
         small_window(patch)
         yield
     sys.setswitchinterval(interval)

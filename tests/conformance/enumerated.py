@@ -2,10 +2,10 @@
 
 `enumerate_scene` runs the library's own loop, drafters, policies and verification once for each combination of
 random outcomes. It replaces the models by tables, and `draw` and `uniform` by choices: each noise key has one
-number in (0, 1), of which only an interval is known, and each draw or test narrows it. So a key that is used twice
-gives the same number twice. Each reading of the clock advances it by one tick, so that policies that time rounds
-are deterministic. With float64 tables the library computes in float64, by its torch code; with float32 tables, as
-for a user.
+number in (0, 1), of which only an interval is known, and each draw or test narrows it. A noise key that is used
+twice therefore gives the same number twice. Each reading of the clock advances it by one tick, so that policies
+that time rounds are deterministic. If a scene is `exact`, the library computes in float64, by its torch code;
+otherwise in float32, as for a user.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from bass_core.sample import noise
 from bass_core.sequence import Sequence
 from bass_core.verify import rejection
 from bass_core.verify.rules import Verification, find_verification
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 
 Text = tuple[int, ...]
-# For each token the probabilities of the next token.
+# table[token] has the probability of each next token.
 Table = tuple[tuple[float, ...], ...]
 # The joint distribution of the texts of all rows.
 Law = dict[tuple[Text, ...], float]
-# Options with a smaller chance are impossible, and only rounding makes them nonzero.
+# A choice with a smaller probability is impossible: only rounding makes its probability nonzero.
 _NOTHING = 1e-14
 WARM = SamplingParams(1.0)
 
 
 class Walk:
-    """All paths through a program's random choices, depth first: run the program once per iteration.
+    """Iterates over all paths through a program's random choices, depth first. Run the program once per iteration.
 
     Attributes:
         chance: The probability of the path so far.
@@ -59,7 +59,7 @@ class Walk:
     def __init__(self) -> None:
         self.chance = 1.0
         self._known: dict[Any, tuple[float, float]] = {}
-        # For each choice of the path: its options with their chances, and the index of the taken one.
+        # For each choice on the path: its options as (index, probability), and which of them is taken.
         self._choices: list[tuple[list[tuple[int, float]], int]] = []
         self._at = 0
 
@@ -75,7 +75,10 @@ class Walk:
             self._choices[-1] = options, taken + 1
 
     def part(self, key: Any, edges: list[float]) -> int:
-        """Choose the interval between two of the ascending edges, 0 to 1, in which this key's number lies."""
+        """Choose between which two neighbouring `edges` this key's number lies, and return the first one's index.
+
+        edges: ascending, from 0 to 1.
+        """
         low, high = self._known.get(key, (0.0, 1.0))
         inside = [min(max(edge, low), high) for edge in edges]
         place = self._choose([(b - a) / (high - low) for a, b in pairwise(inside)])
@@ -83,7 +86,7 @@ class Walk:
         return place
 
     def number(self, key: Any) -> float:
-        """Return a number that fits the known interval of this key."""
+        """Return the middle of the interval in which this key's number is known to lie."""
         return sum(self._known.get(key, (0.0, 1.0))) / 2
 
     def _choose(self, chances: list[float]) -> int:
@@ -98,7 +101,7 @@ class Walk:
     def draw(
         self, weights: Tensor, seed: int, ids: Tensor, positions: Tensor, streams: Tensor, tokens: Any = None
     ) -> Tensor:
-        """Replace `draw` of sample/draw.py: each token has a part of (0, 1) in proportion to its weight.
+        """Replace `draw` of sample/draw.py: each token gets a share of the interval (0, 1) by its weight.
 
         If a weight is NaN, or all are 0, the first token is drawn.
         """
@@ -127,7 +130,10 @@ def _keys(shape: torch.Size, seed: int, *parts: Tensor) -> list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Uniform:
-    """The number of one key, times a factor; comparing it with a threshold makes a choice."""
+    """The number of one key, times a factor.
+
+    A comparison of the number with a threshold is one of the program's choices.
+    """
 
     walk: Walk
     key: Any
@@ -147,7 +153,7 @@ class Uniform:
 
 
 class Uniforms:
-    """A tensor of such numbers, with the operations that verification uses."""
+    """A tensor of `Uniform` numbers, with the operations that verification uses."""
 
     def __init__(self, numbers: list[Uniform], shape: torch.Size) -> None:
         self.numbers, self.shape = numbers, shape
@@ -171,7 +177,7 @@ class Uniforms:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        """Let records keep numbers that fit their verdicts; nothing else may read them."""
+        """Give records numbers that fit their verdicts; no other function may read the numbers."""
         assert function is torch.cat, f"{function} reads a uniform number in a way that is not enumerated"
         parts = [
             torch.tensor([float(u) for u in part.numbers]).view(part.shape) if isinstance(part, cls) else part
@@ -234,10 +240,10 @@ class BigramHead:
 
 @dataclass(frozen=True)
 class Scene:
-    """The setup of an enumeration: the prefill's tokens are enumerated, and then `rounds` rounds.
+    """The setup of an enumeration of the prefill and the `rounds` rounds after it.
 
     Attributes:
-        p: The target.
+        p: The target's table.
         drafter: Makes the drafter for a scene.
         policy: The length policy in its initial state.
         rule: The name of the verification.
@@ -262,7 +268,7 @@ class Scene:
     def runner(self, table: Table) -> ModelRunner:
         model: Any = Bigram(table, self.exact)
         # A tree may be wider than the rest of a text.
-        longest = max(map(len, self.prompts)) + self.new_tokens + MOST_TREE
+        longest = max(map(len, self.prompts)) + self.new_tokens + MAX_TREE_TOKENS
         return ModelRunner(model, len(self.prompts), longest, len(table[0]), "sdpa")
 
     def decoder(self) -> BatchDecoder:
@@ -271,7 +277,7 @@ class Scene:
         return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), copy.deepcopy(self.policy))
 
     def after(self, tokens: int) -> Scene:
-        """Return this scene with a policy that has seen `tokens` tokens per row, with the library's own noise."""
+        """Return this scene with a policy that has seen `tokens` tokens per row, drawn with ordinary noise."""
         before = replace(self, new_tokens=tokens, eos=frozenset())
         decoder = before.decoder()
         while not decoder.finished:
@@ -287,7 +293,7 @@ class Scene:
         }
 
     def completed(self, law: Law) -> Law:
-        """Return the distribution of whole texts if only the target continues the texts of `law`."""
+        """Return the distribution of whole texts, if the target alone completes the texts of `law`."""
         whole: dict[tuple[Text, ...], float] = defaultdict(float)
         for texts, chance in law.items():
             rests = [self._rest(text, prompt) for text, prompt in zip(texts, self.prompts, strict=True)]
@@ -312,7 +318,7 @@ class Scene:
         return [weight / math.fsum(weights) for weight in weights]
 
     def _rest(self, text: Text, prompt: Text) -> dict[Text, float]:
-        """Return the distribution of whole texts that begin with this one, if only the target continues it."""
+        """Return the distribution of the whole texts that result if the target alone completes `text`."""
         if len(text) == self.new_tokens or (text and text[-1] in self.eos):
             return {text: 1.0}
         texts: dict[Text, float] = {}
@@ -330,8 +336,8 @@ class Enumeration:
     Attributes:
         law: The distribution of the texts after the last round.
         paths: The number of paths.
-        drafted: All numbers of drafts that a row had in a round.
-        origins: The origins of all tokens.
+        drafted: The different numbers of drafts that a row had in a round.
+        origins: The different origins of tokens.
     """
 
     law: Law = field(default_factory=dict)
@@ -349,7 +355,8 @@ def enumerate_scene(scene: Scene, patch: pytest.MonkeyPatch) -> Enumeration:
             for original, ours in replaced:
                 if vars(module).get(original.__name__) is original:
                     here.setattr(module, original.__name__, ours)
-        # The compiled rules make their own draws; tests/kernels/cpu/test_verification.py compares them with these.
+        # Switch off the compiled rules, which do not use the replaced `draw`.
+        # tests/kernels/cpu/test_verification.py compares the compiled rules with those in torch.
         here.setattr(rejection, "compiled", lambda rows: False)
         ticks = count()
         here.setattr(time, "perf_counter", lambda: next(ticks) / 1024)

@@ -1,8 +1,8 @@
 """The cases of the conformance suite: combinations of methods, drafts, architectures and other choices.
 
 `covering(1)` returns cases in which each choice occurs, `covering(2)` cases in which every two compatible choices
-occur together; both are deterministic. A registered method takes part without a line here; a new drafter, backend
-or architecture takes one line.
+occur together; both are deterministic. A registered method is included automatically; add one line here for a new
+drafter, backend or architecture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEED = 3
 # Each prompt consists of two equal halves, so that the copying drafters have something to copy.
 _PROMPTS = [prompt * 2 for prompt in prompts(6, longest=10)]
 _LONG, _OTHER = (list(chain(*prompts(9, longest=10, seed=seed)))[:37] for seed in (7, 8))
-# "shared" prompts are equal; of the "mixed" ones some share a prefix. conftest.py allows short prefixes.
+# All "shared" prompts are equal, and some "mixed" ones share a prefix. conftest.py lets short prefixes be shared.
 PROMPTS = {
     "different": _PROMPTS,
     "shared": [_LONG] * 6,
@@ -41,7 +41,7 @@ class Draft:
     Attributes:
         drafter: The argument of generate().
         kind: The pair's draft, for tiny_pair().
-        only: The architectures that have such a draft.
+        only: The architectures for which such a draft exists.
     """
 
     drafter: str
@@ -165,7 +165,7 @@ def pair(architecture: str, kind: str) -> ModelPair:
 
 @cache
 def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> bool:
-    """Return whether the method accepts such a request; tried with Llama for all architectures."""
+    """Return whether the method accepts such a request. Llama stands for all architectures here."""
     if length in TREES and draft in DRAFTS and draft not in TREE_DRAFTS:
         return False
     if method.check is None:
@@ -187,18 +187,19 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
 
 
 def drafts_trees(case: Case) -> bool:
-    """Return whether the case drafts trees, if its method can verify them."""
+    """Return whether the case asks for trees. Its method may be unable to verify them."""
     return case.length in TREES and case.draft in TREE_DRAFTS
 
 
 def covering(size: int, among: Callable[[Case], bool] = lambda case: True) -> list[Case]:
-    """Return cases in which every `size` choices, 1 or 2, that can occur together do, by a greedy cover."""
+    """Return cases, chosen greedily, in which each possible choice (size 1) or pair of choices (size 2) occurs."""
     rng, chosen = random.Random(0), list[Case]()
     possible = [case for case in _every() if among(case) and case.possible]
     rng.shuffle(possible)
     uncovered = {combination for case in possible for combination in _combinations(case, size)}
     for case in possible:
-        # Choose the best of 41 candidates until this case covers nothing new; trying all would take minutes.
+        # Repeat until this case covers nothing new: choose the best of 41 candidates. Trying all cases would take
+        # minutes.
         while not uncovered.isdisjoint(_combinations(case, size)):
             candidates = case, *rng.sample(possible, min(40, len(possible)))
             best = max(candidates, key=lambda other: len(uncovered.intersection(_combinations(other, size))))
@@ -209,7 +210,7 @@ def covering(size: int, among: Callable[[Case], bool] = lambda case: True) -> li
 
 @cache
 def cases(size: int) -> list[Case]:
-    """Return cases that cover the table, and cases that cover its part with trees."""
+    """Return cases that cover the table, and more cases that cover the part of the table with trees."""
 
     def in_trees(case: Case) -> bool:
         return drafts_trees(case) and METHODS[case.method].drafts and not METHODS[case.method].overlaps
@@ -220,7 +221,8 @@ def cases(size: int) -> list[Case]:
 def _every() -> Iterator[Case]:
     """Yield all combinations of choices, but only nine for the axes attention, batch and prompts.
 
-    No method or draft depends on these three. In the nine, every two of their choices occur together.
+    No method or draft depends on these three axes. Any two choices on two of these axes occur together in one of
+    the nine combinations.
     """
     free = [AXES[name] for name in ("attention", "batch", "prompts")]
     nine = [(free[0][i], free[1][j], free[2][(i + j) % 3]) for i, j in product(range(3), repeat=2)]

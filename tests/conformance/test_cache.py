@@ -1,4 +1,4 @@
-"""The ragged cache writes each row at its own length and never reads stale entries."""
+"""The ragged cache writes each row's tokens at the end of that row and never reads stale entries."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
 """The exact number of verifications of a text, and the origins of its tokens.
 
-Counts are known in advance if the draft is the target, if only its first few tokens are right, or if a policy
-skips rounds.
+Counts are known in advance if the draft is the target, if only the first few drafts are right, or if a policy
+drafts only in some rounds.
 """
 
 from math import ceil
@@ -20,7 +20,7 @@ DRAFTING = [name for name, method in METHODS.items() if method.drafts]
 
 
 def times(method, rows):
-    """Return how often a method runs the rounds of one row: once per row, or once for the batch."""
+    """Return how many times a method repeats its rounds for `rows` rows: 1 if it decodes them as a batch."""
     return 1 if METHODS[method].batched else rows
 
 
@@ -46,7 +46,7 @@ def test_perfect_draft_takes_the_fewest_verifications(tokens, length, temperatur
 @pytest.mark.parametrize("method", DRAFTING)
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
 def test_a_perfect_draft_is_never_rejected(verification, method):
-    """Neither different noise of draft and target nor a draft that lags costs a token."""
+    """No draft is rejected even if draft and target have different noise, or the draft lags behind."""
     out = generate(
         PAIR,
         prompts(4),
@@ -62,7 +62,7 @@ def test_a_perfect_draft_is_never_rejected(verification, method):
 
 
 class Scripted:
-    """A drafter that knows the greedy texts: in each round its first `right` drafts are right, the rest wrong."""
+    """A drafter that knows the greedy texts. Its first `right` drafts of each round are right, the rest wrong."""
 
     calls = 0
 
@@ -106,7 +106,7 @@ def test_counts_of_partly_right_drafts_are_exact(right, method):
     assert metrics.rounds == rounds * (2 if method == "speculative" else 1)
     assert metrics.target_forwards == metrics.rounds + (2 if method == "speculative" else 1)
     written = ["sampled", *(["accepted"] * right + ["recovered"]) * rounds]
-    # Near its end a row drafts one token less than it may still write.
+    # Near the end of a row, the number of drafts is one less than the number of tokens it may still write.
     lengths = [min(length, tokens - 1 - i * (right + 1) - 1) for i in range(rounds)]
     for sequence in out.sequences:
         assert sequence.origins[:-1] == written[:-1]
@@ -120,7 +120,7 @@ def test_counts_of_partly_right_drafts_are_exact(right, method):
 
 
 class EveryOther:
-    """A policy that asks for four drafts and for none in turn."""
+    """A policy that asks for four drafts in every other round, and for none in between."""
 
     limit = 4
 
@@ -154,7 +154,7 @@ def test_a_perfect_draft_leaves_only_accepted_and_bonus_tokens():
 
 
 def test_the_block_rule_accepts_more_drafts_than_rejection():
-    """Rounds record how many of the same drafts the other rule would have accepted; "auto" is the block rule."""
+    """Rounds under the block rule ("auto") also record how many drafts the rejection rule would have accepted."""
     pair = tiny_pair(target=TARGET)
     options = {"draft_length": 6, "sampling": SamplingParams(1.0), "max_new_tokens": 60, "eos_token_id": None}
     rows = [row for round_ in stream(pair, prompts(16), **options) for row in round_.rows if row.drafted]

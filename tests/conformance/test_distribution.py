@@ -2,9 +2,9 @@
 
 With a vocabulary of 5 and seven new tokens, the joint distribution is enumerated exactly. Chi-squared tests of
 tokens 1-3 and of tokens 5-7 (the second round and later) must give p > 0.001, and no token of probability 0 may
-occur. Seeds are fixed, so results repeat. Only under AMUSD does timing decide which noise a position uses: there
-p > 0.00001, and more than a tenth of the tokens must have been verified. test_enumeration.py covers length
-policies and drafts that stop by themselves.
+occur. Seeds are fixed, so results repeat, except under AMUSD, where timing decides which noise a position uses.
+For AMUSD, p > 0.00001 is enough, and more than a tenth of the tokens must have been verified. test_enumeration.py
+covers length policies and drafters that stop by themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bass_core.sequence import WindowWork
 from tests.support.models import small_window, tiny, tiny_head
 
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
-# Rows per batch. In a batch this large, a row costs a tenth of its cost in a batch of 64.
+# Rows per batch. In such a large batch, a row takes a tenth of the time that it takes in a batch of 64.
 BATCH = 2048
 # AMUSD handles rows one by one, so its draft would not keep up with a larger batch.
 BATCH_OF = {"amusd": 256}
@@ -80,7 +80,10 @@ def enumerated(params: SamplingParams) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to sample and the number of rows to test; `other` holds more arguments of generate()."""
+    """A method, a draft and sampling parameters to test, with that many rows.
+
+    `other` holds further arguments of generate().
+    """
 
     method: str = "bass"
     draft: str = "other"
@@ -94,7 +97,7 @@ class Case:
         return "-".join([self.method, self.draft, filters, *ways])
 
     def counts(self) -> tuple[np.ndarray, Counter[str]]:
-        """Return the count of each text and of each origin; every row has another sequence id."""
+        """Generate all rows, each with a different sequence id; return the counts of texts and of origins."""
         counts = np.zeros([VOCAB] * TOKENS, dtype=int)
         origins: Counter[str] = Counter()
         batch = BATCH_OF.get(self.method, BATCH)
@@ -126,7 +129,7 @@ def chi_squared(counts: np.ndarray, chances: np.ndarray) -> float:
     large = expected >= 5
     counts = np.append(counts[large], counts[~large].sum())
     expected = np.append(expected[large], expected[~large].sum())
-    # If the pool of rare texts is too small for its own cell, add it to the last one.
+    # The rare texts form one cell. If it's too small by itself, join it with the cell before it.
     if expected[-1] < 5:
         counts = np.append(counts[:-2], counts[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())
@@ -171,7 +174,7 @@ SLOW = [
     Case(method="amusd", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),
     Case(method="amusd", draft="reversed", rows=BATCH, other=REJECTION),
     Case(method="regular"),
-    Case(method="transformers", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),  # a second batch would repeat it
+    Case(method="transformers", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),  # another batch would be equal
     *(Case(draft=draft) for draft in ("same", "reversed", "opposite", "reduced")),
     *(Case(draft=draft, other=REJECTION) for draft in ("opposite", "reduced")),
     Case(params=SamplingParams(1.4, 4, 0.9), other={"draft_length": 6}),
@@ -204,7 +207,7 @@ def test_more_texts_have_the_distribution(case: Case) -> None:
 
 
 class Reversed(WindowDrafter):
-    """A windowed target that differs much from the target: p_w(i) = p(last - i)."""
+    """A windowed target whose distribution differs much from the target's: p_w(i) = p(last - i)."""
 
     def forward(self, fed: ForwardBatch, work: WindowWork) -> ForwardOutput:
         output = super().forward(fed, work)
@@ -216,7 +219,7 @@ class Reversed(WindowDrafter):
 def test_both_verifications_of_a_windowed_draft_use_separate_noise(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With shared noise, the windowed target's verdicts would bias the target's."""
+    """If they shared noise, the verdicts of the windowed target would bias those of the target."""
     monkeypatch.setattr(drafting, "WindowDrafter", Reversed)
     check(Case(other={"drafter": drafter, "draft_length": 4}))
 
@@ -227,7 +230,7 @@ def check(case: Case) -> None:
         assert set(origins) == {"sampled"}
     elif case.draft == "same":
         assert set(origins) - {"bonus"} == {"sampled", "accepted"}
-        assert "bonus" in origins or case.method == "amusd"  # there a late draft may take the bonus token's place
+        assert "bonus" in origins or case.method == "amusd"  # in AMUSD a late draft may replace the bonus token
     else:
         assert set(origins) >= {"sampled", "accepted", "recovered"}
     if case.method == "amusd":

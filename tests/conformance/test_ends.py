@@ -1,7 +1,7 @@
 """A text ends at an end token, its length, the model's context, or the lane's time budget.
 
 Nothing is written after an end, drafts after it are not counted, and rows that end do not change the others. The
-target drafts for itself, so that ends fall inside accepted spans.
+draft is the target itself, so that all drafts are accepted and texts also end at accepted drafts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def written(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> list[
     ("place", "method"), slow_but([(0, "regular"), *product((1, 5, 6), ("bass",))], product(range(8), METHODS))
 )
 def test_a_text_ends_at_any_place_of_a_round(place: int, method: str) -> None:
-    """Place 0 is the prefill's token and 6 the first bonus token; the others are drafts."""
+    """Place 0 is the prefill's token, 1 to 5 are drafts, 6 is the bonus token, and 7 is a draft again."""
     ends = [TEXTS[0][place], TEXTS[3][14]]
     out = generate(PAIR, ROWS, method=method, max_new_tokens=30, draft_length=5, eos_token_id=ends)
     for sequence, text in zip(out.sequences, TEXTS, strict=True):
@@ -55,7 +55,7 @@ def test_a_text_ends_at_any_place_of_a_round(place: int, method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(6))
 def test_a_text_ends_at_any_place_of_an_accepted_path(place: int) -> None:
-    """An end cuts the accepted path and its deeper nodes; without one the path is as deep as the tree."""
+    """The accepted path is cut after an end token; without one it's as deep as the tree."""
     ends = [TEXTS[0][place], TEXTS[3][14]]
     options: dict[str, Any] = {"max_new_tokens": 30, "tree": (3, 2, 2, 1), "eos_token_id": ends}
     out = generate(PAIR, ROWS, **options)
@@ -121,7 +121,7 @@ def test_a_sampled_end_token_ends_the_text() -> None:
     ),
 )
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
-    """Prompts leave room for 1, 2, 6 and 30 tokens; rounds of the last one pad the others past the context."""
+    """Prompts leave room for 1, 2, 6 and 30 tokens. The last row's rounds could pad others past the context."""
     rows = [(ROWS[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [ROWS[3]]
     out = written(rows=rows, method=method, **drafting_of(length))
     assert [len(text) for text in out] == [1, 2, 6, 30]
@@ -132,7 +132,7 @@ def test_the_context_ends_a_text(method: str, length: Any) -> None:
     ("context", "method"), slow_but([(12, "bass"), (40, "bass")], product([4, 12, 40], ["bass", "amusd"]))
 )
 def test_a_draft_with_a_shorter_context_changes_no_text(context: int, method: str) -> None:
-    """If its context is full, at once or on the way, the draft stops proposing."""
+    """The draft stops proposing once its context is full, for some rows from the start."""
     short = tiny("llama")
     short.config.max_position_embeddings = context
     pair = ModelPair(TARGET, short)
@@ -171,7 +171,7 @@ class Late:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["speculative", "bass"])
 def test_the_draft_catches_up_after_rounds_without_drafts(method: str) -> None:
-    """The draft feeds a dozen tokens at once, next to a row at the end of its context."""
+    """The draft is fed a dozen tokens of one row at once, while the other row is at the end of its context."""
     rows = [ROWS[0], (ROWS[1] * 200)[: 512 - 12]]
     for silent in (9, 10, 11):
         out = generate(PAIR, rows, method=method, max_new_tokens=30, draft_length=Late(silent))
@@ -182,7 +182,7 @@ def test_the_draft_catches_up_after_rounds_without_drafts(method: str) -> None:
 
 @pytest.mark.parametrize("method", slow_but(["speculative", "bass"], METHODS))
 def test_a_spent_budget_ends_the_lane(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step takes ten milliseconds; the step that exceeds the budget still counts."""
+    """Each step takes ten milliseconds. The step that exceeds the time budget keeps its tokens."""
 
     @contextmanager
     def ten_ms(self: LaneClock) -> Iterator[None]:

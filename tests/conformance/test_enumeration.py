@@ -1,8 +1,9 @@
 """Whole rounds write texts with the target's distribution: every random outcome is enumerated, in float64.
 
-Loop, drafters, policies and verification are the library's own; the models are tables (enumerated.py). The rows'
-joint distribution must equal the product of the target's to 1e-9, which is far above rounding in float64. A new
-policy needs a line in POLICIES, a new drafter one in DRAFTERS, a new verification one in RULES.
+Loop, drafters, policies and verification are the library's own; the models are tables (enumerated.py). The joint
+distribution of all rows must equal the product of the target's distributions to 1e-9, which is far more than
+rounding errors in float64. A new policy needs a line in POLICIES, a new drafter one in DRAFTERS, a new
+verification one in RULES.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from bass_core import SamplingParams
-from bass_core.draft.base import Proposal, TreeProposal, own_drafter, point_masses
+from bass_core.draft.base import Proposal, TreeProposal, point_masses, wrap_user_drafter
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
@@ -33,24 +34,25 @@ from tests.support.models import slow_but, small_window
 from .enumerated import BigramHead, Enumeration, Scene, Table, Text, distance, enumerate_scene
 
 EXACT = 1e-9
-# Float32 rounds p and q by up to 6e-8, and each operation on them again.
+# The tolerance for float32, which rounds p and q, and each result computed from them, by up to 6e-8.
 SINGLE = 1e-6
-# Two tokens, and two that only end prompts, after which the first token is certain.
+# A text has tokens 0 and 1. Tokens 2 and 3 occur only at the end of a prompt, where they fix the first token.
 P: Table = ((0.3, 0.7), (0.6, 0.4), (1.0, 0.0), (0.0, 1.0))
 Q: Table = ((0.66, 0.34), (0.2, 0.8), (0.5, 0.5), (0.5, 0.5))
-# Three tokens, some of which are never written or never drafted, and one that ends prompts.
+# A text has tokens 0 to 2. After some of these tokens, one token is never written or never drafted. Token 3 ends
+# prompts.
 P3: Table = ((0.2, 0.3, 0.5), (0.0, 0.45, 0.55), (0.6, 0.4, 0.0), (1.0, 0.0, 0.0))
 Q3: Table = ((0.5, 0.25, 0.25), (0.3, 0.7, 0.0), (0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
 # The draft of a windowed target, whose distribution is Q3.
 R3: Table = ((0.1, 0.5, 0.4), (0.6, 0.1, 0.3), (0.5, 0.3, 0.2), (0.3, 0.3, 0.4))
 RULES = ("rejection", "block", "coupled")
-# In ms. With COSTS, earlier acceptance decides how many drafts pay, if any; with CHEAP, many pay.
+# In ms. With COSTS, earlier acceptance decides how many drafts pay, perhaps none. With CHEAP, many drafts pay.
 COSTS = CostTable({rows: [(rows, 6), (9 * rows, 10)] for rows in (1, 2)}, {1: 0.3, 2: 0.3}, padded=False)
 CHEAP = CostTable({1: [(1, 10), (2, 10.2), (8, 11.4)]}, {1: 0.1}, padded=False)
 
 
 class UserPolicy:
-    """A user's policy: as many drafts as the best row accepted, and one more after every other round."""
+    """A user's policy: as many drafts as the best row accepted; after every other round, one more."""
 
     limit = 3
 
@@ -130,10 +132,10 @@ class CopyingDrafter:
 
 
 class TreeDrafter:
-    """A user's drafter of trees, in which `children(path)` nodes follow a path of drafts.
+    """A user's drafter of trees: a path of drafts has `children(path)` children.
 
-    All but the last of them are copies from earlier text or q's likeliest tokens. The last is drawn from q without
-    the others.
+    All children but the last are copied from earlier text, or q's likeliest tokens. The last is drawn from q
+    without the other children.
     """
 
     branches = True
@@ -174,7 +176,7 @@ class TreeDrafter:
         return proposal
 
     def _others(self, text: list[int], q: torch.Tensor) -> list[int]:
-        """Return the copied token, if any, and then all tokens from the likeliest on."""
+        """Return the copied token, if any, followed by all other tokens, the likeliest first."""
         before = [b for a, b in pairwise(text) if a == text[-1] and b < len(q)]
         return list(dict.fromkeys([*before[-1:], *q.argsort(descending=True).tolist()]))
 
@@ -207,12 +209,12 @@ def _head(
 
 
 def _window(scene: Scene) -> WindowDrafter:
-    """Return a windowed drafter whose target is another model, as if the window hid something important."""
+    """Return a windowed drafter whose model differs from the target, as if the window hid important text."""
     return WindowDrafter(scene.runner(Q3), scene.sampling, scene.verification, 1)
 
 
 def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
-    return lambda scene: own_drafter(TreeDrafter(Q3 if len(scene.p[0]) == 3 else Q, scene.rule, children))
+    return lambda scene: wrap_user_drafter(TreeDrafter(Q3 if len(scene.p[0]) == 3 else Q, scene.rule, children))
 
 
 # For scenes of three tokens.
@@ -222,7 +224,7 @@ DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "copies, else a model": lambda scene: Cascade(_lookup(scene), _model(Q3)(scene)),
     "a head that stops": _head,
     "a head with a pointer": lambda scene: _head(scene, ids=(1, 2), lift=2.0),
-    "a user's drafter that stops": lambda scene: own_drafter(UnsureDrafter(Q3, scene.rule)),
+    "a user's drafter that stops": lambda scene: wrap_user_drafter(UnsureDrafter(Q3, scene.rule)),
     "a window": _window,
     "a window after a model": lambda scene: WindowChain(_model(R3)(scene), _window(scene)),
     "a window after copies": lambda scene: WindowChain(_lookup(scene), _window(scene)),
@@ -245,7 +247,7 @@ def tiny_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def unsure_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the head also stop after an unlikely draft, not only before one."""
+    """Let the head also stop after a draft that turned out unlikely, not only before one."""
     monkeypatch.setattr("bass_core.draft.head.HEADROOM", 1.0)
 
 
@@ -257,7 +259,7 @@ def check_distribution(scene: Scene, patch: pytest.MonkeyPatch, tolerance: float
 
 
 def with_rules(choices: Iterable[str], rules: Iterable[str] = RULES) -> list[tuple[str, str]]:
-    """Return each choice with one of the rules, in turn."""
+    """Return a pair (choice, rule) for each choice, going through the rules in turn."""
     return list(zip(choices, cycle(rules), strict=False))
 
 
@@ -265,7 +267,7 @@ def with_rules(choices: Iterable[str], rules: Iterable[str] = RULES) -> list[tup
     ("policy", "rule"), slow_but(with_rules(POLICIES, ["block", "rejection", "coupled"]), product(POLICIES, RULES))
 )
 def test_policies_keep_the_distribution(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of two rounds may decide the length of the second."""
+    """There are two rounds, so that the first may decide the draft length of the second."""
     scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,),), 6 if policy in VARIED else 5, rounds=2)
     result = check_distribution(scene, monkeypatch)
     assert (policy == "fixed 0") == (result.drafted == {0})
@@ -277,7 +279,7 @@ def test_policies_keep_the_distribution(policy: str, rule: str, monkeypatch: pyt
 def test_lengths_that_depend_on_a_heads_stop_keep_the_distribution(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft that it discards at a position must not influence the next draft there."""
+    """A draft that the head discards at a position must not influence the draft of the next round there."""
 
     def head(scene: Scene) -> HeadDrafter:
         return _head(scene, table=((0.2, 0.8), (0.9, 0.1), (0.5, 0.5), (0.5, 0.5)), ids=(1, 0))
@@ -319,7 +321,7 @@ def test_every_drafter_has_a_quick_case_that_is_not_coupled() -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", ["model", "copies, else a model", "a head that stops"])
 def test_whole_texts_have_the_distribution(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row ends by a token or its length, within a round or after it."""
+    """A row may end with an end token or at its maximum length, within a round or at its end."""
     scene = Scene(P3, DRAFTERS[drafter], Algorithm1(length=1, increment=1, limit=2), rule, ((2, 1, 2),), 4, 9)
     check_distribution(replace(scene, eos=frozenset({1})), monkeypatch)
 
@@ -337,7 +339,7 @@ def test_trees_keep_the_distribution(drafter: str, rule: str, monkeypatch: pytes
     assert rule == "coupled" or result.origins == {"sampled", "accepted", "recovered", "bonus"}
 
 
-# Trees of one shape; after some texts the draft has fewer possible tokens than the shape has children.
+# Trees that always have one shape, although after some texts fewer tokens have q > 0 than the shape has children.
 FIXED_SHAPES = ["(2, 1)", "(1, 2)", "(3, 2) of a head"]
 
 
@@ -348,7 +350,7 @@ FIXED_SHAPES = ["(2, 1)", "(1, 2)", "(3, 2) of a head"]
 def test_trees_of_a_fixed_shape_keep_the_distribution(
     drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an accelerator, the host does not check which children have q > 0."""
+    """As on an accelerator, where the host does not check which children have q > 0, no tree is cut."""
     monkeypatch.setattr("bass_core.draft.tree.is_accelerator", lambda device: True)
     scene = Scene(P3, TREES[drafter], FixedLength(3), rule, ((1, 0, 1, 3),), 5)
     assert len(check_distribution(scene, monkeypatch).drafted) == 1, "every tree is whole"
@@ -392,7 +394,7 @@ def test_two_rows_are_independent_if_one_copies(
 @pytest.mark.parametrize("rule", slow_but(["rejection"], RULES))
 def test_two_rows_that_copy_from_each_other_are_independent(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def copying(scene: Scene) -> Any:
-        return own_drafter(CopyingDrafter())
+        return wrap_user_drafter(CopyingDrafter())
 
     check_distribution(Scene(P, copying, FixedLength(1), rule, ((0,), (1,)), 3, 9), monkeypatch)
 
@@ -419,7 +421,7 @@ def test_two_rows_are_independent_to_their_ends(policy: str, rule: str, monkeypa
     check_distribution(scene, monkeypatch)
 
 
-# Without "a window after a model", which would take 20 minutes and drafts three tokens in another test.
+# Leave out "a window after a model": it would take 20 minutes, and another test lets it draft three tokens.
 FOUR_DRAFTS = [drafter for drafter in DRAFTERS if drafter != "a window after a model"]
 
 
@@ -441,7 +443,7 @@ def test_many_cheap_drafts_keep_the_distribution(rule: str, start: int, monkeypa
 def test_a_draft_model_with_nan_keeps_the_distribution(
     rule: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drafts after token 1 have no valid q; the drafts before stay valid."""
+    """Drafts after token 1 have no valid q; the drafts before them stay valid."""
     broken: Table = ((0.8, 0.2), (math.nan, math.nan))
     scene = Scene(((0.4, 0.6), (0.5, 0.5)), _model(broken), FixedLength(3), rule, ((0,),), 5, exact=exact)
     check_distribution(scene, monkeypatch, EXACT if exact else SINGLE)
@@ -502,7 +504,7 @@ def test_penalties_keep_the_distribution_with_every_drafter(
 
 @pytest.mark.parametrize("rule", slow_but(["block"], RULES))
 def test_penalties_keep_two_rows_independent(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row is penalised for its own text, also when one ends and the other takes its place."""
+    """Each row is penalised for its own text, even after one row ended and the other moved to its place."""
     policy, presence = Algorithm1(length=1, increment=1, limit=2), sampling("presence")
     scene = Scene(P, _model(Q), policy, rule, ((2,), (3,)), 3, rounds=9, eos=frozenset({1}), sampling=presence)
     check_distribution(scene, monkeypatch)

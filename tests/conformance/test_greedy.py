@@ -1,8 +1,8 @@
 """Every method writes the target's own text in float32, greedy or sampled under coupled verification.
 
-Each prompt's greedy text equals transformers' generate(do_sample=False), and its coupled text equals that of
-regular decoding with the same noise. The quick tests cover each choice of the table, the slow ones every two
-together. AMUSD's drafts depend on timing; its text does not.
+Each prompt's greedy text equals that of transformers' generate(do_sample=False), and its coupled text equals that
+of regular decoding with the same noise. The quick tests cover each choice of the table, the slow ones every pair
+of choices. AMUSD's drafts depend on timing; its text does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS = 6
 @pytest.mark.parametrize("architecture", BUILDERS)
 @pytest.mark.parametrize("text", ["greedy", "coupled"])
 def test_texts_do_not_repeat_themselves(architecture: str, text: str) -> None:
-    """On a text that repeats one phrase, the other tests would prove little."""
+    """If a text only repeated one phrase, the other tests would prove little."""
     for row in expected(architecture, text):
         triples = list(zip(row, row[1:], row[2:], strict=False))
         assert len(set(triples)) >= 0.6 * len(triples)
@@ -96,7 +96,7 @@ def test_rows_that_diverge_write_the_targets_text(architecture: str, method: str
         max_new_tokens=TOKENS,
     )
     assert texts_of(out) == expected(architecture, "greedy")
-    # If the draft runs at its own pace, the number of tested drafts depends on the machine.
+    # If the draft overlaps with the target, the number of drafts depends on the machine's speed.
     if not METHODS[method].overlaps:
         assert 0.4 <= out.metrics.token_acceptance <= 0.9
         assert len({sequence.origins.count("accepted") for sequence in out.sequences}) > 1

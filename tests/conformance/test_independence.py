@@ -1,7 +1,7 @@
 """A row's text does not depend on the other rows.
 
-In float32, only prompt, seed and sequence id decide a row's tokens. For sampled text that needs a fixed draft
-length, for greedy and coupled text it does not.
+In float32, a row's tokens depend only on prompt, seed and sequence id. For sampled text this holds only with a
+fixed draft length; for greedy and coupled text it always holds.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ def test_rows_do_not_depend_on_their_neighbours(arguments):
     together = check_rows_alone(partial(texts, **arguments), 8, (0, 6))
     if arguments.get("method") == "regular":
         return
-    # Unless the text is greedy or coupled, the end of a round decides which noise a position uses.
+    # In text that is neither greedy nor coupled, a position's noise depends on where the rounds end.
     fixed = "sampling" in arguments and arguments.get("verification") != "coupled"
     for method in METHODS.values():
         if method.drafts and method.name != "bass" and not (method.overlaps and fixed):

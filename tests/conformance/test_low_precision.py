@@ -2,7 +2,7 @@
 
 In bfloat16, float16, int8 and int4, greedy and coupled texts equal those of regular decoding of each row by
 itself: for every method and drafter, fixed and automatic lengths, trees, batches of 1, 4 and 16, two threads, and
-overlapping lanes. Some rows share a prefix. Methods outside our code round differently and promise none of this.
+overlapping lanes. Some rows share a prefix. Methods outside our code are left out, because they round differently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tests.support.models import perturbed, prompts, slow_but, texts_of, tiny
 pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not installed")
 
 TOKENS = 16
-# Some rows share a prefix longer than a segment of the kernels' attention, all of it or most of it.
+# _LONG is longer than a segment of the CPU kernels' attention (256 tokens). Five rows are equal to it, and one row
+# begins with its first 275 tokens.
 _LONG = list(chain(*prompts(30, longest=24, seed=6)))[:302]
 ROWS = [_LONG, prompts(1)[0], _LONG, _LONG[:275] + [5, 6, 7], *prompts(9, seed=2), *[_LONG] * 3]
 TEXTS: dict[str, dict[str, Any]] = {
@@ -96,7 +97,7 @@ def test_two_threads_write_the_same_text(text: str, two_threads: None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_wide_trees_write_the_same_text(text: str, two_threads: None) -> None:
-    """Trees up to the largest number of drafts per row; some rows share a prefix."""
+    """Trees have up to the maximum number of drafts per row, and some rows share a prefix."""
     for weights, shape in (("bfloat16", (6, 3, 2)), ("float16", (3, 2, 1)), ("int8", (2, 2))):
         for drafter in ("model", "adaptive"):
             rows = [0, 1, 2, 3]

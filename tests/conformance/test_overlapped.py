@@ -1,4 +1,7 @@
-"""AMUSD's texts have the target's distribution: schedules replace the draft's thread, all paths are enumerated."""
+"""AMUSD's texts have the target's distribution.
+
+A schedule replaces the draft's thread, so that all paths can be enumerated.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import torch
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.overlapped.decoder import AmusdDecoder
 from bass_core.decode.overlapped.draft import DraftThread
-from bass_core.decode.overlapped.session import Draft, DraftSession
+from bass_core.decode.overlapped.session import DraftSession, QueuedDraft
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.lookup import Cascade
 from bass_core.length.policies import FixedLength
@@ -26,7 +29,8 @@ from tests.support.models import slow_but
 from .enumerated import Bigram, BigramHead, Scene
 from .test_enumeration import P3, Q3, RULES, _lookup, _model, check_distribution
 
-# Maps (number of the look, text, drafts so far) to the draft's steps before the target looks at its drafts.
+# Returns the number of steps that the draft takes before the target's next look. Its arguments are the number of
+# that look, the text and the drafts so far.
 Schedule = Callable[[int, list[int], list[int]], int]
 SCHEDULES: dict[str, Schedule] = {
     "one per look": lambda look, text, drafts: 1,
@@ -38,7 +42,7 @@ LEAD = 2
 
 
 class ScheduledDraft(DraftThread):
-    """Instead of a thread, each look first runs the scheduled number of steps."""
+    """A draft without a thread: each look first runs the scheduled number of its steps."""
 
     def __init__(self, sequences: list[Sequence], schedule: Schedule) -> None:
         super().__init__(sequences)
@@ -47,7 +51,7 @@ class ScheduledDraft(DraftThread):
     def resume(self) -> None:
         pass
 
-    def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
+    def look(self, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
         session, look = self.session, self._looks
         assert session is not None
         self._looks += 1
@@ -63,7 +67,7 @@ class Overlapped(Scene):
     """A scene of AMUSD.
 
     Attributes:
-        schedule: The steps of the draft.
+        schedule: The number of steps that the draft takes before each look.
         unsure: Whether the drafter reports its confidence, so that drafts after an unsure one are dropped.
     """
 
@@ -110,7 +114,7 @@ QUICK = [
 def test_amusd_keeps_the_distribution(
     schedule: str, drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft may come before the target's step, during it, or not at all."""
+    """A draft may arrive before the target's step, during it, or not at all."""
     monkeypatch.setattr("bass_core.draft.registry.AHEAD_CONFIDENCE", 0.5)
     unsure = drafter == "an unsure head"
     prompts = ((2, 1, 2, 1, 2),)

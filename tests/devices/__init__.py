@@ -3,8 +3,8 @@
 `from tests.devices.emulation import emulated` registers the devices emul:0 and emul:1, for which
 `kernels.support.runtime` returns a module like torch.cuda. On a machine without a GPU it detects operators that
 mix devices, values read on the host, unordered work of two streams, events of another device, numbers frozen in a
-graph, replays that use freed or unwritten memory, and the damage of a failed capture. Tests in other folders use
-its fixture: `from tests.devices.conftest import accelerator`.
+graph, replays that use freed or unwritten memory, and the damage of a failed capture. Tests in other folders
+import the fixture `accelerator`: `from tests.devices.conftest import accelerator`.
 
     emulated.py   tensors and operators           order.py    the order of work, and waits of the host
     transfers.py  copies from and to the host     streams.py  streams and events
@@ -14,7 +14,8 @@ its fixture: `from tests.devices.conftest import accelerator`.
 It cannot detect problems of:
 - CUDA, Triton or NVML themselves: `why_unavailable` sends every part to torch, so no kernel runs;
 - speed: every operator takes 0.01 ms of its stream, and a wait of the host takes no time;
-- unfinished work: everything is computed at once, so a missing order is recorded, but the values are right;
+- unfinished work: every operator is computed immediately. Work that two streams do without synchronisation is
+  recorded as a race, but its values are never wrong;
 - rounding: the bits are the CPU's;
 - memory freed on one stream while another uses it; blocks shared by captures of one pool; fragmentation;
 - captures that fork to a second stream, or wait for an event from outside;

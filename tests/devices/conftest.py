@@ -18,7 +18,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     runtime.restore()
-    # AMUSD's draft shares its target's device; only test_amusd.py gives it a separate one.
+    # AMUSD's draft shares the target's device. Only test_amusd.py gives the draft a separate device.
     monkeypatch.setattr("bass_core.decode.overlapped.session.second_device", lambda device: None)
     for module in ("generate", "race"):
         monkeypatch.setattr(f"bass_core.lanes.{module}.warm_up", lambda pair, request: None)

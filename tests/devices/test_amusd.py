@@ -1,7 +1,7 @@
-"""AMUSD with target and draft on separate streams or devices: texts are right, and large tensors stay there.
+"""AMUSD with target and draft on separate streams or devices: texts are right, and only small values are read.
 
-Waits of the host order all shared data, and the emulation records everything unordered. Each read is a token, two
-numbers about it, or a verdict.
+The host reads a token, two numbers about it, or the result of a verification. The emulation records work on shared
+data that no wait of the host orders.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_all_work_is_ordered_and_only_small_values_are_read(
 ) -> None:
     if way == "two devices":
         monkeypatch.setattr("bass_core.decode.overlapped.session.second_device", second_device)
-        # Copying the model runs it once; forget what that reads.
+        # Copying the model runs it once: forget the reads of that run.
         draft_source(pair("llama", table.DRAFTS[name].kind))
         ledger.clear()
     if way != "captured":
@@ -70,7 +70,8 @@ def test_all_work_is_ordered_and_only_small_values_are_read(
     monkeypatch.setattr(DraftSession, "_read", counted)
     out = run(name, sampling=sampling)
     assert bool(capture.captured) is (way == "captured")
-    # Reads: one verdict per round; per drafted token the token and, if the drafter can be unsure, 2 numbers of q.
+    # One read per verification and one per drafted token. If the drafter can be unsure, a
+    # second read for each drafted token fetches two numbers.
     assert ledger.reads.total() == out.metrics.target_forwards + sum(reads)
     if sampling.greedy:
         assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:3]]

@@ -1,8 +1,8 @@
 """Every method on an emulated device writes the CPU's texts, mixes no devices, and waits once per round.
 
-The cases are the conformance suite's for each choice, and sampled ones under the rejection rule. With any drafter,
-a round reads only the result of its verification, and never waits for a copy to the device. Sampled trees read
-more here, because torch walks them; on a GPU a kernel does.
+The cases are those of the conformance suite that cover each choice, and sampled cases under the rejection rule.
+With any drafter, a round reads only the result of its verification, and never waits for a copy to the device.
+Sampled trees read more here, because torch walks them; on a GPU a kernel does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM = SamplingParams(0.9, top_k=30, top_p=0.95)
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without captured steps; test_graphs.py tests graphs."""
+    """Switch captured steps off. test_graphs.py tests them."""
     monkeypatch.setenv("BASS_GRAPHS", "0")
 
 
@@ -36,7 +36,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_choice_writes_the_cpus_text(case: table.Case) -> None:
     out = run(case)
     assert texts_of(out) == [text[:TOKENS] for text in case.expected()]
-    # AMUSD's draft reads each of its tokens.
+    # AMUSD has more reads: its draft reads each token that it drafts.
     if not METHODS[case.method].outside and case.method != "amusd":
         assert ledger.reads.total() == out.metrics.target_forwards
     assert not ledger.races
@@ -78,7 +78,7 @@ RULES = {"greedy": (SamplingParams(), "auto"), "coupled": (WARM, "coupled"), "sa
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TREES)
 def test_a_round_of_trees_waits_once(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No level of the drafts waits, not even in sampled rounds."""
+    """Drafting a tree never reads, and its verification reads once (more often in sampled rounds)."""
     draft, (sampling, verification) = table.DRAFTS[name], RULES[rule]
     drafting: list[int] = []
     propose = StaticTrees.propose

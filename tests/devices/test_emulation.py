@@ -1,7 +1,7 @@
 """The emulated device is as strict as a GPU, and counts reads and waits, which on a GPU would only cost time.
 
-It records unordered work of streams. Its graphs are as strict as CUDA's, and a failed capture does the same
-damage.
+The emulated device records unordered work of two streams. Its graphs are as strict as CUDA's, and a failed capture
+does the same damage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bass_core.sample.draw_triton import seed_on
-from kernels.support import is_accelerator, on, own_stream, runtime
+from kernels.support import is_accelerator, new_stream, on, runtime
 
 from .emulation import capture, emulated, ledger, memory
 from .emulation.models import numbers
@@ -62,7 +62,7 @@ def test_only_scalars_and_indices_may_be_on_the_host() -> None:
             mix()
     ledger.clear()
     assert (x + torch.tensor(1.0))[torch.tensor([1, 2])].cpu().tolist() == [2, 3]
-    # The indices were copied to the device; the scalar is part of the call.
+    # Only the indices were copied to the device, because a scalar is passed in the operator's call.
     assert ledger.uploads == {"blocking": 1}
 
 
@@ -154,7 +154,7 @@ def test_a_write_after_another_streams_read_is_a_race() -> None:
 
 
 def test_every_stream_can_use_the_cached_seed() -> None:
-    """All streams share the cached seed, so each must wait for the copy that another stream queued."""
+    """The seed is copied to the device once. A stream that uses it must wait for the stream that copied it."""
     module = runtime(EMUL)
     seed = seed_on.__wrapped__
     with module.stream(module.Stream(EMUL)):
@@ -167,7 +167,7 @@ def test_every_stream_can_use_the_cached_seed() -> None:
 def test_each_thread_has_its_own_stream_and_pooled_streams_repeat() -> None:
     module = runtime(EMUL)
     seen = []
-    with own_stream(EMUL):
+    with new_stream(EMUL):
         thread = threading.Thread(target=lambda: seen.append(module.current_stream(EMUL)))
         thread.start()
         thread.join()
@@ -196,7 +196,10 @@ def test_events_measure_the_device_they_are_recorded_on() -> None:
 
 
 def test_events_on_another_device_measure_no_time() -> None:
-    """So a clock for emul:1 must not record its events while emul:0 is the current device."""
+    """An event is recorded on the current device.
+
+    A clock for emul:1 must therefore make emul:1 the current device.
+    """
     module = runtime(EMUL)
     x = torch.zeros(2, device="emul:1")
     begin, end = (module.Event(enable_timing=True) for _ in range(2))
@@ -215,7 +218,7 @@ def recorded(body: Callable[[], Tensor]) -> tuple[Any, Tensor]:
 
 
 def test_only_a_replay_computes() -> None:
-    """Numbers of the host are frozen by the capture."""
+    """A replay reads the tensors' current contents, but keeps the host's numbers from the capture."""
     x, state, step = numbers(2), numbers(2), [2]
 
     def body() -> Tensor:

@@ -41,7 +41,10 @@ BACKENDS = sorted(set(CAPTURABLE) & {"pad", "sdpa"})
 
 
 def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """Capture in the simplest way that bass_core does: one run to warm up, one on the tape."""
+    """Run `forward` once to warm up, then capture it.
+
+    Return the outputs of the capture and a function that replays it.
+    """
     module = runtime(EMUL)
     stream = module.Stream(EMUL)
     stream.wait_stream(module.current_stream(EMUL))
@@ -61,7 +64,7 @@ def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_captured_forward_never_waits(kind: type[CausalModel], architecture: str, backend: str) -> None:
-    """Reads and blocking copies would raise; a queued copy would freeze the host's numbers."""
+    """In a capture, reads and blocking copies raise, and a queued copy would freeze the host's numbers."""
     model = kind(tiny(architecture).to(EMUL))
     model.readout = HiddenStateTap((0, 1))
     ids, lengths = torch.ones(2, 3, dtype=torch.long, device=EMUL), torch.zeros(2, dtype=torch.long, device=EMUL)
@@ -82,7 +85,7 @@ def test_a_captured_forward_never_waits(kind: type[CausalModel], architecture: s
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_runner_of_captured_steps_reads_nothing(architecture: str) -> None:
-    """Covers batches smaller than their bucket, `take`, and a width that occurs twice."""
+    """The batches have fewer rows than the captured steps, use `take`, and two of them have the same width."""
     model = pair(architecture, "none").target_step
     runner = GraphRunner(model, 4, 64, model.vocab, "pad", record=record)
     eager = model.new_cache(4, 64)
@@ -142,7 +145,7 @@ def random_parents(dice: random.Random, count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_captured_step_of_trees_reads_nothing(backend: str) -> None:
-    """A chain and a tree of equal width are two captures; a second tree replays the first one's."""
+    """A chain and a tree of equal width are captured separately. Another tree replays the capture of the first."""
     model, dice = pair("llama", "none").target_step, random.Random(1)
     runner = GraphRunner(model, 4, 64, model.vocab, backend, record=record)
     eager, lengths = model.new_cache(4, 64), [0, 0, 0]
@@ -160,7 +163,7 @@ def test_a_captured_step_of_trees_reads_nothing(backend: str) -> None:
 
 
 def test_an_accepted_path_is_moved_without_a_wait() -> None:
-    """One read and one write move it in all layers; slots after the path keep their contents."""
+    """The path moves in all layers. Slots after the path keep their contents."""
     model = pair("llama", "none").target_step
     cache = model.new_cache(2, 16)
     cache.buffer.copy_(torch.randn(cache.buffer.shape, generator=torch.Generator().manual_seed(0)))

@@ -13,7 +13,7 @@ import torch
 from bass_core import generate, race
 from bass_core.decode import measuring as budgets
 from bass_core.lanes.clock import LaneClock
-from kernels.support import on, own_stream, runtime
+from kernels.support import new_stream, on, runtime
 from tests.support.models import slow_but, texts_of, tiny_pair
 
 from ..conformance import table
@@ -56,11 +56,11 @@ def test_a_fair_race_never_waits_for_a_whole_device() -> None:
 
 @pytest.mark.slow
 def test_a_lanes_stream_waits_for_earlier_work() -> None:
-    """For example, another thread makes a pair's weights and a lane's caches on the default stream."""
+    """A pair's weights and a lane's caches are made on the default stream, often by another thread."""
     tensor = torch.zeros(4, device=EMUL)
 
     def work() -> None:
-        with own_stream(EMUL):
+        with new_stream(EMUL):
             tensor.add_(1)
 
     thread = threading.Thread(target=work)
@@ -71,7 +71,7 @@ def test_a_lanes_stream_waits_for_earlier_work() -> None:
 
 @pytest.mark.slow
 def test_a_lane_is_timed_on_its_own_device() -> None:
-    """The current device is another one."""
+    """The lane's clock measures its device, although another device is the current one."""
     clock = LaneClock(OTHER)
     x = torch.zeros(4, device=OTHER)
     with clock.running():

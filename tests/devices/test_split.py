@@ -29,7 +29,7 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
     layers = [
         name + str(index) for name in lists for index in range(model.config.get_text_config().num_hidden_layers)
     ]
-    # A layer stays in one piece, because it passes some inputs to several of its parts.
+    # Keep each layer on one device, because a layer passes some inputs to several of its parts.
     rest = [
         name
         for name, part in model.named_modules()

@@ -32,7 +32,7 @@ from tests.support.models import byte_tokenizer, tiny
 
 from ..bass_core.model.test_pointer import by_hand
 
-# The identity, for the states of two layers and the last hidden state, 64 entries each.
+# A Scale that changes nothing, for the states of two layers and the last hidden state, 64 entries each.
 AS_IT_IS = Scale(torch.zeros(192), torch.ones(192))
 
 
@@ -57,7 +57,7 @@ def test_frequent_ids_and_batches_follow_from_the_rows(corpus):
 
 def test_an_epoch_has_every_row_and_batches_can_start_at_any_step(corpus):
     rows = load_rows(shards(corpus))
-    # The row with the latest first answer is cut before it, and so left out.
+    # Rows are cut to `longest` tokens. The row whose first answer begins last then has no answer, and is left out.
     longest = max(int(row.scored.nonzero()[0]) for row in rows)
     source = Batches(rows, AS_IT_IS, longest, 512, 7)
     assert all(row.scored[:longest].any() for row in source.rows) and 1 < len(source.rows) < len(rows)
@@ -73,7 +73,7 @@ def test_an_epoch_has_every_row_and_batches_can_start_at_any_step(corpus):
 
 
 def test_later_drafts_are_trained_on_the_head_s_own_states(pair, settings, corpus):
-    """At depth d, position t sees true states up to position t - d, and the head's own states after it."""
+    """At depth d, position t sees the target's states up to position t - d, and states of the head after that."""
     batch = collate(load_rows(shards(corpus))[:1], AS_IT_IS, 48)
     head = new_head(pair, settings.train, torch.arange(128), tuple(settings.corpus.layers)).eval()
     torch.nn.init.normal_(head.project.bias)
@@ -124,7 +124,7 @@ def test_training_raises_the_overlap_and_a_killed_run_resumes(pair, settings, co
 
 
 def test_mismatched_corpora_checkpoints_and_starts_are_refused(pair, settings, corpus, tmp_path):
-    """A corpus of other layers, a checkpoint of other settings or layers, a start from a head of another shape."""
+    """For example a corpus or checkpoint with states of other layers, or a start from a head of another shape."""
     for layers in ([1], [], [0, 2]):
         other = replace(settings, corpus=replace(settings.corpus, layers=layers))
         for call in (
@@ -173,7 +173,7 @@ def test_saving_folds_the_scale_into_the_head_and_starting_takes_it_out(pair, se
 
 
 def test_training_can_start_from_a_trained_head(pair, settings, corpus, tmp_path):
-    """Before the first step it drafts like that head, despite another vocabulary and added layers."""
+    """Before its first step the new head drafts like the trained one, despite more tokens and added layers."""
     first = replace(settings, train=replace(settings.train, reads_layers=False, vocabulary=100))
     train(pair, first, corpus, tmp_path / "first", 6)
     trained = load_draft_head(tmp_path / "first", pair.target)
@@ -241,7 +241,7 @@ def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, mon
         "| T 1 | ms a draft" in as_markdown(rows, [1.0])
         and len(as_markdown(rows, [1.0]).splitlines()) == len(rows) + 2
     )
-    with pytest.raises(SystemExit, match="afresh"):
+    with pytest.raises(SystemExit, match="An ablation trains new heads"):
         next(ablate(pair, replace(settings, train=replace(settings.train, start="x")), corpus, tmp_path, 2))
     smaller = replace(settings, train=replace(settings.train, layers=2))
     assert [row["arm"] for row in ablate(pair, smaller, corpus, tmp_path, 1)] == [
@@ -345,7 +345,10 @@ def test_a_shard_has_the_target_s_answers_and_states(pair, settings, corpus):
 
 
 def test_a_conversation_quotes_the_target_s_answers_and_stays_in_the_limit(pair, settings, monkeypatch):
-    """It quotes first answers and one of their questions; turns that do not fit are left out entirely."""
+    """The new conversation quotes the first answers of two others and asks one of their questions.
+
+    Turns that don't fit are left out entirely.
+    """
     monkeypatch.setattr(corpus_module, "MIN_QUOTED", 1)
     writer = corpus_module.Writer(pair, settings.corpus, 0.0, 1)
     assert len(writer.write([[Turn("say a"), Turn("more")], [Turn("say b")], [Turn("c" * 201)]])) == 3
@@ -365,7 +368,7 @@ def test_a_conversation_quotes_the_target_s_answers_and_stays_in_the_limit(pair,
 
 
 def test_the_target_can_write_user_turns(pair, settings, monkeypatch):
-    """They are kept entirely and unscored, or cut together with the tokens that open them."""
+    """A user turn is kept as a whole and not scored, or cut off with the tokens that open it."""
     monkeypatch.setattr(corpus_module, "SHORTEST", 1)
     short = replace(settings.corpus, max_new_tokens=4)
     rows = corpus_module.Writer(pair, short, 0.7, 3).write([[Turn("Hello"), Turn(None)] for _ in range(48)])
@@ -438,7 +441,7 @@ def test_a_killed_corpus_run_resumes_with_the_missing_shard(pair, settings, corp
 
 
 def test_processes_can_share_a_corpus_folder(pair, settings, corpus, tmp_path):
-    """A process skips shards that another one is writing, and counts every complete shard."""
+    """A process skips a shard that another process is writing, and counts the tokens of every complete shard."""
     first, second = (int(sum(row.scored.sum() for row in load_rows([path]))) for path in shards(corpus)[:2])
     with FileLock(tmp_path / "shard-00000.lock"):
         assert write_corpus(pair, settings, tmp_path, second) == second

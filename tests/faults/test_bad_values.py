@@ -32,13 +32,13 @@ class Setting:
     """A setting's bad values, and its name at each interface.
 
     Attributes:
-        values: Values that are bad everywhere; the command gets them as text.
+        values: Values that all three interfaces refuse. The command gets them as text.
         option: The command's option, or None if it has none.
         field: The page's field.
-        words: Its name in the page's sentences.
+        words: The setting's name in the page's sentences.
         sampled: Whether it is a field of SamplingParams.
-        library: Values that are bad only for the library and the command.
-        page: Values that are bad only for the page.
+        library: More values that the library and the command refuse.
+        page: More values that the page refuses.
     """
 
     values: tuple[Any, ...]
@@ -79,7 +79,7 @@ def no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_library(name: str, setting: Setting, value: Any) -> Iterator[str]:
-    """Check that three functions refuse alike, before they return; yield the message."""
+    """Check that generate, stream and race refuse the value at once, with the same message; yield it."""
     messages = set()
     for call in (generate, stream, race):
         with pytest.raises(RequestError) as refused:

@@ -108,7 +108,7 @@ def test_a_draft_with_nan_costs_only_speed(where: str) -> None:
     regular = generate(pair, ROW, method="regular", **warm).sequences[0].token_ids
     out = generate(pair, ROW, draft_length=3, verification="coupled", **warm)
     assert out.sequences[0].token_ids == regular
-    # Under the rejection rule a NaN q rejects every draft, so that each token is the target's own.
+    # Under the rejection rule every draft with a NaN q is rejected, so the target draws each token.
     sampled = generate(pair, prompts(8), draft_length=3, **warm)
     assert all(len(sequence.token_ids) == 30 for sequence in sampled.sequences)
     if where == "everywhere":

@@ -1,4 +1,4 @@
-"""If the compiler dies of a kernel, the start leaves that kernel out and the page runs.
+"""If a kernel kills the compiler, the start leaves that kernel out and the page runs.
 
 The processes are real and really die, and the compiler is Triton's, for a card that is not installed. On a CPU no
 pair launches the kernels, so their use is not tested here.
@@ -20,7 +20,7 @@ import triton
 from bass_core import load_pair
 from bass_core.machine import gpu_kernels
 from kernels.shapes import Card, Shape
-from kernels.support import LeftOut
+from kernels.support import CompileFailed
 from kernels.triton import ahead, launch
 from tests.kernels.compilation import dying
 from tests.kernels.compilation.test_compilation import PINNED
@@ -36,7 +36,7 @@ DYING = "tests.kernels.compilation.dying:launches"
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use separate caches for each test, and forget the left-out kernels after it."""
+    """Give each test separate caches and an empty list of left-out kernels."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setattr(launch, "left_out", set())
@@ -50,7 +50,10 @@ def compiled(folder: Path) -> list[str]:
 def test_the_page_runs_although_the_compiler_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As at a start on a GPU, the pair asks for its four kernels, of which two end their process."""
+    """As at a start on a GPU, four kernels are compiled first.
+
+    One of the four ends the compiler, and another does not compile.
+    """
     monkeypatch.setattr(
         gpu_kernels, "prepare", lambda device, shapes: gpu_kernels.leave_out(CARD, shapes(), DYING)
     )
@@ -81,7 +84,7 @@ def test_a_second_start_leaves_out_the_same_kernels_without_compiling(monkeypatc
     assert launch.left_out == left_out
     good, bad, *_ = dying.launches(SHAPE, CARD)
     assert good.name not in left_out
-    with pytest.raises(LeftOut):
+    with pytest.raises(CompileFailed):
         launch.launch(bad.kernel, (1,), *bad.arguments, **bad.options)
 
 
@@ -105,7 +108,7 @@ def test_a_compiler_that_cannot_start_leaves_no_kernel_out(caplog: pytest.LogCap
 
 @pytest.mark.slow
 def test_a_hanging_compiler_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton waits for ptxas, which would hold the pipe open and keep the start waiting."""
+    """If only Triton were ended, ptxas would keep the pipe open, and the start would wait for it."""
     monkeypatch.setattr(gpu_kernels, "PATIENCE_S", 20.0)
     failed = gpu_kernels.compile_all(CARD, [SHAPE], "tests.kernels.compilation.dying:hanging")
     assert failed is not None
@@ -125,7 +128,7 @@ def test_temporary_failures_are_left_out_once_and_not_saved(tmp_path: Path) -> N
     [(CalledProcessError(-9, "ptxas"), True), (CalledProcessError(-6, "ptxas"), False), (MemoryError(), True)],
 )
 def test_the_cause_decides_whether_a_failure_is_temporary(cause: Exception, passes: bool) -> None:
-    """Triton raises its own error from that of ptxas."""
+    """The cause is the error of ptxas. Triton then raises another error from it."""
     try:
         try:
             raise cause
@@ -136,7 +139,10 @@ def test_the_cause_decides_whether_a_failure_is_temporary(cause: Exception, pass
 
 
 def test_the_result_is_saved_in_tritons_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Result and kernels are then kept or deleted together, also with a Triton package of another name."""
+    """In Triton's cache, the result and the kernels are deleted together.
+
+    The name of Triton's package does not matter.
+    """
     monkeypatch.setattr(metadata, "version", lambda name: pytest.fail(f"asked for {name}"))
     assert gpu_kernels._file(CARD, [SHAPE], DYING).parent == tmp_path / "triton"
     monkeypatch.delenv("TRITON_CACHE_DIR")
@@ -149,7 +155,7 @@ def test_every_card_and_set_of_kernels_has_another_result(tmp_path: Path) -> Non
         gpu_kernels._file(card, [shape], kernels)
         for card, shape, kernels in (
             (CARD, SHAPE, DYING), (Card.of_capability(80), SHAPE, DYING),
-            (CARD, replace(SHAPE, heads=8), DYING), (CARD, SHAPE, gpu_kernels.LISTED),
+            (CARD, replace(SHAPE, heads=8), DYING), (CARD, SHAPE, gpu_kernels.LAUNCHES),
         )
     }  # fmt: skip
     assert len(files) == 4

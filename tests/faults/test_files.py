@@ -73,7 +73,7 @@ def test_damaged_weights_are_refused_in_one_sentence(folder: Path, damage: str) 
 def test_a_full_disk_is_one_sentence_and_the_next_start_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system refuses the write, since the process may write no file above 10 kB (RLIMIT_FSIZE)."""
+    """A limit of 10 kB per file (RLIMIT_FSIZE) makes the system refuse the write."""
     import hashlib
 
     def convert(gguf: Path, folder: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_api_answers_or_refuses(pair: ModelPair) -> None:
 
 
 def test_the_library_raises_only_request_errors(pair: ModelPair) -> None:
-    """One argument is random and the others are valid; accepted requests are not run."""
+    """One argument is random and the others are valid. If the request is accepted, it is closed without a run."""
 
     @FUZZ
     @given(

@@ -25,7 +25,7 @@ PROMPT = [5, 6, 7]
 @pytest.mark.parametrize("scheduling", slow_but(["fair"], ["fair", "overlap", "in_turn"]))
 def test_a_race_that_runs_out_of_memory_frees_everything(scheduling: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 60, "drafter": FailingDrafter(3), "draft_length": 3}
-    # The test keeps the error, as a server's log might, which must not keep tensors alive.
+    # The test keeps the error, as a server's log might. The error must not keep tensors alive.
     with (
         frees_at_once(),
         pytest.raises(MemoryShortage, match=r"ran out of memory during this race.* smaller batch") as shortage,
@@ -49,7 +49,7 @@ def test_other_errors_of_a_step_are_raised_unchanged() -> None:
 
 @pytest.mark.slow
 def test_the_next_race_works_after_the_system_refused_memory() -> None:
-    """The process's address space is limited (RLIMIT_AS), which the admission check does not know."""
+    """The admission check does not know the limit on the process's address space (RLIMIT_AS)."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
     child = context.Process(target=_with_little_memory, args=(send,))

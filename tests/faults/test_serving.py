@@ -36,7 +36,7 @@ TARGET = PAIR.target
 BROKEN = copy.deepcopy(TARGET)
 BROKEN.get_input_embeddings().weight.fill_(float("nan"))
 PROMPT = [5, 6, 7]
-# A raw POST has to send every argument.
+# A POST without Gradio's client has to send every argument.
 DEFAULTS = list(defaults().values())
 
 
@@ -45,7 +45,7 @@ def posted(*values: Any) -> dict[str, Any]:
 
 
 def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
-    """Run a race on token ids with the fault named by the prompt."""
+    """Run a race on token ids. The prompt names the fault; any other prompt is a race without a fault."""
     pair, ids = PAIR, PROMPT
     arguments: dict[str, Any] = {"n": request.batch_size, "max_new_tokens": request.max_new_tokens}
     if request.prompt in ("step", "memory"):
@@ -113,7 +113,7 @@ def serving(client: Client, answer: Any) -> Iterator[None]:
 def test_a_fault_becomes_one_sentence(
     serving: None, client: Client, answer: Any, fault: str, sentence: str, lanes: list[str]
 ) -> None:
-    """It ends these lanes, or if none are given the race; the sentence contains no internals."""
+    """The fault ends these lanes, or the whole race if there are none. The sentence names no internals."""
     if lanes:
         last = ask(client, fault)
         errors = {name: lane["error"] for name, lane in last["lanes"].items()}
@@ -157,7 +157,7 @@ def test_clients_may_vanish_before_a_race_or_never_read(serving: None, url: str)
 
 @pytest.mark.slow
 def test_sessions_of_visitors_who_left_are_deleted(url: str) -> None:
-    """Each request of a script is a new session, for which Gradio keeps 90 kB."""
+    """Each request of a script opens a new session, for which Gradio keeps 90 kB."""
     for _ in range(80):
         with answer_lines(url, "", 8) as answer:
             assert "event: error" in list(answer)
@@ -172,7 +172,7 @@ def test_nothing_can_be_uploaded(url: str) -> None:
 
 @pytest.mark.slow
 def test_nvml_that_vanishes_during_a_race_costs_only_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It raises an AttributeError, not an NVML error, since the library's symbols vanish with the driver."""
+    """Without the driver, NVML's symbols are missing, so its calls raise AttributeError and not an NVML error."""
     plug_in(monkeypatch)
     cuda = torch.device("cuda", 0)
     race_module = import_module("bass_core.lanes.race")

@@ -1,4 +1,4 @@
-"""A caller's global settings of torch change no text in any lane, and are restored afterwards.
+"""The caller's global torch settings change no lane's text, and are restored afterwards.
 
 Each setting is tried in this process, with a draft model and with a draft head.
 """

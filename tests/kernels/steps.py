@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.backends import BACKENDS, why_backend_unavailable
-from kernels.plan import MOST_TREE, SHARE, SINKS, AttentionPlan, SharedPart, TokenTree
+from kernels.plan import MAX_TREE_TOKENS, PREFIX_UNIT, SINKS, AttentionPlan, SharedPart, TokenTree
 
 DIM, HUGE = 8, 1e30
 HERE = [name for name in sorted(BACKENDS) if why_backend_unavailable(name, torch.device("cpu")) is None]
-# For each row and token, the tree columns that the token sees: ascending, its own column last.
+# For each row and token, the ascending tree columns that the token sees. The last column is the token's own.
 Paths = list[list[list[int]]]
 
 
@@ -28,7 +28,10 @@ Paths = list[list[list[int]]]
 class Step:
     """A step over rows that share prefixes, and the same step over whole rows.
 
-    `suffix`, `prefix` and `whole` are keys and values: after a row's prefix, of the prefixes, of entire rows.
+    Attributes:
+        suffix: Keys and values of each row's columns after its prefix.
+        prefix: Keys and values of the prefixes.
+        whole: Keys and values of entire rows, including their prefixes.
     """
 
     query: Tensor
@@ -48,25 +51,28 @@ class Step:
     def run_whole(self, backend: Callable[..., Tensor], **options: object) -> Tensor:
         """Return a backend's output over whole rows, without a prefix."""
         host = self.plan.lengths.tolist()
-        plan = replace(self.plan, host=host, shared=None, captured_extent=None, _made={})
+        plan = replace(self.plan, host=host, shared=None, captured_extent=None, _cached={})
         return backend(self.query, *self.whole, plan, **options)
 
     def with_tree(self, paths: Paths, before: list[int]) -> Step:
-        """Return the step with trees, views of one tensor as in the runner; `before`: tree columns fed earlier."""
+        """Return the step with trees, whose tensors are views of one tensor, as in the runner.
+
+        `before` has the number of tree columns that each row was fed in earlier steps.
+        """
         packed = [
             [*(sum(1 << column for column in path) for path in row), *(len(path) - 1 for path in row), first]
             for row, first in zip(paths, before, strict=True)
         ]
         tensor, width = torch.tensor(packed), len(paths[0])
         tree = TokenTree(tensor[:, :width], tensor[:, width:-1], tensor[:, -1])
-        return replace(self, plan=replace(self.plan, tree=tree, _made={}), paths=paths)
+        return replace(self, plan=replace(self.plan, tree=tree, _cached={}), paths=paths)
 
     def captured(self) -> Step:
-        """Return the step as a capture sees it: no lengths on the host, and all columns of both caches."""
+        """Return the step as in a capture: it has no lengths on the host and covers all columns of both caches."""
         shared = self.plan.shared
         assert shared is not None
         part = replace(shared, host_starts=[], host_groups=[], extent=self.prefix[0].shape[2])
-        plan = replace(self.plan, host=[], captured_extent=self.suffix[0].shape[2], shared=part, _made={})
+        plan = replace(self.plan, host=[], captured_extent=self.suffix[0].shape[2], shared=part, _cached={})
         return replace(self, plan=plan)
 
     def expected(self, scaling: float, window: int | None = None, softcap: float | None = None) -> Tensor:
@@ -107,7 +113,7 @@ def make_step(
     dtype: torch.dtype = torch.float32,
     spare: int = 5,
 ) -> Step:
-    """Build a step for rows (length, prefix length, prefix index); `spare`: unused columns of the prefixes."""
+    """Build a step for rows (length, prefix length, prefix index). Prefixes have `spare` unused columns."""
     torch.manual_seed(len(rows) + queries)
     lengths, starts, groups = (list(column) for column in zip(*rows, strict=True))
     batch, longest, shared = len(rows), max(lengths) + queries, max(starts) + spare
@@ -137,7 +143,8 @@ def make_tree_step(
 ) -> Step:
     """Build a step with random trees after rows (length before the tree, prefix length, prefix index).
 
-    `before` and `real` are the tree columns fed earlier and the real tokens, per row; padding sees only itself.
+    `before` has the number of tree columns fed earlier, and `real` the number of tokens that are not padding, for
+    each row. A padding token sees only itself.
     """
     dice, trees = random.Random(seed), []
     for row, first in enumerate(before):
@@ -155,7 +162,7 @@ def make_tree_step(
 @st.composite
 def problems(draw: st.DrawFn, trees: bool = False) -> dict[str, Any]:
     """Draw arguments for `make_step`, or for `make_tree_step`."""
-    starts = st.sampled_from([0, 0, SHARE, 2 * SHARE, 5 * SHARE])
+    starts = st.sampled_from([0, 0, PREFIX_UNIT, 2 * PREFIX_UNIT, 5 * PREFIX_UNIT])
     row = st.tuples(st.integers(0, 90 if trees else 40), starts, st.integers(0, 2))
     rows = draw(st.lists(row.map(lambda r: (r[0] + r[1], r[1], r[2])), min_size=1, max_size=5))
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 3)]))
@@ -168,7 +175,7 @@ def problems(draw: st.DrawFn, trees: bool = False) -> dict[str, Any]:
         return draw(st.lists(st.integers(low, high), min_size=len(rows), max_size=len(rows)))
 
     return arguments | {
-        "before": each(0, MOST_TREE - queries),
+        "before": each(0, MAX_TREE_TOKENS - queries),
         "real": each(1, queries),
         "seed": draw(st.integers(0, 999)),
     }

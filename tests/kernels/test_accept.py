@@ -1,7 +1,7 @@
 """The accept kernel decides like bass_core/verify/rejection.py, and its top-p threshold is the one of a sort.
 
-Both get the same p, q, noise and counts. Rows with a u within rounding of p / q are left out:
-there, either answer is right.
+Both get the same p, q, noise and counts. Rows with a u within rounding of p / q are left out, since for them
+either answer is right.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def convert(words_, uniforms, noise, N: tl.constexpr):
 
 
 def test_extreme_words_become_the_reference_s_numbers() -> None:
-    """Both ends of the range, words at which float32 starts to round, ties of rounding, and random words."""
+    """Words are at both ends of the range, near the point at which float32 starts to round, ties, or random."""
     ends = [word + i for word in (0, 2**23, 2**24, 2**25, 2**31, 2**32) for i in range(-9, 10)]
     some = torch.randint(0, 2**32, (4096,), generator=torch.Generator().manual_seed(0)).tolist()
     tested = torch.tensor([*(word for word in ends if 0 <= word < 2**32), *some][:4096])
@@ -136,7 +136,7 @@ def both(
 def test_decisions_equal_the_reference(
     rule: str, batch: int, width: int, vocab: int, soft: bool, near: float, epochs: bool, seed: int
 ) -> None:
-    """With near = 0, q equals p, so the residual max(0, p - q) is zero."""
+    """If `near` is 0, q equals p, so the residual max(0, p - q) is zero."""
     generator = torch.Generator().manual_seed(seed % 2**31)
     p_logits = torch.randn(batch, width + 1, vocab, generator=generator) * 2
     noise = torch.randn(batch, width, vocab, generator=generator)
@@ -153,7 +153,7 @@ def test_decisions_equal_the_reference(
         clear = ((theirs.u - theirs.chance).abs() > 1e-5).all(dim=1)
     assert torch.equal(ours[0][clear], theirs.accepted[clear])
     assert torch.equal(ours[1][clear], theirs.next_token[clear])
-    # The rest is padding.
+    # Drafts past the counts are padding.
     drafted = torch.arange(width) < counts[:, None]
     for mine, reference in zip(ours[2:], (theirs.p, theirs.q, theirs.u), strict=True):
         assert torch.equal(mine[drafted], reference[drafted])
@@ -181,7 +181,7 @@ def test_draws_equal_the_reference() -> None:
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled", "synthetic"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_verification_on_a_device_equals_the_reference(verification: str, temperature: float) -> None:
-    """With the epochs of AMUSD (`begins`), and one row of NaN logits."""
+    """Rounds begin before the position of their first draft, as in AMUSD (`begins`). One row has NaN logits."""
     torch.manual_seed(7)
     params = SamplingParams(temperature)
     logits = torch.randn(12, 4, 50) * 3
@@ -214,7 +214,7 @@ def test_verification_on_a_device_equals_the_reference(verification: str, temper
 
 @pytest.mark.parametrize("soft", [True, False])
 def test_chances_equal_the_reference(soft: bool) -> None:
-    """Rows of 0 to 4 drafts, two blocks of tokens, and drafts with p = 0 or q = 0."""
+    """The rows have 0 to 4 drafts, some with p = 0 or q = 0. The tokens make two blocks."""
     torch.manual_seed(9)
     vocab, counts = 2500, torch.arange(20) % 5
     p = (torch.randn(20, 5, vocab) * 3).softmax(-1)
@@ -233,7 +233,10 @@ def test_chances_equal_the_reference(soft: bool) -> None:
 
 
 def test_recovered_tokens_of_a_block_equal_the_reference() -> None:
-    """Rows that often end after an unlikely draft, where the residual differs most from p - q."""
+    """Many rows end after an unlikely draft.
+
+    In these rows the residual of block verification differs most from p - q.
+    """
     torch.manual_seed(4)
     rows, vocab = 160, 12
     logits = torch.randn(rows, 5, vocab)
@@ -251,7 +254,7 @@ def test_recovered_tokens_of_a_block_equal_the_reference() -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_device_handles_unsound_numbers_like_the_reference(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One q of each row is NaN in one number or in all; some rows have NaN logits at the last position."""
+    """Most rows have NaN in one q (one number or all), and some have NaN logits at the last position."""
     generator = torch.Generator().manual_seed(2)
     rows, width, vocab = 40, 4, 30
     logits = torch.randn(rows, width + 1, vocab, generator=generator) * 2
@@ -282,7 +285,7 @@ def test_the_threshold_equals_that_of_a_sort(spread: float, vocab: int) -> None:
     for top_p in (1e-3, 0.3, 0.9, 0.999):
         threshold = nucleus.threshold(probs, top_p)
         expected = sampling._threshold(probs, top_p)
-        # If the likelier tokens sum to top_p within rounding, both neighbours are right thresholds.
+        # The kernel may choose another threshold only if the likelier tokens sum to top_p within rounding.
         likelier = torch.where(probs > expected, probs, 0).double().sum(-1, keepdim=True)
         clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + expected - top_p).abs() > 2e-6)
         assert torch.equal(threshold[clear], expected[clear]) and clear.any()
@@ -302,7 +305,7 @@ def test_the_threshold_at_ties_extremes_and_nan() -> None:
 
 
 def test_top_p_on_an_accelerator_equals_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With small nuclei, and one that is larger than every prefix of the sorted tokens that is tried."""
+    """Some rows keep few tokens; one keeps more than the largest number of likeliest tokens that is sorted."""
     torch.manual_seed(1)
     logits = torch.randn(4, 3000) * torch.tensor([8.0, 3.0, 1.0, 0.01])[:, None]
     params = SamplingParams(1.0, top_p=0.95)

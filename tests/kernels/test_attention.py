@@ -1,6 +1,6 @@
 """Every attention backend that runs on a CPU equals the float64 reference, also in captured steps.
 
-A tree's window is measured in positions, not columns.
+A window over a tree counts positions, not columns.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from kernels import backends
 from kernels.backends import BACKENDS, flash
-from kernels.plan import SHARE, AttentionPlan, SharedPart
+from kernels.plan import PREFIX_UNIT, AttentionPlan, SharedPart
 from tests.support.models import slow_but
 
 from .steps import HERE, HUGE, make_step, make_tree_step, problems
 
 TORCH = [name for name in HERE if name != "fused"]
 SOME = settings(max_examples=12, deadline=None, derandomize=True)
-# (length, prefix length, prefix index): a prefix longer than the gap's window, a shorter one, and none.
+# (length, prefix length, prefix index). Prefixes are longer than the window after the gap, shorter, or empty.
 LONG = [(600, 512, 0), (520, 512, 0), (90, 64, 1), (400, 0, 0)]
 
 
@@ -66,7 +66,7 @@ def test_a_gap_in_long_rows_equals_the_reference(backend: str, capture: bool) ->
 
 @pytest.mark.parametrize("backend", HERE)
 def test_hidden_columns_never_change_a_bit(backend: str) -> None:
-    """Rejected drafts and padding past the end of a row, later queries, and columns before the window."""
+    """Hidden columns are past the end of a row (rejected drafts), of later queries, or before the window."""
     step, run = make_step([(9, 0, 0), (2, 0, 0), (5, 0, 0)], 3), BACKENDS[backend]
     for window in (None, 3):
         clean = step.run_whole(run, scaling=0.3, window=window)
@@ -96,7 +96,7 @@ def test_mismatched_arguments_are_refused(backend: str) -> None:
     step = make_step([(20, 16, 0)], 1)
     with pytest.raises(ValueError, match="both or neither"):
         BACKENDS[backend](step.query, *step.suffix, step.plan, scaling=0.3)
-    plan = replace(step.plan, shared=None, _made={})
+    plan = replace(step.plan, shared=None, _cached={})
     with pytest.raises(ValueError, match="both or neither"):
         BACKENDS[backend](step.query, *step.whole, plan, scaling=0.3, prefix=step.prefix)
     with pytest.raises(ValueError, match="choose another backend"):
@@ -104,7 +104,7 @@ def test_mismatched_arguments_are_refused(backend: str) -> None:
 
 
 def test_a_plan_computes_window_starts_and_whether_it_needs_a_mask() -> None:
-    """A gap ends at a multiple of 64 from SINKS on; rows of equal length after their prefix need no mask."""
+    """A gap ends at SINKS or a later multiple of 64. Rows of equal length after their prefix need no mask."""
 
     def plan(lengths: list[int], starts: list[int], groups: list[int], gap: int | None = None) -> AttentionPlan:
         part = SharedPart(torch.tensor(starts), torch.tensor(groups), starts, groups, max(starts))
@@ -114,7 +114,7 @@ def test_a_plan_computes_window_starts_and_whether_it_needs_a_mask() -> None:
     assert plan(lengths, [128, 64, 0, 0], [0] * 4).window_starts(100).tolist() == [192, 64, 64, 64]
     assert plan(lengths, [0] * 4, [0] * 4).window_starts(172).tolist() == [128, 64, 64, 64]
     assert plan(lengths, [0] * 4, [0] * 4).window_starts(173).tolist() == [64, 64, 64, 64]
-    equal = [40, 24, 8], [32, SHARE, 0], [0, 1, 0]
+    equal = [40, 24, 8], [32, PREFIX_UNIT, 0], [0, 1, 0]
     assert not plan(*equal).needs_mask and plan(*equal, gap=512).needs_mask
     assert AttentionPlan(torch.tensor(equal[0]), equal[0], 1).needs_mask
     # Rows are sorted by prefix, with those without one last.
@@ -154,21 +154,22 @@ def test_mixed_uses_flash_only_where_it_is_faster_and_supported(monkeypatch: pyt
         return BACKENDS["pad"](*states, plan, scaling=softmax_scale, window=window, softcap=softcap or None)
 
     monkeypatch.setattr(backends, "_flash_attn", lambda: kernel)
-    monkeypatch.setattr(backends, "FASTER", set())
+    monkeypatch.setattr(backends, "FLASH_FASTER", set())
     torch.manual_seed(0)
     query, (keys, values) = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 2, 43, 16)
     for window in (None, 7):
         options: dict[str, Any] = {"scaling": 0.3, "window": window}
         plan = AttentionPlan(torch.tensor([7, 40]), [7, 40], 3)
-        backends.FASTER.clear()
+        backends.FLASH_FASTER.clear()
         expected = backends.mixed(query, keys, values, plan, **options)
         assert not seen
-        backends.FASTER.add(backends.shape_key(query, keys))
+        backends.FLASH_FASTER.add(backends.shape_key(query, keys))
         torch.testing.assert_close(
             backends.mixed(query, keys, values, plan, **options), expected, atol=1e-5, rtol=1e-5
         )
         assert seen.pop().tolist() == [10, 43]
-    # Our kernel takes a step with a gap, and a prompt, for which flash was not faster.
+    # Our kernel runs steps with a gap, because flash does not support them, and prompts, because flash was not
+    # faster for them.
     backends.mixed(query, keys, values, AttentionPlan(torch.tensor([7, 40]), [7, 40], 3, gap=64), scaling=0.3)
     prompt = AttentionPlan(torch.tensor([0]), [0], 65)
     backends.mixed(torch.randn(1, 4, 65, 16), *torch.randn(2, 1, 2, 65, 16), prompt, scaling=0.3)

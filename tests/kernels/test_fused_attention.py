@@ -13,7 +13,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 from kernels.triton import attention as fused_attention
 from kernels.triton.attention import fused
 from tests.support.models import slow_but
@@ -23,14 +23,14 @@ from .steps import HUGE, Step, make_step, make_tree_step
 
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make several segments out of a few hundred columns."""
+    """Make segments so short that a few hundred columns have several."""
     monkeypatch.setattr(fused_attention, "SEGMENT", 64)
     monkeypatch.setattr(fused_attention, "UNROLLED", 2)
 
 
 @pytest.fixture
 def exact_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sum products in the same order for every row, as a GPU does; numpy's order depends on the row."""
+    """Sum products in the same order for every row, as a GPU does. In numpy, the order depends on the row."""
 
     def dot(a: Any, b: Any, d: Any, *_: Any) -> TensorHandle:
         sums = d.data.copy()
@@ -64,7 +64,7 @@ def single_row(step: Step, row: int) -> Step:
     lengths = {"lengths": step.plan.lengths[rows], "host": step.plan.host[rows]}
     suffix, whole = ((keys[rows], values[rows]) for keys, values in (step.suffix, step.whole))
     prefix = tuple(caches[group : group + 1] for caches in step.prefix)
-    plan = replace(step.plan, **lengths, shared=part, _made={})
+    plan = replace(step.plan, **lengths, shared=part, _cached={})
     return Step(step.query[rows], suffix, prefix, whole, plan)
 
 
@@ -100,7 +100,7 @@ def test_a_query_has_the_same_bits_in_a_longer_step() -> None:
     step = make_step(ROWS, 3, heads=(6, 2), dim=20)
     out = step.run(fused, parts=True, scaling=0.2)
     lengths = [length + 2 for length in step.plan.host]
-    plan = replace(step.plan, lengths=torch.tensor(lengths), host=lengths, queries=1, _made={})
+    plan = replace(step.plan, lengths=torch.tensor(lengths), host=lengths, queries=1, _cached={})
     last = replace(step, query=step.query[:, :, 2:], plan=plan)
     assert torch.equal(last.run(fused, scaling=0.2)[:, 0], out[:, 2])
 
@@ -108,7 +108,7 @@ def test_a_query_has_the_same_bits_in_a_longer_step() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("exact_order")
 def test_a_block_handles_rows_of_several_prefixes() -> None:
-    """A block of 16 query rows has eight rows of four prefixes; no row reads all of one of them."""
+    """A block of 16 query rows has the heads of eight rows, which have four different prefixes."""
     rows = [(130 + row, (128, 64, 16, 192)[row % 4], (3, 0, 4, 1)[row % 4]) for row in range(8)]
     rows = [(max(length, start), start, group) for length, start, group in rows]
     step = make_step(rows, 1, heads=(2, 1))
@@ -117,7 +117,7 @@ def test_a_block_handles_rows_of_several_prefixes() -> None:
 
 
 def test_a_prefix_whose_scores_overflow_has_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its scores are -inf; reading unwritten memory would give NaN."""
+    """The prefix's scores are -inf. If unwritten memory were read, the result would be NaN."""
     step = make_step([(70, 64, 0), (66, 64, 0)], 1, spare=0)
     step.query.fill_(1e25)
     step.suffix[0].zero_()
@@ -130,7 +130,7 @@ def test_a_prefix_whose_scores_overflow_has_no_weight(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_columns_in_a_gap_are_not_read() -> None:
-    """A block that reads a NaN value returns NaN, since 0 x NaN is NaN."""
+    """Values in the gap are NaN: a block that read them would return NaN, since 0 x NaN is NaN."""
     step = make_step([(500, 320, 0), (400, 0, 0)], 2, gap=100)
     clean = step.run(fused, scaling=0.3)
     assert step.plan.window_starts(100).tolist() == [384, 256]
@@ -157,7 +157,7 @@ def test_no_block_reads_columns_hidden_from_all_its_rows(parts: bool) -> None:
 
 
 def test_one_segment_takes_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 16 bits too, although there the result is written straight from float32 sums."""
+    """In 16 bits, one launch writes the result from its float32 sums, with the same bits as several launches."""
     for dtype in (torch.float16, torch.bfloat16):
         step = make_step([(3, 0, 0), (90, 0, 0)], 20, heads=(4, 1), dtype=dtype)
         whole, parts = (step.run_whole(fused, scaling=0.3, parts=parts) for parts in (False, True))
@@ -169,7 +169,7 @@ def test_one_segment_takes_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_launch_is_enough_if_the_rows_fill_the_device() -> None:
-    """A CPU counts as four multiprocessors, which 12 programs fill."""
+    """A CPU is treated as a GPU of four multiprocessors, which 12 programs fill."""
     device = torch.device("cpu")
     assert fused_attention.in_parts(device, programs=11, rows=12, segments=2, shares=False)
     assert not fused_attention.in_parts(device, programs=12, rows=12, segments=2, shares=False)
@@ -177,8 +177,9 @@ def test_one_launch_is_enough_if_the_rows_fill_the_device() -> None:
     assert not fused_attention.in_parts(device, programs=1, rows=257, segments=2, shares=True)
 
 
-# (length before the tree, prefix length, prefix index), and the tree columns fed earlier. One tree crosses the end
-# of a segment, one row begins with its tree. Segments lie inside a prefix or a row, or cross a prefix's end.
+# TREE_ROWS: (length before the tree, prefix length, prefix index). BEFORE: the number of tree columns fed earlier.
+# One tree crosses the end of a segment, and one row begins with its tree. Segments lie inside a prefix or a row,
+# or cross a prefix's end.
 TREE_ROWS, BEFORE = [(140, 80, 0), (84, 80, 0), (30, 0, 2), (0, 0, 1)], [0, 7, 30, 57]
 
 
@@ -209,10 +210,10 @@ def test_trees_equal_the_reference(
 
 @pytest.mark.parametrize("parts", [False, True])
 def test_the_deepest_and_the_widest_tree_equal_the_reference(parts: bool) -> None:
-    """With 63 tokens a row, all 63 bits of both words are used."""
-    step = make_tree_step([(70, 64, 0)], [0], MOST_TREE, 1, heads=(1, 1))
-    chain = [list(range(column + 1)) for column in range(MOST_TREE)]
-    flat = [[column] for column in range(MOST_TREE)]
+    """Rows of 63 tokens use all 63 bits of the number that lists a token's ancestors."""
+    step = make_tree_step([(70, 64, 0)], [0], MAX_TREE_TOKENS, 1, heads=(1, 1))
+    chain = [list(range(column + 1)) for column in range(MAX_TREE_TOKENS)]
+    flat = [[column] for column in range(MAX_TREE_TOKENS)]
     for tree_step in (step, step.with_tree([chain], [0]), step.with_tree([flat], [0])):
         tree_step.check(tree_step.run(fused, scaling=0.3, parts=parts), scaling=0.3)
 
@@ -234,7 +235,7 @@ def test_hidden_tree_tokens_never_change_a_bit(parts: bool) -> None:
 
 @pytest.mark.parametrize("masks", [{}, {"window": 30}])
 def test_a_tree_that_is_a_chain_equals_a_plain_step(masks: dict) -> None:
-    """Also if earlier steps fed the first tokens of the tree."""
+    """This also holds if earlier steps fed the first tokens of the tree."""
     step = make_step([(base + 4, start, group) for base, start, group in TREE_ROWS[1:]], 3, heads=(2, 1), dim=20)
     plain = step.run(fused, scaling=0.2, **masks)
     for before in (0, 4):
@@ -255,6 +256,6 @@ def test_trees_with_a_gap_or_of_another_width_are_refused() -> None:
     step = make_tree_step(TREE_ROWS, BEFORE, 5, 3)
     assert step.paths is not None
     with pytest.raises(ValueError, match="gap"):
-        replace(step, plan=replace(step.plan, gap=64, _made={})).run(fused, scaling=0.3)
+        replace(step, plan=replace(step.plan, gap=64, _cached={})).run(fused, scaling=0.3)
     with pytest.raises(ValueError, match="4"):
         step.with_tree([row[:4] for row in step.paths], BEFORE).run(fused, scaling=0.3)

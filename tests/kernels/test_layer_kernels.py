@@ -1,7 +1,7 @@
 """The cache write, the rotary embedding and products equal their torch references, under Triton's interpreter.
 
-Low precision may have three times the error of torch against float64, or two ULPs, since the
-interpreter rounds towards zero.
+In low precision, the error against float64 may be three times that of torch, or two ULPs, since the interpreter
+rounds towards zero.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def test_rotary_embedding_and_cache_write_equal_the_reference(
     shared: bool,
     tree: bool,
 ) -> None:
-    """With `shared`, every second row has half its tokens in a prefix and writes to earlier columns.
+    """The options change the columns to which tokens are written.
 
-    With `tree`, all tokens but the first are siblings: the same position, different columns.
+    With `shared`, every second row has half of its tokens in a prefix, so it writes to earlier columns. With
+    `tree`, all tokens but the first are siblings: they have the same position but different columns.
     """
     torch.manual_seed(len(lengths))
     batch, (q_heads, kv_heads) = len(lengths), heads
@@ -64,7 +65,7 @@ def test_rotary_embedding_and_cache_write_equal_the_reference(
 
 @pytest.mark.parametrize("module", [cache_write, cache_reference])
 def test_a_tree_token_is_rotated_by_its_position_and_written_to_its_column(module: Any) -> None:
-    """Two siblings and a child of the second equal tokens of texts that end with them."""
+    """Two siblings and a child of the second one get the states of the last tokens of texts with the same path."""
     torch.manual_seed(0)
     qkv = torch.randn(1, 3, 4, 8)  # two heads of queries, one of keys and of values
     angles = torch.outer(torch.arange(9.0), torch.rand(4))
@@ -108,8 +109,8 @@ def test_strided_states_are_written() -> None:
 def test_products_equal_the_reference(
     rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype, parts: int
 ) -> None:
-    """`parts`: how many parts K is split into, some of them empty; 0: the default tiles."""
-    rows = min(rows, linear.MOST_ROWS[dtype.itemsize])
+    """K is split into `parts` parts, some of which are empty. 0 means the default tiles."""
+    rows = min(rows, linear.MAX_ROWS[dtype.itemsize])
     torch.manual_seed(rows + n_size + k_size)
     x = torch.randn(rows, k_size).to(dtype)
     weight = (torch.randn(n_size * (2 if gate else 1), k_size) * k_size**-0.5).to(dtype)

@@ -21,19 +21,19 @@ from bass_core.verify.rejection_triton import verify_on_device
 from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
 from kernels.shapes import Card
-from kernels.support import LeftOut
+from kernels.support import CompileFailed
 from kernels.triton import accept, attention, block, cache_write, launch, linear, nucleus, walk
 from kernels.triton.needed import launches
 from tests.kernels.launching.launches import LAUNCHES
 from tests.support.models import prompts, slow_but, tiny, tiny_pair
 
 MODULES = (accept, attention, block, cache_write, linear, nucleus, walk)
-# The values that kernels/support.py has for a CPU.
+# The values that kernels/support.py returns for a CPU.
 CARD = Card(80, 99 * 1024, 4)
 
 
 class AllNames(set[str]):
-    """Contains every name except those that match `but`."""
+    """A set that contains every name except those that match the pattern `but`."""
 
     def __init__(self, but: str = "$.") -> None:
         self.but = but
@@ -45,7 +45,7 @@ class AllNames(set[str]):
         return not re.search(self.but, str(name))
 
 
-# Launches that kernels replaces with torch; verification's are replaced in bass_core.
+# Launches that the kernels package replaces with torch. The launches of verification are replaced in bass_core.
 REPLACED = [name for name in LAUNCHES if name.startswith(("attend", "gemv", "skinny", "put", "rotate"))]
 
 
@@ -60,7 +60,7 @@ def test_torch_replaces_a_launch_that_is_left_out(name: str, monkeypatch: pytest
 
 
 def test_attention_tries_its_other_tile_sizes_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the sizes of 16 bits, since float32 has only one."""
+    """Uses the tile sizes for 16 bits, since float32 has only one size."""
     sizes = attention.tiles(64, 64, 2, 227 * 1024)
     assert [tile["BLOCK_N"] for tile in sizes] == [64, 64, 32, 16] and len({str(tile) for tile in sizes}) == 4
     tried: list[int] = []
@@ -113,14 +113,14 @@ def test_decisions_are_the_same_without_their_kernels(
 ) -> None:
     wanted = decide_and_draw(params, rule)
     monkeypatch.setattr(launch, "left_out", AllNames())
-    with pytest.raises(LeftOut):
+    with pytest.raises(CompileFailed):
         draw_triton.threshold_on_device(torch.rand(2, 40), 0.5)
     assert decide_and_draw(params, rule) == wanted
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Collect the names that all launches have on a GPU."""
+    """Collect the names of all launches, as on a GPU."""
     names: set[str] = set()
     run = launch.launch
 
@@ -134,7 +134,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 
 def on_gpu(name: str) -> str:
-    """Drop the number of rows: interpreted programs take more."""
+    """Return the name without its number of rows, which is larger for interpreted programs."""
     return re.sub(r" ROWS=\d+", "", name)
 
 

@@ -1,4 +1,4 @@
-"""Quantised weights: the bytes mean what GGUF reads in them, errors stay within bounds, rows can be reordered."""
+"""Quantised weights: GGUF reads the same numbers in them, errors stay within bounds, rows can be reordered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def random(rows: int = 7, size: int = 96, seed: int = 0) -> Tensor:
 
 
 def in_gguf(weight: QuantizedWeight) -> Tensor:
-    """Dequantise a block weight with the gguf package; a block is its scales, then its values."""
+    """Dequantise a weight with the gguf package, for which a block is its scales followed by its values."""
     scales = weight.scales.numpy().view(np.uint8).reshape(-1, 2 if weight.kind == "q8_0" else 4)
     values = weight.values.numpy().view(np.uint8).reshape(len(scales), -1)
     kind = GGMLQuantizationType[weight.kind.upper()]

@@ -38,7 +38,7 @@ def compare(ours: list[RowOutcome], theirs: list[RowOutcome]) -> None:
     for mine, reference in zip(ours, theirs, strict=True):
         assert (mine.path, mine.next_token) == (reference.path, reference.next_token)
         assert math.isnan(reference.next_p) or mine.next_p == reference.next_p
-        # As text, so that NaN equals NaN.
+        # Compare the tests as strings, because NaN does not equal NaN.
         assert list(map(str, mine.tests)) == list(map(str, reference.tests))
 
 
@@ -47,7 +47,7 @@ def random_trees(
 ) -> DraftTree:
     """Return random trees of likely and random tokens; most nodes have one child that was drawn from q.
 
-    q is at distance `near` from p: with 0 they are equal, so a rejection leaves nothing of p - q.
+    q differs from p by noise of size `near`. If it is 0, q equals p, so p - q is zero after a rejection.
     """
     batch, columns, vocab = logits.shape
     p = probabilities(logits, SOFT)
@@ -65,7 +65,7 @@ def random_trees(
             )
             row_parents.append(node)
             if has_drawn or not sampled or dice.random() < 0.4:
-                # After a drawn child, only random tokens.
+                # Siblings after a drawn child are random tokens.
                 likely = p[r, node + 1].topk(min(3, vocab)).indices.tolist() if not has_drawn else []
                 row_tokens.append(dice.choice([*likely, dice.randrange(vocab)]))
                 row_drawn.append(-1)
@@ -119,7 +119,8 @@ def test_decisions_equal_the_reference(sampled: bool, near: float, batch: int, d
 def test_every_outcome_occurs_and_a_drawn_child_without_a_valid_q_is_skipped(sound: bool) -> None:
     """Drawn drafts are accepted and rejected, and walks continue at other children, each several times.
 
-    If not sound, a third of the q's contain NaN, and a third are 0 at the draft, which is tested like any other.
+    If `sound` is false, a third of the q's contain NaN, and a third are 0 at the draft. Drafts with q = 0 are
+    tested like others.
     """
     logits = torch.randn(60, 9, 6, generator=torch.Generator().manual_seed(0)) * 2
     keys = some_keys(60)

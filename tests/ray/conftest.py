@@ -18,22 +18,22 @@ import pytest
 
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
-from ui.sources.source import Ask, Service
+from ui.sources.source import PairOptions, Service
 
 from ..ui.conftest import context, pair_folders  # noqa: F401
 
-# Ray reads these when it is first imported. The tests' clusters need a token, like the program's.
+# Ray reads these variables when it is first imported. The tests' clusters need a token, as in the program.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 HAS_RAY = importlib.util.find_spec("ray") is not None
-# Each module starts a cluster, so they must not run at the same time, as pytest-xdist's workers would run them.
+# Each module starts a cluster, so two modules must not run at the same time, as they would under pytest-xdist.
 collect_ignore_glob = [] if HAS_RAY and "PYTEST_XDIST_WORKER" not in os.environ else ["test_*.py"]
-# Long, since other tests may keep the cores busy.
+# Wait this many seconds, because other tests may keep the cores busy.
 PATIENCE_S = 120.0
 
 
 def until(condition: Callable[[], object], event: str) -> None:
-    """Wait for a condition."""
+    """Wait until the condition holds; fail after PATIENCE_S with the name of the missing event."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {event}"
@@ -47,12 +47,12 @@ def race_request(tokens: int = 24, seed: int = 0, **more: object) -> RaceRequest
 
 
 @pytest.fixture(scope="session")
-def ask(pair_folders: tuple[Path, Path]) -> Ask:  # noqa: F811
-    return Ask(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
+def ask(pair_folders: tuple[Path, Path]) -> PairOptions:  # noqa: F811
+    return PairOptions(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def service(ask: Ask) -> Iterator[Service]:
+def service(ask: PairOptions) -> Iterator[Service]:
     """Return a service with two workers on this machine."""
     from ui.sources.service import on_this_machine
 

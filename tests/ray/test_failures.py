@@ -15,7 +15,7 @@ from .conftest import finishes, race_request, until, workers
 
 
 def kill_busy_worker(running: Any) -> None:
-    """Kill the worker that runs this race: the one that used most CPU time since it began."""
+    """Kill the worker that runs this race: the one that uses most CPU time during five snapshots."""
     before = {worker: cpu_seconds(worker) for worker in workers()}
     for _ in range(5):
         next(running)
@@ -23,7 +23,6 @@ def kill_busy_worker(running: Any) -> None:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Return the seconds of CPU time."""
     times = process.cpu_times()
     return float(times.user + times.system)
 

@@ -22,13 +22,13 @@ from ui.sources.cluster import pool
 from ui.sources.cluster.pool import DIES
 from ui.sources.cluster.races import LOST
 from ui.sources.service import on_cluster, on_this_machine
-from ui.sources.source import Ask
+from ui.sources.source import PairOptions
 
 from ..ui.browser import fill, open_page
 from .conftest import finishes, until, workers
 
 
-def test_a_model_that_cannot_be_loaded_is_refused_at_the_start(ask: Ask) -> None:
+def test_a_model_that_cannot_be_loaded_is_refused_at_the_start(ask: PairOptions) -> None:
     import ray
 
     with pytest.raises(BassError, match="nothing-here"):
@@ -37,7 +37,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_at_the_start(ask: Ask) -> None
 
 
 def test_workers_that_die_while_loading_are_an_error_at_the_start(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
+    ask: PairOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers are killed while they connect to the Hub, as the system does when memory is short."""
     import ray
@@ -63,13 +63,13 @@ def test_workers_that_die_while_loading_are_an_error_at_the_start(
 
 
 @pytest.mark.parametrize("address", ["local", "ray://here:10001", "127.0.0.1:1"])
-def test_a_cluster_that_does_not_answer_gives_a_one_sentence_error(ask: Ask, address: str) -> None:
+def test_a_cluster_that_does_not_answer_gives_a_one_sentence_error(ask: PairOptions, address: str) -> None:
     with pytest.raises(BassError) as refusal:
         on_cluster(ask, Limits(), address=address, resources="CPU=1", workers=1, threads=1)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_cluster_that_loses_a_node_keeps_working(ask: Ask) -> None:
+def test_a_cluster_that_loses_a_node_keeps_working(ask: PairOptions) -> None:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})

@@ -15,25 +15,27 @@ from tests.support.page import lane_texts
 from tests.support.threads import together
 from ui.page.request import RaceRequest
 from ui.sources.cluster.races import AHEAD
-from ui.sources.source import Ask, Service
+from ui.sources.source import PairOptions, Service
 
 from .conftest import race_request, until
 
 
-def library_texts(ask: Ask, request: RaceRequest) -> dict[str, list[str]]:
+def library_texts(ask: PairOptions, request: RaceRequest) -> dict[str, list[str]]:
     """Return the texts that the library writes in this process."""
     pair = load_pair(ask.pair, draft=ask.draft, device="cpu", dtype="float32")
     *_, last = race(pair, **request.arguments())
     return lane_texts(last)
 
 
-def test_two_races_at_once_write_the_library_s_texts_and_name_their_workers(service: Service, ask: Ask) -> None:
+def test_two_races_at_once_write_the_library_s_texts_and_name_their_workers(
+    service: Service, ask: PairOptions
+) -> None:
     requests, last = [race_request(seed=1), race_request(seed=2)], {}
 
     def run(number: int) -> None:
         *_, last[number] = service.source(requests[number])
 
-    # Each keeps its worker from its first snapshot until both have begun.
+    # From its first snapshot on, each race has a worker. Keep both workers busy until both races have begun.
     began = [service.source(race_request(1000, seed=seed)) for seed in (8, 9)]
     devices = {next(s["device"]["name"] for s in running if s["lanes"]) for running in began}
     assert {name.split(", worker ")[1].split()[0] for name in devices} == {"1", "2"}
@@ -62,7 +64,7 @@ def test_a_third_race_waits_and_gets_its_place_in_the_queue(service: Service) ->
 def test_a_worker_waits_for_a_slow_reader(service: Service) -> None:
     with closing(service.source(race_request(1000))) as running:
         first = next(s for s in running if s["lanes"])
-        time.sleep(3.0)  # the time of about thirty snapshots
+        time.sleep(3.0)  # enough time for about thirty snapshots
         later = list(islice(running, AHEAD + 2))
     # The worker is at most AHEAD snapshots ahead, plus the one it was making.
     elapsed = [s["elapsed_ms"] for s in later]

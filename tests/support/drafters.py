@@ -14,7 +14,7 @@ class FailingDrafter:
 
     Args:
         in_round: The round that fails, counted from 1.
-        error: The error to raise; None asks the allocator for more memory than exists.
+        error: The error to raise. If None, allocate more memory than exists, which raises torch's error.
     """
 
     calls = 0

@@ -60,7 +60,8 @@ def main() -> int:
 
     from kernels.cpu.calls import jit
 
-    # Load the kernels compiled on the real system: compiled below, they would call the other system's functions.
+    # Load the kernels now, compiled for the real system: if they were compiled later, they would call the other
+    # system's functions.
     jit.has_tiles()
 
     become(system)

@@ -16,11 +16,11 @@ from bass_core.model.cache import RaggedCache
 
 
 def alive(collect: bool = False, lanes: bool = False) -> int:
-    """Return the number of caches in this process; nothing else of a race holds device memory.
+    """Return the number of caches in this process. Only caches hold a race's device memory.
 
     Args:
         collect: Run the garbage collector first.
-        lanes: Count lanes too. An error in a log keeps its lane alive, but no cache.
+        lanes: Also count lanes. (If an error is kept, as in a log, its lane stays alive, but no cache does.)
     """
     if collect:
         gc.collect()
@@ -56,7 +56,7 @@ def frees_at_once(lanes: bool = False) -> Iterator[int]:
 
 
 def peak_bytes(work: Callable[[], object], folder: Path) -> int:
-    """Return the most bytes that torch held at once for work of this thread, by torch's profiler."""
+    """Return the largest number of bytes that torch held at once during `work`, measured by its profiler."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     profiler.export_chrome_trace(str(folder / "trace.json"))

@@ -29,7 +29,7 @@ VOCAB = 96
 
 
 def _builder(name: str, **sizes: Any) -> Callable[..., PreTrainedModel]:
-    """Return a function that builds an architecture with a number of layers and, if given, other sizes."""
+    """Return a function that builds the architecture with a given number of layers and, if given, other sizes."""
 
     def build(layers: int, **others: Any) -> PreTrainedModel:
         types = ["sliding_attention", "full_attention"] * (layers // 2) + ["sliding_attention"] * (layers % 2)
@@ -53,10 +53,10 @@ BUILDERS = {
     "gpt_neox": _builder("GPTNeoX", intermediate_size=128),
     "gemma3": _builder("Gemma3", **_GROUPED, head_dim=32, sliding_window=8),
 }
-# Weight scale as a multiple of the usual initialisation. Greedy texts vary with it, and float32 rounding stays a
-# hundred times smaller than the gap between the logits of the two likeliest tokens.
+# Weight scale as a multiple of the usual initialisation. With these scales, greedy texts don't repeat themselves,
+# and float32 rounding is a hundred times smaller than the gap between the logits of the two likeliest tokens.
 SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0}
-# Noise for `perturbed` with which the copy chooses the model's greedy token at about three of four positions.
+# With this noise, a `perturbed` copy chooses the model's greedy token at about three of four positions.
 NEAR = {"llama": 0.025, "qwen3": 0.04, "opt": 0.03, "gpt2": 0.03, "gpt_neox": 0.03, "gemma3": 0.07}
 
 
@@ -69,7 +69,7 @@ def tiny(
         architecture: A key of BUILDERS.
         seed: Seed of the weights.
         layers: The number of layers.
-        scale: Factor of its matrices over the usual initialisation; by default that of SCALES.
+        scale: Factor by which matrices exceed the usual initialisation; by default that of SCALES.
         sizes: Settings of the model's config, e.g. vocab_size=5.
     """
     torch.manual_seed(seed)
@@ -103,7 +103,7 @@ def tiny_head(
     size: int = 40,
     seed: int = 5,
 ) -> DraftHead:
-    """Return an untrained head over `size` of the target's tokens, right often enough that rows diverge."""
+    """Return an untrained head over `size` of the target's tokens. Some drafts are right, so that rows diverge."""
     torch.manual_seed(seed)
     config = HeadConfig(layers, target.config.hidden_size, reads_states, reads_layers)
     head = DraftHead(target, config, torch.randperm(target.config.vocab_size)[:size].sort().values)
@@ -154,14 +154,14 @@ def tiny_pair(
 
 
 def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """Return parameters for a test, all marked slow but the quick ones; a tuple fills several parameters."""
+    """Return parameters for a test. Those that are not quick are marked slow. A tuple fills several parameters."""
     chosen, slow = list(quick), pytest.mark.slow
     each = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
     return [pytest.param(*arguments, marks=() if value in chosen else slow) for value, arguments in each]
 
 
 def small_window(patch: pytest.MonkeyPatch, sinks: int = 4, unit: int = 4, window: int = 8) -> None:
-    """Shrink sinks and window, so that windowed drafts of short texts skip a gap of whole units between them."""
+    """Shrink sinks and window, so that windowed drafts leave out a gap between them even in short texts."""
     for module in (plan, prefix, drafting_window):
         patch.setattr(module, "SINKS", sinks)
     patch.setattr(plan, "_GAP_UNIT", unit)

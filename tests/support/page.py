@@ -25,9 +25,9 @@ from tests.support import ROOT
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
-from ui.sources.source import Source
+from ui.sources.source import RaceSource
 
-# Single tokens of the tiny model, so that the page shows them; none may run as code or break the page.
+# Single tokens of the tiny model, so that the page has to show them. None may run as code or break the page.
 HOSTILE = (
     "<img src=x onerror=window.pwned=1>",
     "<script>window.pwned=1</script>",
@@ -90,7 +90,7 @@ def pair_options(pair: tuple[Path, Path]) -> tuple[str, ...]:
 
 
 @contextmanager
-def hosted(source: Source | None, **more: Any) -> Iterator[str]:
+def hosted(source: RaceSource | None, **more: Any) -> Iterator[str]:
     """Serve a page for the races of `source`, or for recordings, from this process; yield its address."""
     page = build(source, **{"limits": Limits(max_batch=8), "about": "here", **more})
     _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())

@@ -15,9 +15,9 @@ def check_rows_alone(
     """Check that each row has the same result among all rows, in another order, and by itself.
 
     Args:
-        compute: Returns the results of these rows, in their order: for example bits, tokens or verdicts.
+        compute: Returns one result per given row index, in that order: for example bits, tokens or verdicts.
         count: The number of rows.
-        alone: The rows to compute by themselves too; by default all.
+        alone: The rows that are also computed by themselves; by default all rows.
 
     Returns:
         The results of all rows.

@@ -7,7 +7,7 @@ from threading import TIMEOUT_MAX
 import pytest
 
 from bass_core.decode.overlapped.draft import DraftThread
-from bass_core.decode.overlapped.session import Draft
+from bass_core.decode.overlapped.session import QueuedDraft
 
 
 def draft_in_step(patch: pytest.MonkeyPatch) -> None:
@@ -17,9 +17,9 @@ def draft_in_step(patch: pytest.MonkeyPatch) -> None:
     """
     look = DraftThread.look
 
-    def waits(self: DraftThread, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
+    def waits(self: DraftThread, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
         with self.lock:
-            # If so, the thread takes a step or fails, and either ends the wait.
+            # If `steps` is true, the draft's thread will take a step or fail. Both end the wait.
             steps = self._running and self.session is not None and self.session.busy
         return look(self, TIMEOUT_MAX if steps else timeout_s)
 

@@ -21,7 +21,7 @@ def one_thread() -> Iterator[None]:
 
 
 def together(*works: Callable[[], object]) -> None:
-    """Run each in a separate thread and wait until all have ended."""
+    """Run each function in a separate thread, and wait until all have ended."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()

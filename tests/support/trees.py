@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bass_core.model.forward import BatchTree
 
-# For each node the index of the node that it follows, which is smaller, or -1 for the row's newest token.
+# For each node, the index of its parent, which is an earlier node, or -1 for the row's newest token.
 Parents = list[int]
 
 
@@ -21,7 +21,7 @@ def random_tree(rng: random.Random, nodes: int, deepest: int = 8, roots: int = 1
 
 
 def path(parents: Parents, node: int) -> list[int]:
-    """Return a node's ancestors in order, and the node."""
+    """Return a node's ancestors, from the root on, and the node itself."""
     nodes: list[int] = []
     while node >= 0:
         nodes.append(node)
@@ -30,7 +30,7 @@ def path(parents: Parents, node: int) -> list[int]:
 
 
 def batch_tree(trees: Sequence[Parents], fed: Sequence[int] | None = None) -> BatchTree:
-    """Return the BatchTree of these trees when the first fed[b] nodes of row b were fed before."""
+    """Return the BatchTree of a step that feeds these trees. The first fed[b] nodes of row b were fed earlier."""
     before = [0] * len(trees) if fed is None else list(fed)
     width = max(len(tree) - old for tree, old in zip(trees, before, strict=True))
     paths = [

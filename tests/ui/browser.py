@@ -18,10 +18,10 @@ FLAGS = [
 ]  # fmt: skip
 LANES = ("regular", "speculative", "bass")
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-# Generous, because a machine that also runs other tests can be slow. No test measures speed by this limit.
+# Longest wait of a step. It is generous, because a machine that also runs other tests can be slow.
 PATIENCE_MS = 180_000
 expect.set_options(timeout=60_000)
-# Whether these lanes show all tokens that their figures count.
+# Whether the given lanes show as many tokens as their figure "new tokens" counts, with the right texts.
 ALL_REVEALED = """(lanes) => lanes.every((name) => {
   const run = Bass.run(), sequences = run?.lanes.get(name)?.sequences ?? [];
   const texts = sequences.map(({ tokens }) => tokens.map(({ text }) => text).join(""));
@@ -62,7 +62,7 @@ def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object
 
 
 def open_settings(page: Page) -> None:
-    """Open "More settings", which are created when first opened."""
+    """Open "More settings". The page creates these fields when they are first opened."""
     if not page.locator("#temperature input").is_visible():
         page.click("text=More settings")
     expect(page.locator("#temperature input")).to_be_visible()
@@ -72,7 +72,7 @@ def fill_more(page: Page, name: str, value: str) -> None:
     """Type one of the settings under "More settings"."""
     open_settings(page)
     field = page.locator(f"#{name} input")
-    # Gradio overwrites text typed while it fills in the initial values: type until the value stays.
+    # While Gradio fills in the initial values, it overwrites typed text: type again until the value stays.
     for _ in range(20):
         page.wait_for_timeout(300)
         if field.input_value() == value:
@@ -107,7 +107,7 @@ def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES, *, running: bool 
 
 
 def revealed(page: Page, lanes: tuple[str, ...] = LANES) -> None:
-    """Wait until the lanes show all tokens of the run: a lane may finish before its last tokens are shown."""
+    """Wait until the lanes show all tokens of the run. A lane may finish before its last tokens are shown."""
     page.wait_for_function(ALL_REVEALED, arg=list(lanes))
     # The charts are drawn after the texts.
     page.wait_for_timeout(500)
@@ -116,7 +116,7 @@ def revealed(page: Page, lanes: tuple[str, ...] = LANES) -> None:
 def play(
     page: Page, snapshots: Iterable[Any], settings: Mapping[str, Any] | None = None, *, to_the_end: bool = True
 ) -> None:
-    """Play the snapshots of a race, with its settings, as a recording, or show its end."""
+    """Load the snapshots of a race as a recording. Show its end, or play it if not `to_the_end`."""
     document = json.loads(json.dumps(record(snapshots, "a test", settings=settings)))
     page.evaluate("(document) => Bass.tape.load(document, { name: 'test' })", document)
     page.evaluate(f"() => Bass.tape.{'live' if to_the_end else 'play'}()")
@@ -136,7 +136,7 @@ def texts_are(page: Page, snapshot: dict[str, Any]) -> None:
 
 
 def exported(page: Page) -> dict[str, Any]:
-    """The run as the page would download it. Each sequence also gets its `steps` (steps_of)."""
+    """The run as the page would download it, with one addition: each sequence has its `steps` (steps_of)."""
     document: dict[str, Any] = json.loads(page.evaluate("() => Bass.asJson()"))
     for lane in document["lanes"].values():
         for at, sequence in enumerate(lane["sequences"]):
@@ -145,7 +145,7 @@ def exported(page: Page) -> dict[str, Any]:
 
 
 def steps_of(lane: dict[str, Any], sequence: int) -> list[dict[str, Any]]:
-    """A sequence's row of each round, with the number, kind and time of the round and the row's draft length."""
+    """One entry per round of a sequence: its row, its draft length, and the round's number, kind and time."""
     steps = []
     for one_round in lane["rounds"]:
         for at, row in enumerate(one_round["rows"]):
@@ -166,7 +166,7 @@ def saved(page: Page, button: str) -> str:
 
 
 def choose_option(page: Page, label: str, words: Any) -> None:
-    """Choose from one of the lists under "More settings", which must be open."""
+    """Choose an option of a list under "More settings". These settings must be open."""
     page.click(f"#{label} input")
     page.get_by_role("option", name=words).click()
 

@@ -18,7 +18,7 @@ from .browser import FLAGS, PATIENCE_MS, open_page
 
 @pytest.fixture
 def hostile() -> tuple[str, ...]:
-    """Strings that the tiny model writes as single tokens."""
+    """Strings that would break a careless page. Each is one token of the tiny model."""
     return HOSTILE
 
 
@@ -55,14 +55,14 @@ def context(browser_executable: str) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(context: BrowserContext, server: str) -> Iterator[Page]:
-    """The opened page, checked as in `watched`."""
+    """The opened page of `server`. `watched` checks its console and its requests at the end."""
     with watched(context, server) as page:
         yield page
 
 
 @contextmanager
 def watched(context: BrowserContext, server: str) -> Iterator[Page]:
-    """Open a page. At the end its console must be clean and all requests must have gone to its own host."""
+    """Open a page. At the end, check that its console is clean and that all requests went to the server."""
     page = context.new_page()
     complaints: list[str] = []
     hosts: set[str] = set()

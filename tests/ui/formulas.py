@@ -11,7 +11,7 @@ from math import hypot, inf, sqrt
 from typing import Any
 
 TWO_ERRORS = 2
-# Largest difference that rounding makes between times of the same moment.
+# Two rounded times of the same moment differ by at most this many ms.
 ROUNDED_MS = 2e-3
 NATURAL = ("eos", "stop", "length")
 
@@ -22,8 +22,8 @@ class Lane:
 
     Attributes:
         rounds: verifications and plain steps, each with `begin` and `spent` in ms.
-        prefills: the same for prefills.
-        steps: row-rounds.
+        prefills: prefills, with the same fields.
+        steps: one entry per row and round, without prefills.
         drafting: the steps with drafts.
         decode_ms: lane time without prefills.
         ends: (ms of the last token, sequence), in order of finishing.
@@ -48,7 +48,7 @@ class Lane:
 
 
 def sharing(lane: Lane) -> list[int]:
-    """For each token after the first of its row: the number of rows that are at least that long or cut off."""
+    """For each token but the first of a row: how many rows have a token at the same place, or were cut off."""
     rows = [(len(sequence["token_ids"]), sequence["finish_reason"] in NATURAL) for sequence in lane.sequences]
     return [
         sum(n >= place or not ended for n, ended in rows) for length, _ in rows for place in range(2, length + 1)
@@ -72,7 +72,7 @@ def step_ms(regular: Lane, m: int) -> float:
 
 
 def speedup(lane: Lane, regular: Lane) -> float:
-    """Regular's time for this lane's texts / the lane's time."""
+    """The time that Regular would need for this lane's texts / the lane's time."""
     return sum(step_ms(regular, m) / m for m in sharing(lane)) / lane.decode_ms
 
 
@@ -87,12 +87,12 @@ def new_tokens(lane: Lane) -> int:
 
 
 def first_token(lane: Lane) -> float:
-    """Lane time of the end of the lane's first prefill, ms."""
+    """The lane's clock at the end of its first prefill, ms."""
     return min(one["times_ms"][0] for one in lane.sequences)
 
 
 def _latencies(lane: Lane) -> list[float]:
-    """(finished - end of the lane's first prefill) / (new tokens - 1), in order of finishing."""
+    """(time of the last token - end of the first prefill) / (new tokens - 1), in order of finishing."""
     return [(end - first_token(lane)) / (len(one["token_ids"]) - 1) for end, one in lane.ends]
 
 
@@ -129,7 +129,7 @@ def acceptance(lane: Lane) -> float | None:
 
 
 def token_acceptance(lane: Lane) -> float | None:
-    """Accepted / tested, percent. Tested are the accepted drafts and the first one after them."""
+    """Accepted / tested, percent. The tested drafts are the accepted ones and the first one after them."""
     tested = sum(min(len(step["drafts"]), step["accepted"] + 1) for step in lane.drafting)
     return 100 * accepted(lane) / tested if tested else None
 
@@ -142,7 +142,7 @@ def by_rejection(lane: Lane) -> float | None:
 
 
 def mean_acceptance(lane: Lane) -> float | None:
-    """1 + accepted / row-rounds that drafted."""
+    """1 + accepted / steps with drafts."""
     return 1 + accepted(lane) / len(lane.drafting) if lane.drafting else None
 
 
@@ -162,13 +162,13 @@ def lane_seconds(lane: Lane) -> float:
 
 
 def unfinished(lane: Lane) -> list[int]:
-    """For each round, the rows that had not ended when it began."""
+    """For each round, the number of rows that had not ended when it began."""
     ends = [one["times_ms"][-1] if one["finish_reason"] in NATURAL else inf for one in lane.sequences]
     return [sum(end > one["begin"] + ROUNDED_MS for end in ends) for one in lane.rounds]
 
 
 def cost(lane: Lane, regular: Lane) -> float:
-    """The lane's decoding time / that of regular decoding's steps with as many rows."""
+    """The lane's decoding time / the time of one regular step per round, with as many rows as that round had."""
     return lane.decode_ms / sum(step_ms(regular, m) for m in unfinished(lane))
 
 
@@ -190,7 +190,7 @@ def level(faster: Lane, slower: Lane, regular: Lane) -> bool:
 
 
 def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:
-    """(round, kind, begin, end) of a timeline's blocks, ms: draft, target, then the rest, on the host."""
+    """(round, kind, begin, end) of a timeline's blocks, ms. A round has draft, then target, then host time."""
     spans = [(record["round"], "prefill", record["begin"], record["time_ms"]) for record in lane.prefills]
     for record in lane.rounds:
         drafted_at = record["begin"] + record["draft_ms"]
@@ -204,7 +204,10 @@ def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:
 
 
 def running_chance(step: dict[str, Any], count: int) -> float:
-    """w of block verification after `count` drafts: w is 1, then min(1, w p/q) (Sun et al., section 4)."""
+    """w of block verification after `count` drafts: each draft changes w, at first 1, to min(1, w p/q).
+
+    See Sun et al., section 4.
+    """
     w = 1.0
     for draft in step["drafts"][:count]:
         w = min(1.0, w * draft["p"] / draft["q"])

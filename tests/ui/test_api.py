@@ -23,7 +23,7 @@ def client(server: str) -> Client:
     return Client(server, verbose=False)
 
 
-# Defaults of the settings between the seed and the pair.
+# The default values of the settings after the seed and before the pair.
 UP_TO_PAIR = (0, 1.0, "auto", "auto", "auto", "fair", "auto", None, None)
 
 
@@ -67,7 +67,7 @@ def test_a_cancelled_race_frees_the_device(client: Client) -> None:
 
 
 def test_malformed_calls_are_refused_in_one_sentence(server: str) -> None:
-    """At the end, the fixture also checks that the server's log has no traceback."""
+    """The fixture `server` checks at the end that the server's log has no traceback."""
     call, queue = f"{server}/gradio_api/call/race", f"{server}/gradio_api/queue"
     event = httpx.post(call, json={"data": ["Hello", 2]}).json()["event_id"]
     answer = httpx.get(f"{call}/{event}").text
@@ -83,7 +83,7 @@ def test_malformed_calls_are_refused_in_one_sentence(server: str) -> None:
         return str(done["output"]["error"])
 
     events = httpx.get(f"{server}/config").json()["dependencies"]
-    # The event of Run, and those that only the page's script uses.
+    # Besides the event of Run, there are events that only the page's script uses.
     (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 25]
     for values in (["Hello"], ["Hello", 2, 3, 0.5, 0, 0, 1.0, ["no choice"], *[None] * 7]):
         assert "\n" not in sentence(run, values, f"raw{len(values)}")

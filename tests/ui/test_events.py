@@ -25,7 +25,7 @@ SETTINGS = ("Hello", 2, 60, 0.9, 0)
 
 
 def is_skip(update: Any) -> bool:
-    """Whether the page leaves this output unchanged."""
+    """Whether this update leaves its output on the page unchanged."""
     return update == {"__type__": "update"}
 
 
@@ -45,7 +45,7 @@ def test_run_is_disabled_during_a_race_and_bad_input_changes_only_the_message(
     (only,) = events.run("", *SETTINGS[1:])
     assert phase(only) == "error" and "prompt is empty" in only[3]
     assert all(map(is_skip, only[:3])) and only[4]["interactive"] is True
-    # Stop does not enable Run: the end of the cancelled race does.
+    # Stop does not enable Run. The page enables Run when the cancelled race has ended.
     status, button = events.stop()
     assert json.loads(status)["phase"] == "stopped" and is_skip(button)
 

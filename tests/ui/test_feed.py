@@ -45,7 +45,7 @@ def test_each_token_is_appended_to_the_log_with_its_origin_text_and_time() -> No
     head = json.loads(first.split("\n")[0])
     assert (head["run"], head["batch_size"], head["lanes"]) == ("r", 1, ["regular"])
     assert (head["settings"], head["keywords"]) == (SETTINGS, keywords())
-    # Text that the last token held back is added to it. No text can contain a tag or end a line.
+    # Text that was held back is added to the last token ("+"). No text can contain a tag or end a line.
     log, view, charts = feed.update(snapshot(["a", "\ufffd", "<script>\n"], 80))
     assert log.startswith(first) and "<" not in log + view + charts and log.count("\n") == 3
     assert tokens(log) == [
@@ -87,7 +87,7 @@ def test_lanes_without_some_samples_do_not_slow_the_charts_down() -> None:
         charts = feed.update(shot)[2]
         changed += i >= 600 and charts != before
         before = charts
-    # 30 s at one sample per 800 ms, four times the 200 ms of the first 24 s.
+    # The last 30 s have one sample per 800 ms, four times the interval of the first 24 s (200 ms).
     assert changed == 38
 
 
@@ -121,7 +121,7 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
         shot["elapsed_ms"] *= 20
         log, _, charts = feed.update(shot)
     sent = [line for text in log.split("\n")[2:] for line in json.loads(text)["regular"]["rounds"]]
-    # As recorded, but with six digits.
+    # The page gets the recorded numbers with six digits.
     assert [sent_round["rows"][0].pop("p") for sent_round in sent] == [[0.123457] * 2, []]
     assert [sent_round["rows"][0].pop("p") for sent_round in rounds] and sent == rounds
     assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
@@ -140,7 +140,7 @@ def test_the_log_stays_small_and_missed_lines_can_be_fetched(monkeypatch: pytest
         sent += len(log) - len(before if log.startswith(before) else head)
         before = log
     assert max(sizes) < 3200
-    # Few characters are sent twice.
+    # Few characters are sent a second time when the log restarts.
     assert sent < 1.6 * sum(map(len, feed.lines))
     assert missed("long", 0).split("\n") == feed.lines and missed("long", 398).split("\n") == feed.lines[398:]
     for run, number in (("other", 0), ("long", 400), (None, 0), ("long", "0")):

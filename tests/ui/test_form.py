@@ -1,6 +1,6 @@
 """The form in a browser: refusals, presets, the prompt's length, links.
 
-The test uses one page throughout, so each part starts from the state that the one before it left.
+The test uses one page throughout, so each part of the test starts from the state that the previous part left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_every_part_of_the_form_works(page: Page, context: BrowserContext) -> No
 
 
 def _refusals(page: Page) -> None:
-    """Bad input is refused in one sentence; results and typed values stay."""
+    """Bad input is refused in one sentence. The results of the last race and the typed values stay."""
     fill(page, tokens=4)
     run_to_the_end(page)
     before = [shown(page, lane) for lane in LANES]
@@ -54,7 +54,7 @@ def _refusals(page: Page) -> None:
 
 
 def _presets(page: Page) -> None:
-    """A preset sets the whole form. "Ragged" runs one prompt per row, and the snippet contains them."""
+    """A preset sets the whole form. "Ragged" runs one prompt per row, and the snippet contains the prompts."""
     note, coupled = page.locator("#preset-note"), "coupled: the same text in every lane"
     open_settings(page)
     page.get_by_role("button", name="Same words").click()
@@ -96,7 +96,7 @@ def _lengths(page: Page) -> None:
         expect(line).to_contain_text(message)
     field.fill("")
     expect(line).to_have_text("")
-    # Only the last text counts.
+    # If the text changes quickly, the line shows the length of the last one.
     page.get_by_role("button", name="Same words").click()
     field.press_sequentially(" And more.", delay=20)
     page.get_by_role("button", name="Break-even").click()
@@ -131,7 +131,7 @@ def _links(page: Page, context: BrowserContext) -> None:
 
 
 def _seed_is(page: Page, value: str) -> None:
-    """Wait until the settings, which loading a link closes, have this seed."""
+    """Open the settings, since loading a link closes them, and wait until they have this seed."""
     loaded(page)
     open_settings(page)
     expect(page.locator("#seed input")).to_have_value(value)
@@ -142,7 +142,7 @@ def _long_example(page: Page) -> None:
     page.get_by_role("button", name="Long document").click()
     expect(page.locator("#batch-size input")).to_have_value("8")
     expect(page.locator(".prompt-length.refused")).to_contain_text("the model holds 4096")
-    # The tiny model's tokens are ASCII characters: this much of the text fits its context.
+    # A token of the tiny model is one ASCII character, so 3000 characters fit into its context.
     fill(page, prompt=page.input_value("#prompt textarea")[:3000], batch=8, tokens=8)
     expect(page.locator(".prompt-length:not(.refused)")).to_contain_text(" of 4,096 tokens")
     count = page.inner_text(".prompt-length").split()[0]

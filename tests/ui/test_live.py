@@ -18,7 +18,7 @@ PLOT = "document.querySelector('[data-chart=race] .plot')"
 POINTS = f"{PLOT}.data[1].x.length"
 RANGE = f"{PLOT}._fullLayout.xaxis.range"
 BASS = f"{PLOT}.data.find((trace) => trace.name === 'BASS')"
-# Counts frames, and those in which the chart had no hover box.
+# Counts all frames (`frames`), and the frames in which the chart had no hover box (`missing`).
 COUNT_MISSING = """() => {
   const boxes = window.boxes = { frames: 0, missing: 0 };
   const frame = () => {
@@ -34,10 +34,10 @@ IN_SIGHT = """() => [...document.querySelectorAll("[data-chart]")].filter((figur
   const { top, bottom } = figure.getBoundingClientRect();
   return figure.querySelector(".plot").data?.length && top < innerHeight && bottom > 0;
 }).map((figure) => figure.dataset.chart)"""
-# What the named charts show: [lane, number of points, last x] for each line.
+# For each line of the named charts: [lane, number of points, last x].
 DRAWN = """(names) => names.map((name) => document.querySelector(`[data-chart=${name}] .plot`).data.map(
   ({ name, x }) => [name, x.length, x.at(-1)]))"""
-# Counts the updates for the charts, and keeps the newest one's lane time in seconds.
+# Counts the updates of the charts, and keeps the lane time of the newest update in seconds.
 COUNT_UPDATES = """() => {
   const updates = window.updates = { count: 0, end: 0 };
   Bass.on("charts", ({ lanes }) => {
@@ -64,7 +64,7 @@ def long_race(pair: ModelPair) -> list[Any]:
 
 
 def wait_for_growth(page: Page, count: int = 3) -> None:
-    """Wait until the chart has grown `count` times. Compares its last x, because long lines are thinned out."""
+    """Wait until the chart has grown `count` times: compare its last x, since long lines lose points."""
     for _ in range(count):
         page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=PATIENCE_MS)
 
@@ -79,7 +79,7 @@ def plot_area(page: Page) -> dict[str, float]:
 def test_inspector_pause_and_zoom_work_during_a_race(page: Page, pair: ModelPair) -> None:
     page.evaluate(COUNT_UPDATES)
     play(page, long_race(pair), to_the_end=False)
-    # After the first tokens, the lanes no longer grow and move other parts.
+    # Wait for the first tokens: before them, growing lanes still move the parts below.
     page.locator(".sequence .token").first.wait_for(timeout=PATIENCE_MS)
     _inspector(page)
     # Scroll before the wait, so that no click scrolls the page.
@@ -146,7 +146,7 @@ def _pause(page: Page) -> None:
 
 
 def _zoom(page: Page) -> None:
-    """Zoom and hover box stay through updates."""
+    """Updates of the chart keep the reader's zoom and the hover box."""
     hover_box = page.locator("[data-chart=race] .hoverlayer .legend")
     page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=PATIENCE_MS)
     place, seen = plot_area(page), page.evaluate(f"{BASS}.x[4]")
@@ -172,7 +172,7 @@ def _zoom(page: Page) -> None:
 
 def test_a_held_page_shows_nothing_new_until_it_is_released(page: Page) -> None:
     fill(page, batch=1, tokens=60)
-    # Held from the start, so that the test does not depend on how fast the race is.
+    # Hold the page from the start, so that the test does not depend on the speed of the race.
     page.evaluate("() => { document.querySelector('#run').click(); Bass.hold(true); }")
     expect(page.locator("#run")).to_be_disabled()
     expect(page.locator("#run")).to_be_enabled(timeout=120_000)

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from tests.support import ROOT
 from ui.page import assets
 
-# Passes parts of a log to a separate feed, as Gradio would. Its server has the missing lines.
+# Passes parts of a log to a separate feed, as Gradio would. The feed can fetch missing lines from a fake server.
 GAP = """async () => {
   const heard = [], head = JSON.stringify({ run: "gap", lanes: ["bass"], batch_size: 1, looks: {}, settings: {} });
   const line = (i) => JSON.stringify({ bass: { clock_ms: i, new: { 0: [["s", `${i} `, i, i]] }, rounds: [] } });

@@ -100,8 +100,8 @@ class Run:
 def same(text: str, value: float | str | None, share: float = 1e-3) -> bool:
     """Whether the text shows the value.
 
-    A number may differ by half of the text's last digit and, because times are rounded, by `share`. "n/a" and
-    dashes show None.
+    A number may differ from the text by half a unit of the text's last digit, plus `share` of its size, because
+    times are rounded. The text of None is "n/a" or a dash.
     """
     if isinstance(value, str):
         return text == value
@@ -114,12 +114,12 @@ def same(text: str, value: float | str | None, share: float = 1e-3) -> bool:
 
 
 def head(key: str) -> Callable[[Run, str], str]:
-    """A figure of a lane's head."""
+    """A function that reads a figure in a lane's head."""
     return lambda run, name: str(run.seen[name]["figures"][key])
 
 
 def cell(label: str) -> Callable[[Run, str], str]:
-    """A cell of the table "Afterwards", or "n/a" if the race has no such row."""
+    """A function that reads a cell of the table "Afterwards": "n/a" if the race has no such row."""
     return lambda run, name: str(run.table.get(label, {}).get(run.label(name), "n/a"))
 
 
@@ -131,7 +131,7 @@ def against_regular(formula: Callable[[f.Lane, f.Lane], float]) -> Callable[[Run
     return lambda run, name: formula(run.lanes[name], run.regular)
 
 
-# Number, its text on the page, its formula.
+# (name of the number, function that reads its text on the page, its formula).
 TABLE: list[tuple[str, Callable[[Run, str], str], Callable[[Run, str], Any]]] = [
     ("ms per token", head("ms_per_token"), of_lane(f.ms_per_token)),
     ("speed-up", head("speedup"), against_regular(f.speedup)),
@@ -186,7 +186,7 @@ def test_every_number_of_three_races_follows_from_the_export(page: Page, pair_fo
             assert_accessible(page)
             page.click("[data-close]")
             _snippet(page, pair_folders)
-    # A single row is neither first nor last.
+    # In a race of one row, no row is marked as first or last.
     fill(page, batch=1, tokens=12, temperature=0)
     run_to_the_end(page)
     labels = page.locator(".figures-table tbody th").all_text_contents()
@@ -195,7 +195,7 @@ def test_every_number_of_three_races_follows_from_the_export(page: Page, pair_fo
 
 
 def _figures(run: Run, race: str) -> None:
-    """Each figure follows its formula, and so do the counts next to the shares."""
+    """Each figure follows from its formula, and so do the counts next to percentages."""
     wrong = [
         f"{name} of {lane}: the page shows {shown(run, lane)!r}, the formula gives {formula(run, lane)}"
         for name, shown, formula in TABLE
@@ -230,7 +230,7 @@ def _verdict(run: Run) -> None:
         cost = f.cost(lane, run.regular)
         expected = speed(lane), speed(lane) * cost, cost
         assert all(same(text, value) for text, value in zip(match.groups(), expected, strict=True)), line
-        # "Why" uses the same cost.
+        # The list "Why" shows the same cost.
         assert match[3] in next(why for why in run.why if why.startswith(run.label(lane.name)))
     first, second = sorted(run.lanes.values(), key=speed, reverse=True)[:2]
     ratio, level = speed(first) / speed(second), f.level(first, second, run.regular)
@@ -256,13 +256,13 @@ def _timelines(run: Run) -> None:
 
 
 def _inspector(run: Run, race: str) -> None:
-    """min(1, p/q), the chance in the block, u, and the verdicts. At temperature 0 there is no u."""
+    """The inspector shows min(1, p/q), the chance in the block, u and the verdicts: no u at temperature 0."""
     judged = 0
     for seen in run.inspector:
         lane = run.lanes[seen["lane"]]
         steps = [one for one in lane.sequences[seen["sequence"]]["steps"] if one["kind"] != "prefill"]
         step, rows = steps[seen["at"]], seen["rows"]
-        assert f"Lane round {step['round']}, " in seen["line"] and same(
+        assert f"The lane's round {step['round']}, " in seen["line"] and same(
             seen["line"].split("at ")[1], step["time_ms"]
         )
         if not step["drafts"]:
@@ -292,7 +292,7 @@ def _inspector(run: Run, race: str) -> None:
         assert accepted == (max(below) + 1 if below else 0), (
             "the last draft with u < h is accepted, and all before it"
         )
-        # After a row's last draft, the chance in the block is the running product.
+        # The last draft's chance in the block is the running product w.
         if step["written"] > accepted:
             assert same(rows["chance"][count - 1], f.running_chance(step, count))
         one_by_one = next((i for i, one in enumerate(step["drafts"]) if one["u"] * one["q"] >= one["p"]), count)
@@ -339,7 +339,7 @@ def _models(run: Run, race: str, pair_folders: tuple[Path, Path]) -> None:
 
 
 def _steps(page: Page, rule: str) -> int:
-    """Walk step by step through the drafting rounds of BASS's first row. Returns the number with a residual."""
+    """Walk step by step through the drafting rounds of BASS's first row. Returns how many had a residual."""
     row = exported(page)["lanes"]["bass"]["sequences"][0]
     steps, residuals, panel = [entry for entry in row["steps"] if entry["drafts"]], 0, page.locator(".step-part")
     page.click("[data-switch=stepping]")
@@ -356,7 +356,7 @@ def _steps(page: Page, rule: str) -> int:
         for i in range(count):
             _draft(cards.nth(i), step, i)
         residuals += _ending(panel, step, row["token_ids"][step["start"] + step["written"] - 1])
-        # The first press completes the animation, the second goes on.
+        # The first press completes the animation, the second one goes to the next round.
         page.keyboard.press("ArrowRight")
         if at + 1 < len(steps):
             page.keyboard.press("ArrowRight")
@@ -394,7 +394,7 @@ def _draft(card: Locator, step: dict[str, Any], i: int) -> None:
 
 
 def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
-    """The table of the round's last token shows the exported numbers. Returns whether it has a residual."""
+    """The table for the round's last token shows the exported numbers. Returns whether there is a residual."""
     ending = step["detail"]["ending"]
     rows = panel.locator(".step-top tr:has(td)")
     assert rows.count() == (len(ending["top"]) if ending else 0)
@@ -415,7 +415,7 @@ def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
 
 
 def _comparison(page: Page, race: str) -> None:
-    """Rows that must equal Regular's are marked as equal, sampled ones are not. Medals mark the first and last."""
+    """Rows that must equal Regular's are marked as equal, sampled rows are not. Medals mark the first and last."""
     if race == "sampled":
         assert [compared(page, lane) for lane in LANES] == [[None] * 2] * 3
         assert exported(page)["comparison"] is None
@@ -434,13 +434,13 @@ def _comparison(page: Page, race: str) -> None:
 
 
 def _bars(page: Page) -> Any:
-    """The lane, the places and the missing values of the summary's bars."""
+    """The summary's bars: for each lane its name, its places, and whether each value is missing."""
     bars = "plot => plot.data.filter(t => t.type === 'bar').map(t => [t.name, t.x, t.y.map(v => v === null)])"
     return page.eval_on_selector(".summary-figure .plot", bars)
 
 
 def _snippet(page: Page, pair_folders: tuple[Path, Path]) -> None:
-    """The snippet repeats the run. It is run in the parent folder, because it has only the folders' names."""
+    """The snippet repeats the run. It has only the models' folder names, so run it in their parent folder."""
     code = page.locator(".snippet code").text_content() or ""
     assert "RecordedLengths" in code
     process = subprocess.run(

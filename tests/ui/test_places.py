@@ -66,7 +66,7 @@ def free_port() -> int:
 
 @contextmanager
 def silent_proxy() -> Iterator[str]:
-    """The address of a proxy that accepts connections and never answers. Nothing may have connected to it."""
+    """The address of a proxy that never answers. At the end, check that nothing has connected to it."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(16)

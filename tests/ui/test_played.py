@@ -16,7 +16,7 @@ from .conftest import serving, watched
 
 pytestmark = pytest.mark.slow
 SLIDER = ".scrubber input"
-# The run as the page stores it, and the newest data of its charts without the run's name.
+# EXPORT: the run as the page stores it. CHARTS: the newest data of its charts, without the run's name.
 EXPORT = "() => JSON.parse(Bass.asJson())"
 KEEP_CHARTS = "() => Bass.on('charts', (charts) => (window.newest = charts))"
 CHARTS = "() => { const { run, ...rest } = window.newest; return rest; }"
@@ -96,7 +96,7 @@ def _slider(page: Page) -> None:
     page.wait_for_function(f"() => ({AT})() === 0")
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => ({AT})() === 1")
-    # Click its middle once the shorter texts of the start have moved it to its place.
+    # The texts of early instants are shorter, which moves the slider. `click` waits until the slider rests.
     slider.click()
     page.wait_for_function(f"() => ({AT})() > 1")
     middle = page.evaluate(
@@ -110,7 +110,7 @@ def _slider(page: Page) -> None:
 
 
 def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
-    """A saved recording plays everything on a server without a model."""
+    """A server without a model plays the saved recording, with the same texts, figures and charts."""
     texts, words = {lane: shown(page, lane) for lane in LANES}, page.evaluate(WORDS)
     export, charts = page.evaluate(EXPORT), page.evaluate(CHARTS)
     with page.expect_download() as saving:
@@ -119,7 +119,7 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
     saving.value.save_as(file)
     assert file.name == "bass-race.json.gz"
     expect(page.locator(".took")).to_contain_text("--replay bass-race.json.gz")
-    # The figures of each instant count the tokens written by then.
+    # The figure "new tokens" of each instant is the number of tokens written by then.
     written = {lane: 0 for lane in LANES}
     for instant in load(file)["snapshots"]:
         for lane, lane_update in (update for line in instant["lines"] for update in line.items()):
@@ -139,7 +139,7 @@ def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
         assert {lane: shown(other, lane) for lane in LANES} == texts
         other.wait_for_function(f"(words) => JSON.stringify(({WORDS})()) === JSON.stringify(words)", arg=words)
         assert other.evaluate(EXPORT) == export and other.evaluate(CHARTS) == charts
-        # Saved again, it is the same race.
+        # The page that plays the recording saves the same recording again.
         no_origin = {"about": "", "made": ""}
         assert {**other.evaluate(TAPE), **no_origin} == {**page.evaluate(TAPE), **no_origin}
         other.click("[data-tape=play]")
@@ -163,19 +163,19 @@ def test_the_page_can_go_back_during_a_race_and_return(page: Page) -> None:
     page.evaluate("() => Bass.tape.jump(1)")
     state, before = page.evaluate(STATE), shown(page, "bass")
     assert state["away"] and state["now"] == 1
-    # Values from the server wait, however long.
+    # While the page shows an earlier instant, new values from the server change nothing.
     page.wait_for_timeout(1500)
     assert shown(page, "bass") == before and page.evaluate(STATE) == state
     page.click("[data-tape=live]")
     page.wait_for_function("(count) => Bass.tape.state.count > count + 3", arg=state["count"])
     texts = shown(page, "bass")
     assert all(text.startswith(part) for text, part in zip(texts, before, strict=True)) and texts != before
-    # While the stepper holds the page, the slider is disabled.
+    # While the step-by-step view is open, the slider is disabled.
     page.click("[data-switch=stepping]")
     expect(page.locator(".scrubber input")).to_be_disabled()
     page.click("[data-switch=stepping]")
     expect(page.locator(".scrubber input")).to_be_enabled()
-    # Stop shows the newest instant. Earlier ones can still be shown.
+    # Stop shows the newest instant. Afterwards, earlier instants can still be shown.
     page.evaluate("() => Bass.tape.jump(2)")
     page.click("#stop")
     expect(page.locator("#lane-bass .state")).to_have_text("Stopped")
@@ -185,7 +185,7 @@ def test_the_page_can_go_back_during_a_race_and_return(page: Page) -> None:
     expect(page.locator("#lane-bass .state")).not_to_have_text("Stopped")
     page.evaluate("() => Bass.tape.live()")
     expect(page.locator("#lane-bass .state")).to_have_text("Stopped")
-    # A new race is shown from its start, wherever the page was.
+    # A new race is shown from its start, even if the page showed an earlier instant.
     page.evaluate("() => Bass.tape.jump(0)")
     expect(page.locator("#run")).to_be_enabled()
     fill(page, tokens=6)
@@ -203,7 +203,7 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         page.click("[data-recording=win]")
         expect(page.locator(".recording-mark")).to_be_visible()
         expect(page.locator(".recording-about")).to_contain_text("Recorded: smollm2 on cpu")
-        # The form has this recording's settings, and lists differences from the other's.
+        # The form has the settings of this recording. For another recording, the page lists the differences.
         expect(page.locator(".of-lanes")).to_have_text("")
         expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done")
         assert not job.done()
@@ -226,7 +226,7 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         expect(page.locator(".recording-note")).to_be_hidden()
         expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
         assert page.evaluate("() => Bass.asJson()").count("Hello") >= 1
-        # Another recording, and back to the visitor's own race.
+        # Show a recording again, then go back to the visitor's race.
         revealed(page)
         texts = {lane: shown(page, lane) for lane in LANES}
         page.click("[data-recording=win]")

@@ -1,7 +1,7 @@
 """Every predicted time on the page is marked as predicted, and no measured time is.
 
 To find texts that depend on times, the page shows the same race twice, with different times. Each text that
-differs must be in a place whose label contains "predicted", or "this machine" for readings of this machine.
+differs must be in a place whose label contains "predicted" or, for a reading of this machine, "this machine".
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ pytestmark = pytest.mark.slow
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 
 
-# Metrics that grow with a lane's time, and metrics that fall.
+# GROW: metrics that grow if a lane takes longer. FALL: metrics that fall.
 GROW = ("ms_per_token", "ptl_first_ms", "ptl_last_ms", "ptl_all_ms", "ttft_ms")
 FALL = ("speedup", "throughput_tps", "flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
 
 
 def slower(snapshot: dict[str, Any], factor: float = 1.7) -> dict[str, Any]:
-    """The same race with longer lane times: the first lane's by `factor`, each other's by a fifth more."""
+    """The same race with longer lane times.
+
+    The first lane takes `factor` times as long. The factor is 20 % larger from each lane to the next.
+    """
     slowed = copy.deepcopy(snapshot)
     for at, lane in enumerate(slowed["lanes"].values()):
         _slow_down(lane, factor * 1.2**at)
@@ -57,14 +60,14 @@ def _slow_down(lane: dict[str, Any], by: float) -> None:
         record["time_ms"] *= by
         for key in ("draft_ms", "verify_ms"):
             record[key] = None if record[key] is None else record[key] * by
-        # As on another machine: drafts cost relatively more, so a round's parts keep no common ratio.
+        # Change the two parts of a round differently, as another machine would, so that their ratio changes too.
         if record["draft_ms"] is not None:
             record["verify_ms"], record["draft_ms"] = 0.9 * record["verify_ms"], record["draft_ms"] * 1.05
 
 
 @dataclass
 class Served:
-    """A page served by this process: its address, its pair, and whether its races get different times."""
+    """A page served by this process: its address, its pair, and whether its races get slower times (`slow`)."""
 
     address: str
     pair: ModelPair
@@ -100,20 +103,20 @@ def test_predicted_times_are_marked_everywhere_and_measured_ones_nowhere(
 
 
 def run_race(page: Page, served: Served, *, slow: bool = False) -> None:
-    """Run the race again, with its own times or with different ones."""
+    """Run the race, with its times or (`slow`) with slower ones."""
     served.slow = slow
     fill(page, batch=2, tokens=40)
     run_to_the_end(page)
 
 
 def visible_texts(page: Page) -> dict[str, Any]:
-    """Every visible text by its place, as {"text", "says"}. "says": whether the label names the machine."""
+    """Every visible text by its place, as {"text", "says"}. "says" is whether its label has a mark."""
     texts: dict[str, Any] = page.evaluate(LOOK)
     return texts
 
 
 def unmarked(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The places whose text differs and has no mark."""
+    """The places whose text differs between the two races although their label has no mark."""
     return [
         f"{place}: {after[place]['text']!r}"
         for place in before.keys() & after.keys()
@@ -137,12 +140,12 @@ def _texts(page: Page, served: Served) -> None:
     run_race(page, served, slow=True)
     after = visible_texts(page)
     differing = [place for place in before.keys() & after.keys() if before[place]["text"] != after[place]["text"]]
-    # Of three lanes: figures, captions, states, timelines; charts; the verdict; the inspector; the table.
+    # Figures, captions, states and timelines of three lanes; charts, the verdict, the inspector and the table.
     assert len(differing) > 40
     assert unmarked(before, after) == []
     page.evaluate(UNMARK)
     missed = unmarked(before, visible_texts(page))
-    # The lane's figure, the chart's plot, and three cells of the row.
+    # Without UNMARK's marks, these are missed: the lane's figure, the chart's plot, and three cells of the row.
     assert len(missed) == 5, missed
 
 
@@ -207,7 +210,7 @@ def _exports(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def _coin(page: Page, served: Served) -> None:
-    """Synthetic acceptance is called a coin."""
+    """With synthetic acceptance, the page says that a coin accepts the drafts."""
     more = page.locator("#acceptance input")
     open_settings(page)
     page.click("text=Another machine")
@@ -219,12 +222,14 @@ def _coin(page: Page, served: Served) -> None:
     run_race(page, served)
     accepted = page.locator("#lane-bass .token.accepted").first
     accepted.hover()
-    expect(page.locator(".token-tip")).to_contain_text("accepted by the coin: u 0.")
+    expect(page.locator(".token-tip")).to_contain_text("accepted at random: u 0.")
     accepted.click()
-    expect(page.locator(".round-note")).to_contain_text("A coin accepts each draft with a chance of 0.800")
+    expect(page.locator(".round-note")).to_contain_text("Each draft is accepted at random with a chance of 0.800")
     expect(page.locator(".round [data-row=q]")).to_be_hidden()
     page.locator(".predicted-badge:visible").first.click()
-    expect(page.locator("#predicted-card")).to_contain_text("A coin accepts each draft with a chance of 0.8")
+    expect(page.locator("#predicted-card")).to_contain_text(
+        "Each draft is accepted at random with a chance of 0.8"
+    )
     page.keyboard.press("Escape")
 
 

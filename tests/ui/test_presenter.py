@@ -35,7 +35,7 @@ SIZES = """(all) => Object.fromEntries(all.map((one) => {
 WRITING = """() => ["speculative", "bass"].every((name) =>
   document.querySelector(`#lane-${name} .sequence`)?.textContent.length > 20)"""
 STRIP = "() => document.querySelector('#lane-bass .strip canvas').clientHeight"
-# The page while it is printed. For each chart: its width, its drawing's width, and the number of lines and bars.
+# Records the page while it is printed, with each chart's width, its drawing's width, and its lines and bars.
 PRINTED = """() => addEventListener("beforeprint", () => {
   const plots = [...document.querySelectorAll(".plot")].filter((plot) => plot.checkVisibility());
   window.printed = {

@@ -85,11 +85,11 @@ def test_a_lost_worker_gets_nothing_until_it_is_back(queue: Queue) -> None:
     first, second = queue.enter(asked()), queue.enter(asked())
     queue.remove(first.worker or "")
     third = queue.enter(asked())
-    queue.leave(first)  # its race has failed, but the worker is not free
+    queue.leave(first)  # the race ends, but its worker was removed, so no race gets that worker
     assert third.worker is None
     queue.add(first.worker or "")
     assert third.worker == first.worker
-    queue.leave(first)  # a second time: must not free the worker of the third race
+    queue.leave(first)  # leaving again must not free the worker, which now has the third race
     assert queue.enter(asked()).worker is None
     queue.leave(second)
 
@@ -102,7 +102,7 @@ def test_a_worker_that_has_the_pair_is_preferred(queue: Queue) -> None:
     again = queue.enter(asked(pair="other"))
     assert again.worker == "b"
     queue.leave(again)
-    # A race of the worker's own pair does not unload the other one.
+    # A race with the pair that app.py was started with does not unload the other pair.
     queue.enter(asked())
     queue.leave(queue.enter(asked()))
     assert queue.enter(asked(pair="other")).worker == "b"
@@ -111,7 +111,7 @@ def test_a_worker_that_has_the_pair_is_preferred(queue: Queue) -> None:
 def test_the_outlook_gives_place_and_time(queue: Queue, clock: Clock) -> None:
     queue.add("a")
     first, second = queue.enter(asked()), queue.enter(asked())
-    # The speed of the workers is not known yet.
+    # No race has finished, so the waiting time is not known yet.
     assert queue.outlook(first) == (0, 0.0) and queue.outlook(second) == (1, None)
     clock.now += 10
     queue.leave(first, finished=True)
@@ -166,7 +166,7 @@ def test_a_worker_that_returns_belongs_to_the_next_race(queue: Queue) -> None:
 
 
 class Work:
-    """Endless steps until `finish` is set. Counts its starts, its open generators and its steps."""
+    """Work for IdleWork: steps until `finish` is set. It counts its starts, open generators and steps."""
 
     def __init__(self) -> None:
         self.begun, self.open, self.steps = 0, 0, 0

@@ -14,7 +14,7 @@ import pytest
 
 from bass_core import BassError, ModelPair, SamplingParams, Snapshot, race
 from ui.recordings.recording import load, record, save
-from ui.recordings.shelf import SHIPPED, asked
+from ui.recordings.shelf import SHIPPED, requested_recordings
 
 from .formulas import NATURAL
 
@@ -33,7 +33,7 @@ def log_lines(document: dict[str, Any], lane: str, last: int) -> list[dict[str, 
 
 
 def digits(value: Any) -> Any:
-    """A figure with six digits, as the page gets it."""
+    """A value to compare with one that the page gets, which has six digits."""
     if isinstance(value, list):
         return [pytest.approx(item, rel=1e-5) for item in value]
     return pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
@@ -116,7 +116,7 @@ def one_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[st
     return [record | {"verify_ms": None, "rows": [ROW | (row or {})]} | changed]
 
 
-# For each part that the error must name: (path, replacement).
+# Name of a part in the error -> ways to damage that part: (path in the recording, value that is put there).
 BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "its head": [(("head",), None), (("head", "lanes"), []), (("head", "batch_size"), -1)],
     "its snapshots": [
@@ -224,11 +224,11 @@ def test_figures_of_shipped_recordings_follow_from_their_rounds(name: str) -> No
             metrics = figures["metrics"]
             counts = [metrics[key] for key in ("new_tokens", "drafted", "accepted")]
             assert counts == [sum(sizes), drafted, accepted]
-            assert metrics["acceptance_rate"] == (pytest.approx(accepted / drafted) if drafted else None)
+            assert metrics["acceptance_rate"] == (pytest.approx(accepted / drafted, rel=1e-5) if drafted else None)
             if shares:
                 per_token = (ends[-1] - reading) / sum(shares)
                 assert metrics["ms_per_token"] == pytest.approx(per_token, rel=1e-3)
-                assert metrics["plain_steps"] == pytest.approx(sum(shares))
+                assert metrics["plain_steps"] == pytest.approx(sum(shares), rel=1e-5)
         assert shown["regular"]["metrics"]["speedup"] in (None, pytest.approx(1))
     written = [texts(document, lane) for lane in shown]
     if all(one == written[0] for one in written):
@@ -241,9 +241,9 @@ def test_figures_of_shipped_recordings_follow_from_their_rounds(name: str) -> No
 
 
 def test_replay_accepts_a_name_a_file_or_nothing(tmp_path: Path) -> None:
-    assert asked("") == SHIPPED and list(asked("win")) == ["win"]
+    assert requested_recordings("") == SHIPPED and list(requested_recordings("win")) == ["win"]
     save(SHIPPED["win"].recording, tmp_path / "mine.json")
-    offer = asked(str(tmp_path / "mine.json"))["file"]
+    offer = requested_recordings(str(tmp_path / "mine.json"))["file"]
     assert offer.title == "mine.json" and offer.recording == SHIPPED["win"].recording
     with pytest.raises(BassError, match="Cannot read the recording nothing"):
-        asked("nothing")
+        requested_recordings("nothing")

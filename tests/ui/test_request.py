@@ -23,12 +23,12 @@ from bass_core.length.options import make_policy
 from ui.page import clock as machine
 from ui.page import clock as words
 from ui.page.choices import Choices, draft_lengths
-from ui.page.form import starting
+from ui.page.form import starting_values
 from ui.page.limits import Limits
 from ui.page.presets import FIRST_PRESET, presets
 from ui.page.request import RaceRequest, make_request
 from ui.page.setting import SETTINGS, shown
-from ui.sweep.request import MOST_RACES, make_sweep
+from ui.sweep.request import MAX_RACES, make_sweep
 
 GOOD: dict[str, Any] = {
     "prompt": "Hello", "batch_size": 4, "max_new_tokens": 64, "temperature": 0.7, "seed": 0,
@@ -124,7 +124,7 @@ REFUSED_SWEEPS: list[tuple[dict[str, Any], str]] = [
     ({"draft_lengths": [1.5]}, "A fixed draft length must be"),
     ({"seconds": 4}, "seconds must be a number from 5 to 600"),
     ({"seconds": "long"}, "seconds must be a number"),
-    ({"batches": list(range(1, 9)), "draft_lengths": [1, 2, 3, 4, 5]}, f"at most {MOST_RACES}: name fewer"),
+    ({"batches": list(range(1, 9)), "draft_lengths": [1, 2, 3, 4, 5]}, f"at most {MAX_RACES}: name fewer"),
 ]
 
 
@@ -140,7 +140,7 @@ def test_bad_input_is_refused_in_one_sentence(make: Any, given: dict[str, Any], 
 
 
 def values(name: str, limits: Limits | None = None, choices: Choices | None = None) -> dict[str, object]:
-    return starting(presets()[name], limits or Limits(), choices or Choices())
+    return starting_values(presets()[name], limits or Limits(), choices or Choices())
 
 
 def test_a_preset_sets_the_whole_form_within_the_operators_limits() -> None:
@@ -161,11 +161,11 @@ def test_a_preset_sets_the_whole_form_within_the_operators_limits() -> None:
         small = make_request(values(name, few), few)
         assert small.batch_size <= 2 and small.max_new_tokens == 16
     assert requests["Same words"].verification == "coupled" and requests["Same words"].temperature > 0
-    # One preset sets a clock; all others reset it.
+    # Only the preset "On an H100" sets a clock. The others set it to "measured".
     assert {name: request.clock for name, request in requests.items() if request.clock != "measured"} == {
         "On an H100": "h100"
     }
-    # Settings that a preset leaves out come from the operator; values that this pair lacks become neutral ones.
+    # Settings that a preset leaves out have the operator's values. Values that a pair lacks become neutral ones.
     assert values("Same words", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
     assert values("Loses")["drafter"] == "auto"
     choices = Choices(drafters=(("automatic", "auto"), ("the draft", "model")))

@@ -108,7 +108,7 @@ def exported_blocks(lane: dict[str, Any]) -> list[tuple[str, float, float, int]]
 
 
 def _widths(page: Page, final: dict[str, Any]) -> None:
-    """The widths of blocks are the exported milliseconds."""
+    """The widths of blocks correspond to the exported milliseconds."""
     lanes, single_blocks = exported(page)["lanes"], 0
     for name in LANES:
         blocks, begin, end, scale = strip(page, name)
@@ -126,7 +126,7 @@ def _widths(page: Page, final: dict[str, Any]) -> None:
             assert (block["x"], block["width"]) == place
         kinds = {block["kind"] for block in blocks}
         assert kinds <= ({"prefill", "plain", "host"} if name == "regular" else {*kinds, "verify", "draft"})
-    # Rounds narrower than a pixel are drawn together. Those of the slowest lane are wider on any machine.
+    # Rounds narrower than a pixel are drawn together. On any machine, some rounds of the slowest lane are wider.
     assert single_blocks
 
 
@@ -156,14 +156,14 @@ def _opens_the_round(page: Page) -> None:
     expect(caption).to_contain_text(f" by {block['round']['draft_forwards']} forward")
     page.mouse.down()
     page.mouse.up()
-    expect(page.locator(".round-line")).to_contain_text(f"Lane round {number},")
+    expect(page.locator(".round-line")).to_contain_text(f"The lane's round {number},")
     expect(page.locator("[data-pick=lane]")).to_have_value("bass")
     canvas.focus()
     page.keyboard.press("End")
     last = exported(page)["lanes"]["bass"]["rounds"][-1]["round"]
     expect(caption).to_contain_text(f"Round {last}: ")
     page.keyboard.press("Enter")
-    expect(page.locator(".round-line")).to_contain_text(f"Lane round {last},")
+    expect(page.locator(".round-line")).to_contain_text(f"The lane's round {last},")
 
 
 def _unsplit(page: Page) -> None:
@@ -188,7 +188,8 @@ def _concurrent(page: Page, final: dict[str, Any]) -> None:
     )
 
 
-# For every round of the chosen lane: each row's length, its ghost, and its numbers of cells by kind.
+# For every round of the chosen lane and each row: the row's length, its ghost (the length with one common stop for
+# the batch), and the number of its cells of each kind.
 WALK = """() => {
   const range = document.querySelector(".cache-part input[type=range]");
   return Array.from({ length: Number(range.max) + 1 }, (_, at) => {
@@ -203,7 +204,7 @@ WALK = """() => {
 
 
 def recount(lane: dict[str, Any]) -> list[list[tuple[int, int, dict[str, int]]]]:
-    """The same, computed from the rounds. Rejected and untested drafts are counted together, as thrown."""
+    """The values of WALK, computed from the rounds. Both rejected and untested drafts are counted as "thrown"."""
     lengths, ghosts, frames = [0] * ROWS, [0] * ROWS, []
     for record in lane["rounds"]:
         kinds: list[dict[str, int]] = [{} for _ in range(ROWS)]
@@ -239,7 +240,7 @@ def _cache(page: Page, final: dict[str, Any]) -> None:
         assert shown == recount(lane)
         lengths, ghosts = zip(*((length, ghost) for length, ghost, _ in shown[-1]), strict=True)
         assert list(lengths) == [len(sequence["token_ids"]) for sequence in lane["sequences"]]
-        # A batch that really stops at its first rejection equals its ghost.
+        # A lane that has a common stop, or never drafts, is as long as its ghost.
         assert (lengths == ghosts) == (name != "bass")
     written, ghost = (sum(row[i] for row in recount(final["lanes"]["bass"])[-1]) for i in (0, 1))
     expect(page.locator(".cache-line")).to_contain_text(
@@ -249,7 +250,7 @@ def _cache(page: Page, final: dict[str, Any]) -> None:
 
 
 def _elsewhere(page: Page, final: dict[str, Any]) -> None:
-    """A lane of an unknown method gets a section, and readings that this machine lacks are shown."""
+    """A lane of an unknown method gets a section. A recording's readings that this machine lacks are shown."""
     assert page.inner_text("#lane-common h2") == "common"
     assert shown(page, "common") == [one["text"] for one in final["lanes"]["common"]["sequences"]]
     page.locator("[data-chart=flops]").scroll_into_view_if_needed()
@@ -262,7 +263,7 @@ def _elsewhere(page: Page, final: dict[str, Any]) -> None:
     )
 
 
-# Draft lengths per row in the first rounds, too short for a row to end in them; then 4.
+# Draft lengths per row in the first rounds, which are too early for a row to end. Later rounds have length 4.
 ROW_LENGTHS = [[3, 1], [0, 2], [1, 4], [2, 0], [2, 2]]
 LENGTHS: dict[str, Any] = {"speculative": 2, "bass": RecordedLengths([*ROW_LENGTHS, 4])}
 VERDICTS = {"accepted", "rejected", "untested"}
@@ -272,7 +273,7 @@ OUTSIDE = """[...document.querySelectorAll(".lane .figures :is(dt, dd)")].filter
 
 
 def of_trees(pair: ModelPair) -> tuple[dict[str, Any], int]:
-    """(last snapshot, seed) of a race with one draft length per row in BASS, and static trees in lane "tree"."""
+    """(last snapshot, seed) of a race. BASS has a draft length for each row, and lane "tree" has static trees."""
     for seed in range(30):
         options: dict[str, Any] = {"n": 2, "max_new_tokens": 60, "sampling": SamplingParams(0.9), "seed": seed}
         options["verification"] = "rejection"
@@ -294,7 +295,7 @@ def rows_of(lane: dict[str, Any], sequence: int) -> list[dict[str, Any]]:
 
 
 def tree_step(final: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
-    """A step of the first sequence whose tree has drafts with every verdict, the first of them rejected."""
+    """A step (index, row) of the first sequence. Its tree has all verdicts, and its first draft is rejected."""
     rows = enumerate(rows_of(final["lanes"]["tree"], 0))
     fitting = (at for at in rows if at[1]["path"] and set(verdicts(at[1])) == VERDICTS)
     return next((at for at in fitting if at[1]["path"][0] > 0 and at[1]["written"] > at[1]["accepted"]), None)
@@ -308,7 +309,7 @@ def verdicts(row: dict[str, Any]) -> list[str]:
 
 
 def open_round(page: Page, lane: str, sequence: int, step: int) -> None:
-    # While the field has the focus, it keeps typed text.
+    # A field that has the focus keeps its typed text, so take the focus away first.
     page.locator("[data-pick=round]").blur()
     page.select_option("[data-pick=lane]", lane)
     page.select_option("[data-pick=sequence]", index=sequence)
@@ -383,7 +384,7 @@ def _numbers(page: Page, row: dict[str, Any]) -> None:
     expect(page.locator(".node-newest")).to_be_focused()
     page.keyboard.press("End")
     expect(page.locator(".node-newest")).not_to_be_focused()
-    # The draft under the pointer, then the chosen one again.
+    # The line shows the draft under the pointer, and later the chosen one again.
     chosen = line.text_content()
     page.locator(".node-rejected").first.hover()
     expect(line).to_contain_text("rejected")

@@ -57,7 +57,7 @@ def test_the_screen_fits_a_race_plays_a_recording_and_does_not_shift(context: Br
         run_to_the_end(page)
         assert not page.evaluate("() => Bass.tape.state.recorded")
         assert page.evaluate("() => window.shifted") <= 0.05
-        # The focused field grows over Run, but one click still starts a race.
+        # The focused prompt field grows and covers Run, but one click on Run still starts a race.
         page.locator("#prompt textarea").focus()
         page.click("#run")
         expect(page.locator("#status-line .message")).not_to_have_attribute("data-phase", "done")

@@ -153,7 +153,7 @@ def test_a_formula_is_one_line_of_plain_text_that_a_question_mark_opens() -> Non
     page = template()
     for key, formula in FORMULAS.items():
         assert re.fullmatch(r"[a-z_]+", key) and formula.name and "\n" not in formula.text
-        # The page's templates evaluate these characters, and | divides the document's table.
+        # The page's templates would evaluate these characters, and | would divide a cell of the document's table.
         assert not set("`${}<>|\\") & set(formula.name + formula.text), key
         assert formula.text[0] != " " and formula.text.endswith(".") and "  " not in formula.text
         button = formula_button(key)
@@ -199,7 +199,7 @@ def test_each_method_has_a_distinct_colour_and_line() -> None:
         assert sheet.count(f"--{colour}:") == 2, "one for light, one for dark"
     for dash in {*DASHES, OTHER_DASH} - {"solid"}:
         assert f".line-{dash} " in sheet
-    # How the snippet can repeat the draft lengths of each method.
+    # How the snippet repeats each method's draft lengths: not at all (""), per row, or per batch.
     assert [look(name)["lengths"] for name in METHODS] == ["", "row", "batch", "", ""]
     # A lane that is not in the table is labelled with its name.
     assert look("my_lane")["label"] == "my lane" and look("my_lane")["colour"] == OTHER_COLOUR

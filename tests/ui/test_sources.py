@@ -27,16 +27,16 @@ from ui.sources.cluster.worker import Worker
 from ui.sources.delta import KEEP, LIST, Decoder, Encoder, difference
 from ui.sources.local import Local
 from ui.sources.service import open_service
-from ui.sources.source import Ask
+from ui.sources.source import PairOptions
 
 
 @pytest.fixture(scope="module")
-def ask(pair_folders: tuple[Path, Path]) -> Ask:
-    return Ask(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
+def ask(pair_folders: tuple[Path, Path]) -> PairOptions:
+    return PairOptions(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def worker(ask: Ask) -> Worker:
+def worker(ask: PairOptions) -> Worker:
     return Worker(ask, Limits(), 1, 7)
 
 
@@ -44,7 +44,7 @@ def asked(tokens: int = 40) -> RaceRequest:
     return make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": tokens, "seed": 5}, Limits())
 
 
-def test_a_worker_describes_its_pair(worker: Worker, ask: Ask) -> None:
+def test_a_worker_describes_its_pair(worker: Worker, ask: PairOptions) -> None:
     facts = worker.load()
     runs = "transformers' own model (our kernels take 16 bits and fewer)"
     assert facts.about.endswith(f"on cpu, float32, 1 thread, {runs}") and facts.counts
@@ -73,7 +73,7 @@ def test_a_stop_reaches_the_worker_within_one_round(worker: Worker, monkeypatch:
         return step(decoder)
 
     monkeypatch.setattr(BatchDecoder, "step", counted)
-    # No snapshot is ever due, so the race itself must check for the stop.
+    # No snapshot is ever due, so the race has to notice the stop between snapshots.
     monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 1e9)
     assert list(worker.race(2, asked(1000))) == []
     assert steps == 9
@@ -88,7 +88,7 @@ def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pyt
 
 
 def test_a_new_wait_for_the_workers_end_replaces_the_last(worker: Worker) -> None:
-    """A caller takes up a thread of the worker only until the next caller."""
+    """A caller of `stay` blocks a thread of the worker, but only until another caller calls `stay`."""
     first, second = (threading.Thread(target=worker.stay, daemon=True) for _ in range(2))
     first.start()
     first.join(0.2)
@@ -98,7 +98,7 @@ def test_a_new_wait_for_the_workers_end_replaces_the_last(worker: Worker) -> Non
     assert not first.is_alive() and second.is_alive()
 
 
-def test_a_missing_model_is_named_in_the_error(ask: Ask) -> None:
+def test_a_missing_model_is_named_in_the_error(ask: PairOptions) -> None:
     with pytest.raises(BassError, match="nothing-here"):
         Worker(replace(ask, pair="/nothing-here"), Limits(), 1, 1).load()
 
@@ -112,7 +112,7 @@ SPLIT = {
 def refused(*options: str) -> str:
     """The error for these options, raised before any model is loaded."""
     chosen = app.parse([*options, "--pair", "/nothing-here"])
-    ask = Ask(chosen.pair, device=chosen.device, device_map=chosen.device_map)
+    ask = PairOptions(chosen.pair, device=chosen.device, device_map=chosen.device_map)
     with pytest.raises(BassError) as error:
         open_service(ask, chosen, Limits(), lambda: 1, 1)
     return str(error.value)
@@ -130,15 +130,15 @@ def test_conflicting_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.slow
 def test_a_split_pair_names_its_devices(pair_folders: tuple[Path, Path]) -> None:
     target, draft = map(str, pair_folders)
-    facts = Local(Ask(target, draft, dtype="float32", device_map=SPLIT)).facts(1)
+    facts = Local(PairOptions(target, draft, dtype="float32", device_map=SPLIT)).facts(1)
     assert facts.about.startswith(f"{Path(target).name} on cpu and disk, float32")
     assert "device" not in facts.pair and facts.pair["device_map"] == SPLIT
-    assert Local(Ask(target, draft, device="cpu")).facts(1).pair["device"] == "cpu"
+    assert Local(PairOptions(target, draft, device="cpu")).facts(1).pair["device"] == "cpu"
     # A visitor's pair is split in the same way.
-    local = Local(Ask(target, draft, dtype="float32", any_model=True, device_map=SPLIT))
+    local = Local(PairOptions(target, draft, dtype="float32", any_model=True, device_map=SPLIT))
     assert local.models.get(target).places == ("cpu", "disk")
     with pytest.raises(RequestError):
-        Local(Ask(target, device="cpu", device_map="auto"))
+        Local(PairOptions(target, device="cpu", device_map="auto"))
 
 
 def test_worker_resources_become_actor_options_or_are_refused() -> None:
@@ -158,7 +158,7 @@ PLAIN = st.recursive(
 
 
 def sent_and_decoded(values: list[Any]) -> list[Any]:
-    """The values, encoded, pickled and decoded one after another."""
+    """The values after one encoder and one decoder have passed them on, pickled, one after another."""
     encoder, decoder = Encoder(), Decoder()
     return [decoder.decode(pickle.loads(pickle.dumps(encoder.encode(value)))) for value in values]
 

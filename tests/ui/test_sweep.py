@@ -20,11 +20,11 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.page.setting import shown
 from ui.sources.local import race_source
-from ui.sources.source import Source, waiting
+from ui.sources.source import RaceSource, waiting
 from ui.sweep.answer import T, answer, overall
 from ui.sweep.events import SweepEvents
 from ui.sweep.figures import sentences
-from ui.sweep.measure import MOST_REPEATS, WARM_UP, measured
+from ui.sweep.measure import MAX_REPEATS, WARM_UP, measured
 from ui.sweep.request import TEMPERATURE, Arm, make_sweep, own_prompts
 
 from .browser import assert_accessible, assert_fits, fill, saved
@@ -119,7 +119,7 @@ def _lane(rows: int, count: int, ms: float, each: int) -> dict[str, Any]:
     ]
     metrics = {
         "drafted": 0 if each == 1 else 4 * count, "token_acceptance": 0.5,
-        # A step reads for 80 ms at the peak, and multiplies a token in 2.5 ms.
+        # At peak rates, reading takes 80 ms per step, and multiplying 2.5 ms per token.
         "bandwidth_utilization": 80 / ms, "flops_utilization": 2.5 * rows / ms,
     }  # fmt: skip
     sequences = [{"token_ids": [0] * (1 + count * each), "finish_reason": None}] * rows
@@ -145,7 +145,7 @@ def test_points_have_the_figures_of_their_races() -> None:
         (4, 4),
     ]
     for point in last["points"]:
-        # Two tokens in 160 ms against one in 100 ms. Equal rounds have no scatter.
+        # BASS writes two tokens in 160 ms, regular decoding one in 100 ms. Equal rounds have no scatter.
         assert point["speedup"] == pytest.approx(2 / 1.6) and point["error"] == pytest.approx(0, abs=1e-6)
         assert (point["ms_per_token"], point["regular_ms_per_token"]) == (pytest.approx(80), pytest.approx(100))
         assert (point["tokens"], point["acceptance"], point["against"]) == (2, 0.5, "ahead")
@@ -158,7 +158,7 @@ def test_points_have_the_figures_of_their_races() -> None:
 def test_each_arm_gets_its_share_of_the_time_and_the_rest_is_estimated() -> None:
     toy = ToySource()
     *states, _ = measured(a_sweep(seconds=40), toy, Limits(), toy.clock)
-    # Four arms share four fifths of 40 s: 8 s each.
+    # The arms get four fifths of 40 s: each of the four gets 8 s.
     assert toy.asked[0].max_new_tokens == WARM_UP
     arms = [state["progress"] for state in states if state["progress"] and state["progress"]["done"] == 2]
     assert arms[0]["races"] == 4 and arms[0]["left_s"] == pytest.approx(16, rel=0.05)
@@ -169,14 +169,14 @@ def test_each_arm_gets_its_share_of_the_time_and_the_rest_is_estimated() -> None
 def test_a_short_race_is_run_again_with_other_seeds() -> None:
     toy = ToySource(rounds=4)
     *_, last = measured(a_sweep(seconds=20), toy, Limits(), toy.clock)
-    # Each arm has 4 s; a race has four rounds of both lanes, 1.04 s.
+    # Each arm has 4 s. A race has four rounds of both lanes and takes 1.04 s.
     seeds = [race.seed for race in toy.asked[1:]]
     assert seeds == [0, 1, 2, 3] * 4
     assert all(one["rounds"] == 16 for one in last["points"])
     assert all(one["speedup"] == pytest.approx(1.25) for one in last["points"])
     toy = ToySource(rounds=2)
     *_, last = measured(a_sweep(seconds=600, batches=[1], draft_lengths=[4]), toy, Limits(), toy.clock)
-    assert len(toy.asked) == 1 + MOST_REPEATS and last["points"][0]["rounds"] == 2 * MOST_REPEATS
+    assert len(toy.asked) == 1 + MAX_REPEATS and last["points"][0]["rounds"] == 2 * MAX_REPEATS
 
 
 def test_the_operators_limit_ends_the_sweep_and_closes_its_race() -> None:
@@ -206,7 +206,7 @@ def test_waiting_for_a_worker_is_shown_and_does_not_count_towards_the_limit() ->
 
 
 class Scattered(ToySource):
-    """Every second round of BASS writes only one token, so its speed is uncertain. With `error`, BASS fails."""
+    """Every second round of BASS writes only one token, so its speed is uncertain. `error` makes BASS fail."""
 
     error: str | None = None
 
@@ -299,12 +299,13 @@ def test_prompts_take_turns_with_equal_time() -> None:
     *states, last = measured(make_sweep(settings, Limits()), toy, Limits(), toy.clock)
     assert [race.prompt for race in toy.asked[1:]] == 2 * ["aa", "a", "aaaa"]
     assert [race.seed for race in toy.asked[1:]] == [0, 0, 0, 1, 1, 1]
-    # Three prompts share four fifths of 60 s.
+    # The three prompts get four fifths of 60 s: 16 s each.
     rounds = 16_000 / (PLAIN_MS + DRAFTING_MS)
     assert [one["rounds"] for one in last["points"]] == [pytest.approx(rounds, abs=2)] * 3
     assert [one["prompt"] for one in last["points"]] == [1, 2, 3]
     assert [one["speedup"] for one in last["points"]] == pytest.approx([2 / 1.6, 1 / 1.6, 4 / 1.6])
-    # The middle is 2 / 1.6. The logarithms differ by ln 2, so t standard errors are 4.303 ln 2 / sqrt(3).
+    # The middle speed-up is 2 / 1.6. Logarithms of neighbours differ by ln 2, so t standard errors of the mean
+    # logarithm are 4.303 ln 2 / sqrt(3).
     factor = 2 ** (4.303 / 3**0.5)
     assert last["overall"] == {
         "prompts": 3,
@@ -345,7 +346,7 @@ def answer_for(*points: tuple[float, str]) -> str:
 
 
 def test_one_sentence_sums_up_the_own_prompts() -> None:
-    # For two prompts, t is 12.706, and the standard error of the mean logarithm is half of their difference.
+    # For two prompts, t is 12.706. The standard error of the mean logarithm is half of the logarithms' difference.
     assert answer_for((1.5, "ahead"), (1.5, "ahead"), (0.9, "behind"), (1.6, "ahead")).startswith(
         "At batch 4 these prompts leave open whether it pays off: on your 4 prompts BASS is 1.34 times as fast as "
     )
@@ -371,7 +372,7 @@ def test_one_sentence_sums_up_the_own_prompts() -> None:
 FORM = [{"prompt": "Hello", "temperature": 0.9, "lanes": None}.get(one.name, one.default) for one in shown()]
 
 
-def events(source: Source, **limits: Any) -> SweepEvents:
+def events(source: RaceSource, **limits: Any) -> SweepEvents:
     return SweepEvents(Events(source, Limits(**limits)))
 
 
@@ -511,7 +512,7 @@ def test_the_tab_measures_stops_and_predicts(page: Page) -> None:
 
 
 def _own_prompts(page: Page) -> None:
-    """The same button measures the visitor's prompts. A refusal keeps the earlier results."""
+    """The button also measures the visitor's prompts. If they are refused, the earlier results stay."""
     field, answers = page.locator("#sweep-prompts textarea"), page.locator(f"{MEASURED} .sweep-said li")
     before = answers.all_inner_texts()
     field.fill("Hello")

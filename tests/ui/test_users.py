@@ -28,11 +28,14 @@ from .conftest import watched
 
 pytestmark = pytest.mark.slow
 GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
-LOST = "The connection to the server was lost. The results so far stay here until you reload the page."
+LOST = (
+    "The connection to the server was lost. The results so far stay here until the page reloads, which it does as "
+    "soon as the server is back."
+)
 
 
 def shrinks_to(count: int) -> bool:
-    """Wait up to 60 s until this many caches are left. Returns whether it happened."""
+    """Wait up to 60 s until only `count` caches are left. Returns whether that happened."""
     deadline = time.monotonic() + 60
     while alive(collect=True) != count:
         if time.monotonic() > deadline:
@@ -54,7 +57,7 @@ def test_stop_reload_and_a_second_user_free_the_memory(pair: ModelPair, context:
 
 def _free_memory(address: str, context: BrowserContext) -> None:
     before = alive(collect=True)
-    # Not `watched`: Gradio logs an error when a page is reloaded while it receives events.
+    # Don't use `watched` here, because Gradio logs an error when a page is reloaded while it receives events.
     page = context.new_page()
     open_page(page, address)
     start(page)
@@ -102,7 +105,7 @@ def test_a_lost_server_is_announced_and_ends_every_lane(
     # No costs are stored here, so the race first measures them.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
-    # Not `watched`: the browser logs an error when the server is gone.
+    # Don't use `watched` here, because the browser logs an error when the server is gone.
     page = context.new_page()
     with serving(tmp_path / "log.txt", *pair_options(pair_folders)) as (address, process):
         open_page(page, f"{address}#race?draft_length=auto")

@@ -1,7 +1,7 @@
 """Races in a real Chromium: everything that a reader sees, compared with the results of the API.
 
-The first test is quick, with one server and one race. In the slow ones, a visitor stops the race, slows it down,
-sends hostile text or uses a phone.
+The first test is quick, with one server and one race. In the slow tests, a visitor stops the race, slows it
+down, sends hostile text or uses a phone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ UNDRAWN = """() => [...document.querySelectorAll("[data-chart] .plot")].filter((
 # The names of each chart's lines and bars.
 DRAWN = """() => Object.fromEntries([...document.querySelectorAll("[data-chart]")].map((figure) =>
   [figure.dataset.chart, (figure.querySelector(".plot").data ?? []).map((trace) => trace.name)]))"""
-# The look of a kind without colours: lines, bars, borders and hatchings.
+# The look of a kind of token or cell without its colours: lines, bars, borders and hatchings.
 LOOK = """([selector]) => {
   const style = getComputedStyle(document.querySelector(selector));
   const colour = /rgba?\\([^)]*\\)|color\\([^)]*\\)/g;
@@ -78,7 +78,7 @@ LOOK = """([selector]) => {
 
 
 def test_the_page_shows_the_whole_race(page: Page, server: str) -> None:
-    expect(page.locator(".verdict-head")).to_have_text("Three decoders write the same text: which is fastest?")
+    expect(page.locator(".verdict-head")).to_have_text("Three decoders, one prompt: which is fastest?")
     fill(page, batch=3, tokens=300, seed=11)
     page.evaluate(WATCH_GROWTH)
     run_to_the_end(page)
@@ -102,7 +102,7 @@ def test_the_page_shows_the_whole_race(page: Page, server: str) -> None:
 
 
 def _texts(page: Page, final: dict[str, Any]) -> None:
-    """The texts equal the API's, grew during the race, and show their beginning after it."""
+    """The texts equal the API's. They grew during the race; after it, their windows show the beginning."""
     texts_are(page, final)
     for lane in LANES:
         lengths = page.evaluate("lane => [...window.growth[lane]]", lane)
@@ -116,7 +116,7 @@ def _texts(page: Page, final: dict[str, Any]) -> None:
 
 
 def _figures(page: Page) -> None:
-    """Figures and charts have data or show n/a. Every ms per token is labelled as that of one sequence."""
+    """Figures and charts have data or show n/a. Every "ms per token" outside the lanes says "of one sequence"."""
     for lane in LANES:
         figures = page.eval_on_selector_all(f"#lane-{lane} [data-figure]", "all => all.map(e => e.textContent)")
         assert (figures.count("–"), len(figures)) == (1 if lane == "regular" else 0, 3)
@@ -135,7 +135,7 @@ def _figures(page: Page) -> None:
     assert kinds[:3] == [["bar", 3]] * 3 and [kind for kind, _ in kinds[3:]] == ["scatter"] * 2
     expect(page.locator(".cache-line")).to_contain_text("Round ")
     texts = page.inner_text("#results").split("\n")
-    # A lane has the short label.
+    # Only lanes have the short label.
     assert texts.count("ms per token") == len(LANES)
     times = [text for text in texts if "ms per token" in text.lower() and text != "ms per token"]
     assert len(times) >= 2 and [text for text in times if "of one sequence" not in text] == []
@@ -208,7 +208,7 @@ def _tips(page: Page, final: dict[str, Any]) -> None:
     page.keyboard.press("Enter")
     rows = ((record["round"], row) for record in bass["rounds"] for row in record["rows"] if not row["sequence"])
     last = next(number for number, row in rows if row["start"] <= at < row["start"] + row["written"])
-    expect(page.locator(".round-line")).to_contain_text(f"Lane round {last},")
+    expect(page.locator(".round-line")).to_contain_text(f"The lane's round {last},")
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
 
@@ -216,7 +216,7 @@ def _tips(page: Page, final: dict[str, Any]) -> None:
 def round_with(
     final: dict[str, Any], accepts: Callable[[dict[str, Any]], bool]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The first round of the bass lane with a row for which `accepts` is true, and that row."""
+    """The first round of lane "bass" that has a row for which `accepts` is true, and this row."""
     for record in final["lanes"]["bass"]["rounds"]:
         for row in record["rows"]:
             if row["drafted"] and row["written"] > row["accepted"] and accepts(row):
@@ -322,7 +322,7 @@ def test_half_speed_shows_the_same_race_later_and_a_budget_ends_each_lane_by_its
     )
     assert early < sum(len(text) for lane in LANES for text in shown(page, lane))
     fill(page, batch=4, tokens=1024)
-    # So short that even on a fast machine no lane finishes and not all rows end by themselves.
+    # This budget is so short that, even on a fast machine, no lane finishes.
     fill_more(page, "time-budget-ms", "60")
     run_to_the_end(page)
     for lane in LANES:

@@ -63,7 +63,7 @@ def _steps(walk: Page) -> None:
 
 
 def _draws(walk: Page) -> None:
-    """A thousand draws follow p for any q."""
+    """The tokens of a thousand draws are distributed as p, whatever q is."""
     button = walk.locator("#how-rule [data-draw]")
     for q in ((25, 45, 10, 15, 5), (1, 0, 0, 0, 100), (40, 25, 20, 10, 5)):
         set_sliders(walk, "rule", **{f"q{i}": value for i, value in enumerate(q)})
@@ -91,7 +91,7 @@ def _algorithm_1(walk: Page, a: float, b: int) -> None:
         policy.update(0)
         then.append(str(policy.length))
     answer = walk.locator("#how-policies .exercise-answer").text_content() or ""
-    assert f"the length is {then[0]}, then {', '.join(then[1:])}." in answer
+    assert f"the next length is {then[0]}; then come {', '.join(then[1:])}." in answer
 
 
 def _answers(walk: Page) -> None:
@@ -102,9 +102,9 @@ def _answers(walk: Page) -> None:
     texts = {name: walk.locator(f"#how-{name} .exercise-answer").text_content() or "" for name in STEPS}
     # 0.5^2 = 0.25; (1 - 0.25^8) / 0.75 = 1.33, and (1 - 0.5^8) / 0.5 = 1.99.
     assert "= 0.250," in texts["ragged"] and "1.33 tokens per row instead of 1.99" in texts["ragged"]
-    # An A100: 312e12 x 2 / (2 x 2039e9) = 153.02 tokens, so batch 20 has 160 of them.
+    # On an A100, compute exceeds reading from 312e12 x 2 / (2 x 2039e9) = 153.02 tokens on. Batch 20 has 160.
     assert texts["memory"].startswith("154 tokens") and "From batch 20 on" in texts["roofline"]
-    # 256 tokens: 2 x 7.8e9 x 256 / 312e12 = 12.80 ms; reading: 15.6e9 / 2039e9 = 7.65 ms.
+    # Computing 256 tokens takes 2 x 7.8e9 x 256 / 312e12 = 12.80 ms; reading takes 15.6e9 / 2039e9 = 7.65 ms.
     assert "takes 7.65 ms" in walk.inner_text("#how-roofline .walk-said")
     assert "takes 12.80 ms: 1.67 plain steps" in walk.inner_text("#how-roofline .walk-said")
     assert texts["drafting"].startswith("Zero: a = 0.3 is not above c = 0.4")
@@ -119,7 +119,8 @@ def _what_if(walk: Page) -> None:
     assert walk.evaluate(names)[3:] == ["Speculative, measured", "BASS, measured"]
     for slider, value in (("a", "0.5"), ("l", "3"), ("c", "0.25"), ("b", "2")):
         walk.locator(f".what-if [data-slider={slider}]").fill(value)
-    # (1 - 0.5^4) / 0.5 = 1.875 tokens; / (3 x 0.25 + 1) = 1.07; with a^2 = 0.25: 1.328 / 1.75 = 0.76.
+    # (1 - 0.5^4) / 0.5 = 1.875 tokens, and 1.875 / (3 x 0.25 + 1) = 1.07. With a common stop, a^2 = 0.25 is the
+    # acceptance, so (1 - 0.25^4) / 0.75 = 1.328 and 1.328 / 1.75 = 0.76.
     line = walk.locator(".what-if-line")
     expect(line).to_contain_text("1.88 tokens per round, 1.07×")
     expect(line).to_contain_text("0.76× with one common stop for the batch of 2")

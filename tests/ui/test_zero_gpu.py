@@ -23,7 +23,7 @@ from ui.page.request import RaceRequest, make_request
 from ui.sources import zero_gpu
 from ui.sources.local import race_source
 from ui.sources.service import open_service
-from ui.sources.source import Ask, Service
+from ui.sources.source import PairOptions, Service
 from ui.sources.zero_gpu import START_S, ZeroGpu
 from ui.sweep.events import SweepEvents
 
@@ -59,7 +59,7 @@ def raising(error: Exception) -> Callable[..., Generator[Snapshot, None, None]]:
 
 
 def opened_service(pair_folders: tuple[Path, Path]) -> Service:
-    ask = Ask(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
+    ask = PairOptions(str(pair_folders[0]), str(pair_folders[1]), device="cpu", dtype="float32")
     return open_service(ask, app.parse([]), Limits(), lambda: 1, 1)
 
 
@@ -136,7 +136,7 @@ def test_more_lanes_and_rows_reserve_more_time(pair: ModelPair, spaces: Spaces) 
     events = events_of(spaces, race_source(pair))
     for rows, lanes in ((1, ["bass"]), (1, None), (8, None)):
         next(iter(events.api("Hello", rows, 200, 0, 0, lanes=lanes)))
-    assert spaces.asked == sorted(set(spaces.asked)) and spaces.asked[-1] <= zero_gpu.MOST_S
+    assert spaces.asked == sorted(set(spaces.asked)) and spaces.asked[-1] <= zero_gpu.MAX_S
 
 
 def test_a_race_ends_with_a_message_before_its_reservation(
@@ -150,7 +150,7 @@ def test_a_race_ends_with_a_message_before_its_reservation(
 def test_a_reused_worker_has_the_full_reservation(
     pair: ModelPair, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time of the fork counts only for the first race."""
+    """Only the first race of a worker loses the time of the fork."""
     monkeypatch.setattr(zero_gpu, "SPARE_S", 0.0)
     events = events_of(spaces, race_source(pair))
     assert last_message(events) == ""

@@ -18,7 +18,7 @@ import gradio as gr
 
 
 class Spaces:
-    """The package. `asked` has the seconds of each requested reservation."""
+    """The stand-in for the package `spaces`. `asked` has the seconds of each requested reservation."""
 
     def __init__(self, left: float = 1e9, most: float = 1e9) -> None:
         self.left, self.most = left, most
@@ -26,7 +26,7 @@ class Spaces:
         self._worker: tuple[Any, Any, Any, Any] | None = None
 
     def GPU(self, duration: Callable[..., int]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """The decorator. `duration` returns the seconds of a call."""
+        """The decorator `spaces.GPU`. `duration` returns the seconds to reserve for a call."""
 
         def decorated(task: Callable[..., Any]) -> Callable[..., Any]:
             def handler(*arguments: Any) -> Generator[Any, None, None]:

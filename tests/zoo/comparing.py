@@ -20,7 +20,7 @@ NEW = 16
 
 
 def texts() -> list[list[int]]:
-    """Return three prompts: longer than a window and two chunks, as long as a window, and longer than a chunk."""
+    """Return three prompts: one longer than two chunks, one as long as a window, and one longer than a chunk."""
     generator = torch.Generator().manual_seed(5)
     return [torch.randint(3, WORDS, (length,), generator=generator).tolist() for length in LENGTHS]
 

@@ -48,13 +48,13 @@ _SIZES: dict[str, Any] = {
     "hidden_size_per_layer_input": 16,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), None),
 }
-# Sizes of latent attention: keys of 8 dimensions without and 4 with positions, values of 6.
+# Sizes of latent attention: keys have 8 dimensions without positions and 4 with them, values have 6.
 _LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "head_dim": 4, "num_key_value_heads": 4}
 # Settings that only one architecture needs.
 SPECIAL: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"v_head_dim": 4},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8},
-    # It runs its layers repeatedly: with larger weights, rounding would change its words.
+    # This model runs its layers repeatedly. With larger weights, rounding would change its text.
     "hrm_text": {"initializer_range": 0.15},
     "emu3": {"pad_token_id": 0},
     "modernbert-decoder": {"pad_token_id": 0},
@@ -97,7 +97,7 @@ def make(kind: str) -> Any:
 
 
 def _configs(config_class: Any, kind: str) -> Iterator[Any]:
-    """Yield configs with these sizes: first all of them, then without one or two, in case they conflict."""
+    """Yield configs with the tiny sizes: first with all of them, then without a few that may conflict."""
     try:
         whole = config_class()
         text_class = type(whole.get_text_config(decoder=True))

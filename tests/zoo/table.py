@@ -15,7 +15,7 @@ _MARKS = re.compile(r"(?<=<!-- table: zoo -->\n).*?(?=\n<!-- end -->)", re.DOTAL
 
 
 def reason(outcome: str) -> str:
-    """Return the table's words for an outcome of comparing.py: "runs", or the refusal without the model's name."""
+    """Return the table's words for an outcome of comparing.py: "runs", or why the model is refused."""
     match = re.fullmatch(r"[\w-]+ is not supported: (.*)\. Choose another causal LM\.", outcome)
     return match[1] if match else outcome
 

@@ -20,7 +20,7 @@ from .comparing import outcome
 from .making import WORDS, kinds, make
 from .table import RUNS, UNTRIED, documented, reason
 
-# The quick tests: architectures that people run most, or that once silently wrote other texts.
+# The architectures of the quick tests: people run them most, or they once wrote wrong texts silently.
 _QUICK = {"deepseek_v3", "doge", "gpt_oss", "llama4_text", "moshi", "phimoe"}
 _TRIED = [kind for i, kind in enumerate(kinds()) if kind in _QUICK or i % 8 == 0 or "BASS_ZOO" in os.environ]
 _EACH = [pytest.param(kind, marks=() if kind in _QUICK else pytest.mark.slow) for kind in _TRIED]
@@ -48,13 +48,14 @@ WAYS: list[dict[str, Any]] = [
     slow_but(["gpt_oss"], ["gpt_oss", "gemma4_text", "llama4_text", "mimo_v2_flash", "deepseek_v3", "bloom"]),
 )
 def test_special_attention_works_with_prefixes_trees_and_all_backends(kind: str):
-    """Covers sinks, chunks, windows in the mask, layers of several sizes, latents, and a model's own masks."""
+    """The models have sinks, chunks, windows in the mask, layers of several sizes, latents, or special masks."""
     generator = torch.Generator().manual_seed(5)
     shared, *rest = (torch.randint(3, WORDS, (size,), generator=generator).tolist() for size in (37, 5, 9, 12))
     rows = [shared + rest[0], shared + rest[1], rest[2]]
     model = make(kind)
     expected = [reference(model, row, 10) for row in rows]
-    # A perturbed draft, so that some drafts are rejected: the target's own first branch is always the text.
+    # The draft is a perturbed copy, so that some drafts are rejected. If the target drafted for itself, every
+    # draft would be accepted.
     pair = tiny_pair(0.02, target=model)
     for step in (pair.target_step, pair.draft_step):
         if step is not None and step.least_saved is not None:

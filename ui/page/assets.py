@@ -37,14 +37,14 @@ except ImportError:  # Windows
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "lecture/bar.css")
-# Gradio 6.31 copies each rule of STYLES so that it applies only inside its own containers. Rules for a class on
-# the body are therefore in separate sheets, which Gradio does not see.
+# Gradio 6.31 replaces each rule of STYLES by a copy that applies only inside Gradio's containers. The copies would
+# not apply to the body, so rules for a class on the body are in separate sheets, which Gradio does not process.
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
-# Content types that are compressed, and the smallest size in bytes that is worth it.
 _HELD: list[BinaryIO] = []
 # A bundle in the user's cache that no start has used for this long is deleted.
 KEPT_S = 14 * 24 * 3600
+# TEXT: the content types that are compressed. LEAST_BYTES: the smallest size that is worth compressing.
 TEXT = re.compile(r"text/|application/(json|javascript)|image/svg")
 LEAST_BYTES = 1000
 # Each part of the page runs this before its own script. It loads all scripts once, tries again after a failure,
@@ -218,7 +218,7 @@ def _compressible(start: Message) -> bool:
 
 
 def part(template: str, script: str, elem_id: str | None = None, **more: Any) -> gr.HTML:
-    """Return a component with a fixed template. Only its script handles values from outside."""
+    """Return a component with a fixed template. Values from outside go only to its script."""
     return gr.HTML(
         html_template=template,
         js_on_load=loading(script),

@@ -32,8 +32,8 @@ DRAFT_LENGTH_WORDS = {
     "cost-aware": "cost-aware: by cost, all costs measured first",
 }
 COUPLED = "Coupled: all lanes use the same random numbers, so they write the same text at any temperature."
-# Words for models whose sums are rounded to 16 bits (CausalModel.low_precision). Their lanes can differ at near
-# ties, so COUPLED would promise too much.
+# Words for models whose sums are rounded to 16 bits (CausalModel.low_precision). The lanes of such a model can
+# differ at near ties, so COUPLED would promise too much.
 NEAR_TIES_WORDS = "coupled: the same text, except at near ties"
 NEAR_TIES = (
     f"{COUPLED} This model is computed in 16 bits, so lanes can differ where two tokens are almost equally "

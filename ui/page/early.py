@@ -2,13 +2,14 @@
 
 See `EarlyPage`.
 
-- It opens only if the preparation takes longer than PATIENCE_S, so it does not delay a normal start. It closes
-  before the page with the model opens at the same port. ui/static/page/early.js then reloads.
+- The early page opens only if the preparation takes longer than PATIENCE_S, so a normal start is not delayed.
+- It closes before the page with the model opens at the same port. ui/static/page/early.js then reloads.
 - `/race` and `/sweep` yield snapshots of phase "starting". A call can't go on in the page with the model, because
   that is another server. So each call ends with an error that asks its script to connect again.
 - It shows only the newest progress line of the terminal, because other lines may contain file names.
-- It stays closed on ZeroGPU, which allows one page, and with a public address, which would change.
-- A failure here does not stop the start.
+- It never opens on ZeroGPU, which allows only one page.
+- It never opens with a public address, because the page with the model would get a different one.
+- If the early page fails, the program still starts.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Tee:
 
 
 def _import_ahead() -> None:
-    """Import a module that a page and a Ray worker need. It may fail if two threads import it at once."""
+    """Import a module that pages and Ray workers need: it may fail if two threads import it at the same time."""
     with warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore")  # it warns about newer Pythons
         import_module("pydantic.v1.fields")

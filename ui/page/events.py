@@ -20,7 +20,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
 from ui.race.feed import PageFeed
-from ui.sources.source import Source, Together, give_memory_back, one_by_one, waiting, waits, words
+from ui.sources.source import RaceSource, Together, give_memory_back, one_by_one, waiting, waits, words
 
 log = logging.getLogger(__name__)
 ABOUT_API = (
@@ -51,7 +51,7 @@ class Events:
 
     def __init__(
         self,
-        source: Source,
+        source: RaceSource,
         limits: Limits,
         pair: Mapping[str, Any] | None = None,
         together: Together | None = None,
@@ -92,7 +92,8 @@ class Events:
     def stop(self) -> tuple[Any, Any]:
         """Return (status, Run button). Gradio itself cancels the running event.
 
-        Until it has, Gradio drops clicks on Run. So the failure handler of that event (page.py) enables Run again.
+        Until it has done so, Gradio drops clicks on Run. So the failure handler of that event (page.py) enables
+        Run again.
         """
         return _status("stopped"), gr.skip()
 

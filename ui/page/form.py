@@ -49,7 +49,7 @@ def form(
         limits: the operator's upper bounds.
         choices: the entries of the lists.
         status: the status line. It goes right below the buttons, so that a refusal is visible above long settings.
-        count: returns the length of a prompt. None leaves that line out.
+        count: returns the length of a prompt. With None, the form has no line with that length.
         recording: build only the buttons, for a page that plays recordings.
     """
     if recording:
@@ -78,7 +78,7 @@ def form(
     fields = {setting.name: fields[setting.name] for setting in shown()}
     with offered:
         for name, preset in presets().items():
-            values = list(starting(preset, limits, choices).values())
+            values = list(starting_values(preset, limits, choices).values())
             gr.Button(name, size="sm", min_width=60).click(
                 None, None, [*fields.values(), note],
                 js=f"() => {json.dumps([*values, preset.look_for])}", show_progress="hidden",
@@ -107,7 +107,7 @@ def _counter(count: Count) -> None:
     assets.part(line, script, "prompt-length", server_functions=[prompt_tokens])
 
 
-def starting(preset: Preset, limits: Limits, choices: Choices) -> dict[str, Any]:
+def starting_values(preset: Preset, limits: Limits, choices: Choices) -> dict[str, Any]:
     """Return the values that a preset fills in, one for every setting of the form, in the table's order.
 
     A setting that the preset does not name gets its neutral value, and so does a list that does not offer the
@@ -127,7 +127,7 @@ def starting(preset: Preset, limits: Limits, choices: Choices) -> dict[str, Any]
 
 
 def _neutral(setting: Setting, choices: Choices) -> Any:
-    """Return the value of a setting that a preset does not name. For a list that is its first entry."""
+    """Return a setting's value for presets that don't name the setting. The value of a list is its first entry."""
     if setting.control == "list" and setting.choices:
         return setting.choices(choices)[0][1]
     value = setting.default if setting.start is None else setting.start
@@ -143,7 +143,7 @@ def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
 def _section(name: str, limits: Limits, choices: Choices) -> Fields:
     """Build the controls of one section. Neighbouring settings with `shares_row` share a row."""
     fields: Fields = {}
-    starts = starting(presets()[FIRST_PRESET], limits, choices)
+    starts = starting_values(presets()[FIRST_PRESET], limits, choices)
     settings = [setting for setting in shown() if setting.section == name]
     for shares_row, neighbours in groupby(settings, lambda setting: setting.shares_row):
         with gr.Row() if shares_row else nullcontext():

@@ -21,9 +21,9 @@ MAX_SEED = 2**32 - 1
 MAX_TOP_K = 2**20
 MAX_DRAFT_LENGTH = 16
 MAX_PAIR_NAME = 200
-# The most stop strings, and the most characters in one.
+# MAX_STOPS: the maximum number of stop strings. MAX_STOP: the maximum length of a stop string in characters.
 MAX_STOPS, MAX_STOP = 16, 200
-# The most characters in a variable of the chat template.
+# The maximum length of a chat template's variable in characters.
 MAX_VARIABLE = 200
 
 
@@ -110,7 +110,7 @@ def whole(low: int, high: Callable[[Limits], int]) -> Check:
 
 
 def temperature(label: str, value: object, limits: Limits) -> float:
-    """Require a number of 0 or more. Return 0.0 if it is small enough to be greedy, which the page then shows."""
+    """Require a number of 0 or more. Return 0.0 if it is small enough to be greedy, so that the page shows 0."""
     number = finite(value)
     if number is None or number < 0:
         raise RequestError("Temperature must be a number of 0 or more; 0 always takes the most likely token.")
@@ -183,7 +183,7 @@ def variables(label: str, value: object, limits: Limits) -> dict[str, Any] | Non
 
 
 def draft_length(label: str, value: object, limits: Limits) -> str | int:
-    """Accept any policy name, which bass_core checks, or require a number within the limit, possibly as text."""
+    """Accept any policy name, because bass_core checks it. Require a number (or digits) within the limit."""
     if isinstance(value, str) and not value.strip().isdecimal():
         return value
     number = int(value) if isinstance(value, str) and len(value) < 9 else value
@@ -192,7 +192,7 @@ def draft_length(label: str, value: object, limits: Limits) -> str | int:
 
 
 def time_budget(label: str, value: object, limits: Limits) -> float | None:
-    """Require milliseconds above 0, or None for no budget."""
+    """Require a number of milliseconds above 0, or None for no budget."""
     if value is None:
         return None
     number = finite(value)
@@ -212,7 +212,10 @@ def acceptance(label: str, value: object, limits: Limits) -> float | None:
 
 
 def number(label: str, value: object, limits: Limits) -> float | None:
-    """Return a finite number, or None for anything else. clock.py refuses None if the setting applies."""
+    """Return a finite number, or None for anything else.
+
+    clock.py refuses None if the chosen clock uses this setting.
+    """
     return finite(value)
 
 

@@ -22,8 +22,8 @@ from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
 from ui.page.request import describe_parameters
 from ui.race import feed, formulas, how, parts
-from ui.recordings.shelf import SHIPPED, Offer, panel
-from ui.sources.source import Count, Source, Together
+from ui.recordings.shelf import SHIPPED, RecordingOffer, panel
+from ui.sources.source import Count, RaceSource, Together
 from ui.sweep import panel as sweep
 from ui.sweep.events import SweepEvents
 
@@ -58,18 +58,18 @@ class Page(gr.Blocks):
 
 
 def build(
-    source: Source | None,
+    source: RaceSource | None,
     *,
     limits: Limits,
     about: str,
     choices: Choices | None = None,
     pair: Mapping[str, Any] | None = None,
     count: Count | None = None,
-    offers: Mapping[str, Offer] | None = None,
+    offers: Mapping[str, RecordingOffer] | None = None,
     at_once: int = 1,
     together: Together | None = None,
     preparing: Callable[[], str] | None = None,
-    early_source: Source | None = None,
+    early_source: RaceSource | None = None,
 ) -> gr.Blocks:
     """Build the page. Launch it with `launch_options`.
 

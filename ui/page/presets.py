@@ -1,8 +1,8 @@
 """Presets that fill in the whole form with one click, each with a hint for the viewer.
 
 A preset lists only the settings that differ from the form's neutral values. All others get the neutral value
-(form.starting), so nothing of the previous preset remains. The text of "Long document" is read from this version's
-manual when the page is built.
+(form.starting_values), so nothing of the previous preset remains. The text of "Long document" is read from this
+version's manual when the page is built.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs/usage.md"
-# In characters: about 3,000 tokens for SmolLM2, well within its context of 8,192.
+# The maximum length in characters. It is about 3,000 tokens for SmolLM2, well within its context of 8,192.
 LONGEST_TEXT = 11_000
 FENCE = "```"
 ASKED = "Read this manual and answer the question below it."

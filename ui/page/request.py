@@ -89,7 +89,7 @@ def describe_parameters(parameters: Iterable[Any], limits: Limits, choices: Choi
     for setting, component in zip(SETTINGS.values(), parameters, strict=True):
         words = about(setting, limits, choices)
         component.label = setting.label or setting.name.replace("_", " ").capitalize()
-        # Gradio shows the first next to the parameter. The second is the field that JSON schema defines.
+        # Gradio shows `additional_description` next to the parameter; `description` is the field of JSON schema.
         component._api_info |= {"additional_description": words, "description": words}
 
 

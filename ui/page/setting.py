@@ -83,7 +83,7 @@ _TABLE = (
     ),
     Setting(
         "seed", 0, int, limits.whole(0, lambda _: limits.MAX_SEED), "seed",
-        "Seed", "number", "same seed, same text", shares_row=True,
+        "Seed", "number", "of all random numbers", shares_row=True,
         script=f"A whole number from 0 to {limits.MAX_SEED}.",
     ),
     Setting(
@@ -93,12 +93,12 @@ _TABLE = (
     ),
     Setting(
         "top_p", 1.0, float, limits.top_p, "sampling.top_p",
-        "Top-p", "number", "keep the most likely tokens that sum to p", step=0.05, shares_row=True,
+        "Top-p", "number", "keep the fewest tokens whose probabilities reach p", step=0.05, shares_row=True,
         script="Above 0 and at most 1; 1 keeps every token.",
     ),
     Setting(
         "draft_length", "auto", str, limits.draft_length, "draft_length",
-        "Draft length", "list", "How many tokens to draft before the target checks them.",
+        "Draft length", "list", "How many tokens to draft before the target verifies them.",
         lambda known: known.draft_lengths,
     ),
     Setting(
@@ -120,7 +120,7 @@ _TABLE = (
     ),
     Setting(
         "time_budget_ms", None, float | None, limits.time_budget, "time_budget_ms",
-        "Time budget, ms", "number", "Stops each lane at this time on its own clock; empty: no budget.",
+        "Time budget, ms", "number", "Each lane stops when its own clock shows this time. Empty: no budget.",
         step=500, placeholder="none", script="A number above 0, or null for no budget.",
     ),
     Setting(
@@ -137,13 +137,14 @@ _TABLE = (
     # With "lines", RaceRequest splits the prompt into a list with one prompt per line.
     Setting(
         "prompts", "one", str, limits.prompts, "",
-        "Rows", "list", "One prompt per line: as many rows as lines, whatever the batch size.",
+        "Rows", "list", "With one prompt per line, there are as many rows as lines; the batch size is ignored.",
         lambda known: known.prompts,
     ),
     # From these seven settings, clock.py makes the argument `clock`.
     Setting(
         "clock", clock.MEASURED, str, limits.name, "",
-        "Clock", "list", "The machine whose time the lanes count. Texts and acceptances still come from this run.",
+        "Clock", "list", "The machine whose times the lanes' clocks show. Texts, and which drafts are accepted, "
+        "come from this run.",
         lambda _: clock.CLOCKS, section="machine",
     ),
     Setting(
@@ -178,8 +179,8 @@ _TABLE = (
     ),
     Setting(
         "acceptance", None, float | None, limits.acceptance, "synthetic_acceptance",
-        "Acceptance", "number", "A coin accepts each draft with this chance, so the texts mean nothing. Empty: "
-        "test this run's own drafts.",
+        "Acceptance", "number", "Each draft is accepted at random with this chance, so the texts mean nothing. "
+        "Empty: this run's drafts are tested.",
         step=0.1, section="machine", placeholder="this run's own", script="A number from 0 to 1, or null.",
     ),
     Setting(
@@ -190,11 +191,12 @@ _TABLE = (
     Setting(
         "repetition_penalty", 1.0, float, limits.penalty, "sampling.repetition_penalty",
         "Repetition penalty", "number", "above 1: fewer repeated words", step=0.1, shares_row=True,
-        script="A number above 0; 1 means no penalty.",
+        script="A number from 0.001 to 1000; 1 means no penalty.",
     ),
     Setting(
         "stop", None, list[str] | None, limits.stop, "stop",
-        script=f"A list of at most {limits.MAX_STOPS} texts; a row ends before the first of them. Null: none.",
+        script=f"A list of at most {limits.MAX_STOPS} texts; a row ends before the first one that appears in it. "
+        "Null: none.",
     ),
     Setting(
         "system", None, str | None, limits.system, "system",

@@ -1,7 +1,7 @@
 """Turns the snapshots of a race into three JSON texts for the page's scripts: log, view and charts.
 
 Start with `PageFeed.update`. The scripts draw only from these texts. No number is estimated or smoothed here.
-They are texts because gr.HTML copies and watches every number of a nested value, which at ten updates per second
+We send texts because gr.HTML copies and watches every number of a nested value. At ten updates per second, this
 can take all of the browser's time.
 
 - View (the current figures) and charts (whole series) are small. Each update replaces them.
@@ -144,7 +144,7 @@ class PageFeed:
         self.run, self.settings, self.pair = run, settings, dict(pair or {})
         self.head: dict[str, Any] = {}
         self.lines: list[str] = []
-        # Index of the log's first line in `lines`, and the number of characters from that line on.
+        # _first: where in `lines` the log begins. _size: the number of characters from there on.
         self._first, self._size = 0, 0
         self._energy: float | None = None
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
@@ -168,7 +168,7 @@ class PageFeed:
         readings: Mapping[str, Any] = snapshot["device"]
         device = {key: readings.get(key) for key in SHOWN_DEVICE}
         if (energy := device["gpu_energy_mj"]) is not None:
-            # The board has counted since its driver was loaded: subtract the first reading.
+            # The board counts energy since its driver was loaded, so subtract the first reading.
             self._energy = energy if self._energy is None else self._energy
             device["gpu_energy_mj"] = energy - self._energy
         if not self.head:
@@ -252,7 +252,7 @@ class PageFeed:
         }
 
     def _sample(self, snapshot: Snapshot, device: dict[str, Any]) -> None:
-        """Add a row to every chart, at most one per interval. The last snapshot is always added."""
+        """Add a row to every chart once per interval, and a row for the last snapshot in any case."""
         elapsed = snapshot["elapsed_ms"]
         if elapsed < self.next_ms and not snapshot["done"]:
             return
@@ -264,8 +264,8 @@ class PageFeed:
                 series.add(lane["clock_ms"], lane["metrics"])
         self.device_series.add(elapsed, device)
         sampled = (self.device_series, *self.lane_series.values())
-        # As soon as one series is full, halve all of them. Lanes that skipped samples fill up later, and if each
-        # were halved at its own time, the interval would be doubled each time.
+        # As soon as one series is full, halve all of them and double the interval. If each series were halved when
+        # it is full itself, the interval would be doubled once per series.
         if any(series.full() for series in sampled):
             self.interval_ms *= 2
             for series in sampled:

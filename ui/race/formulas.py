@@ -22,15 +22,16 @@ class Formula:
 # A key that is a field of bass_core's Metrics explains that figure.
 FORMULAS = {
     "ms_per_token": Formula("ms per token of one sequence",
-        "(lane time − prefills) / plain steps that the lane's texts are worth. A token is worth 1 / m plain "
-        "steps, where m is the number of rows whose text reaches that position or has not ended yet. "
+        "(lane time without prefills) / (what the lane's texts are worth in plain steps). A token is worth 1 / m "
+        "plain steps, where m is the number of rows whose text reaches that position or has not ended yet. "
         "Each step of regular decoding is worth one plain step. Prefills are left out, and so are the first "
         "tokens, which they write."),
     "speedup": Formula("speed-up",
         "The time that regular decoding, the reference lane, would need for this lane's texts / the time that "
         "this lane needed, both without prefills. For a token that is worth 1 / m plain steps, regular "
         "decoding needs 1 / m of its mean step with m unfinished rows. If the texts are equal, this is the ratio "
-        "of the lanes' times. While a lane runs, rounds longer than four times the median count as four medians."),
+        "of the lanes' times. While a lane runs, a round longer than four times the median counts as "
+        "four times the median."),
     "round_cost": Formula("cost of a round",
         "The mean time of the lane's rounds / the mean time of regular decoding's steps with the same number of "
         "unfinished rows."),
@@ -49,7 +50,8 @@ FORMULAS = {
         "blocks are tokens written."),
     "cache_rows": Formula("the rows' lengths",
         "Left: the row's new tokens. Right: its length if every round stopped all rows at the first rejection of "
-        "any row. Per round it then gains 1 + the fewest drafts that any row accepted, at most what it wrote."),
+        "any row. Each round would then add 1 + the fewest drafts that any row accepted, but no more than it "
+        "wrote."),
     "chart_latency": Formula("ms per token of one sequence, over time",
         "(lane time − prefills) / plain steps written, from the lane's start to each point: the mean so far, "
         "not the pace at that moment."),
@@ -89,7 +91,8 @@ FORMULAS = {
     "p": Formula(
         "p(x)", "The target's probability of the token, after penalties, temperature, top-k, top-p and min-p."
     ),
-    "q": Formula("q(x)", "The draft model's probability of the token, after the same settings."),
+    "q": Formula("q(x)",
+        "The draft's probability of the token, after the same settings; 1 if the token was copied from the text."),
     "ratio": Formula("min(1, p/q)",
         "The chance that the draft token is accepted when tested alone: min(1, p(x) / q(x))."),
     "chance": Formula("h",
@@ -98,29 +101,32 @@ FORMULAS = {
     "u": Formula("u", "A random number, uniform between 0 and 1, that decides the test of this draft token."),
     "token": Formula("draft", "The draft token. The last column is the token that the target added."),
     "outcome": Formula("outcome",
-        "Accepted: u is below the chance, or, if there is no u, the target chose the same token. Rejected: "
-        "otherwise. Not tested: an earlier draft was rejected. Saved: accepted by block verification, but would "
-        "have been rejected one by one."),
+        "Accepted: u is below the chance or, in block verification, below that of a later draft; without u, the "
+        "target chose the same token. Rejected: otherwise. Not tested: an earlier draft was rejected, and the "
+        "rule tests one by one. Saved: accepted by block verification, but would have been rejected one by one."),
     "ptl": Formula("per-token latency",
         "(time of a sequence's last token − time of the lane's first token) / (new tokens of the sequence − 1). "
         "First: for the sequence that finished first. Last: for the one that finished last. All: the mean."),
     "per_position_acceptance": Formula("acceptance by position",
-        "Row-rounds that accepted the draft token at this position / row-rounds that drafted one there."),
+        "How often the draft token at this position was accepted / how often one was drafted there. Each row "
+        "counts once per round."),
     "ttft_ms": Formula("time to first token", "Lane time of the lane's first token."),
     "drafts": Formula("drafts accepted", "Accepted of all drafted tokens. For trees: of all drafted nodes."),
     "token_acceptance": Formula("token acceptance",
-        "accepted / tested draft tokens. Drafts after a rejected one are not tested."),
+        "accepted / tested draft tokens. Under every rule, the accepted ones and the first one after those count "
+        "as tested."),
     "rejection_sampling": Formula("token acceptance by rejection sampling",
         "In this coupled run a draft was accepted only if the target chose the same token. This figure is the "
         "mean of min(1, p/q) over the tested drafts: the share that the rejection rule would accept."),
     "mean_acceptance_length": Formula("mean acceptance length",
-        "1 + accepted drafts / row-rounds that drafted: mean tokens that such a row-round writes."),
+        "1 + accepted drafts / rounds of a row that drafted: the mean number of tokens that such a round writes "
+        "for the row."),
     "rounds": Formula("rounds", "Verifications and plain steps, without prefills."),
     "target_forwards": Formula("target forwards", "Prefills + rounds."),
     "bandwidth_utilization": Formula("bandwidth utilisation",
         "Bytes of weights and of live keys and values that had to be read / (lane time without prefills × the "
         "device's memory bandwidth). It can exceed 1 if a processor cache serves some of them."),
-    "ended": Formula("ended by the model", "Sequences that ended with the model's end token, of all sequences."),
+    "ended": Formula("ended by the model", "How many of all sequences ended with the model's end token."),
     "clock_ms": Formula("lane time", "The time that the device spent on this lane, including prefills."),
 }  # fmt: skip
 
@@ -128,15 +134,16 @@ FORMULAS = {
 # Words of the first screen that open an explanation.
 WORDS = {
     "row": "One of the texts of a batch, which are written at the same time: a batch of four has four rows.",
-    "round": "One step of a decoder: it drafts tokens, the model checks all of them at once, and the accepted "
-    "ones are written, plus one token of the model's own.",
+    "round": "One step of a decoder: it drafts tokens, the model verifies all of them at once, and the accepted "
+    "ones are written, plus one token of the model's own. Without drafts, a round is a plain step.",
     "draft": "A guess of the next token by something far cheaper than the model. A bad draft costs time, never "
     "quality.",
     "plain step": "One step of regular decoding: one token for every row, without drafts.",
     "sampled": "Written by the model itself: nothing was drafted here.",
     "accepted": "Drafted, then accepted by the model: a token that needed no step of its own.",
     "recovered": "The model's own token, in place of a draft that it rejected.",
-    "bonus": "The model's own token after drafts that were all accepted: their check gives it for free.",
+    "bonus": "The model's own token after drafts that were all accepted: the step that verified them yields it "
+    "for free.",
 }
 
 
@@ -147,7 +154,7 @@ def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
         key: a key of WORDS or FORMULAS.
         label: the visible text.
         classes: further CSS classes.
-        again: the page already shows this label, so the Tab key skips it here.
+        again: whether the page already shows this label elsewhere. The Tab key then skips this one.
     """
     text = WORDS.get(key) or FORMULAS[key].text
     return (
@@ -157,9 +164,9 @@ def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
 
 
 def formula_button(key: str) -> str:
-    """Return the button that opens the formula of a figure. Screen readers read the formula with it.
+    """Return the button that opens the formula of a figure. Screen readers read the formula with the button.
 
-    The style sheet adds its question mark, which keeps that out of the label's text.
+    The style sheet draws the question mark, so that it is not part of the label's text.
     """
     return (
         f'<button type="button" class="what" popovertarget="what-{key}" '

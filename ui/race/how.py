@@ -30,7 +30,7 @@ STEPS = {
 }
 _ACCEPTANCE = ("a", "Token acceptance a", 0, 0.99, 0.01, 0.8, "how often the target accepts a drafted token")
 _COST = ("c", "Cost ratio c", 0, 1, 0.01, 0.1, "time of a draft step / time of a target step")
-_LENGTH = ("l", "Draft length l", 1, 16, 1, 5, "tokens drafted before each check")
+_LENGTH = ("l", "Draft length l", 1, 16, 1, 5, "tokens drafted before each verification")
 _BATCH = ("b", "Batch b", 1, 32, 1, 8, "rows at once")
 
 
@@ -115,13 +115,13 @@ then costs as much as a step of one token. Speculative decoding uses that.</p>
 both, and also reads keys and values.</p>"""
     controls = _machine() + _slider("b", "Tokens in a step", 1, 512, 1, 8, "one for each row")
     return _step("memory", words, controls,
-                 "On this GPU, from how many tokens per step does multiplying take as long as "
+                 "On this GPU, how many tokens must a step have for multiplying to take as long as "
                  "reading?")  # fmt: skip
 
 
 def _drafting() -> str:
     words = f"""<p><b>Regular</b> decoding writes one token for each row in each step. <b>Speculative</b> decoding
-lets a small draft model propose l tokens, then checks all of them in one step of the target, one sequence at a
+lets a small draft model propose l tokens, then verifies all of them in one step of the target, one sequence at a
 time.
 <b>BASS</b> does this for all rows of a batch at once.</p>
 <div class="picture fixed" tabindex="0" role="group"
@@ -169,14 +169,14 @@ def _decoders() -> str:
 def _rule() -> str:
     words = f"""<p>A draft x is drawn from the draft model's distribution q; the target gives it p(x). It is
 accepted if a random number u is below p(x)/q(x). A rejected draft is replaced by a token drawn from max(0, p −
-q), scaled to sum to 1. The written tokens then follow exactly p, whatever q is:</p>
+q), scaled to sum to 1. The tokens written then have exactly the distribution p, whatever q is:</p>
 <ol class="proof"><li>x is drafted and accepted with chance q(x) · min(1, p(x)/q(x)) = min(p(x), q(x)).</li>
 <li>So a draft is rejected with chance R = 1 − Σ min(p, q) = Σ max(0, p − q).</li>
 <li>x is recovered with chance R · max(0, p(x) − q(x)) / R = max(0, p(x) − q(x)).</li>
 <li>Together: min(p(x), q(x)) + max(0, p(x) − q(x)) = p(x).</li></ol>
 <p>A bad draft costs time, never quality. If all drafts are accepted, the same step yields one more token, the
-bonus. Block verification, the default, judges the drafts of a round together. It writes the same distribution and
-accepts at least as many drafts on average.</p>
+bonus. Block verification, the default, tests the drafts of a round together. The texts keep the same distribution,
+and on average at least as many drafts are accepted.</p>
 {_source(_LEVIATHAN, _CHEN, _paper("2403.10444", "block verification: Sun et al."))}"""
     sides = "".join(
         f"<fieldset><legend>{name}</legend>"
@@ -201,7 +201,7 @@ def _ragged() -> str:
 the fewest accepted drafts would decide for all of them. For example, a draft that each row accepts with chance a
 is accepted by all b rows only with chance a<sup>b</sup>.</p>
 <p>So each row keeps its own length in one cache. New entries are written at the end of each row, and attention
-reads each row up to its end. To drop a rejected draft, the end simply does not move past it. Nothing is
+reads each row up to its end. A rejected draft needs no removal: the end simply does not move past it. Nothing is
 copied.</p>
 {_source(_BASS)}"""
     more = (
@@ -210,8 +210,8 @@ copied.</p>
     )
     controls = _slider(*_ACCEPTANCE) + _slider("b", "Batch b", 1, 16, 1, 8, "rows at once")
     return _step("ragged", words, controls,
-                 "How often do all rows accept their next draft, and how many tokens "
-                 "does a round with a common stop write?", more=more, rest=_what_if())  # fmt: skip
+                 "How often is the next draft of every row accepted, and how many tokens "
+                 "per row does a round with a common stop write?", more=more, rest=_what_if())  # fmt: skip
 
 
 def _what_if() -> str:
@@ -225,23 +225,24 @@ speed-up.</span></p>
 <p class="what-if-line" role="status" aria-live="polite"></p></div>
 <figure class="chart"><div class="plot" role="group"
 aria-label="Expected speed-up over token acceptance"></div></figure></div>
-<p class="small-print">Both lines assume that checking l + 1 tokens costs the target as much as one token. If the
+<p class="small-print">Both lines assume that verifying l + 1 tokens costs the target as much as one token. If the
 arithmetic units are fully used, it costs more, and the measured points lie below the lines, especially for large
 batches.</p></div>"""
 
 
 def _policies() -> str:
     rule = Algorithm1()
-    words = f"""<p>With too few drafts, a target step checks little. With too many, most are thrown away. Algorithm
-1 looks at the row that accepted the most. If that row accepted all l drafts, l grows by {rule.increment}, up to
-{rule.limit}. Otherwise l falls by l/{rule.modulus}, rounded up, and by one more from the second fall in a row on.
-The length never falls below the number of drafts that this row accepted, nor below 1.</p>
+    words = f"""<p>With too few drafts, a step of the target is badly used. With too many, most are thrown away.
+Algorithm 1 looks at the row that accepted the most. If that row accepted all l drafts, l grows by
+{rule.increment}, up to {rule.limit}. Otherwise l falls by l/{rule.modulus}, rounded up; if it also fell in the
+round before, it falls by one more. The length never falls below the number of drafts that this row accepted, nor
+below 1.</p>
 <p>Algorithm 1 ignores the cost of a draft. Because it looks at the best row, it drafts longer in a larger batch,
 where arithmetic is scarcer.</p>
 <p>The default, “auto”, uses the measured costs of this machine. If they are not known, it is Algorithm 1. Before
-anything is drawn, it gives each row its own length. The worth of a row's next draft is the chance that this draft
-and all before it are accepted, estimated from the rounds so far. Drafts of all rows are taken, best first, as long
-as the expected tokens per millisecond grow. If no draft pays off, the round is a plain step.</p>
+anything is drawn, it gives each row its own length. A draft is worth the chance that it and all drafts before it
+are accepted, estimated from the rounds so far. The best drafts of all rows are added one by one, as long as the
+expected number of tokens per millisecond grows. If no draft pays off, the round is a plain step.</p>
 <p>The lower picture shows the simplest case: every row drafts the same length.</p>
 {_source(_BASS + ", Algorithm 1")}"""
     controls = "".join(_slider(*slider) for slider in (_ACCEPTANCE, _BATCH, _COST)) + _slider(
@@ -255,7 +256,7 @@ as the expected tokens per millisecond grow. If no draft pays off, the round is 
     )
     data = f'data-rule="{rule.length} {rule.increment} {rule.modulus} {rule.limit}"'
     return _step("policies", words, controls,
-                 "From now on, no row accepts a draft. How many tokens does Algorithm 1 draft in the "
+                 "From now on, every draft is rejected. How many tokens does Algorithm 1 draft in the "
                  "second, third and fourth round from here?", data=data, pictures=2)  # fmt: skip
 
 
@@ -263,8 +264,8 @@ def _roofline() -> str:
     words = """<p>A forward reads its weights and multiplies with them at the same time. So it takes the
 longer of the two: bytes / bandwidth or FLOPs / peak. Reading takes as long for one token as for a hundred.
 Multiplying takes 2 FLOPs per parameter and token.</p>
-<p>Left of the ridge, drafts are checked for free. A batch of b rows checks b × (l + 1) tokens, which moves it to
-the right. In a large batch a draft costs as much as a token, so the best draft length is short or zero.</p>
+<p>Left of the ridge, drafts are verified for free. A batch of b rows verifies b × (l + 1) tokens, which moves it
+to the right. In a large batch a draft costs as much as a token, so the best draft length is short or zero.</p>
 <p class="source">Williams et al., Roofline, Communications of the ACM 52 (4), 2009. Datasheet figures, weights
 only: predicted, not measured.</p>"""
     controls = (

@@ -1,7 +1,8 @@
 """The look of a lane: label, colour and line style, for the templates and the scripts.
 
-`look` chooses them by the method's index in bass_core's table. No other file of ui names a method. The scripts get
-`looks` in the feed's head. A lane whose method is not in the table, e.g. in an old recording, shows its name.
+`look` chooses these by the method's index in bass_core's table. No other file of ui names a method. The scripts
+get `looks` in the feed's head. A lane whose method is not in the table, e.g. in an old recording, is labelled with
+its name.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ ORIGINS = {
     "recovered": "replaces a rejected draft",
     "bonus": "follows drafts that were all accepted",
 }
-# predicted.js marks the elements with these attributes in a race on a predicted clock. HERE stands for a figure
-# that is measured on this machine even then.
+# In a race on a predicted clock, predicted.js marks the elements that have these attributes. HERE marks a figure
+# that is measured on this machine even in such a race.
 BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "here"))
 # A lane's figures: metric -> label. The first is shown large.
 FIGURES = {
@@ -26,8 +26,8 @@ FIGURES = {
     "acceptance_rate": "accepted",
 }
 TIMED = ("speedup", "ms_per_token")
-# Every lane has each figure's label, but the Tab key stops only at that of this lane. Regular decoding (the first
-# lane) shows no acceptance, so Tab stops at the second lane's label instead.
+# Every lane shows each figure's label, but the Tab key stops at it only in the lane that is named here. Regular
+# decoding (the first lane) shows no acceptance, so Tab stops at the second lane's label instead.
 STOPS = {"speedup": DEFAULT_LANES[0], "ms_per_token": DEFAULT_LANES[0], "acceptance_rate": DEFAULT_LANES[1]}
 # Switches: (label, initially on, title).
 SWITCHES = {
@@ -49,7 +49,7 @@ CELLS = {
 }
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
-<p class="verdict-head" aria-live="off">Three decoders write the same text: which is fastest?</p><ul></ul>
+<p class="verdict-head" aria-live="off">Three decoders, one prompt: which is fastest?</p><ul></ul>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
 # One round of one row, drawn by step.js.
@@ -226,7 +226,8 @@ def inspector() -> str:
     return f"""<section class="part why" aria-labelledby="why-title" hidden>
 <div class="titled"><h2 id="why-title" tabindex="-1">Why</h2>{formula_button("verdict")}</div><ul></ul>
 <p class="part-about">A step has to read all of the model's weights, however many tokens it writes. As long as
-reading takes longer than multiplying, the step checks drafts of every row almost for free. {PAPER}.</p></section>
+reading takes longer than multiplying, the step verifies drafts of every row almost for free.
+{PAPER}.</p></section>
 <section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
 <p class="part-about">One round of one sequence: the draft tokens, and why each was accepted or rejected. Click

@@ -31,7 +31,7 @@ class Verdict(TypedDict):
     """The sentences of a verdict.
 
     Attributes:
-        head: who is ahead, or None as long as that is open.
+        head: a sentence about the lane that is ahead, or None while no lane is.
         lanes: a sentence for each lane but the reference, the fastest first.
     """
 
@@ -45,7 +45,7 @@ class LaneRounds:
 
     Attributes:
         drafting: the number of rounds that drafted.
-        rows: the most rows in any round.
+        rows: the largest number of rows in a round.
     """
 
     drafting: int = 0
@@ -122,7 +122,9 @@ def _head(
         if not done:
             return None if beaten is None else f"{both} ahead of {_name(beaten)} so far."
         before = "" if beaten is None else f", ahead of {_name(beaten)}"
-        return f"{both} level{before}: the {100 * (ratio - 1):.0f} % between them may be chance."
+        gap = f"{100 * (ratio - 1):.0f}"
+        chance = "" if gap == "0" else f": the difference of {gap} % may be chance"
+        return f"{both} level{before}{chance}."
     if first != other and other in speeds:
         speed = speeds[first] / speeds[other]
         next_one = "" if second == other else f", and {ratio:.2f}× {_name(second)}"
@@ -171,9 +173,8 @@ def _drafted(lane: LaneSnapshot, counts: LaneRounds, settings: Mapping[str, obje
         return ""
     by_cost = settings.get("draft_length") in COST_POLICIES
     why = "in the others a draft would cost" if counts.drafting else f"on {machine} machine a draft costs"
-    return (
-        f" It drafted in {counts.drafting} of {rounds} rounds{f': {why} more than it saves' if by_cost else ''}."
-    )
+    reason = f": {why} more than it saves" if by_cost else ""
+    return f" It drafted in {counts.drafting or 'none'} of its {rounds} rounds{reason}."
 
 
 def _name(lane: str) -> str:

@@ -25,7 +25,7 @@ FOLDER = Path(__file__).resolve().parent / "shipped"
 
 
 @dataclass(frozen=True)
-class Offer:
+class RecordingOffer:
     """A recording that the page offers.
 
     Attributes:
@@ -52,7 +52,7 @@ class Offer:
 
 
 SHIPPED = {
-    name: Offer(name, title, look_for, path)
+    name: RecordingOffer(name, title, look_for, path)
     for name, title, look_for in (
         (
             "win",
@@ -77,7 +77,7 @@ SHIPPED = {
 }
 
 
-def asked(replay: str) -> dict[str, Offer]:
+def requested_recordings(replay: str) -> dict[str, RecordingOffer]:
     """Return the recordings for an argument of --replay.
 
     Args:
@@ -93,7 +93,7 @@ def asked(replay: str) -> dict[str, Offer]:
     if replay in SHIPPED:
         return {replay: SHIPPED[replay]}
     path = Path(replay)
-    offer = Offer("file", path.name, "", path)
+    offer = RecordingOffer("file", path.name, "", path)
     offer.recording  # read it now, so that a bad file is refused at once  # noqa: B018
     return {offer.name: offer}
 
@@ -113,7 +113,7 @@ title="Drag, or use the arrow keys, to see any instant of the race">
 <button type="button" class="action" data-tape="live">Live</button></div></div>"""
 
 
-def panel(offers: Mapping[str, Offer]) -> None:
+def panel(offers: Mapping[str, RecordingOffer]) -> None:
     """Add the recordings and the slider over a run's time to the current layout."""
 
     # A new function each time, because Gradio sets attributes on it.

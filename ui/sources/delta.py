@@ -24,7 +24,7 @@ Delta = tuple[Any, ...]
 
 
 class Encoder:
-    """The worker's side. Its snapshots must not change later."""
+    """The worker's side. Snapshots must not change after they were encoded."""
 
     def __init__(self) -> None:
         self._last: Any = None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-Source = Callable[..., Generator[Any, None, None]]
+AnySource = Callable[..., Generator[Any, None, None]]
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +41,7 @@ class IdleWork:
         if self._thread.is_alive():
             self._thread.join()
 
-    def pausing_for(self, source: Source) -> Source:
+    def pausing_for(self, source: AnySource) -> AnySource:
         """Wrap `source` so that the work leaves the device to each of its races, from start to end."""
 
         def snapshots(*request: Any) -> Generator[Any, None, None]:
@@ -52,7 +52,7 @@ class IdleWork:
 
     @contextmanager
     def _race(self) -> Iterator[None]:
-        """Keep the work off the device during one race, which may end on a different thread than it started on."""
+        """Keep the work off the device during one race. The race may start and end on different threads."""
         with self._count:
             self._races += 1
             self._idle.clear()

@@ -18,7 +18,7 @@ from ui.page.choices import choices
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.sources.idle import IdleWork
-from ui.sources.source import NOTHING, Ask, Count, PairInfo, Source
+from ui.sources.source import NOTHING, Count, PairInfo, PairOptions, RaceSource
 
 Stopped = Callable[[], bool]
 
@@ -73,7 +73,7 @@ def prompt_count(pair: ModelPair, bounds: Limits) -> Count | None:
     return count
 
 
-def race_source(pair: ModelPair, models: Models | None = None) -> Source:
+def race_source(pair: ModelPair, models: Models | None = None) -> RaceSource:
     """Return a generator function with plain data in and out, so that a ZeroGPU worker process can run it."""
     loaded = models or Models(pair)
 
@@ -94,7 +94,7 @@ class Local:
         source: runs races, during which `idle` pauses.
     """
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: PairOptions) -> None:
         self.ask = ask
         self.pair = load_pair(ask.pair, draft=ask.draft, **self._where())
         self.models = Models(self.pair, self._load if ask.any_model else None)

@@ -4,7 +4,7 @@
   comes first, in order of arrival.
 - Among free workers, one that has the race's pair loaded is preferred.
 - `steps` estimates a race's work in steps of one row, and `Pace` converts steps to seconds from finished races.
-  Both only order the queue. They are no figures of a race.
+  Both are used only to order the queue and to predict waiting times, never for a race's figures.
 - `Queue` is thread-safe.
 """
 
@@ -45,7 +45,7 @@ class Pace:
         self.seconds: float | None = None
 
     def add(self, request: RaceRequest, seconds: float) -> None:
-        """Add a finished race. One with a time budget is ignored, because it may have stopped early."""
+        """Add a finished race. Ignore a race with a time budget, because it may have stopped early."""
         if request.time_budget_ms is not None:
             return
         newest = seconds / steps(request)
@@ -108,7 +108,7 @@ class Queue:
             self._running.pop(worker, None)
 
     def enter(self, request: RaceRequest, since: float | None = None) -> Ticket:
-        """Queue a race. `since` keeps the place of one that got a worker which turned out to be gone."""
+        """Queue a race. If its worker turned out to be gone, pass its `since`, so that it keeps its place."""
         ticket = Ticket(request, self._clock() if since is None else since)
         with self._changed:
             self._waiting.append(ticket)
@@ -121,7 +121,7 @@ class Queue:
             return self._changed.wait_for(lambda: ticket.worker is not None, seconds)
 
     def holds(self, ticket: Ticket) -> bool:
-        """Return whether the ticket still has its worker. One that died may be back and serve another race."""
+        """Return whether the ticket still has its worker. A worker that died may already serve another race."""
         with self._changed:
             return ticket.worker is not None and self._running.get(ticket.worker) is ticket
 

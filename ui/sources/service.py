@@ -14,18 +14,18 @@ from typing import Any
 
 from bass_core import RequestError, on_zero_gpu
 from ui.page.limits import Limits
-from ui.sources.cluster.pool import Pool
+from ui.sources.cluster.pool import WorkerPool
 from ui.sources.cluster.races import Races
 from ui.sources.cluster.start import Calls, JoinedRay, LocalRay, actor_options, fits
 from ui.sources.queue import Queue
-from ui.sources.source import Ask, Service
+from ui.sources.source import PairOptions, Service
 
-# Races that may wait in our own queue, which knows their work. Further ones wait in Gradio's queue.
+# The maximum number of races in our own queue, which orders races by their work. Further ones wait in Gradio's.
 WAITING = 16
 
 
 def open_service(
-    asked: Ask, options: argparse.Namespace, limits: Limits, set_threads: Callable[[], int], cores: int
+    asked: PairOptions, options: argparse.Namespace, limits: Limits, set_threads: Callable[[], int], cores: int
 ) -> Service:
     """Return the service that app.py's options ask for, ready for its first race. Closing it ends its workers.
 
@@ -37,7 +37,7 @@ def open_service(
         cores: the cores that the workers may share.
 
     Raises:
-        BassError: if the service can't be opened. Nothing is left running then.
+        BassError: if the service can't be opened. In that case, no worker or process is left running.
     """
     if options.ray is not None:
         return on_cluster(
@@ -56,7 +56,7 @@ def open_service(
     return _in_this_process(asked, limits, set_threads)
 
 
-def _in_this_process(asked: Ask, limits: Limits, set_threads: Callable[[], int]) -> Service:
+def _in_this_process(asked: PairOptions, limits: Limits, set_threads: Callable[[], int]) -> Service:
     """Return a service for one race at a time, in this process or on ZeroGPU's workers."""
     # `spaces` must be imported before torch touches CUDA. It is installed on every Gradio Space.
     spaces = import_module("spaces") if on_zero_gpu() else None
@@ -73,7 +73,7 @@ def _in_this_process(asked: Ask, limits: Limits, set_threads: Callable[[], int])
     return Service(zero_gpu.source, facts, local.count(limits), together=zero_gpu.together)
 
 
-def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> Service:
+def on_this_machine(ask: PairOptions, limits: Limits, *, workers: int, threads: int) -> Service:
     """Return a service with workers on this machine, one per GPU, or each with `threads` CPU threads.
 
     Raises:
@@ -101,7 +101,13 @@ def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> 
 
 
 def on_cluster(
-    ask: Ask, limits: Limits, *, address: str, resources: str | None, workers: int | None, threads: int | None
+    ask: PairOptions,
+    limits: Limits,
+    *,
+    address: str,
+    resources: str | None,
+    workers: int | None,
+    threads: int | None,
 ) -> Service:
     """Return a service with workers on a Ray cluster.
 
@@ -110,8 +116,8 @@ def on_cluster(
         limits: the operator's upper bounds.
         address: the address of the cluster.
         resources: the resources of each worker, e.g. "GPU=1,CPU=4". None means one GPU.
-        workers: the number of workers, which may wait for new nodes. None means as many as fit now.
-        threads: the models' CPU threads per worker. None means one per CPU that a worker takes.
+        workers: the number of workers. Those that don't fit now wait for new nodes. None means as many as fit now.
+        threads: the models' CPU threads per worker. None means one thread per CPU in `resources`.
 
     Raises:
         RequestError: if the cluster lacks the resources.
@@ -141,10 +147,15 @@ def on_cluster(
 
 
 def _on_ray(
-    ray: LocalRay | JoinedRay, ask: Ask, limits: Limits, workers: int, threads: int, options: Mapping[str, Any]
+    ray: LocalRay | JoinedRay,
+    ask: PairOptions,
+    limits: Limits,
+    workers: int,
+    threads: int,
+    options: Mapping[str, Any],
 ) -> Service:
     calls = Calls(ray.ray)
-    pool = Pool(calls, ask, limits, workers=workers, threads=threads, options=options, queue=Queue())
+    pool = WorkerPool(calls, ask, limits, workers=workers, threads=threads, options=options, queue=Queue())
     try:
         facts = pool.start()
     except BaseException:

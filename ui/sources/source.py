@@ -1,7 +1,7 @@
 """The interface between the page and the service that runs its races.
 
-A Source takes a race as plain data and yields its snapshots, also plain data. Closing it ends the race and frees
-its memory. The page, its API and both services (local.py, cluster/) use this type. A race that waits yields
+A RaceSource takes a race as plain data and yields its snapshots, also plain data. Closing it ends the race and
+frees its memory. The page, its API and both services (local.py, cluster/) use this type. A race that waits yields
 snapshots of phase "waiting" without lanes (see `waiting`).
 """
 
@@ -19,15 +19,15 @@ from bass_core import BassError, Snapshot
 from ui.page.choices import Choices
 from ui.page.request import RaceRequest
 
-Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
+RaceSource = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # Several races in a row, e.g. a sweep: takes the source that runs them, and yields any results.
-Races = Callable[[Source], Generator[Any, None, None]]
+Races = Callable[[RaceSource], Generator[Any, None, None]]
 # Runs Races that belong together. The second argument is an upper bound on the seconds that they need.
 Together = Callable[[Races, float], Generator[Any, None, None]]
 # Counts the tokens of a prompt with the model's template. Takes the text and whether it has one prompt per line.
 # Returns JSON {"text", "refused"}. "text" is the count in words, and "refused" the sentence with which a race
-# would refuse this prompt. For an empty prompt it returns NOTHING. It is also called during races, outside the
-# queue.
+# would refuse this prompt. For an empty prompt, a Count returns NOTHING. The page also calls
+# it during races, outside the queue.
 Count = Callable[[str, bool], str]
 NOTHING = json.dumps({"text": "", "refused": False})
 # A snapshot's "phase" -> text of the status line.
@@ -42,13 +42,13 @@ class WorkerLost(BassError):
 
 
 @dataclass(frozen=True)
-class Ask:
+class PairOptions:
     """The operator's options for the pair.
 
     Attributes:
         pair: as in load_pair, like `draft`, `device`, `dtype` and `device_map`.
         draft_length: the draft length that the form starts with.
-        max_batch: the most rows for which costs are measured between races.
+        max_batch: the largest number of rows for which costs are measured between races.
         any_model: whether visitors may name another pair.
         measures: whether costs are measured between races.
     """
@@ -95,7 +95,7 @@ class Service:
         close: call it at the end.
     """
 
-    source: Source
+    source: RaceSource
     facts: PairInfo
     count: Count | None
     at_once: int = 1
@@ -104,7 +104,7 @@ class Service:
     close: Callable[[], None] = field(default=lambda: None)
 
 
-def one_by_one(source: Source) -> Together:
+def one_by_one(source: RaceSource) -> Together:
     """Return a Together that runs its races like any others."""
     return lambda races, seconds: races(source)
 
@@ -143,7 +143,7 @@ def words(snapshot: Snapshot) -> str:
     text = f"Waiting for a free worker: place {waited['place']} in the queue"
     if seconds is None:
         return text
-    # Coarse, because it is an estimate.
+    # Show rounded seconds, because they are only an estimate.
     rest = f"{round(seconds, -1):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     return f"{text}, about {'a few seconds' if seconds < 10 else rest}"
 

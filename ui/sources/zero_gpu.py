@@ -3,7 +3,7 @@
 Make `ZeroGpu` after the models are loaded and before the page is launched.
 
 - A refusal by the worker, or by the scheduler because of the visitor's quota, is a BassError with that sentence.
-- If the quota has fewer seconds left than a race wants, the race asks for the remaining ones.
+- If a race needs more seconds than the visitor's quota still allows, it asks for the remaining seconds.
 - Shortly before the reservation is over, the race ends with a sentence, because ZeroGPU would kill the worker.
 - Only plain data passes between the processes.
 
@@ -28,17 +28,17 @@ import gradio as gr
 from bass_core import BassError, Snapshot
 from ui.page.request import RaceRequest
 from ui.sources.queue import steps
-from ui.sources.source import Races, Source
+from ui.sources.source import Races, RaceSource
 
 # Seconds for a fork to move the weights to the GPU, to warm up and, in the first fork, to compile the Triton
 # kernels. The estimate may be too high, because ZeroGPU counts only the seconds that were used.
 START_S = 30.0
 # Seconds that a step of one row takes without CUDA graphs. This is a safe (high) estimate.
 STEP_S = 0.02
-# The longest reservation that we ask for, which is the daily quota of a visitor without an account (2026), and the
-# shortest one with which it is worth beginning a race.
-MOST_S, LEAST_S = 120, 15
-# A race ends this many seconds before its reservation.
+# MAX_S: the longest reservation that we ask for: the daily quota of a visitor without an account (2026).
+# LEAST_S: the shortest reservation with which it is worth beginning a race.
+MAX_S, LEAST_S = 120, 15
+# A race ends this many seconds before its reservation does.
 SPARE_S = 3.0
 ABORTED = "GPU task aborted"
 TOO_LONG = "ZeroGPU illegal duration"
@@ -79,7 +79,7 @@ class ZeroGpu:
         Raises:
             BassError: if the worker or the scheduler refuses.
         """
-        requested: int | None = min(MOST_S, math.ceil(START_S + seconds))
+        requested: int | None = min(MAX_S, math.ceil(START_S + seconds))
         began = False
         while requested is not None:
             try:
@@ -130,10 +130,10 @@ class ZeroGpu:
         self._forked_at = time.time()
 
 
-def _single(request: RaceRequest, source: Source) -> Generator[Snapshot, None, None]:
-    """Run one race. With the request bound by functools.partial, this is a value of type Races.
+def _single(request: RaceRequest, source: RaceSource) -> Generator[Snapshot, None, None]:
+    """Run one race. functools.partial(_single, request) is a value of type Races.
 
-    Unlike a closure, such a partial can be pickled.
+    Unlike a closure, this partial can be pickled.
     """
     yield from source(request)
 

@@ -1,8 +1,8 @@
 """Will it help on my prompts? `answer` replies in one sentence, with an interval.
 
-The interval is Student's t over the logarithms of the prompts' speed-ups. So it is about prompts like these, and
-covers both the differences between prompts and the noise of each prompt's races. A statement about a single prompt
-depends on the two standard errors of that prompt.
+The interval is Student's t over the logarithms of the prompts' speed-ups. So it applies to prompts like these,
+and covers both the differences between prompts and the noise of each prompt's races. Statements about a
+single prompt use the interval of that prompt alone, which is two standard errors wide on each side.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Sums:
 
 
 def against(speedup: float, error: float) -> Literal["ahead", "level", "behind"]:
-    """Compare a speed-up that has this relative standard error with 1. One that is shown as 1.00 is level."""
+    """Compare a speed-up with 1, given its relative standard error. A speed-up shown as 1.00 is level."""
     if abs(speedup - 1) <= max(LEVEL_ERRORS * error * speedup, 0.005):
         return "level"
     return "ahead" if speedup > 1 else "behind"
@@ -189,9 +189,9 @@ def against(speedup: float, error: float) -> Literal["ahead", "level", "behind"]
 def ridge_of(lane: LaneSnapshot) -> Ridge:
     """Return the ridge of the machine that ran this lane of regular decoding.
 
-    It is tokens per step x (bandwidth utilisation / FLOPs utilisation). Both shares contain the time of the steps,
-    which cancels out. What remains is the time to read at peak bandwidth / the time to multiply one token at peak
-    FLOP/s (Williams et al., "Roofline", CACM 2009).
+    The ridge is tokens per step x (bandwidth utilisation / FLOPs utilisation). The time of the steps is in both
+    utilisations and cancels out. So the ridge is the time to read at peak bandwidth / the time to multiply one
+    token at peak FLOP/s (Williams et al., "Roofline", CACM 2009).
     """
     metrics, rows = lane["metrics"], Pace.of(lane).rows
     reading, multiplying = metrics["bandwidth_utilization"], metrics["flops_utilization"]
@@ -224,7 +224,7 @@ def _line(line: Line, points: Iterable[Point]) -> str:
     parts = [f"{words} at batch {batches[name]}" for name, words in AGAINST.items() if batches[name]]
     if not parts:
         return ""
-    # The first part names regular decoding; the later ones refer to it as "it".
+    # Only the first part names regular decoding. The later parts say "it".
     first = parts[0].replace("with it", "with regular decoding").replace("than it", "than regular decoding")
     return f"{line['label'][0].upper()}{line['label'][1:]}: {', '.join([first, *parts[1:]])}."
 

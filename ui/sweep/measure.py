@@ -15,7 +15,7 @@ from contextlib import closing
 from bass_core import BassError, LaneSnapshot, Snapshot
 from ui.page.limits import Limits
 from ui.race.looks import reference
-from ui.sources.source import Source, waits, words
+from ui.sources.source import RaceSource, waits, words
 
 from .answer import overall
 from .figures import Progress, Ridge, Sums, Sweep, length_label, lines, ridge_of
@@ -25,14 +25,15 @@ from .request import Arm, SweepRequest
 DECODING = 0.8
 # New tokens per row in the warm-up race.
 WARM_UP = 8
-# The most races per arm and visit. Short answers end long before their share of the time.
-MOST_REPEATS = 12
+# The maximum number of races per arm and visit. An arm with short answers needs several races to use up its share
+# of the time.
+MAX_REPEATS = 12
 SHOW_SECONDS = 1.0
 Clock = Callable[[], float]
 
 
 def measured(
-    request: SweepRequest, source: Source, limits: Limits, clock: Clock = time.monotonic
+    request: SweepRequest, source: RaceSource, limits: Limits, clock: Clock = time.monotonic
 ) -> Generator[Sweep, None, None]:
     """Run the sweep and yield its state when a race begins, about once per second during it, and at the end.
 
@@ -55,7 +56,7 @@ def measured(
 
 
 class _Run:
-    def __init__(self, request: SweepRequest, source: Source, limits: Limits, clock: Clock) -> None:
+    def __init__(self, request: SweepRequest, source: RaceSource, limits: Limits, clock: Clock) -> None:
         self.request, self.source, self.limits, self.clock = request, source, limits, clock
         self.began = self.start = self.last = self.shown = clock()
         self.races, self.done = len(request.arms()) * request.visits, 0
@@ -94,7 +95,7 @@ class _Run:
     def race(self, arm: Arm, visit: int) -> Generator[Sweep, None, None]:
         """Race for one arm, with further seeds until its share of the time is used up, and update its figures."""
         sums, least_ms = self.sums[arm], self.least_ms * (visit + 1)
-        for _ in range(MOST_REPEATS):
+        for _ in range(MAX_REPEATS):
             lanes = yield from self._once(arm, sums, least_ms)
             for lane in lanes.values():
                 if lane["error"]:
@@ -152,7 +153,7 @@ class _Run:
         return max(each * self.races - (self.clock() - self.start), 0.0)
 
     def _skip(self, since: float) -> float:
-        """Leave the time since `since` out of the limit and the estimate, because the race waited for a worker.
+        """Don't count the time since `since` towards the limit or the estimate: the race was waiting for a worker.
 
         Returns:
             The current time, which is `since` for the next call.

@@ -15,7 +15,7 @@ from ui.page.form import Form
 
 from .events import SweepEvents
 from .predicted import MACHINES, MODELS
-from .request import FIXED, MOST_PROMPTS
+from .request import FIXED, MAX_PROMPTS
 
 HEADING = "Where does speculation pay?"
 HEAD = """<p>"Measure" races BASS against regular decoding for about a minute, with the settings of the tab "Race":
@@ -60,7 +60,7 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             if events is not None:
                 own = gr.Textbox(
                     label="Will it help on my prompts?",
-                    info=OWN_PROMPTS.format(most=MOST_PROMPTS),
+                    info=OWN_PROMPTS.format(most=MAX_PROMPTS),
                     placeholder='Empty: the prompt of the tab "Race".',
                     elem_id="sweep-prompts",
                     lines=3,
@@ -94,7 +94,7 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             origin = gr.Textbox(visible=False)
             with gr.Row(elem_classes="sweep-buttons"):
                 predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
-            # In the device's queue as well: on a CPU, half a second of work would disturb the times of a race.
+            # Predictions wait in the device's queue too: half a second of CPU time would disturb a race's times.
             gr.on(
                 [predict.click, machine.input, models.input],
                 SweepEvents.predict,

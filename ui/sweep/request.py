@@ -2,8 +2,8 @@
 
 A sweep covers batches and draft lengths, or the visitor's own prompts at one batch and draft length. A request is
 plain data, and so is each of its races, so any source can run them. At temperature 0, all rows of one prompt would
-be equal, which would hide that each row accepts a different number of drafts. A sweep then uses TEMPERATURE, and
-its caption mentions that.
+be equal. This would hide that each row accepts a different number of drafts. So a sweep replaces temperature 0 by
+TEMPERATURE, and its caption mentions that.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ FIXED = 4
 SECONDS = 60.0
 # A sweep aims at its requested seconds and takes at most SPARE times as long.
 SPARE = 1.25
-# The most new tokens per row. On a CPU, a race's time runs out before any row has that many, so no row leaves the
-# batch.
+# The maximum number of new tokens per row. On a CPU, a race's time runs out before a row has that many, so every
+# row stays in the batch.
 TOKENS = 160
 TEMPERATURE = 0.7
-MOST_RACES = 32
-# For a sweep over prompts: the most prompts, how often it visits each, its batch and its draft length.
-MOST_PROMPTS, VISITS = 12, 2
+MAX_RACES = 32
+# For a sweep over prompts: the maximum number of prompts, the visits per prompt, the batch and the draft length.
+MAX_PROMPTS, VISITS = 12, 2
 PROMPTS_BATCH, PROMPTS_LENGTH = 4, "auto"
-# The settings of a race that a sweep chooses itself, whatever the form says. The clock is one of them, because a
-# sweep measures even if the form asks for a predicted clock.
+# The settings of a race that a sweep chooses itself, whatever the form says. They include the clock, because
+# a sweep measures even if the form asks for a predicted clock.
 SWEEP_SETTINGS = ("batch_size", "draft_length", "lanes", "scheduling", "time_budget_ms", "clock")
 
 
@@ -146,7 +146,7 @@ def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
     own = own_prompts(given.get("own_prompts"), bounds)
     settings = {name: value for name, value in given.items() if name not in SWEEP_SETTINGS} | {"batch_size": 1}
     if own:
-        # This sweep measures how well the drafts for these prompts are accepted, so switch off synthetic
+        # A sweep over prompts measures how many drafts are accepted for each prompt, so switch off synthetic
         # acceptance.
         settings |= {"prompt": own[0], "prompts": "one", "acceptance": None}
     if settings.get("max_new_tokens") is None:
@@ -161,10 +161,10 @@ def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
     batches, lengths = _batches(chosen[0], bounds), _lengths(chosen[1], bounds)
     if own and len(batches) * len(lengths) > 1:
         raise RequestError("A sweep over prompts has one batch and one draft length: name one of each.")
-    if len(batches) * len(lengths) > MOST_RACES:
+    if len(batches) * len(lengths) > MAX_RACES:
         raise RequestError(
             f"{len(batches)} batches with {len(lengths)} draft lengths are {len(batches) * len(lengths)} races, "
-            f"and a sweep runs at most {MOST_RACES}: name fewer."
+            f"and a sweep runs at most {MAX_RACES}: name fewer."
         )
     return SweepRequest(race, batches, lengths, _seconds(given.get("seconds"), bounds), equal_rows, own)
 
@@ -188,9 +188,9 @@ def own_prompts(value: object, bounds: Limits) -> tuple[str, ...]:
             "One prompt gives no interval: write at least two, or leave the field empty to measure the prompt of "
             'the tab "Race".'
         )
-    if len(value) > MOST_PROMPTS:
+    if len(value) > MAX_PROMPTS:
         raise RequestError(
-            f"There are {len(value)} prompts, and a sweep takes at most {MOST_PROMPTS}: remove some."
+            f"There are {len(value)} prompts, and a sweep takes at most {MAX_PROMPTS}: remove some."
         )
     return tuple(limits.prompt("", text, bounds) for text in value)
 
@@ -215,7 +215,7 @@ def _lengths(value: object, bounds: Limits) -> tuple[str | int, ...]:
 
 
 def default_lengths(fixed: object) -> list[Any]:
-    """Return the draft lengths of the page's sweep: Algorithm 1, the default policy, and a fixed one."""
+    """Return the draft lengths of the page's sweep: Algorithm 1, the default policy, and a fixed length."""
     return ["bass", "auto", fixed]
 
 

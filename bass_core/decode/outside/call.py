@@ -20,10 +20,11 @@ from ...model.weights.quantized import is_quantized
 from ...sample.params import SamplingParams
 from ..request import Request
 
-# Rows, prompt tokens and new tokens of the warm-up call: a prefill and a step.
+# Maximum rows, maximum prompt tokens and number of new tokens of the warm-up call. Two new tokens take a prefill
+# and one step.
 _WARM_UP_ROWS, _WARM_UP_PROMPT_TOKENS, _WARM_UP_NEW_TOKENS = 4, 16, 2
 
-# The mask hides padding before a prompt, and padding after an end is dropped.
+# Any id can be the padding: the mask hides it before a prompt, and we drop it after the end of a text.
 PAD = 0
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def generate_options(pair: ModelPair, request: Request) -> dict[str, Any]:
         "max_new_tokens": max(request.new_tokens(prompt) for prompt in request.prompts),
         "eos_token_id": ends or None,
         "pad_token_id": PAD,
-        # Ids that only pad the vocabulary; the other lanes cut them off too.
+        # Suppress ids that only pad the vocabulary; the other lanes never write them either.
         "suppress_tokens": list(range(pair.vocab, padded_vocab)) or None,
         "use_cache": True,
     }
@@ -74,7 +75,7 @@ def call_generate(model: Any, prompts: list[list[int]], **options: Any) -> Tenso
 
 
 def warm_up(model: PreTrainedModel, prompts: list[list[int]]) -> None:
-    """Let `generate` load what it needs, on the first tokens of some prompts. Errors are only logged."""
+    """Call `generate` on the first tokens of some prompts, to load its kernels. Errors are only logged."""
     beginnings = [prompt[:_WARM_UP_PROMPT_TOKENS] for prompt in prompts[:_WARM_UP_ROWS]]
     try:
         call_generate(model, beginnings, do_sample=False, max_new_tokens=_WARM_UP_NEW_TOKENS, pad_token_id=PAD)

@@ -6,11 +6,11 @@ another), with its dynamic cache. Prompts of different lengths are padded on the
 advises. One step is one token for all rows; the first step also reads the prompts, in one forward. A finished
 row continues as padding, which costs as much as text: that is how `generate` works.
 
-In float32 the greedy text is that of every other lane. In 16 bits `generate` rounds at other places, so near ties
-may fall differently. Sampled text has the same distribution, with noise from torch's generator, seeded by the
-request for the whole batch (noise.py).
+In float32 the greedy text is the same as in every other lane. In 16 bits `generate` rounds at other places than
+our models, so it may choose another of two nearly tied tokens. Sampled text has the same distribution as in other
+lanes. Its noise comes from torch's generator, which the request seeds for the whole batch (noise.py).
 
-There is no speculation, no shared prefix, and no check for NaN as in our lanes.
+Unlike our lanes, this lane has no speculation, no shared prefixes and no check for NaN.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def build_transformers(pair: ModelPair, request: Request, sequences: list[Sequence]) -> TransformersDecoder:
-    """Return the decoder of a request; on a pair's first request, warms `generate` up before the clock runs."""
+    """Return the decoder of a request; for a pair's first request, first warm up `generate`."""
     model, options = plain_model(pair), generate_options(pair, request)
     if pair not in _warm:
         _warm.add(pair)
@@ -49,7 +49,7 @@ def build_transformers(pair: ModelPair, request: Request, sequences: list[Sequen
 
 
 class _TurnTaker(StoppingCriteria):
-    """Called by `generate` after each token: hands the tokens over, waits, and ends all rows if asked to."""
+    """`generate` calls this after each token: it hands the tokens over, waits, and ends all rows if asked to."""
 
     def __init__(self, hand_over: Callable[[list[int]], bool], rows: int, device: torch.device) -> None:
         self._hand_over = hand_over
@@ -117,7 +117,7 @@ class TransformersDecoder:
         except BassError:
             raise
         except Exception as error:
-            # The frames of the traceback hold the cache and live as long as the log record.
+            # Clear the traceback's frames, because they hold the cache and live as long as the log record.
             traceback.clear_frames(error.__traceback__)
             _log.error("transformers' generate failed", exc_info=error)
             raise ModelError(f"transformers' generate failed: {_first_line(error)}") from None

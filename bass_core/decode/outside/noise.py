@@ -2,7 +2,7 @@
 
 Inside `drawing()`, the device's default generator (which `generate` draws from) has this object's own state: it
 starts at the seed and continues where the last `drawing()` ended. Outside, the generator is as it was before.
-Other threads that draw from it at the same time are not handled; it belongs to the whole process.
+The generator belongs to the whole process, so no other thread may draw from it inside `drawing()`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OwnNoise:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from this stream inside the block."""
+        """Let torch's default generator continue this stream in the block; then restore the generator's state."""
         before = self._get()
         self._set(self._state)
         try:

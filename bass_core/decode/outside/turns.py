@@ -1,8 +1,8 @@
 """Work in a separate thread that runs only while it has its turn.
 
 Between two calls of `take` the work is suspended, so a lane's clock that runs during `take` times only the work.
-Any work that calls a callback in its loop, as transformers' `generate` does, can be taken step by step without
-changing it. `take` raises the work's exceptions. After `stop` the thread has ended and its memory is free.
+Any work that calls a callback in its loop, as transformers' `generate` does, can be run step by step without
+changing its code. `take` raises the work's exceptions. After `stop` the thread has ended and its memory is free.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Ended:
-    """The work has returned, or has raised this error."""
+    """The work has ended: it has raised `error`, or it has returned if `error` is None."""
 
     error: Exception | None = None
 
@@ -57,7 +57,7 @@ class Turns(Generic[T]):
             self._thread.join()
 
     def _start(self) -> None:
-        """Start the thread on the caller's stream and with its number of threads, which a new thread lacks."""
+        """Start the thread with the caller's stream and number of torch threads, which are not inherited."""
         stream = runtime(self._device).current_stream(self._device) if is_accelerator(self._device) else None
         threads = torch.get_num_threads()
 
@@ -72,7 +72,7 @@ class Turns(Generic[T]):
                 ended = _Ended(error)
             self._handed.put(ended)
 
-        # A daemon, so that a program can exit in the middle of a race.
+        # Use a daemon thread, so that a program can exit in the middle of a race.
         self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
 

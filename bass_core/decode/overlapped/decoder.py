@@ -1,22 +1,21 @@
 """AMUSD (arXiv 2410.17375): draft and target work at the same time; batched, and with sampling. See `build_amusd`.
 
 The draft (session.py, in its own thread) never waits for a verification: it keeps drafting, up to `lead` tokens
-beyond those being verified. The target verifies the drafts that have arrived. Its logits after the last token it
-was fed judge one more draft, the *late* draft, which arrived during the step. If the late draft is accepted, draft
-and target agree on the text and nothing is rolled back. If no draft has arrived, the target takes a plain step,
-unless the next draft is due so soon that waiting pays (`_worth_waiting`).
+beyond those being verified. The target verifies the drafts that have arrived. If one more draft arrives during the
+step (the *late* draft), the target's logits after the last token that it was fed judge this draft too. If the late
+draft is accepted, draft and target agree on the text and nothing is rolled back. If no draft has arrived, the
+target takes a plain step, unless the next draft is due so soon that waiting pays (`_worth_waiting`).
 
 The text keeps the target's distribution by the usual rules (verify/rejection.py), with the q that each draft was
-really drawn from. Block verification judges the drafts of a round, including the late draft, as one block. An
-epoch continues only if all of the block is accepted, so no u is used twice, and drafts after the block have not
-influenced anything.
+drawn from. Block verification judges the drafts of a round, including the late draft, as one block. An epoch
+continues only if the whole block is accepted, so no uniform number u is used twice.
 
 If the draft fails, the lane continues as regular decoding, and `timeline.note` explains it. On a CPU, draft and
 target share the cores. On an accelerator the draft works on the next device, or on a separate stream if there is
 only one.
 
-A draft head reads the target's states, which arrive together with the tokens that the target writes. Until then it
-uses its own states. `refuse_amusd` lists the requests that AMUSD can't answer.
+A draft head reads the target's states, which arrive together with the tokens that the target writes. Until they
+arrive, the head uses its own states. `refuse_amusd` lists the requests that AMUSD can't answer.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from ..logprobs import record_logprobs
 from ..record import write_round
 from ..request import Request
 from .draft import DraftThread, split_threads, wait_for_stream
-from .session import Draft, DraftSession, Pace, asks_q, draft_source, sure_drafts
+from .session import DraftSession, Pace, QueuedDraft, asks_q, draft_source, sure_drafts
 from .timeline import Timeline
 
 # For tests: maximum random delay in seconds before each step of the target and of the draft.
@@ -107,12 +106,12 @@ class AmusdDecoder(BatchDecoder):
     ) -> None:
         super().__init__(sequences, target, params, return_states=return_states)
         self.draft, self.lead, self.unsure = draft, lead, unsure
-        # Also end the draft if nobody closes the decoder.
+        # End the draft's thread even if the decoder is deleted without `close`.
         weakref.finalize(self, draft.end)
-        # The draft's forwards and drawn tokens that earlier rounds have reported.
+        # The numbers of forwards and of drawn tokens of the draft that earlier rounds have reported.
         self._billed = (0, 0)
-        # By row index: the drafts after the row's text, as of the target's last look.
-        self._ahead: dict[int, list[Draft]] = {}
+        # By row index: the drafts after the row's text that `DraftThread.look` last returned.
+        self._ahead: dict[int, list[QueuedDraft]] = {}
         self._split, self._pace = not is_accelerator(target.device), Pace()
 
     @property
@@ -139,7 +138,7 @@ class AmusdDecoder(BatchDecoder):
 
     @contextmanager
     def _slice(self) -> Iterator[None]:
-        """Let this lane's time pass. On a CPU, give the target its share of the cores and the draft the rest."""
+        """Run the lane's clock in this block. On a CPU, the target gets only its share of the cores meanwhile."""
         before, num_threads = torch.get_num_threads(), split_threads()[0]
         split = self._split and self.draft.alive and num_threads != before
         if split:
@@ -171,7 +170,7 @@ class AmusdDecoder(BatchDecoder):
         logits, states = self._feed(counts)
         tested = self._tested_counts(counts)
         outcomes = self._judge(logits, tested, keys)
-        # After an accepted late draft there are no logits, so the row gets no token of the target.
+        # A row whose late draft was accepted gets no token of the target, because there are no logits after it.
         judged = zip(outcomes, counts, strict=True)
         refuse_unsound([outcome.next_token for outcome, fed in judged if outcome.accepted <= fed])
         self.target_forwards += 1
@@ -243,7 +242,7 @@ class AmusdDecoder(BatchDecoder):
             time.sleep(random.random() * DELAYS[0])
         output = self._forward(self._drafts(counts), counts)
         states = output.states.clone() if output.states is not None else None
-        # The draft's stream may read these results, and a late draft may still come.
+        # Wait, because the draft's stream may read these results. A late draft may arrive meanwhile.
         wait_for_stream(self.target.device)
         return output.logits, states
 
@@ -286,7 +285,7 @@ class AmusdDecoder(BatchDecoder):
         return verdict.host()
 
     def _q(self, width: int, like: Tensor) -> Tensor:
-        """Return the q of each row's first drafts, float32 [B, width, V]; `like` are logits [..., V]."""
+        """Return the q of each row's first `width` drafts, float32 [B, width, V]; `like` are logits [..., V]."""
         flat = [torch.zeros((), device=like.device).expand(like.shape[-1])] * (len(self._rows) * width)
         copies = []
         for r, row in enumerate(self._rows):
@@ -301,7 +300,7 @@ class AmusdDecoder(BatchDecoder):
         return q
 
 
-# How many tokens the draft runs ahead by default, and the most that an integer draft_length may ask for.
+# Number of tokens that the draft runs ahead by default, and its maximum for an integer draft_length.
 LEAD, LONGEST_LEAD = 8, 64
 
 

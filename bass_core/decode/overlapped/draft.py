@@ -1,9 +1,9 @@
 """The thread in which a request's draft works.
 
 The thread makes its session, pauses until `resume`, and then steps the session while there is something to draft.
-`pause` returns once no step is running. If the draft raises, its thread ends and `timeline.note` explains it;
-nothing is raised here, and earlier drafts still count. `close` waits for the thread, and so does the program's
-exit. Both threads spend most of their time in compiled code, which releases Python's global lock.
+`pause` returns once no step is running. If the draft fails, its thread ends and `timeline.note` explains why; the
+target's thread gets no exception. `close` waits for the thread to end, and the program does so at its exit. Both
+threads spend most of their time in compiled code, which releases Python's global lock.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from kernels.support import is_accelerator, own_stream, runtime
+from kernels.support import is_accelerator, new_stream, runtime
 
 from ...machine.cpu import cores
 from ...machine.torch_state import ours
 from ...sequence import Sequence
-from .session import NEW_SAMPLE_WEIGHT, Draft, DraftSession, shared_rows
+from .session import NEW_SAMPLE_WEIGHT, DraftSession, QueuedDraft, shared_rows
 from .timeline import Timeline
 
 _log = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ class DraftThread:
         self.session: DraftSession | None = None
         self.step_ms: float | None = None
         self.steps = self.forwards = self.drawn = 0
-        # Steps that `look` has not seen yet: begin and end (time.perf_counter), and whether only the model
-        # drafted.
+        # For each step that `look` has not seen yet: its begin and end (time.perf_counter), and whether it drafted
+        # with the model only, without copies.
         self._unseen_steps: list[tuple[float, float, bool]] = []
         self._running = self._closed = self._working = False
         self._thread: threading.Thread | None = None
-        # The totals of the session if it has failed.
+        # If the draft has failed: `totals` of its session, or None if there was no session.
         self._failed_totals: tuple[int, int, int, int] | None = None
 
     def start(
@@ -71,7 +71,8 @@ class DraftThread:
             delay_s: for tests, the maximum random delay before each step, in seconds.
         """
         self._working = True
-        # torch.set_num_threads in one thread also changes the number for later threads.
+        # The draft's thread calls torch.set_num_threads, which also changes the default of threads started later.
+        # Remember the number here, and restore it below.
         threads = torch.get_num_threads()
         arguments = (make, home, device, delay_s)
         self._thread = threading.Thread(target=self._run, args=arguments, name="bass-amusd-draft", daemon=True)
@@ -106,7 +107,7 @@ class DraftThread:
             self.lock.notify_all()
 
     def close(self) -> None:
-        """End the thread and wait for it; its memory is free then."""
+        """End the thread and wait until it has ended; the draft's memory is then free."""
         self.end()
         if self._thread is not None and not self._in_own_thread:
             self._thread.join()
@@ -114,11 +115,11 @@ class DraftThread:
 
     @property
     def _in_own_thread(self) -> bool:
-        """Whether garbage collection has called us in the draft's own thread, which must not wait for itself."""
+        """Whether this is the draft's own thread, e.g. in garbage collection; it must not wait for itself."""
         return threading.current_thread() is self._thread
 
-    def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
-        """Return the drafts after each row's text; waits up to `timeout_s` seconds for a step not seen yet."""
+    def look(self, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
+        """Return the drafts after each row's text. First wait up to `timeout_s` seconds for an unseen step."""
         timeline = self.timeline
         with self.lock:
             self.lock.wait_for(lambda: self._unseen_steps or not self.alive, timeout_s)
@@ -159,9 +160,9 @@ class DraftThread:
         try:
             if not is_accelerator(device):
                 torch.set_num_threads(split_threads()[1])
-            # A copy between two devices waits for the current streams of both. So use separate streams here: a
-            # copy must never wait for the target's stream.
-            with own_stream(home) if home != device else nullcontext(), own_stream(device):
+            # A copy between two devices waits for the current streams of both devices. Use separate streams here,
+            # so that a copy never waits for the target's stream.
+            with new_stream(home) if home != device else nullcontext(), new_stream(device):
                 try:
                     with ours():
                         session = self.session = make()
@@ -175,11 +176,11 @@ class DraftThread:
                             self._unseen_steps.append((begin, time.perf_counter(), only_model))
                             self.lock.notify_all()
                 finally:
-                    # Finish before the memory is freed and somebody else writes to it.
+                    # Wait for the draft's last work, because its memory is freed and reused afterwards.
                     wait_for_stream(device)
         except Exception as error:
             _log.exception("the draft failed")
-            # The frames of the traceback hold the session's caches and live as long as the log record.
+            # Clear the traceback's frames: they hold the session's caches and live as long as the log record.
             traceback.clear_frames(error.__traceback__)
             why = f"The draft failed ({type(error).__name__}). This lane goes on as regular decoding."
             self.timeline.note = why
@@ -187,7 +188,7 @@ class DraftThread:
             with self.lock:
                 if not self.alive:
                     self._failed_totals = None if session is None else session.totals
-                    # The log record holds this frame, so drop the session here.
+                    # The log record keeps this function's local variables alive, so drop the session here.
                     session = self.session = None
                     for row in self.rows.values():
                         row.states.clear()
@@ -205,7 +206,7 @@ class DraftThread:
 
 
 def split_threads() -> tuple[int, int]:
-    """Return the threads of target and draft on a CPU: the smaller draft gets a quarter, at least one."""
+    """Return the target's and the draft's number of threads on a CPU: the draft gets a quarter, at least one."""
     draft = max(1, cores() // 4)
     return max(1, min(torch.get_num_threads(), cores() - draft)), draft
 
@@ -221,6 +222,6 @@ _started: weakref.WeakSet[DraftThread] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close all threads: one that returns from torch after the interpreter has ended aborts the program."""
+    """Close all threads: a thread that returns from torch after the interpreter's end aborts the program."""
     for thread in list(_started):
         thread.close()

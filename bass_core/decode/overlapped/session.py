@@ -4,13 +4,13 @@ The target extends the rows' texts with `agree` at any time, and reads their dra
 drafter once for all rows that may continue (or feeds one chunk of the prompts). It adds the new drafts after the
 texts: per row one token of the model, or several copied tokens.
 
-A draft is added only if the tokens before it are still those it was drafted after; a draft that is too late is
-dropped. The drafter rolls a row back only to where the text differs from what it has read. Each token is drawn
-with the noise of (seed, sequence id, position, where the epoch began).
+A draft is added only if the tokens before it are still the same as when it was drafted; otherwise it is dropped.
+The drafter rolls a row back only to the first token at which the text differs from the tokens that it has read.
+Each token is drawn with the noise of (seed, sequence id, position, where the epoch began).
 
-Whoever reads or changes a row holds `lock`. On an accelerator, both sides hand over only tensors that their
-streams have finished computing: the host has waited. The target's tensors are kept until the draft's stream has
-read them.
+Whoever reads or changes a row holds `lock`. On an accelerator, each side waits for its stream before it
+hands over a tensor, so the tensor is computed. The target's tensors are kept until the draft's stream has read
+them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ...sequence import Sequence
 from ..base import DecodingParams
 
 
-class Draft(NamedTuple):
+class QueuedDraft(NamedTuple):
     """A draft token.
 
     Attributes:
@@ -71,24 +71,24 @@ class SharedRow(Sequence):
         drafts: the drafts after the text.
         begin: position where the epoch began; 0 before the first verification.
         states: for a draft head: the target's states [k, hidden] of text tokens that the drafter has not got yet.
-            There is none for the newest token, which the target has not read yet.
+            The newest token has no state yet, because the target has not read it.
         silent: the drafter had nothing to propose; don't ask it again until the text grows.
         known: how many of `tokens` belong to the text.
     """
 
     text: list[int] = field(default_factory=list)
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[QueuedDraft] = field(default_factory=list)
     begin: int = 0
     states: list[Tensor] = field(default_factory=list)
     silent: bool = False
     known: int = 0
 
     def whole(self) -> list[int]:
-        """Return the text from `known` on, and the drafts after it."""
+        """Return the tokens of the text from index `known` on, followed by the drafts."""
         return self.text[self.known :] + [draft.token for draft in self.drafts]
 
     def agree(self, tokens: list[int], same: bool, states: Tensor | None = None) -> None:
-        """Append the tokens that the target has written. Begin a new epoch unless they are the drafts (`same`)."""
+        """Append the tokens that the target has written. Unless `same`, begin a new epoch."""
         count = len(tokens)
         as_drafted = [draft.token for draft in self.drafts[:count]] == tokens
         self.drafts = self.drafts[count:] if as_drafted else []
@@ -117,7 +117,7 @@ def shared_rows(sequences: list[Sequence]) -> list[SharedRow]:
 
 
 class DraftSession:
-    """Drafts for the rows with the draft of `source`.
+    """Drafts for the rows, with the draft model or head of `source`.
 
     Attributes:
         lead: tokens to draft beyond the text.
@@ -142,7 +142,7 @@ class DraftSession:
         self.device, self.home, self.limit = source.device, home, step.context
         self.rows, self.lead, self.seed, self.lock = list(rows), lead, params.seed, lock
         # Copied tokens are proposed all at once. A model drafts only one token per step, because the target may
-        # change the text between two steps.
+        # have extended the text differently before the next step.
         self._max_per_step, self._confidence = lead if kind.copies else 1, kind.stops_when_unsure
         self._keeps_q = asks_q(params)
         self.totals, self._drafted, self._rolled_back = (0, 0, 0, 0), 0, 0
@@ -196,8 +196,8 @@ class DraftSession:
             self._drafted += sum(proposal.num_drafted)
             self.totals = self._drafted, self.drafter.calls, self.drafter.drafted, self._rolled_back
         if any(drafts):
-            # Tell the drafter that all drafts but the last were accepted. The last one takes the part of the token
-            # that the target would add.
+            # Tell the drafter that all drafts but the last were accepted. The last draft stands for the token that
+            # the target would add.
             self.drafter.on_verified(rows, proposal, [max(0, len(new) - 1) for new in drafts])
         return any(drafts) and not any(draft.copied for new in drafts for draft in new)
 
@@ -229,7 +229,7 @@ class DraftSession:
                 self._states_in_use += row.states
                 row.states = []
 
-    def _read(self, proposal: Proposal) -> list[list[Draft]]:
+    def _read(self, proposal: Proposal) -> list[list[QueuedDraft]]:
         """Return the drafts of each row, read on the host."""
         counts = proposal.num_drafted
         if not any(counts):
@@ -240,8 +240,7 @@ class DraftSession:
         if drawn and self._keeps_q and proposal.probs is not None:
             first_probs = proposal.probs[to_device(drawn, proposal.probs.device), 0]
             q = dict(zip(drawn, first_probs.to(self.home, non_blocking=True).unbind(), strict=True))
-        # Reading the tokens waits for the draft's stream: afterwards, q is finished and the target's states have
-        # been read.
+        # `tolist` waits for the draft's stream. After it, q is computed and the target's states have been read.
         # If the target is on another device, the copies of q are on a separate stream there.
         tokens: list[list[int]] = proposal.tokens.tolist()
         if q and self.home != self.device:
@@ -253,12 +252,12 @@ class DraftSession:
         if drawn:
             self._states_in_use.clear()
         return [
-            [Draft(token, top, of_token, copied[r], q.get(r)) for token in tokens[r][:count]]
+            [QueuedDraft(token, top, of_token, copied[r], q.get(r)) for token in tokens[r][:count]]
             for r, count in enumerate(counts)
             for top, of_token in [confidences.get(r, (1.0, 1.0))]
         ]
 
-    def _add(self, row: SharedRow, new: list[Draft]) -> None:
+    def _add(self, row: SharedRow, new: list[QueuedDraft]) -> None:
         """Add the new drafts after the row's text, unless the text has changed meanwhile."""
         read = row.tokens[row.known :] + [draft.token for draft in new]
         row.tokens += read[len(read) - len(new) :]
@@ -273,8 +272,8 @@ def asks_q(params: DecodingParams) -> bool:
     return not params.sampling.greedy and not coupled and params.synthetic is None
 
 
-def sure_drafts(drafts: list[Draft]) -> int:
-    """Return how many drafts the target should verify if the drafter may be unsure (`confident_prefix`)."""
+def sure_drafts(drafts: list[QueuedDraft]) -> int:
+    """Return how many of these drafts the target should verify (`confident_prefix`)."""
     return confident_prefix([draft.top for draft in drafts], [draft.own for draft in drafts])
 
 
@@ -286,13 +285,13 @@ def second_device(device: torch.device) -> torch.device | None:
 
 _log = logging.getLogger(__name__)
 _moving = threading.Lock()
-# Keyed by the draft's step, which is a new object when the pair gets other models. The Watch detects weights that
-# were changed in place.
+# Copied drafts by the `draft_step` of their pair, which is a new object once the pair gets other models. The Watch
+# detects weights that were changed in place.
 _moved: weakref.WeakKeyDictionary[CausalModel, tuple[DraftSource, Watch]] = weakref.WeakKeyDictionary()
 
 
 def draft_source(pair: ModelPair) -> DraftSource:
-    """Return the pair, or if there is a second accelerator a cached copy of its draft there."""
+    """Return a cached copy of the pair's draft on the second accelerator, or the pair if there is only one."""
     device = second_device(pair.device)
     if device is None:
         return pair
@@ -313,7 +312,7 @@ def draft_source(pair: ModelPair) -> DraftSource:
 def _copy_draft(pair: ModelPair, device: torch.device) -> DraftSource:
     """Return the pair's draft, copied to another device."""
     assert pair.draft is not None and pair.draft_step is not None
-    # deepcopy takes the tensors in `moved` as copies that it has already made.
+    # `moved` is the memo of deepcopy: it uses these tensors instead of making its own copies.
     moved: dict[int, Any] = {id(tensor): tensor.detach().to(device) for tensor in pair.draft.buffers()}
     moved |= {id(tensor): nn.Parameter(tensor.detach().to(device), False) for tensor in pair.draft.parameters()}
     draft = copy.deepcopy(pair.draft, moved)

@@ -29,7 +29,7 @@ class Timeline:
     Attributes:
         waited_ms: time that the target waited for drafts.
         made: tokens drafted.
-        looked_at: drafted tokens that a verification has looked at.
+        looked_at: drafted tokens that a verification has judged.
         waiting: drafted tokens not verified yet.
         note: why the lane continues without a draft; None while it has one.
     """
@@ -50,8 +50,8 @@ class Timeline:
 
     @property
     def thrown_away(self) -> int:
-        """Drafted tokens that no verification has looked at or ever will."""
-        # Under synthetic acceptance, two verifications can look at the same draft, so the difference may be
+        """Number of drafted tokens that were dropped before any verification judged them."""
+        # Under synthetic acceptance, two verifications can judge the same draft, so the difference may be
         # negative.
         return max(0, self.made - self.looked_at - self.waiting)
 
@@ -66,7 +66,7 @@ class Timeline:
             self._passed, self._since = self._passed + 1000 * (now - self._since), now
 
     def lane_ms(self, at: float) -> float:
-        """Convert a time of this slice to the lane's clock; earlier times count as the slice's beginning."""
+        """Convert a time.perf_counter time to the lane's clock; a time before this slice becomes its beginning."""
         return self._passed + 1000 * max(0.0, at - self._since)
 
     def add_target(self, begin: float, end: float) -> None:

@@ -23,6 +23,7 @@ from kernels.support import on_zero_gpu
 from ...errors import PairError, RequestError, WeightsError
 from ...machine import cpu_kernels
 from ...machine.cpu import native_bfloat16
+from ...machine.cuda import gpu_expected, why_unusable
 from ...machine.torch_state import ours
 from ..draft_head import DraftHead, is_draft_head, load_draft_head
 from ..pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
@@ -121,10 +122,10 @@ def load_pair(
     Args:
         name_or_path: the target.
         draft: replaces the catalogue entry's own draft.
-        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
+        device: "auto" (CUDA if it works), "cpu", "cuda" or "cuda:N".
         dtype: "auto", "float32", "bfloat16", "float16" or a torch dtype. On a CPU also "int8" or "int4" for
-            quantised weights (model/weights/quantized.py): a draft model is quantised alike, a draft head stays in
-            16 bits.
+            quantised weights (model/weights/quantized.py): a draft model is quantised in the same way, and a draft
+            head stays in 16 bits.
         device_map: for a target that is larger than one GPU, how accelerate spreads its layers: "auto",
             "balanced", "balanced_low_0", "sequential" or {module: device}. The draft goes to the target's first
             device. A target in several places runs transformers' own code, without graphs, own kernels, quantised
@@ -240,18 +241,32 @@ def _load_draft(
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the requested device, or raise RequestError if this machine lacks it or we don't support it."""
+    """Return the requested device, or raise RequestError if this machine lacks it or we don't support it.
+
+    "auto" is CUDA if it works, else the CPU; a warning says why a GPU is not used.
+    """
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return _pick_automatically()
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise RequestError(f"There is no device {device!r}: choose auto, cpu, cuda or cuda:N.") from error
     if chosen.type not in ("cpu", "cuda"):
         raise RequestError(f"The device {device!r} is not supported: choose auto, cpu, cuda or cuda:N.")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise RequestError(f"PyTorch sees no device {str(device)!r} on this machine: choose auto or cpu.")
+    if chosen.type == "cuda" and not on_zero_gpu() and (reason := why_unusable(chosen)) is not None:
+        raise RequestError(f"The device {str(chosen)!r} can't be used: {reason}; or choose the device cpu.")
     return chosen
+
+
+def _pick_automatically() -> torch.device:
+    if on_zero_gpu():  # no kernel can be tried before the first request
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    reason = why_unusable(torch.device("cuda"))
+    if reason is None:
+        return torch.device("cuda")
+    if gpu_expected():
+        _log.warning("The models run on the CPU: %s.", reason)
+    return torch.device("cpu")
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:

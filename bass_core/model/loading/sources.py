@@ -26,7 +26,7 @@ TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found.
+    """The folder or Hub id of a model, and its files.
 
     Attributes:
         where: its folder or Hub id.
@@ -58,7 +58,7 @@ def locate(name: str, known: Sequence[str] = ()) -> Source:
         known: catalogue names to suggest in the error message.
 
     Raises:
-        PairError: if the name is neither.
+        PairError: if the name is neither a folder nor the id of a model on the Hub.
         WeightsError: if the model can't be reached.
     """
     folder = local_folder(name)

@@ -58,7 +58,7 @@ def compiled(layer: nn.Linear) -> CompiledLinear:
 
 def compile_linears(module: nn.Module) -> bool:
     """Replace every 16-bit linear layer, except an adapter's, and return whether there was one."""
-    # Adapters read their layers' weights. PEFT's wrap a `base_layer`.
+    # Leave out adapters, because they read their layers' weights. PEFT's adapters wrap a `base_layer`.
     adapters = {
         part for wrapper in module.modules() if hasattr(wrapper, "base_layer") for part in wrapper.modules()
     }
@@ -76,7 +76,7 @@ def compile_linears(module: nn.Module) -> bool:
 
 
 def is_plain(layer: Any) -> bool:
-    """Return whether calling the module only multiplies by a 16-bit weight."""
+    """Return whether the module does nothing but multiply by a 16-bit weight."""
     if hooked_everywhere() or is_patched(nn.Linear):
         return False
     plain = type(layer) is nn.Linear and type(layer.weight.data) is Tensor and not is_hooked(layer)

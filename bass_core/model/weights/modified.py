@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .quantized import QuantizedEmbedding, QuantizedLinear
 
-# Attention implementations of transformers. Any other name stands for a function of the user's.
+# Attention implementations of transformers. Any other name stands for a user's own function.
 _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 # Attributes that a forward pass in eval mode does not read, or that only repeat the shape of a weight.
 _WITHOUT_EFFECT = {

@@ -165,7 +165,7 @@ def weight_of(module: Any) -> Tensor | QuantizedWeight:
 
 
 def weight_or_none(module: Any) -> Tensor | QuantizedWeight | None:
-    """Return the module's weight as stored; None if it has none, as when a user has replaced the layer."""
+    """Return the module's weight as stored; None if it has none, for example because a user replaced the layer."""
     try:
         return weight_of(module)
     except AttributeError:
@@ -179,5 +179,5 @@ def outputs_of(model: Any) -> int:
 
 
 def look_up(ids: Tensor, table: Tensor | QuantizedWeight) -> Tensor:
-    """Return rows [..., hidden] of a table [rows, hidden] in either form, in float32 if it is quantised."""
+    """Return rows [..., hidden] of a plain or quantised table [rows, hidden], in float32 if it is quantised."""
     return F.embedding(ids, table) if isinstance(table, Tensor) else reference.embedding(ids, table)

@@ -46,7 +46,7 @@ def config_value(config: Any, name: str) -> Any:
         return None
 
 
-def turns_with_length(config: Any) -> bool:
+def rope_depends_on_length(config: Any) -> bool:
     """Return whether rotary embeddings depend on the text's length, which transformers reads on the host."""
     return any("dynamic" in name or name == "longrope" for name in _rope_types(config))
 
@@ -54,7 +54,7 @@ def turns_with_length(config: Any) -> bool:
 def context_of(config: Any) -> int:
     """Return the maximum number of tokens in a text; 2048, as for Bloom, if the config has no limit.
 
-    For longrope it is the original length. Once a text is longer, all tokens of its batch get other angles, so a
+    For longrope, return the original length. In a batch with a longer text, all tokens get other angles, so a
     row's logits would depend on the other rows.
     """
     names = ("max_position_embeddings", "max_seq_len", "seq_length")

@@ -14,7 +14,7 @@ from .outer import AMX, FLOAT32, PAIRS, SEGMENT_CALL, most_queries, segment
 
 
 class Segment(NamedTuple):
-    """The address of a compiled `segment` (outer.py), and the most queries that it takes at once."""
+    """The address of a compiled `segment` (outer.py), and the maximum number of queries that it takes at once."""
 
     address: int
     queries: int

@@ -16,7 +16,7 @@ TILES = SEGMENT // TILE
 def head_addresses(caches, which, layer, row, head, kv_heads, size, dot):
     """Return the addresses of a head's keys and values.
 
-    They are in the rows' cache (which = 0) or in that of the prefixes (1).
+    They are in the rows' cache (which = 0) or in the prefixes' cache (which = 1).
     """
     rows, head_bytes = caches[3 * which + 1], caches[3 * which + 2] * TILE * size * (2 if dot else 4)
     keys = caches[3 * which] + ((2 * layer * rows + row) * kv_heads + head) * head_bytes
@@ -36,8 +36,9 @@ def lay_out_path(leaf, layer, row, head, shape, visible, plan, caches, dot, tail
 def gather(segment, layer, row, head, shape, step, visible, plan, caches, dot, leaf, tail, tiles):
     """Write the addresses of a segment's tiles that a row sees; return (their columns, low, high).
 
-    Columns `low` to `high` - 1 of the segment are hidden and have no tiles. leaf: the tiles from the tree's first
-    one on are read from `tail`, where `lay_out_path` wrote them; -1: from the row's own cache.
+    Columns `low` to `high` - 1 of the segment are hidden and have no tiles. leaf: the leaf of a tree's path, or
+    -1. For a path, the tiles from the tree's first one on are read from `tail`, where `lay_out_path` wrote them;
+    for -1, from the row's own cache.
     """
     _, kv_heads, _, size = shape
     starts, groups, gap_ends = visible

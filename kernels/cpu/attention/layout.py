@@ -12,16 +12,16 @@ So both products of attention read rows of 16 words, one after another.
 
 from __future__ import annotations
 
-from ...plan import SHARE, SINKS
+from ...plan import PREFIX_UNIT, SINKS
 
-# TILE is SHARE, so that every prefix ends at the end of a tile. SEGMENT is the number of columns whose softmax is
-# computed at once.
-TILE, SEGMENT = SHARE, 256
+# TILE is PREFIX_UNIT, so that every prefix ends at the end of a tile. SEGMENT is the number of columns whose
+# softmax is computed at once.
+TILE, SEGMENT = PREFIX_UNIT, 256
 __all__ = ["SEGMENT", "SINKS", "TILE", "padded", "tiles_of"]
 
 
 def padded(dim: int) -> int:
-    """Return how many numbers a head takes in a tile: `dim`, rounded up to a multiple of 16."""
+    """Return how many numbers a column of one head takes in a tile: `dim`, rounded up to a multiple of 16."""
     return dim + -dim % 16
 
 

@@ -43,17 +43,17 @@ from . import tiled
 from .layout import SEGMENT, TILE
 
 FLOAT32, PAIRS, AMX = 0, 1, 2
-# How many queries, and how many tiles of keys or groups of 16 numbers of values, are multiplied at once: all their
-# sums must fit the registers.
+# _IN_REGISTERS: the maximum number of queries in one pass over keys or values. TOGETHER: how many tiles of keys,
+# or blocks of 16 output numbers, such a pass computes at once. All its sums must fit the registers.
 _IN_REGISTERS = 6
 TOGETHER = 4 if LANES == 16 else 1
-# The most queries at once of any kind on this CPU.
+# The largest `most_queries` of all kinds on this CPU.
 QUERIES = ROWS if TILES else _IN_REGISTERS
 # Bytes of a row of scores, and of 16 words.
 _ROW, _WORDS = 4 * SEGMENT, 64
-# Registers of scores that are turned into weights at once.
+# How many registers of scores are turned into weights at once.
 _PARTS = 4
-# Bytes of scratch. It holds the scores, which are then overwritten by their softmax weights.
+# Bytes of scratch memory. It holds the scores, and later the softmax weights in their place.
 ROOM = QUERIES * _ROW
 # Types of the arguments of `segment` after `kind`.
 SEGMENT_CALL = types.void(
@@ -71,7 +71,7 @@ _POWERS = {
 
 
 def most_queries(kind: int) -> int:
-    """Return the most queries that one call of `segment` takes."""
+    """Return the maximum number of queries that one call of `segment` takes."""
     return ROWS if kind == AMX else _IN_REGISTERS
 
 
@@ -89,8 +89,8 @@ def segment(
             each query.
         keys, values: the addresses of two int64 arrays with the addresses of the tiles; the array for keys is
             padded to a multiple of TOGETHER.
-        tiles: number of tiles; the last contains the last column that a query sees.
-        columns: the most columns that a query sees.
+        tiles: number of tiles; the last tile contains the last column that any query sees.
+        columns: the maximum number of columns that a query sees.
         seen: the address of int64 [number], the number of columns that each query sees.
         scratch: ROOM bytes.
         out, size: the address to write the results float32 [number, size / 4] to, and the bytes of one of their
@@ -151,7 +151,7 @@ def call_segment(
 
 
 def _for_each(b: Any, number: Any, emit: Any) -> None:
-    """Emit code for each number of queries, by calling `emit`."""
+    """Emit a switch on the number of queries; emit(m) emits the code for m queries."""
     after = b.append_basic_block("after")
     switch = b.switch(number, after)
     for m in range(1, _IN_REGISTERS + 1):
@@ -261,7 +261,7 @@ def _scores_to_weights(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, s
         for slot, part in zip(maxima, parts(block), strict=True):
             b.store(_greater(b, part, b.load(slot)), slot)
     largest = _largest_lane(b, [b.load(slot) for slot in maxima])
-    # A query that sees nothing here has a largest score of -inf, and zero weights.
+    # If a query sees nothing in this segment, its largest score is -inf and its weights are zero.
     sees_none = b.fcmp_ordered("==", largest, ir.Constant(FLOAT, float("-inf")))
     base = splat(b, b.select(sees_none, ir.Constant(FLOAT, 0.0), largest), LANES)
     with cgutils.for_range(b, blocks) as block:
@@ -280,7 +280,7 @@ def _scores_to_weights(b: Any, dot: bool, scores: Any, seen: Any, blocks: Any, s
 
 
 def _greater(b: Any, first: Any, second: Any) -> Any:
-    """Return the larger numbers; if one is NaN, the second, as its weight will be NaN."""
+    """Return the larger number in each lane, or the second if one is NaN: a NaN still shows in its weight."""
     return b.select(b.fcmp_ordered(">", first, second), first, second)
 
 

@@ -1,23 +1,23 @@
 """The path of a tree's token, laid out in tiles as a text's columns would be; also moves columns inside a cache.
 
 Attention adds up columns in pairs, registers and segments. So a token of a tree gets the same bits as at the end
-of a text only if its path is in consecutive columns. Therefore `lay_out` copies the columns that precede the tree
-in its first tile, and then the columns of the path, to other tiles, which belong to the thread: column `base` + i
-of this layout is the path's i-th. The values after the path in its last tile are zeroed, because they are read
-with zero weights (tiled.py). Columns are those of the row's own cache.
+of a text only if its path is in consecutive columns. Therefore `lay_out` copies the path to tiles of the thread:
+first the columns that precede the tree in its first tile, then the columns of the path. Column `base` + i of this
+layout is the path's i-th column. The values after the path in its last tile are zeroed, because they are read with
+zero weights (tiled.py). Columns are those of the row's own cache.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...plan import MOST_TREE
+from ...plan import MAX_TREE_TOKENS
 from ..calls.jit import helper, kernel
 from ..elements import copy_bytes, float_at, store_float, store_u16, u16_at, zero_bytes
 from .layout import TILE
 
-# The most tiles of a layout: those of the longest path, if it begins at a tile's last column.
-TAIL = (TILE - 1 + MOST_TREE + TILE - 1) // TILE
+# The maximum number of tiles of a layout: the longest path, beginning at a tile's last column, needs this many.
+TAIL = (TILE - 1 + MAX_TREE_TOKENS + TILE - 1) // TILE
 
 
 @helper

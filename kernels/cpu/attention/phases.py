@@ -11,7 +11,7 @@ Invariants:
   in the step, on items or on threads.
 - Stale columns of a cache never matter. No query sees a score after its own position, and values after the last
   written column are read only within its tile, where `write` zeroes them.
-- NaN stays visible. In float32 it may reach earlier tokens of the same row in the same step.
+- NaN stays visible. In float32, a token's NaN may also reach earlier tokens of the same row in the same step.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _write_bfloat16(x, start, size, vectors_u16, to):
 def _write_column(y, key, value, dim, size, column, keys, values, last, dot, words):
     """Write y[key : key + dim] and y[value : value + dim] into a row's tiles; words float32 [dim]: scratch.
 
-    Two neighbouring columns share each word of the values, and another thread may be writing the other one, so
+    Two neighbouring columns share each word of the values, and another thread may be writing the other column, so
     store only this column's half.
     """
     tile = column // TILE * TILE * size * (2 if dot else 4)
@@ -103,7 +103,7 @@ def _write_column(y, key, value, dim, size, column, keys, values, last, dot, wor
         for i in range(np.uintp(dim)):
             unsound |= (halves[i] & _EXPONENT) == _EXPONENT
         # Columns that a query does not see have zero weight, but NaN or infinity times zero is NaN. So an unsound
-        # value becomes zero and its key NaN: then only queries that see it get NaN.
+        # value becomes zero and its key becomes NaN: then only queries that see this column get NaN.
         for i in range(np.uintp(dim)):
             store_u16(at + np.uintp(4) * i, np.uint16(0) if unsound else halves[i])
         _write_bfloat16(y, key, dim, halves, 0)
@@ -208,8 +208,8 @@ def attend(
 def _count_seen(seen, position, first, group, segment, columns, low, high):
     """Set seen[i] to how many of a segment's `columns` query first + i sees; return the largest.
 
-    position: that of query 0's token; -1 if all columns are seen. Columns low to high - 1 have no tiles
-    (`gather`).
+    position: the position of query 0's token, or -1 if every query sees all columns. Columns low to high - 1 have
+    no tiles (`gather`).
     """
     max_seen, before = 0, segment * SEGMENT
     last, query = position + first // group + 1 - before, first % group

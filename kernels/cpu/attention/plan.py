@@ -22,7 +22,7 @@ from .layout import SEGMENT, SINKS
 # they are read once for all of them.
 DIRECT, APART, SHARED = 0, 1, 2
 # A row with at least MIN_WIDE_QUERIES queries per key-value head is not combined with other rows, because its own
-# queries already make good use of each column that is read. A DIRECT item has at most MAX_DIRECT_QUERIES.
+# queries already make good use of each column that is read. A DIRECT item has at most MAX_DIRECT_QUERIES queries.
 MIN_WIDE_QUERIES, MAX_DIRECT_QUERIES = 48, 96
 
 
@@ -43,8 +43,8 @@ def planned(firsts, lengths, starts, groups, gap_ends, bases, sees, depths, grou
     """
     rows = len(lengths)
     order, tokens = np.empty(firsts[-1], np.int64), np.empty((firsts[-1], 5), np.int64)
-    # For each row: its first place in the order (-1: not placed yet), and the first segment that it does not
-    # share.
+    # For each row: its first place in the order (-1: it has no place yet), and the first segment that the row does
+    # not share.
     first_place, first_own_segment = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
     max_items = 0
     for row in range(rows):
@@ -136,7 +136,7 @@ def _end_of_branch(tokens, order, start, end):
 
 @helper
 def _add_direct_items(items, num_items, tokens, order, row, first, end, item_tokens, last):
-    """Add a row's DIRECT items, each of up to `item_tokens` tokens of a branch."""
+    """Add a row's DIRECT items, each of up to `item_tokens` tokens of a branch; return the number of all items."""
     while first < end:
         stop = _end_of_branch(tokens, order, first, min(first + item_tokens, end))
         num_items, first = _add_item(items, num_items, row, first, stop, 0, last, DIRECT), stop
@@ -149,7 +149,8 @@ def _add_apart_items(
 ):
     """Add items for a row's segments up to `last`.
 
-    Segments below `shared_segments` get one item for all branches, the others one per branch.
+    Segments below `shared_segments` are computed once for all branches, the others for each branch. Returns the
+    number of all items.
     """
     while segment < shared_segments:
         stop = min(segment + item_segments, shared_segments)

@@ -48,7 +48,7 @@ class Caches(Protocol):
 
 
 class _Scratch(threading.local):
-    """Scratch of a thread, as large as its largest step so far: queries, and kept segments."""
+    """A thread's scratch memory for queries and kept segments, as large as its largest step so far has needed."""
 
     tokens, num_kept = -1, -1
     queries: tuple[Array, Array]
@@ -81,9 +81,10 @@ class Attention:
         Args:
             firsts: int64 [B + 1]; the new tokens of row b begin at firsts[b].
             lengths: int64 [B], cached tokens of each row.
-            gap_ends: int64 [B], multiples of 64; columns 64 to gap_ends[b] - 1 are hidden. None: none are.
+            gap_ends: int64 [B], multiples of 64; columns 64 to gap_ends[b] - 1 are hidden. None: no columns are
+                hidden.
             tree: the trees that the new tokens form; None if they continue the text.
-            segments: the least number of kept segments that scratch has space for.
+            segments: scratch memory gets space for at least this many kept segments.
 
         Returns:
             shape, visible, plan, caches, the compiled `segment`, queries, parts.
@@ -103,7 +104,7 @@ class Attention:
         return shape, visible, (items, table, order, *tree[:2]), caches, self._segment, scratch.queries, parts
 
     def later(self, lengths: Array, steps: int, cache: Caches) -> tuple[list[tuple[Array, ...]], int]:
-        """Return plans for `steps` further steps of one token per row, and the most segments that a plan keeps."""
+        """Return plans for `steps` further steps of one token per row, and the largest number of kept segments."""
         rows = len(lengths)
         visible, firsts = _visible(cache, rows, None), np.arange(rows + 1)
         plans = [self._planned(firsts, lengths + step, visible, NO_TREE) for step in range(steps)]
@@ -122,7 +123,7 @@ def _visible(cache: Caches, rows: int, gap_ends: Array | None) -> tuple[Array, .
 
 
 def _address(cache: Caches) -> tuple[int, int, int]:
-    """Return the address of a cache's tiles, its rows, and the tiles of a row."""
+    """Return the address of a cache's tiles, the number of its rows, and the number of tiles per row."""
     return cache.buffer.data_ptr(), cache.buffer.shape[2], cache.buffer.shape[4]
 
 
@@ -146,8 +147,8 @@ def attend_alone(
             row. It is rotated in place.
         lengths, counts: cached and new tokens of each row.
         rope: float32 [positions x dim], flat: cosines, then sines of each position.
-        layers: how many layers to compute, for measurements; each one starts from y. The last one's means are
-            returned.
+        layers: how many layers to compute, for measurements; each one starts from y. The means of the last layer
+            are returned.
     """
     firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
     step = firsts, np.asarray(lengths, np.int64), blocks_of(len(y), 8)

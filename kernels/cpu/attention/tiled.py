@@ -5,8 +5,8 @@ Keys and values in a cache (layout.py) already have the layout of B tiles: 16 wo
 bits whichever queries are next to it, because a tile's rows do not mix.
 
 Tiles read all 16 columns, also those after the last one that a query sees. Their weights are zero, so their values
-must be finite: `write` (phases.py) and `lay_out` (paths.py) zero what follows the last value, and `write` stores
-an unsound value as zero, with NaN in its key.
+must be finite: `write` (phases.py) and `lay_out` (paths.py) set the values after the last one to zero. If a value
+is not finite, `write` stores zero for it and NaN in its key.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def mix(b: Any, weights: Any, values: Any, tiles: Any, out: Any, size: Any) -> N
 
 
 def _in_fours(b: Any, number: Any, block: Any) -> None:
-    """Call block(first, width) for as many fours as fit in `number`, then one by one."""
+    """Call block(first, 4) as often as it fits in `number`, then block(first, 1) for each of the rest."""
     fours = b.udiv(number, count(_SUMS))
     with cgutils.for_range(b, fours) as four:
         block(b.mul(four.index, count(_SUMS)), _SUMS)

@@ -108,11 +108,12 @@ def _cache_on_disk(compiled: Any, function: Callable[..., Any]) -> None:
 def _versions_folder(parent: Path) -> Path:
     """Return the folder of this version's code, and remove other versions' old code.
 
-    Its modification time is the time of its last use.
+    The folder's modification time is the time of its last use.
     """
     sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     version = f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}"
-    # Code with tiles gets a separate folder: on the same CPU, it kills a process that lacks the permission.
+    # Code with tiles gets a separate folder: even on the same CPU, such code kills a process without the
+    # permission.
     own_folder = parent / f"{version}-numba-{numba.__version__}{'-tiles' if has_tiles() else ''}"
     with suppress(OSError):
         own_folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,7 @@ def has_tiles() -> bool:
     """Return whether this CPU multiplies bfloat16 tiles (AMX) and this process may use them.
 
     The first call asks Linux for the permission, which holds for all threads of the process and for its forks.
-    Without it, the first tile instruction kills the process. BASS_TILES=0 disables tiles.
+    Without the permission, the first tile instruction kills the process. BASS_TILES=0 disables tiles.
     """
     if os.environ.get("BASS_TILES") == "0" or not {"amx-bf16", "avx512bf16"} <= cpu_features():
         return False

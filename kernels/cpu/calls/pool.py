@@ -2,8 +2,8 @@
 
 `run` calls a kernel on this thread, and on helpers if torch is set to more than one thread. Any number of threads
 and processes may call it at once. The helpers belong to the process and take one call after another. If a call
-gets none, its own thread finishes it (threads.py). An idle helper looks for work for a fraction of a millisecond
-and then sleeps.
+gets no helper, its own thread does all the work (threads.py). An idle helper looks for work for a fraction of a
+millisecond and then sleeps.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def run(kernel: Any, phases: int, *arguments: Any) -> None:
     """Call kernel(state, threads, *arguments) on torch's number of threads, with counters for `phases` phases."""
     threads = torch.get_num_threads()
     everything, helpers = (state_of(phases), threads, *arguments), threads - 1
-    # The first call also compiles `watch`, which helpers run. Offer it to no helper, which would only wait for the
-    # compiler.
+    # The first call of a kernel compiles it and `watch` (the helpers' code). It uses no helpers, because they
+    # would only wait for the compiler.
     if not kernel.overloads:
         watch(_pool.posted, -1)
     elif helpers > 0:

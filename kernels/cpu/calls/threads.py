@@ -21,7 +21,8 @@ from .jit import helper, kernel
 
 # int64 numbers in a cache line.
 LINE = 8
-# How often a waiting thread looks before it yields its core, in case the other thread needs it.
+# How many times a waiting thread checks the counter before it yields its core, which the thread that it waits for
+# may need.
 _LOOKS = 512
 
 
@@ -32,7 +33,7 @@ def state_of(phases: int) -> Any:
 
 @intrinsic
 def _fetch_add(_: Any, address: Any, amount: Any) -> Any:
-    """Add to the int64 at an address; return its value before."""
+    """Add to the int64 at an address; return the value that was there before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())

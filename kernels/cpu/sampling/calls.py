@@ -1,8 +1,8 @@
 """The kernels of this folder, called with tensors.
 
-Rows are float32 on the CPU. Results never depend on the number of rows or threads. A few rows are left to the
-calling thread, because waking another one takes as long as they do. Call `compile_all` before a clock starts, so
-that no kernel is compiled while it runs.
+Rows are float32 on the CPU. Results never depend on the number of rows or threads. A call with only a few rows
+runs on the calling thread, because waking another thread takes as long as the work. Call `compile_all` before a
+clock starts, so that no kernel is compiled while it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..calls.threads import state_of, watch
 from . import distribution, draws, noise
 from . import verification as judging
 
-# Less work than this stays on the calling thread: 0.2 ms, e.g. four vocabularies of 49,152.
+# A call over fewer numbers than this runs on the calling thread. Four rows of 49,152 numbers take 0.2 ms.
 _LEAST_SHARED = 4 * 49_152
 _NONE = np.empty(0, np.int64)
 _NO_Q = np.empty(0, np.float32)
@@ -28,7 +28,8 @@ class Filters(NamedTuple):
     """How logits become a distribution (SamplingParams).
 
     Attributes:
-        temperature: at most 2**126, whose reciprocal float32 still holds; above it, -inf times 0 would be NaN.
+        temperature: at most 2**126. The reciprocal of a larger temperature could become 0 in float32, and -inf
+            times 0 is NaN.
         top_k: 0 for no filter.
         top_p: 1 for no filter.
         min_p: 0 for no filter.
@@ -107,22 +108,31 @@ def largest(values: Tensor) -> tuple[Tensor, Tensor]:
     return places, numbers
 
 
-def spread(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tensor:
+def scatter_columns(q: Tensor, ids: Tensor, size: int, out: Tensor | None = None) -> Tensor:
     """Return q [..., V'] over a vocabulary of `size`: column i becomes column ids[i], and the others are 0.
 
     ids: int64 [V']. out: contiguous float32 [..., size] to write to.
     """
     out = torch.empty(*q.shape[:-1], size, dtype=torch.float32) if out is None else out
-    _call(distribution.spread, 1, out.numel(), _flat(q), q.shape[-1], ids.contiguous().numpy(), _flat(out), size)
+    _call(
+        distribution.scatter_columns,
+        1,
+        out.numel(),
+        _flat(q),
+        q.shape[-1],
+        ids.contiguous().numpy(),
+        _flat(out),
+        size,
+    )
     return out
 
 
-def placed(x: Tensor, places: Tensor, rows: int) -> Tensor:
+def scatter_rows(x: Tensor, places: Tensor, rows: int) -> Tensor:
     """Return x float32 [N, ...] as [rows, ...], with row i at places[i] (int64 [N]) and zeros elsewhere."""
     out = torch.empty(rows, *x.shape[1:], dtype=torch.float32)
     at, size = np.full(rows, -1, np.int64), x.shape[1:].numel()
     at[places.numpy()] = np.arange(len(places))
-    _call(distribution.placed, 1, out.numel(), _flat(x), size, at, _flat(out))
+    _call(distribution.scatter_rows, 1, out.numel(), _flat(x), size, at, _flat(out))
     return out
 
 
@@ -198,6 +208,6 @@ def compile_all() -> None:
     rows = torch.ones(1, 3, 1, dtype=torch.float32)
     first, second, _, _ = words(0, key, key, key)
     draw(rows[:, 0], first, second, None)
-    largest(placed(spread(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
+    largest(scatter_rows(scatter_columns(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
     verify(rows[:, :1], none, None, key, 0, key, key, (key, key, key), Filters(1.0), judging.REJECTION)
     watch(np.zeros(1, np.int64), -1)

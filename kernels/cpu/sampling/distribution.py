@@ -15,14 +15,14 @@ from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
 from ..elements import bits, exp, number
 
-# How many numbers a chunk has, and how many partial sums or maxima are kept for it.
+# How many numbers are in a chunk, and how many partial sums or maxima we keep for each chunk.
 CHUNK, LANES = 4096, 64
-# Buckets of a digit: 11 bits.
+# Number of buckets in a radix search (`_rank`): one for each value of an 11-bit digit.
 _BUCKETS = 2048
 # The search for top-p's threshold first looks only at tokens that are at least this likely: in a language model
 # the others have hardly any mass.
 _LIKELY = np.float32(2.0**-13)
-# Bound of the rounding error of a softmax's sum, which should be 1. It is a generous bound.
+# A generous bound of the rounding error in the sum of a softmax, which would be 1 without rounding.
 _SLACK = 1e-4
 
 
@@ -126,7 +126,8 @@ def _nucleus(p, start, size, top_p, buckets, selected):
     float32, reaches top_p; 0 if none does. Masses are float64 sums, which are exact for all that matters here:
     probabilities above 2**-29 are multiples of 2**-52.
     """
-    # The tokens up to the threshold have at least 1 - top_p together, so it is at least (1 - top_p) / size.
+    # The tokens that are no likelier than the threshold have a mass of at least 1 - top_p. So the threshold is at
+    # least (1 - top_p) / size.
     lower_bound = np.float32(max(0.0, 1 - _SLACK - top_p) / size)
     bar, count, mass = max(_LIKELY, lower_bound), np.uintp(0), 0.0
     while True:
@@ -191,7 +192,7 @@ def distribution_row(x, start, size, filters, out, to, scratch):
         # At least top_k numbers are as large as the top_k-th largest maximum of the parts.
         bar = _rank(selected, min(parts, size), top_k, buckets) if top_k <= min(parts, size) else floor
         count = _select(x, start, size, bar, selected)
-        # There are fewer only if some logits are NaN, and then the whole row becomes NaN.
+        # Fewer than top_k numbers are selected only if some logits are NaN, and then the whole row becomes NaN.
         floor = _rank(selected, count, top_k, buckets) if count >= top_k else floor
     total = 0.0
     for first in range(0, size, CHUNK):
@@ -264,7 +265,7 @@ def largest(state, threads, x, size, places, values):
 
 
 @kernel
-def spread(state, threads, q, width, ids, out, size):
+def scatter_columns(state, threads, q, width, ids, out, size):
     """Spread each row of q over `size` columns: column i becomes column ids[i], and the others are 0.
 
     q float32 [rows * width]; ids int64 [width]; out float32 [rows * size].
@@ -283,7 +284,7 @@ def spread(state, threads, q, width, ids, out, size):
 
 
 @kernel
-def placed(state, threads, x, size, at, out):
+def scatter_rows(state, threads, x, size, at, out):
     """Write row at[r] of x to row r of out, or zeros if at[r] is -1.
 
     at int64 [rows]; out float32 [rows * size].

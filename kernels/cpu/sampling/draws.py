@@ -20,7 +20,8 @@ from .noise import hashed, uniform
 
 # Numbers that are examined together.
 BLOCK = 128
-# A factor a little below 1. It keeps weights that could still win because their quotient is rounded up.
+# Limits are multiplied by this number, which is a little below 1. Otherwise a weight that wins because its
+# quotient is rounded up could be skipped.
 _SLACK = np.float32(1 - 2**-20)
 # The smallest uniform (noise.py).
 _MIN_UNIFORM = np.float32(2.0**-33)
@@ -30,8 +31,8 @@ _MIN_UNIFORM = np.float32(2.0**-33)
 def draw_row(weights, start, size, tokens, has_tokens, first, second, uniforms):
     """Return the column of weights[start : start + size] that is drawn with the key words `first` and `second`.
 
-    tokens int64 [size]: the token ids of the columns, if `has_tokens`; otherwise they are the columns. uniforms
-    float32 [BLOCK]: scratch.
+    tokens int64 [size]: the token ids of the columns. Without `has_tokens` it is ignored, and token ids are column
+    numbers. uniforms float32 [BLOCK]: scratch.
     """
     first, second = np.uint32(first), np.uint32(second)
     best, place, low = np.float32(-np.inf), 0, np.float32(-np.inf)

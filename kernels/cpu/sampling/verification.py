@@ -19,7 +19,7 @@ from .noise import key_words, uniform
 REJECTION, BLOCK_RULE, COUPLED = 0, 1, 2
 # Replaces a token id that can't be drawn (bass_core/verify/acceptance.py).
 UNSOUND = -1
-# How many numbers a chunk has, and how many partial sums are kept for it.
+# How many numbers are in a chunk, and how many partial sums we keep for each chunk.
 CHUNK, LANES = 4096, 64
 _NO_IDS = np.empty(0, np.int64)
 
@@ -47,7 +47,7 @@ def _excess(p, at, q, q_at, size, reach, lanes):
 
 @helper
 def _residual(p, at, q, q_at, size, reach, out):
-    """Write max(reach p - q, 0) to `out`; return whether anything is left."""
+    """Write max(reach p - q, 0) to `out`; return whether any of these numbers is above 0."""
     left, right, any_left = np.uintp(at), np.uintp(q_at), False
     for i in range(np.uintp(size)):
         more = reach * p[left + i] - q[right + i]
@@ -188,7 +188,7 @@ def verify(
                     left |= weights[i] > np.float32(0.0)
             stream = streams[1, row] if rejected else streams[2, row]
             first, second, _, _ = key_words(seed, ids[row], positions[row] + accepted, stream)
-            # If p and q agree, rounding can leave nothing of p - q; its limit is p itself.
+            # If p and q are almost equal, rounding can make max(p - q, 0) zero everywhere. Then draw from p.
             source, start = (weights, 0) if left else (p, at)
             token = draw_row(source, start, size, _NO_IDS, False, first, second, uniforms)
         chance = p[(row * places + accepted) * size + token]

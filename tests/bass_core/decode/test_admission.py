@@ -1,4 +1,4 @@
-"""The refusal of a request that does not fit names one that would; the memory estimate covers real use."""
+"""The memory estimate covers the peak use, and the refusal of a too large request names one that fits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _make_available(monkeypatch: pytest.MonkeyPatch, needed: int) -> None:
 def test_the_refusal_names_the_largest_request_that_fits(
     rows: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With memory for 10 rows: 10 rows fit, or the named shorter texts; one more row or token does not."""
+    """With memory for 10 rows, the refusal names 10 rows, or fewer tokens; one more row or token would not fit."""
     request = make_request(PAIR, PROMPT, n=rows, max_new_tokens=tokens)
     _make_available(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 10))
     with pytest.raises(RequestError, match="a batch of 10 would fit, or") as refusal:
@@ -86,7 +86,7 @@ def test_the_estimate_covers_the_caches() -> None:
 
 @pytest.mark.slow
 def test_the_estimate_covers_a_run(tmp_path: Path) -> None:
-    """Compared with the peak allocation recorded by torch's profiler, for a prompt of 300 tokens."""
+    """Compare the estimate with the peak allocation that torch's profiler records, for a prompt of 300 tokens."""
     options: dict[str, Any] = {"n": 32, "max_new_tokens": 24, "draft_length": 4, "sampling": SamplingParams(1.0)}
     request = make_request(PAIR, PROMPT * 100, **options)
     peak = peak_bytes(lambda: generate(PAIR, PROMPT * 100, **options), tmp_path)
@@ -123,7 +123,7 @@ def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
 
 
 def test_a_short_prompt_needs_little_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused and flash attention store no scores, and 30 tokens fill no chunk of 8192, so tens of MiB suffice."""
+    """100 MiB are enough: fused and flash attention store no scores, and 30 tokens are far less than a chunk."""
     short, mib, gib = [[7] * 30], 2**20, 2**30
     for backend in ("fused", "flash"):
         assert 10 * mib < _on_a_large_gpu(short, 1, backend) < 100 * mib
@@ -138,7 +138,7 @@ def test_a_short_prompt_needs_little_memory_on_a_gpu(monkeypatch: pytest.MonkeyP
 
 
 def test_the_estimate_covers_the_parts_of_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's partial results take at most the estimated bytes for any shape, and in one case over 90 %."""
+    """The kernel's partial results never exceed the estimate; for one shape, they fill over 90 % of it."""
     monkeypatch.setattr(fused_attention, "processors", lambda device: 132)
     closest, device = 0.0, torch.device("cuda")
     for batch, queries, columns in itertools.product((1, 3, 8, 64), (1, 5, 33, 999), (64, 2000, 40960)):

@@ -1,6 +1,6 @@
-"""`logprobs` equal transformers' own forward over the text, `sampled_logprobs` the log of the p drawn from.
+"""`logprobs` are those of transformers' forward, `sampled_logprobs` those of the distribution that we draw from.
 
-They are the same with and without drafts, in chains, trees and AMUSD.
+Drafts change neither `logprobs` nor `sampled_logprobs`, whether they are chains, trees or those of AMUSD.
 """
 
 from __future__ import annotations

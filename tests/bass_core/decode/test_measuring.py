@@ -1,4 +1,4 @@
-"""Costs are measured after admission, before any lane exists, or not at all."""
+"""Costs are measured after the request is admitted and before any lane exists, or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bass_core import ModelPair, SamplingParams, generate, race, stream
 from bass_core.decode import calibrate
 from bass_core.decode import measuring as budgets
 from bass_core.decode.cost_store import costs_path
-from bass_core.decode.measuring import Measuring, make_policy, with_costs
+from bass_core.decode.measuring import Measuring, policy_of_request, with_costs
 from bass_core.decode.request import Request, make_request
 from bass_core.draft.lookup import PromptLookupDrafter
 from bass_core.length.cost_aware import CostAware
@@ -51,16 +51,16 @@ def stored_table(request: Request) -> CostTable:
 @pytest.mark.parametrize("option", [AUTO, COST_AWARE])
 def test_with_costs_auto_is_cost_aware(option: str) -> None:
     request = replace(make_request(PAIR, ROWS, draft_length=option), costs=COSTS)
-    assert isinstance(make_policy(request), CostAware)
+    assert isinstance(policy_of_request(request), CostAware)
 
 
 def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:
     request = make_request(PAIR, ROWS)
-    assert request.draft_length == AUTO and isinstance(make_policy(request), Algorithm1)
+    assert request.draft_length == AUTO and isinstance(policy_of_request(request), Algorithm1)
     with pytest.raises(ValueError, match="with_costs"):
-        make_policy(replace(request, draft_length=COST_AWARE))
+        policy_of_request(replace(request, draft_length=COST_AWARE))
     fixed = FixedLength(3)
-    policy = make_policy(replace(request, draft_length=fixed))
+    policy = policy_of_request(replace(request, draft_length=fixed))
     assert policy == fixed and policy is not fixed
 
 
@@ -73,10 +73,11 @@ def test_auto_measures_coarsely_logs_it_once_and_stores_the_costs(
     (message,) = caplog.messages
     assert "at most 5 s" in message and "BASS_MEASURE=0" in message
     with monkeypatch.context() as patch:
-        patch.setattr(calibrate, "_Lab", None)
+        patch.setattr(calibrate, "_RoundTimer", None)
         assert with_costs(PAIR, make_request(PAIR, ROWS[:2]), 2).costs == table
     assert len(caplog.messages) == 1
-    # For more rows than the table knows, only those are measured. COST_AWARE then measures all of them in full.
+    # For a larger batch, "auto" measures only the missing row counts. A later COST_AWARE measures all row counts
+    # in full.
     wider = with_costs(PAIR, request, 8).costs
     assert wider is not None and wider.coarse == (1, 4, 8) and wider.verify[4] == table.verify[4]
     full = with_costs(PAIR, replace(request, draft_length=COST_AWARE), 8).costs
@@ -91,7 +92,7 @@ class UserDrafter(PromptLookupDrafter):
 def test_auto_measures_nothing_if_costs_are_unavailable(
     obstacle: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(calibrate, "_Lab", None)
+    monkeypatch.setattr(calibrate, "_RoundTimer", None)
     request = make_request(PAIR, ROWS)
     if obstacle == "switched off":
         monkeypatch.setenv("BASS_MEASURE", "0")
@@ -113,7 +114,7 @@ def test_costs_are_measured_without_the_requests_penalties() -> None:
 
 
 def test_a_model_too_slow_to_measure_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Twice in all, not twice per process.
+    # The measurement is tried twice in all, not twice per process.
     request, steps = make_request(PAIR, ROWS), []
     monkeypatch.setattr(budgets, "COARSE_SECONDS", -1.0)
     for attempt in range(5):
@@ -127,7 +128,7 @@ def test_a_model_too_slow_to_measure_is_tried_twice(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_batch_sizes_timed_before_the_time_ran_out_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock advances by a second per reading: one before the first step and one after each step."""
+    """The clock is read before the first step and after each step, and advances by a second per reading."""
     ticks = iter(range(10**6))
     monkeypatch.setattr(
         calibrate, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0)
@@ -152,7 +153,7 @@ def test_a_failed_measurement_of_auto_is_only_logged(
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("no such layer")
 
-    monkeypatch.setattr(calibrate._Lab, "_step", broken)
+    monkeypatch.setattr(calibrate._RoundTimer, "_step", broken)
     if draft_length == AUTO:
         output = generate(PAIR, ROWS[:2], max_new_tokens=10)
         assert len(output.sequences[1].token_ids) == 10 and "no such layer" in caplog.text
@@ -167,12 +168,12 @@ def test_a_failed_measurement_of_auto_is_only_logged(
 def test_no_lane_exists_while_costs_are_measured(
     call: str, draft_length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Otherwise a lane's clock could run, or its caches take memory, during the measurement.
+    # If a lane existed, its clock could run and its caches take memory during the measurement.
     module = import_module("bass_core.lanes.race" if call == "race" else "bass_core.lanes.generate")
     order: list[str] = []
-    make_lane, step = module.Lane, calibrate._Lab._step
+    make_lane, step = module.Lane, calibrate._RoundTimer._step
     monkeypatch.setattr(module, "Lane", lambda *arguments: order.append("lane") or make_lane(*arguments))
-    monkeypatch.setattr(calibrate._Lab, "_step", lambda lab: order.append("measure") or step(lab))
+    monkeypatch.setattr(calibrate._RoundTimer, "_step", lambda lab: order.append("measure") or step(lab))
     for name in ("FULL", "COARSE"):
         monkeypatch.setattr(budgets, name, replace(calibrate.COARSE, repeats=1, coarse=name == "COARSE"))
     options: dict[str, Any] = {"max_new_tokens": 8, "draft_length": draft_length}
@@ -200,7 +201,7 @@ def test_a_race_reports_the_progress_of_its_measurements(
     progress = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
     shares = [report["done"] for report in progress if report]
     assert len(shares) > 20 and shares == sorted(shares) and shares[-1] == 1.0
-    # The first steps read a prompt, so the time of the rounds is unknown.
+    # The first steps only read a prompt, so the remaining time cannot be estimated yet.
     assert progress[0] == {"done": pytest.approx(0, abs=0.01), "left_ms": None}
     assert progress[-1] and progress[-1]["left_ms"] == 0
     assert all(report["left_ms"] > 0 for report in progress if report and 0.01 < report["done"] < 1)
@@ -209,7 +210,7 @@ def test_a_race_reports_the_progress_of_its_measurements(
 
 @pytest.mark.parametrize("lanes", [("regular", "amusd")])
 def test_lanes_without_a_policy_need_no_costs(lanes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_Lab", None)
+    monkeypatch.setattr(calibrate, "_RoundTimer", None)
     first = next(race(PAIR, ROWS[:2], lanes=lanes, max_new_tokens=8))
     assert first["phase"] == "running"
 
@@ -226,7 +227,7 @@ def test_a_race_closed_while_it_measures_stores_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("hooked", ["target", "draft"])
 def test_a_model_with_a_hook_has_separate_costs(hooked: str, dtype: torch.dtype) -> None:
-    """Even in float32, in which its step has the same class as the plain model's."""
+    """A hook also means separate costs in float32, although there it does not change the class of the step."""
     target, draft = tiny("llama").to(dtype), tiny("llama", seed=1).to(dtype)
     pair = ModelPair(target, draft)
     request = make_request(pair, ROWS[:1])

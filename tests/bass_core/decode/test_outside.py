@@ -1,6 +1,6 @@
 """transformers' own `generate` as a lane: its text, noise, turns, end and refusals.
 
-tests/conformance tests what holds for every method.
+tests/conformance tests the properties that all methods share.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def lane_threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("architecture", BUILDERS)
 def test_in_float32_it_writes_the_text_of_regular_decoding(architecture: str) -> None:
-    """Rows of different lengths, padded on the left, against each row by itself; a race finds no difference."""
+    """Rows of different lengths are padded on the left; each must still get the text that it gets by itself."""
     pair = ModelPair(tiny(architecture))
     expected = [reference(pair.target, row, 16) for row in ROWS]
     *_, last = race(pair, ROWS, lanes=["regular", "transformers"], max_new_tokens=16)
@@ -55,7 +55,7 @@ def test_in_float32_it_writes_the_text_of_regular_decoding(architecture: str) ->
 
 @pytest.mark.parametrize("scheduling", ["fair", "overlap", "in_turn"])
 def test_its_clock_counts_its_own_turns(scheduling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step is one call of the model inside one turn; between turns its thread waits."""
+    """Each step calls the model once, within the lane's turn; between turns the lane's thread waits."""
     inside_a_turn, turns = [], []
     forward = TARGET.__class__.forward
 
@@ -110,7 +110,7 @@ def test_the_models_generation_config_is_ignored_and_kept() -> None:
 
 
 def test_ids_that_pad_the_vocabulary_are_never_written() -> None:
-    """The draft's vocabulary is smaller, and the target's last ids would be the most likely."""
+    """The target has more ids than the tokenizer, and would mostly choose the ids that have no token."""
     wide = copy.deepcopy(TARGET)
     wide.resize_token_embeddings(VOCAB + 8)
     with torch.no_grad():
@@ -209,7 +209,7 @@ def test_a_row_that_would_outgrow_the_context_is_refused() -> None:
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_estimate_covers_the_memory_of_generate(implementation: str, tmp_path: Path) -> None:
-    """Compared with the peak allocation recorded by torch's profiler, which records only this thread."""
+    """Compare the estimate with the peak allocation that torch's profiler records. It records only this thread."""
     model = copy.deepcopy(TARGET)
     model.set_attn_implementation(implementation)
     pair = ModelPair(model)
@@ -244,7 +244,7 @@ def test_the_work_has_its_callers_number_of_threads() -> None:
 
 
 def test_the_lane_reports_how_idle_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's process may have neither the page's OMP_WAIT_POLICY nor the shorter spin."""
+    """In a user's process, OMP_WAIT_POLICY may not be set as on the page, and idle threads may spin longer."""
     for policy, shortened, expected in (
         ("PASSIVE", False, "torch's idle threads sleep at once here"),
         ("passive", True, "torch's idle threads sleep at once here"),

@@ -1,4 +1,4 @@
-"""A CPU's peaks are measured once, along with the costs, then stored; never while a lane exists."""
+"""A CPU's peak rates are measured once, along with the costs, and stored; never while a lane exists."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_missing_bandwidth_is_measured_once_there_is_memory(
         short_of_memory.setattr(peaks, "read_bandwidth", lambda: None)
         measured()
         scripted.clear()
-        short_of_memory.setattr(peaks, "room", lambda: 0)
+        short_of_memory.setattr(peaks, "bandwidth_array_bytes", lambda: 0)
         assert measured() == Peaks(None, PEAKS.flops) and scripted == []
     assert measured() == PEAKS == measured()
     assert scripted == ["read", "torch.float32"]
@@ -105,7 +105,7 @@ def test_a_damaged_file_is_measured_again() -> None:
 def test_the_peaks_are_measured_with_the_costs_and_reach_the_lane(
     scripted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fixed draft length measures nothing; "auto" does, once."""
+    """A request with a fixed draft length measures nothing. The first one with "auto" measures the peaks."""
     options = {"max_new_tokens": 8, "eos_token_id": None}
     output = generate(PAIR, prompts(2), draft_length=2, **options)
     assert (
@@ -121,7 +121,7 @@ def test_the_peaks_are_measured_with_the_costs_and_reach_the_lane(
 
 
 def test_measure_ahead_begins_with_the_peaks(scripted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_Lab", None)
+    monkeypatch.setattr(calibrate, "_RoundTimer", None)
     steps = measure_ahead(PAIR, 2)
     next(steps)
     next(steps)

@@ -115,7 +115,7 @@ def test_a_conversation_of_many_rows_is_templated_once(model: Any, monkeypatch: 
         pair.tokenizer, "apply_chat_template", lambda *a, **k: calls.append(a) or apply(*a, **k), raising=False
     )
     rows = encode_prompts(pair, TALK, 3, Chat())
-    assert rows == once * 3 and len(calls) == 2  # as text, and as ids
+    assert rows == once * 3 and len(calls) == 2  # one call returns text, the other token ids
     assert rows[0] is not rows[1]
 
 

@@ -24,7 +24,7 @@ from bass_core import (
 )
 from bass_core.decode.admission import admit
 from bass_core.decode.request import make_request
-from bass_core.draft.base import own_drafter
+from bass_core.draft.base import wrap_user_drafter
 from bass_core.draft.registry import DRAFTERS, DrafterKind
 from bass_core.length.policies import FixedLength
 from tests.support.models import VOCAB, tiny
@@ -95,7 +95,7 @@ def test_bad_input_is_refused_in_one_sentence(case: str) -> None:
 def test_checking_and_admitting_a_request_run_no_model(
     option: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Nor do they measure costs, although none are stored.
+    # Checking and admitting also measure no costs, although none are stored.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     request = make_request(PAIR, PROMPT, n=4, draft_length=option)
@@ -117,7 +117,7 @@ class Reader:
 def test_equal_sequence_ids_are_refused_if_the_drafter_reads_other_rows(
     drafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = DrafterKind("reads other rows", lambda parts: own_drafter(Reader()), reads_others=True)
+    kind = DrafterKind("reads other rows", lambda parts: wrap_user_drafter(Reader()), reads_others=True)
     monkeypatch.setitem(DRAFTERS, "reader", kind)
     equal_ids = {"n": 2, "sequence_ids": [7, 7]}
     with pytest.raises(RequestError, match=r"sequence_ids must differ .*\[7, 7\]"):

@@ -1,7 +1,8 @@
 """Text streamed token by token equals the tokenizer's decoding of all tokens at once.
 
-This holds for any token ids, including special tokens and broken bytes. A character is shown with its last byte
-and never taken back. No part of a stop string is ever shown, wherever its tokens begin and end.
+This holds for any token ids, including special tokens and bytes that form no character. A character is shown once
+its last byte is there, and is never taken back. No part of a stop string is ever shown, even if the string begins
+or ends within a token.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TEXTS = (
 
 @cache
 def tokenizer(merges: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer: without merges every byte is a token; with many, tokens span several characters."""
+    """Return a tokenizer whose tokens are bytes or, with many merges, span several characters."""
     return byte_tokenizer(TEXTS * 3, merges)
 
 
@@ -163,8 +164,8 @@ def test_a_long_incomplete_tail_is_not_decoded_repeatedly(
 
 
 def test_bytes_are_shown_only_once_their_run_is_complete() -> None:
-    # Byte tokens are decoded in runs: a run that is not UTF-8 becomes one replacement character per byte. A
-    # special token has no text and does not end a run.
+    # Adjacent byte tokens form a run and are decoded together. If the run is not UTF-8, each of its bytes becomes
+    # one replacement character. A special token has no text and does not end a run.
     spelled = byte_fallback_tokenizer()
     for ids, pieces in (
         ([0, 1, 2], ["", "", "\ufffd\ufffda"]),
@@ -193,7 +194,8 @@ def test_a_stop_string_may_end_a_row_within_its_accepted_drafts(pair: ModelPair,
     options: Any = {"method": method, "max_new_tokens": 40, "eos_token_id": None, "draft_length": 5}
     prompts = [[5, 6, 7], [9, 10, 11, 12]]
     uncut = generate(pair, prompts, **options).sequences
-    # Two characters of the first row's text; in methods that draft, the second is an accepted draft.
+    # The stop string is two characters of the first row's text. In methods that draft, its second character is a
+    # draft.
     texts = [sequence.text or "" for sequence in uncut]
     begin = next(i for i in range(6, 30) if texts[0].find(texts[0][i : i + 2]) == i)
     stop = texts[0][begin : begin + 2]

@@ -1,7 +1,7 @@
 """No round on a CPU runs a torch operation large enough to be split among torch's threads.
 
-torch splits operations over at least 32,768 numbers (at::internal::GRAIN_SIZE). Between our compiled calls,
-waiting for its threads costs more than the operation, and much more if the cores have other work.
+torch splits operations on at least 32,768 numbers (at::internal::GRAIN_SIZE). Between our compiled calls, waiting
+for torch's threads takes longer than the operation, and much longer if the cores have other work.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def pair():
     "layers, reads_states, reads_layers", [(1, True, ()), (2, True, (0, 1)), (1, True, (1,)), (1, False, ())]
 )
 def test_proposals_equal_those_of_an_uncached_head(layers, reads_states, reads_layers):
-    """One pass over all positions reads target states for accepted text and the head's own for drafts."""
+    """The uncached pass reads the target's states at accepted tokens and the head's own states at drafts."""
     target = tiny("llama")
     head = tiny_head(target, layers, reads_states, reads_layers)
     fuse, project = head.fuse, head.project
@@ -69,7 +69,10 @@ def test_proposals_equal_those_of_an_uncached_head(layers, reads_states, reads_l
 
 
 def rows_of_three_words(head, longest):
-    """Rows with texts of three tokens, one not in the head's vocabulary; the pointer decides if it points."""
+    """Return rows whose texts consist of three different tokens, one of them not in the head's vocabulary.
+
+    The pointer's weights are raised so far that its token is the draft whenever it finds a match.
+    """
     rng, unknown = random.Random(2), next(i for i in range(96) if i not in head.vocabulary)
     words = [*head.vocabulary[:2].tolist() * 3, unknown]
     head.pointer.by_size += 8
@@ -111,7 +114,7 @@ def first_proposal(pair, rows, params=None, tree=None, in_one_call=False, confid
 
 @pytest.mark.parametrize("tree", [None, (2, 1, 1)])
 def test_a_pointer_repeats_what_followed_earlier_in_the_text(tree):
-    """The first proposal for texts of three tokens: a chain, or the likeliest path of a tree."""
+    """Compare the first proposal, a chain or the likeliest path of a tree, with uncached passes."""
     target = tiny("llama")
     head, pointed = tiny_head(target, reads_layers=(0,)), 0
     rows = rows_of_three_words(head, 50)
@@ -119,7 +122,7 @@ def test_a_pointer_repeats_what_followed_earlier_in_the_text(tree):
     for r, row in enumerate(rows):
         expected, points = expected_drafts(target, head, head.fuse, head.project, row.tokens, 3)
         drafts = proposal.tokens[r].tolist()
-        # A tree's first child of each level is its parent's likeliest.
+        # In a tree, the first draft of each level is the most likely child.
         assert ([drafts[0], drafts[2], drafts[4]] if tree else drafts) == expected
         pointed += points
     assert pointed > 4
@@ -177,7 +180,7 @@ def expected_drafts(target, head, fuse, project, tokens, count):
 @pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("confidence", [0.0, 0.003])
 def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confidence):
-    """Drafts, distributions and stops are equal bit for bit, also across segments."""
+    """Both ways give the same drafts, distributions and stops bit for bit, also across the end of a segment."""
     target = tiny("llama").to(dtype)
     pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(dtype))
     assert isinstance(pair.draft, DraftHead)
@@ -188,7 +191,7 @@ def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confide
         body = ModelRunner(pair.draft_step, 3, 600, 70, "sdpa")
         drafter = HeadDrafter(pair.draft, body, pair.vocab, params, confidence=confidence)
         assert drafter._in_one_call
-        drafter._in_one_call, drafter.tells = in_one_call, True
+        drafter._in_one_call, drafter.report_probs = in_one_call, True
         runner = ModelRunner(pair.target_step, 3, 600, pair.vocab, "sdpa")
         decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, VaryingLengths())
         proposals = record_proposals(drafter)
@@ -209,7 +212,7 @@ def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confide
 
 @pytest.mark.parametrize("params", SAMPLINGS)
 def test_a_rows_drafts_depend_on_no_other_row(params):
-    """The other row starts to draft later, so its first token is fed together with the first row's later ones."""
+    """The second row starts to draft later, so its first token is fed together with later tokens of the first."""
     target = tiny("llama").to(torch.bfloat16)
     pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(torch.bfloat16))
     assert isinstance(pair.draft, DraftHead)
@@ -223,7 +226,7 @@ def test_a_rows_drafts_depend_on_no_other_row(params):
         proposals = record_proposals(drafter)
         while not rows[0].finish_reason:
             decoder.step()
-        # The other row may go on drafting when there is no room left for the first one's drafts.
+        # Leave out the last rounds, in which only the second row has room for drafts.
         runs.append([proposal for proposal in proposals if proposal.num_drafted[0]])
     assert len(runs[0]) > 8
     for alone, batched in zip(*runs, strict=True):
@@ -234,7 +237,7 @@ def test_a_rows_drafts_depend_on_no_other_row(params):
 
 
 class LaterRows:
-    """Three drafts for the first row, and for the others from the fifth round on."""
+    """A policy: three drafts for the first row; none for the other rows in the first four rounds, then three."""
 
     limit, _round = 4, 0
 
@@ -345,7 +348,7 @@ def test_long_prompts_of_different_lengths_are_read_in_chunks(pair):
 
 
 def test_states_of_another_dtype_are_accepted(pair):
-    """On a GPU, for example, the layers are not packed and the first state is a float32 zero."""
+    """On a GPU, for example, layers are not packed, and the state before the first token is a float32 zero."""
     head = tiny_head(tiny("llama")).to(torch.bfloat16)
     out = head.inputs(torch.tensor([[1, 2]]), torch.zeros(1, 2, 64))
     assert out.dtype == torch.bfloat16 and out.shape == (1, 2, 64)
@@ -389,7 +392,7 @@ def test_a_packed_head_can_be_copied():
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, monkeypatch):
-    """Recompute its stops from a head that never stops, with the same rows and keys.
+    """Compute each row's stop from the drafts of a head that never stops, given the same rows and keys.
 
     On an accelerator no head stops, because the host would have to wait for the decision.
     """
@@ -433,7 +436,7 @@ def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, mo
                 chance *= drawn[r]
             assert count == min([6, 6, 2][r], limit, headroom)
             expected_calls = max(expected_calls, 1 + min([5, 5, 1][r], limit, headroom - 1))
-        # One forward for the first token, and none for a token that no row would use.
+        # The head runs a forward for the first draft, and one for each further draft that some row still asks for.
         assert calls == expected_calls
         assert shortened.probs is None or torch.equal(shortened.probs, endless.probs[:, :width])
     assert len(counts) > 3 and proposed(1.1)[0].tokens.shape[1] == 0

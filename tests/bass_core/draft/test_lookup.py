@@ -1,4 +1,4 @@
-"""Drafters that copy from the text: prompt lookup, and the cascade, which asks a model for the other rows."""
+"""Drafters that copy from the text: prompt lookup, and the cascade, which asks a model if a row cannot copy."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Pending text longer than a chunk, next to a row with little pending text."""
+"""One row has pending text longer than a chunk, while another row has little."""
 
 from __future__ import annotations
 

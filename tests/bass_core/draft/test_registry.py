@@ -1,10 +1,10 @@
-"""Rules for every drafter: its counters, the types of proposals, and user drafters with only `propose`."""
+"""What holds for every drafter: its counters, the types of its proposals, and that it needs only `propose`."""
 
 import pytest
 import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.draft.base import Proposal, TreeProposal, own_drafter
+from bass_core.draft.base import Proposal, TreeProposal, wrap_user_drafter
 from bass_core.draft.registry import DRAFTERS
 from tests.conformance.table import DRAFTS
 from tests.conformance.table import pair as conformance_pair
@@ -42,7 +42,7 @@ def test_invalid_parents_are_refused(parents):
 
 @pytest.mark.parametrize(("proposal_type", "branches"), [(TreeProposal, False), (Proposal, True)])
 def test_a_proposal_of_the_wrong_type_is_refused(proposal_type, branches):
-    """The type chooses the verification rule, so even a tree without branches may not pass as a chain."""
+    """A proposal's type selects the verification rule, so even a tree without branches may not pass as a chain."""
 
     class WrongType(Threes):
         def propose(self, rows, max_drafts, keys):
@@ -70,15 +70,15 @@ def test_a_user_drafter_needs_only_propose():
     regular = generate(pair, ROWS, method="regular", max_new_tokens=12)
     assert texts_of(drafted) == texts_of(regular)
     assert not hasattr(drafter, "calls"), "generate must use a copy"
-    wrapped = own_drafter(drafter)
+    wrapped = wrap_user_drafter(drafter)
     assert (wrapped.calls, wrapped.drafted, wrapped.observes_states, wrapped.start([])) == (0, 0, False, None)
     drafter.observe_states = lambda rows, states: None
-    assert own_drafter(drafter).observes_states
+    assert wrap_user_drafter(drafter).observes_states
 
 
 @pytest.mark.parametrize("name", [name for name, draft in DRAFTS.items() if "llama" in draft.only])
 def test_a_round_counts_the_tokens_that_a_draft_model_drew(name, monkeypatch):
-    """Copies cost no forward and do not count as drawn; all other drafted tokens do."""
+    """A copied token costs no forward and is not counted as drawn; every other drafted token is."""
     small_window(monkeypatch)
     draft = DRAFTS[name]
     pair = conformance_pair("llama", draft.kind)
@@ -113,7 +113,7 @@ def test_the_conformance_suite_covers_every_drafter():
 
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_a_head_reads_the_prompts_during_the_prefill(drafter):
-    """The first round that drafts then costs no more than any other, however long the prompts are."""
+    """Then the first round with drafts costs no more than later ones, however long the prompts are."""
     pair = conformance_pair("llama", "head")
     rounds = list(stream(pair, [[3] * 300, [5, 6] * 140], drafter=drafter, draft_length=1, max_new_tokens=5))
     decoding = [round_ for round_ in rounds if round_.kind != "prefill"]

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from bass_core.draft.base import Drafter, own_drafter, point_masses
+from bass_core.draft.base import Drafter, point_masses, wrap_user_drafter
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.head_states import StandInStates
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
@@ -167,4 +167,4 @@ def test_a_cascade_rewinds_both_drafters_and_a_user_drafter_needs_no_rewind():
 
     Cascade(Recording(), Recording()).rewind(1, 7)
     assert rewinds == [(1, 7)] * 2
-    own_drafter(Plain()).rewind(0, 1)
+    wrap_user_drafter(Plain()).rewind(0, 1)

@@ -1,6 +1,6 @@
-"""In a tree, a draft model and a draft head give the same logits as when each path is fed token by token.
+"""A draft model and a draft head give the same logits in a tree as if each path were fed token by token.
 
-The logits are compared in float32, up to rounding. A tree has no effect on later proposals.
+The logits are compared in float32, up to rounding. A tree must not affect later proposals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tests.support.models import prompts, tiny, tiny_pair
 
 TARGET = tiny("llama")
 SAMPLED = SamplingParams(1.0)
-# LEVELS[level][row]: drafts as pairs of a token and the index of the row's draft before it (-1: the newest token).
+# LEVELS[level][row] lists drafts as pairs: the token, and the index of its parent among the row's drafts (-1: the
+# parent is the row's newest token).
 LEVELS: list[list[list[Fed]]] = [
     [[(5, -1), (9, -1), (40, -1)], [(7, -1)], []],
     [[(6, 0), (6, 2), (11, 0), (12, 2)], [(8, 0), (3, 0)], [(2, -1), (4, -1)]],
@@ -54,7 +55,7 @@ def make_drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, l
 
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_logits_in_a_tree_equal_those_after_the_path(kind: str) -> None:
-    """Feed each path as a chain to a fresh drafter, and compare."""
+    """Compare the logits with those of a fresh drafter that is fed each path as a chain."""
     drafter, rows = make_drafter(kind)
     roots = [drafter.root(rows, [True] * 3)]
     node_logits: list[dict[int, torch.Tensor]] = [{} for _ in rows]
@@ -78,7 +79,7 @@ def test_logits_in_a_tree_equal_those_after_the_path(kind: str) -> None:
 
 
 def path_logits(drafter: Any, rows: list[Sequence], kind: str, r: int, path: list[int]) -> list[torch.Tensor]:
-    """Logits [V'] of row r after its newest token and after each token of the path, without a tree."""
+    """Return the logits [V'] of row r after its newest token and after each token of the path, fed one by one."""
     states = None
     if kind == "head":
         logits, states = drafter._catch_up(rows, [1] * 3)
@@ -148,6 +149,6 @@ def test_removing_siblings_leaves_a_q_with_nan_as_it_is(in_torch: bool, monkeypa
     if in_torch:
         monkeypatch.setattr(trees, "compiled", lambda q: False)
     q = torch.tensor([[0.5, 0.25, 0.25], [0.5, torch.nan, 0.5], [1.0, 0.0, 0.0]])
-    rest, _ = trees._rest(q, torch.zeros(3, 1, dtype=torch.long))
+    rest, _ = trees._without_siblings(q, torch.zeros(3, 1, dtype=torch.long))
     wanted = torch.tensor([[0.0, 0.5, 0.5], [0.5, torch.nan, 0.5], [1.0, 0.0, 0.0]])
     torch.testing.assert_close(rest, wanted, rtol=0, atol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""The target as its own draft: its proposals, when it proposes nothing, and that it leaves the cache unchanged."""
+"""The target as its own draft: what it proposes and when, and that drafting leaves the cache unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shrink_window(monkeypatch: pytest.MonkeyPatch, window: int = 32) -> None:
 
 
 class WholeText(WindowDrafter):
-    """Drafts although its window hides nothing."""
+    """A window drafter that drafts although its window covers the whole text."""
 
     def __init__(self, target: Any, params: Any, verification: Any, window: int) -> None:
         super().__init__(target, params, verification, 10**6)
@@ -53,7 +53,7 @@ class WholeText(WindowDrafter):
 def test_drafts_of_a_window_that_hides_nothing_are_accepted(
     drafter: str, verification: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This shows that each draft was drawn at its own position, from the reported q."""
+    """Draft and target then agree, unless a draft was drawn at a wrong position or not from the reported q."""
     monkeypatch.setattr("bass_core.draft.registry.WindowDrafter", WholeText)
     pair = tiny_pair("head", target=TARGET) if drafter == "head" else PAIR
     name = "window_model" if drafter == "head" else drafter
@@ -72,7 +72,7 @@ def test_drafts_of_a_window_that_hides_nothing_are_accepted(
 def test_text_equals_regular_decoding(
     drafter: str, verification: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two rows have a gap between sinks and window from the start, one gets it later, and one never does."""
+    """A row drafts once its window leaves out tokens: two rows do from the start, one later, and one never."""
     shrink_window(monkeypatch)
     arguments: dict[str, Any] = REQUEST | {"sampling": SamplingParams(temperature), "verification": verification}
     regular = generate(PAIR, ROWS, method="regular", **arguments)
@@ -118,7 +118,7 @@ def test_drafts_stop_at_the_end_of_the_cache() -> None:
 
 @pytest.mark.parametrize("drafter", [name for name, kind in DRAFTERS.items() if kind.windows])
 def test_an_attention_without_windows_is_refused(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a step would fail, and the target would lose its captured steps too."""
+    """If such an attention were accepted, a step would fail, and the target would also lose its captured steps."""
     monkeypatch.setattr("bass_core.decode.request.choose_backend", lambda *arguments: "flash")
     with pytest.raises(RequestError, match=f'drafter="{drafter}" .* choose attention="sdpa".'):
         make_request(PAIR, ROWS, drafter=drafter)
@@ -126,7 +126,7 @@ def test_an_attention_without_windows_is_refused(drafter: str, monkeypatch: pyte
 
 
 def test_the_target_is_billed_for_its_own_drafts() -> None:
-    """One row of 10 tokens: 3 windowed forwards of one token read 4 tokens each; the verification reads all."""
+    """The row has 10 tokens. Each of 3 windowed forwards reads 4 tokens, and the verification reads all tokens."""
     target = ModelCost(100, 200, 8, 5)
     sequence = Sequence(0, 0, [1] * 10, 9, frozenset())
     sequence.write([1], ["recovered"])

@@ -1,6 +1,6 @@
-"""Lanes on the emulated accelerator: which stream waits for which, what a clock counts, and when measurements run.
+"""Lanes on the emulated accelerator: waits between streams, the time that clocks count, and measurements.
 
-tests/devices describes what the emulated device can detect; test_clock.py tests the clock's arithmetic.
+tests/devices describes the errors that the emulated device detects; test_clock.py tests the clock's arithmetic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bass_core.machine.stopwatch import Stopwatch
 from bass_core.model import graphs as graphs
 from bass_core.model.forward import ForwardBatch
 from bass_core.sequence import Round
-from kernels.support import own_stream, runtime
+from kernels.support import new_stream, runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
     ROWS,
@@ -46,7 +46,7 @@ def test_a_lane_waits_until_its_buffers_are_cleared(captured: bool, monkeypatch:
     if not captured:
         monkeypatch.setenv("BASS_GRAPHS", "0")
     pair = on_device()
-    with own_stream(DEVICE):
+    with new_stream(DEVICE):
         *_, last = race(pair, ROWS, scheduling="overlap", **TEXT)
     assert [lane["error"] for lane in last["lanes"].values()] == [None] * 3
     assert bool(emulated_capture.captured) is captured and ledger.races == []
@@ -76,7 +76,7 @@ def test_overlapping_lanes_capture_their_first_shapes_before_the_clock_runs(
         assert prepared and lane.clock.ms == 0
         while lane.step().kind == "prefill":
             pass
-        # A head reads the whole prompt in its first round, at a width that occurs only once.
+        # In its first round a head reads the whole prompt in one step. No later step is as wide.
         assert len(capture_threads) - prepared <= (drafter == "head" and method != "regular")
         lane.end("stopped")
         capture_threads.clear()
@@ -87,7 +87,7 @@ def test_overlapping_lanes_capture_their_first_shapes_before_the_clock_runs(
 
 
 def test_captures_do_not_count_as_lane_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each capture takes 200 ms in which the device is idle; host and stream share one clock here."""
+    """Here each capture takes 200 ms, in which the device is idle, and host and stream share one clock."""
     pair = on_device()
     stream = order.queue(runtime(DEVICE).current_stream(DEVICE).key)
 

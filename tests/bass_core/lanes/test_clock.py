@@ -141,7 +141,7 @@ def test_compiling_during_setup_counts_once(host: Host, compiler: Any) -> None:
 
 
 def test_a_failed_compilation_is_forgotten(host: Host, compiler: Any) -> None:
-    """It never calls the second hook; the time until a later kernel loads must not count as setup."""
+    """After a failure Triton never calls the second hook. The time until a later kernel loads isn't setup time."""
     before = setup_ms()
     compiler.jit_cache_hook(compile={"device": 0})
     host.now += 1000

@@ -1,4 +1,4 @@
-"""Rows that differ from regular decoding: the first position that differs, and the target's p of both tokens."""
+"""For rows that differ from regular decoding: the first position that differs, and p of both tokens there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = {"at", "ours", "theirs", "p_ours", "p_theirs", "tie"}
 
 
 def last_snapshot(**arguments: Any) -> dict[str, Any]:
-    """The last snapshot of a race, passed through JSON as a client would get it."""
+    """Return the last snapshot of a race, passed through JSON as a client would get it."""
     arguments = {"max_new_tokens": 12, "draft_length": 3} | arguments
     *_, shot = race(PAIR, ROWS, **arguments)
     return dict(json.loads(json.dumps(shot, allow_nan=False)))
@@ -49,7 +49,7 @@ def altered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def expected(row: int, at: int, tokens: list[int], sampling: SamplingParams, seed: int) -> list[float]:
-    """The probabilities of both tokens and the tie ratio, from transformers' own forward."""
+    """Return both tokens' probabilities and the ratio of their scores, computed from transformers' own forward."""
     regular = generate(
         PAIR, ROWS, method="regular", max_new_tokens=12, sampling=sampling, seed=seed, verification="coupled"
     )
@@ -61,7 +61,7 @@ def expected(row: int, at: int, tokens: list[int], sampling: SamplingParams, see
         scores = p
     else:
         p = probabilities(logits, sampling)[tokens]
-        # A draw between these two tokens takes the one with the larger score; the scores are those of `draw`.
+        # `draw` gives each token a score; between these two it takes the token with the larger score.
         at_, id_, role = torch.tensor([len(text)]), torch.tensor([row]), torch.tensor([int(Role.TARGET)])
         scores = p / exponentials(seed, id_, at_, role, torch.tensor(tokens))[0]
         assert draw(p[None], seed, id_, at_, role, torch.tensor(tokens)).item() == int(scores.argmax())
@@ -99,7 +99,10 @@ def test_a_row_that_differs_has_its_position_tokens_and_probabilities(
 
 
 def test_texts_that_need_not_agree_are_not_compared() -> None:
-    """Under the rejection rule, without regular decoding, with no other lane, and with synthetic acceptance."""
+    """Texts need not agree under the rejection rule or with synthetic acceptance.
+
+    Without regular decoding, or with no other lane, there is nothing to compare.
+    """
     cases: list[dict[str, Any]] = [
         {"sampling": SAMPLED},
         {"lanes": ("speculative", "bass")},
@@ -109,7 +112,7 @@ def test_texts_that_need_not_agree_are_not_compared() -> None:
     assert not any("comparison" in last_snapshot(**arguments) for arguments in cases)
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST_FORWARDS", 1), ("MOST_TOKENS", {"cpu": 16})])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_FORWARDS", 1), ("MAX_TOKENS", {"cpu": 16})])
 def test_forwards_are_bounded_in_number_and_length(
     altered: None, monkeypatch: pytest.MonkeyPatch, limit: str, value: Any
 ) -> None:

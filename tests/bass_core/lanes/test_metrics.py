@@ -41,7 +41,7 @@ def test_metrics_of_hand_made_rounds():
 
 @pytest.mark.parametrize(("method", "prefills", "tokens_per_step"), [("regular", 1, 3), ("speculative", 3, 1)])
 def test_ms_per_token_excludes_prefills_and_their_tokens(method, prefills, tokens_per_step, monkeypatch):
-    """Steps take 10 ms and prefills 1000 ms; no draft model reads the prompts."""
+    """Each step takes 10 ms and each prefill 1000 ms. No draft model reads the prompts."""
     lane = Lane(PAIR, make_request(PAIR, prompts(3), max_new_tokens=5, draft_length=0), method)
     lane.clock = FakeClock({"prefill": 1000.0, "plain": 10.0})
     step = lane._decoder.step

@@ -1,4 +1,4 @@
-"""The speed figures of random ragged races: their values, and changes that must not affect them."""
+"""The speed figures of random races with rows of different lengths, and what must not change these figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Step:
 
 
 def regular(rng: random.Random, lengths: list[int], cost: float = 50.0) -> list[Step]:
-    """A prefill, then a token for every unfinished row in each step."""
+    """Return regular decoding's steps: a prefill, then one token per step for every unfinished row."""
     rows = range(len(lengths))
     steps = [Step(rng.uniform(5, 500), dict.fromkeys(rows, 1), "prefill")]
     for at in range(1, max(lengths)):
@@ -40,7 +40,10 @@ def regular(rng: random.Random, lengths: list[int], cost: float = 50.0) -> list[
 
 
 def drafting(rng: random.Random, lengths: list[int], one_by_one: bool = False) -> list[Step]:
-    """Rounds of 1 to 5 tokens per unfinished row. one_by_one: one row after another, each with a prefill."""
+    """Return rounds with 1 to 5 tokens per unfinished row.
+
+    one_by_one: decode one row after another, each with its own prefill.
+    """
     groups = [[row] for row in range(len(lengths))] if one_by_one else [list(range(len(lengths)))]
     steps = []
     for rows in groups:
@@ -150,7 +153,11 @@ def test_a_token_counts_as_one_over_the_rows_at_its_position(seed: int) -> None:
 
 
 def means(plain: list[Step], lengths: list[int]):  # type: ignore[no-untyped-def]
-    """Regular decoding's mean step time by number of rows, interpolated, and constant at the ends."""
+    """Return a function: regular decoding's mean step time for a number of rows.
+
+    The function interpolates between measured numbers of rows, and is constant beyond the smallest and the
+    largest.
+    """
     times: dict[int, list[float]] = {}
     for step in plain:
         if step.kind != "prefill":
@@ -169,14 +176,17 @@ def means(plain: list[Step], lengths: list[int]):  # type: ignore[no-untyped-def
 
 
 def test_ended_rows_do_not_make_a_lane_faster() -> None:
-    """Three of four rows end early. An older figure divided by all four rows, and named the wrong winner."""
+    """Three of four rows end early.
+
+    A speed-up computed as if all four rows were still running would name the wrong winner.
+    """
     lengths, other = [40, 40, 40, 40], [60, 4, 4, 4]
     plain = [Step(9.0, dict.fromkeys(range(4), 1), "prefill")]
     plain += [Step(50.0, dict.fromkeys(range(4), 1), "plain")] * 39
     rounds = [Step(9.0, dict.fromkeys(range(4), 1), "prefill"), Step(50.0, dict.fromkeys(range(4), 3))]
     rounds += [Step(50.0, {0: 1})] * 56
     lane, reference = pace(rounds, other), pace(plain, lengths)
-    # 59 plain steps in 57 rounds, each of which took as long as a step of regular decoding.
+    # Regular decoding would need 59 steps for this lane's text. The lane took 57 rounds of equal length.
     assert lane.speedup(reference) == pytest.approx(59 / 57)
     assert lane.ms_per_token == pytest.approx(50 * 57 / 59)
     assert lane.round_cost(reference) == pytest.approx(1)
@@ -192,7 +202,7 @@ def test_a_token_of_one_of_four_rows_is_a_quarter_of_a_step() -> None:
 
 
 def test_a_cut_text_counts_as_unfinished() -> None:
-    """A lane gains nothing by running out of time."""
+    """A lane must not look faster because its time ran out."""
     rng = random.Random(1)
     lengths = [30] * 3
     steps = drafting(rng, lengths, one_by_one=True)[:5]
@@ -265,7 +275,7 @@ def test_predicted_speed_ups_follow_the_same_definition() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_race_reports_the_pace_of_its_snapshots(temperature: float) -> None:
-    """Each snapshot's figures follow from its rounds, and regular decoding's speed-up is always 1."""
+    """Each snapshot's speed figures follow from the rounds in it, and regular decoding's speed-up is always 1."""
     pair = ModelPair(tiny("llama"), tiny("llama"))
     ids = prompts(3)
     snapshots = list(race(pair, ids, max_new_tokens=24, draft_length=3, sampling=SamplingParams(temperature)))

@@ -1,7 +1,7 @@
 """A race: snapshots grow, a lane that fails does not stop the others, and no memory leaks.
 
-The page and API clients read the snapshot's keys. The tests set the clocks to check fair scheduling, and check
-without the garbage collector that the memory is freed together with the generator.
+The snapshot's keys are checked because the page and API clients read them. The tests of fair scheduling set the
+lanes' clocks. Memory must be freed together with the generator, without the garbage collector.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ DEVICE = {
 
 @pytest.fixture(autouse=True)
 def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot after every step (with overlap: every millisecond)."""
+    """Let a race give a snapshot after every step, or every millisecond if lanes overlap."""
     monkeypatch.setattr(race_module, "SNAPSHOT_SECONDS", 0.001)
 
 
 def run_race(**arguments: Any) -> list[dict[str, Any]]:
-    """All snapshots, each passed through JSON as a client would get them."""
+    """Return all snapshots, each passed through JSON as a client would get it."""
     arguments = {"max_new_tokens": 14, "draft_length": 3} | arguments
     return [json.loads(json.dumps(s, allow_nan=False)) for s in race(PAIR, ROWS, **arguments)]
 
@@ -59,7 +59,7 @@ def run_race(**arguments: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("scheduling", SCHEDULINGS)
 def test_snapshots_grow_and_the_last_is_done(scheduling: str) -> None:
     shots = run_race(scheduling=scheduling)
-    # Their number depends on timing.
+    # The exact number of snapshots depends on timing.
     assert len(shots) > 1
     assert [shot["done"] for shot in shots] == [False] * (len(shots) - 1) + [True]
     for shot in shots:
@@ -126,7 +126,10 @@ def test_figures_that_do_not_apply_are_none() -> None:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, float]]]:
-    """Each step's lane and the clocks of all unfinished lanes before it; a lane's steps take a fixed time."""
+    """List, for each step, its lane and the clocks of all unfinished lanes before it.
+
+    Each lane has a fixed time per step.
+    """
     cost = {"regular": 10.0, "speculative": 4.0, "bass": 25.0}
     seen: list[tuple[str, dict[str, float]]] = []
     lanes: list[lane_module.Lane] = []
@@ -155,7 +158,7 @@ def test_fair_scheduling_steps_the_lane_that_is_furthest_behind(steps: list[tupl
 
 
 def test_a_waiting_thread_gets_the_lane_next() -> None:
-    """A thread that takes the lock again at once must queue after the one that is already waiting."""
+    """A thread that releases the lock and immediately asks for it again must let a waiting thread go first."""
     for _ in range(20):
         lock, order = FairLock(), []
 
@@ -238,7 +241,7 @@ def test_closing_frees_everything_at_once(scheduling: str, taken: int | None) ->
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The decoders built for warm-ups."""
+    """List the decoders that are built for warm-ups."""
     decoders: list[Any] = []
     build = warmup.build_bass
 
@@ -258,7 +261,7 @@ def test_each_pair_warms_up_once(built: list[Any], draft: Any) -> None:
     assert len(built) == 1
     first = next(race(other, row, max_new_tokens=9))
     assert len(built) == 2
-    # The warm-up's prefill and one round; no lane counts them.
+    # These are the warm-up's prefill and its one round, which no lane counts.
     assert [decoder.target_forwards for decoder in built] == [2, 2]
     assert all(lane["metrics"]["target_forwards"] <= 9 for lane in first["lanes"].values())
 

@@ -18,7 +18,7 @@ ROWS = prompts(3)
 
 
 def last_lanes(**arguments: Any) -> dict[str, Any]:
-    """The lanes of the last snapshot, passed through JSON."""
+    """Return the lanes of the last snapshot, passed through JSON."""
     arguments = {"max_new_tokens": 24, "sampling": SamplingParams(0.8), "seed": 3} | arguments
     *_, snapshot = race(PAIR, ROWS, **arguments)
     lanes: dict[str, Any] = json.loads(json.dumps(snapshot["lanes"], allow_nan=False))
@@ -52,7 +52,7 @@ def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str
 
 
 def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
-    """Recompute each verdict from the logged p, q and u, or from the chances under the block rule."""
+    """Recompute each verdict from the logged p, q and u, or from u and the chances under the block rule."""
     if kind == "prefill":
         assert row["next_p"] is None and not row["drafted"]
         return
@@ -76,7 +76,7 @@ def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
 
 
 class Growing(Algorithm1):
-    """Not the default policy, so only recorded lengths can repeat such a run."""
+    """A policy that is not built in, so that only the recorded lengths can repeat its run."""
 
     def observe(self, feedback: Feedback) -> None:
         self.length = 1 + (self.length + sum(feedback.accepted)) % 5

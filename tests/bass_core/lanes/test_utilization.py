@@ -47,16 +47,19 @@ def test_flops_and_bytes_of_a_round() -> None:
     work.add(Round("prefill"), sequences)
     assert work.flops == 0
     work.add(Round("verify", 3, rows, draft_forwards=3, draft_tokens=4), sequences)
-    # Attention: 4 queries read 11 + 12 + 13 + 14 columns, 2 read 5 + 6; drafts, 2 in each of 2 rows of 7: 8 + 9.
+    # In the target's attention, the 4 queries of one row read 11 + 12 + 13 + 14 columns, and the 2 of the other
+    # read 5 + 6. The draft's attention is counted as 2 rows of the mean length, 7 tokens: in each, 2 queries read
+    # 8 + 9 columns.
     assert work.flops == 2 * 100 * 6 + 5 * (50 + 11) + 2 * 10 * 4 + 2 * (8 + 9)
     assert work.useful_flops == 2 * 100 * 4 + 5 * (23 + 11)
-    # The target's weights once, the draft's three times; the target's keys and values once, the draft's per token.
+    # The target's weights are read once and the draft's three times; the target's keys and values once, and the
+    # draft's for each token.
     assert work.bytes_read == 200 + 3 * 20 + 8 * (13 + 5) + 2 * 2 * (7 + 8)
 
 
 @pytest.mark.parametrize(("drawn", "forwards"), [(0, 0), (9, 3)])
 def test_the_draft_model_is_billed_for_the_tokens_that_it_drew(drawn: int, forwards: int) -> None:
-    """A row of 10 tokens gets 4 drafts: copied ones cost nothing, drawn ones count even if thrown away."""
+    """A row of 10 tokens gets 4 drafts. Copying costs nothing; every drawn token costs, even if thrown away."""
     target, draft = ModelCost(0, 0, 0, 0), ModelCost(10, 20, 2, 1)
     sequence = Sequence(0, 0, [1] * 10, 9, frozenset())
     sequence.write([1], ["recovered"])
@@ -64,12 +67,12 @@ def test_the_draft_model_is_billed_for_the_tokens_that_it_drew(drawn: int, forwa
     work = Work(target, draft)
     work.add(Round("verify", 4, [row], draft_forwards=forwards, draft_tokens=drawn), [sequence])
     assert work.flops == 2 * 10 * drawn + sum(10 + i for i in range(1, drawn + 1))
-    # Nine tokens of one row take nine forwards, whatever `draft_forwards` is.
+    # Nine tokens drawn for one row cost nine forwards, whatever `draft_forwards` is.
     assert work.bytes_read == drawn * 20 + 2 * sum(10 + i for i in range(drawn))
 
 
 def test_shares_of_the_peaks() -> None:
-    """300 FLOPs (120 useful) and 50 bytes in 2 s, as shares of the peaks; None if a peak is unknown."""
+    """A lane's 300 FLOPs (120 useful) and 50 bytes in 2 s are given as shares of the peaks, None if unknown."""
     work = Work(ModelCost(0, 0, 0, 0), None, Peaks(bandwidth=100.0, flops=1000.0), 300.0, 120.0, 50.0)
     names = ("flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
     assert work.utilization(2000.0) == dict(zip(names, (0.15, 0.06, 0.25), strict=True))

@@ -16,14 +16,14 @@ from tests.support.models import VOCAB, tiny_pair
 
 PAIR = tiny_pair()
 TARGET = PAIR.target
-# Three whole chunks of 128 tokens and a rest; 400 tokens are 25 units of a shared prefix.
+# 400 tokens are three whole chunks of 128 tokens and a rest, and exactly 25 units of a shared prefix.
 PROMPT = [1 + i * i % (VOCAB - 1) for i in range(400)]
 ROWS = 3
 
 
 @pytest.fixture(autouse=True)
 def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot after every step."""
+    """Let a race give a snapshot after every step."""
     monkeypatch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
 
 
@@ -41,7 +41,7 @@ def snapshots(*lanes: str, **arguments: Any) -> list[dict[str, Any]]:
 
 
 def prefill_states(lane: str, **arguments: Any) -> list[tuple[int, int, tuple[int, ...]]]:
-    """The lane's distinct states during the prefill: tokens fed, total tokens, and rows."""
+    """Return the lane's distinct states during the prefill: (tokens fed, total tokens, rows)."""
     readings = [shot[lane]["reading"] for shot in snapshots(lane, **arguments)]
     assert readings[-1] is None, "a finished lane reads nothing"
     return list(
@@ -94,7 +94,7 @@ def test_cache_bytes_follow_from_the_stored_numbers(shares: bool) -> None:
     assert all(shot[lane]["cache"] == shots[0][lane]["cache"] for shot in shots for lane in DEFAULT_LANES)
     cache_bytes = {lane: shots[0][lane]["cache"] for lane in DEFAULT_LANES}
     prefix = 400 if shares else 0
-    # A row has the rest of the prompt, six new tokens, up to two drafts and one column of padding.
+    # A row's columns: the unshared rest of the prompt, six new tokens, up to two drafts and one column of padding.
     for lane, rows, spare in (("regular", 3, 1), ("bass", 3, 3), ("speculative", 1, 3)):
         own_bytes = rows * (400 - prefix + 6 + spare) * token_bytes
         draft_bytes = 0 if lane == "regular" else own_bytes + prefix * token_bytes

@@ -9,11 +9,11 @@ import pytest
 
 from bass_core import ModelPair
 from bass_core.decode.calibrate import cost_table
-from bass_core.decode.cost_store import MOST_ROWS
+from bass_core.decode.cost_store import MAX_MEASURED_ROWS
 from bass_core.decode.measuring import measure_ahead, with_costs
 from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
-from bass_core.length.acceptance import Believed
+from bass_core.length.acceptance import AcceptanceEstimate
 from bass_core.length.base import Feedback, Offer
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable, read_table
@@ -30,7 +30,7 @@ DEAR = CostTable({8: [(8, 80), (136, 1360)]}, {8: 5.0}, padded=False)
 def separate_cost_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
-    # The CPU's peaks, which come with the costs, have tests of their own (tests/bass_core/decode/test_peaks.py).
+    # Costs come with the CPU's peak rates, which tests/bass_core/decode/test_peaks.py tests.
     monkeypatch.setattr("bass_core.decode.peaks.peaks_path", lambda dtype: None)
 
 
@@ -40,7 +40,7 @@ HEAD, COPY = Offer(40, "head", True, 1), Offer(40, "copy", False, 0)
 def play(policy, rounds, offers, accepts, clock=None, unread=0):
     """Play rounds in which every row drafts all it may and accepts at most `accepts`; return their lengths.
 
-    clock: gives a round's milliseconds for its number of tokens and of model forwards; None: not measured.
+    clock: returns a round's time in ms, given its number of tokens and of draft forwards. None: not measured.
     """
     history = []
     for _ in range(rounds):
@@ -61,7 +61,7 @@ def test_costs_are_interpolated_and_extrapolated():
     assert CHEAP.verify_ms(1, 33) == pytest.approx(43)
     assert CHEAP.verify_ms(8, 16) == 26
     assert CHEAP.verify_ms(64, 16) == 26
-    # Between two measured row counts, their times for the same number of tokens are interpolated.
+    # For a row count between two measured ones, interpolate between their times for the same number of tokens.
     assert CostTable({2: [(2, 10), (4, 12)], 4: [(4, 30), (8, 38)]}, {}, False).verify_ms(3, 4) == 21
     assert CostTable({1: [(1, 5)]}, {}, False).draft_ms(1) == 0
 
@@ -85,8 +85,11 @@ def test_the_best_drafts_of_all_rows_are_taken_first():
 
 
 def test_drafts_that_are_never_proposed_gain_nothing():
-    """The drafter stops after one of eight allowed drafts, which is accepted: two are never accepted."""
-    believed = Believed(16, copies=False)
+    """In each round the drafter may draft eight tokens but drafts only one, which is accepted.
+
+    The policy must therefore estimate a second accepted draft as unlikely.
+    """
+    believed = AcceptanceEstimate(16, copies=False)
     for _ in range(60):
         believed.fade()
         believed.add(0, allowed=8, drafted=1, accepted=1)
@@ -106,7 +109,7 @@ def test_acceptance_is_estimated_per_row():
 
 
 def test_a_row_that_is_ahead_waits_for_the_others():
-    """It has half as many tokens left to write, so drafts for it would not end the batch earlier."""
+    """The row has half as many tokens left to write, so drafts for it would not end the batch earlier."""
     policy = CostAware(CHEAP)
     play(policy, 40, [COPY], 3)
     assert play(policy, 1, [COPY, COPY], 3)[0] == [3, 3]
@@ -130,7 +133,7 @@ def test_rows_get_equal_lengths_if_padding_costs_as_much_as_tokens():
 
 
 def test_trials_lose_little_if_drafting_does_not_pay():
-    """A plain round takes 80 ms here, of which trials may lose 1 %."""
+    """A plain round takes 80 ms here. Trials of drafting may cost 1 % of the total time."""
     lengths = play(CostAware(DEAR), 400, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards)
     tried = [sum(row) for row in lengths if any(row)]
     assert len(tried) >= 3 and max(tried[1:]) == 1, "a try is as small as it can be"
@@ -138,28 +141,31 @@ def test_trials_lose_little_if_drafting_does_not_pay():
 
 
 def test_a_trial_waits_until_it_can_pay_for_unread_text():
-    """Reading the 8 rows' 2,000 unread tokens takes as long as 250 draft forwards of 5 ms."""
+    """Before its first draft, the drafter must read 250 tokens of each of 8 rows.
+
+    That takes too long for a trial.
+    """
     policy = CostAware(DEAR)
     lengths = play(policy, 300, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards, unread=250)
     assert not any(map(any, lengths))
 
 
 def test_a_plain_round_is_tried_too():
-    """Drafts are cheap by the table, but in fact cost so much that plain rounds win."""
+    """Drafts are cheap according to the table, but really cost so much that plain rounds win."""
     policy = CostAware(CHEAP)
     lengths = play(policy, 200, [HEAD], 1, lambda tokens, forwards: 11 if tokens == 1 else 40)
     assert sum(map(any, lengths[60:])) < 10
 
 
 def test_the_fixed_cost_of_a_proposal_counts():
-    """A forward takes 0.5 ms as before, but each proposal 20 ms more: as long as two plain steps."""
+    """A draft forward takes 0.5 ms in both tables; in the second, each proposal takes another 20 ms."""
     dear = CostTable(CHEAP.verify, CHEAP.draft, padded=False, proposal={1: 20.0, 8: 20.0})
     assert CostAware(CHEAP).lengths([HEAD]) != [0]
     assert CostAware(dear).lengths([HEAD]) == [0]
 
 
 def test_costs_that_were_measured_under_load_are_corrected():
-    """Rounds take a third of the time in the table, and wide ones a tenth, so it drafts accordingly."""
+    """Rounds really take a third of the table's time, and wide ones a tenth, so the policy soon drafts."""
     policy = CostAware(DEAR)
     lengths = play(policy, 400, [HEAD] * 8, 16, lambda tokens, forwards: 26 + 0.1 * tokens)
     assert min(lengths[-1]) > 3
@@ -190,11 +196,11 @@ def test_the_table_is_measured_once_and_stored(tmp_path, monkeypatch):
         assert tokens[0] == rows and list(times) == sorted(times) and times[0] > 0
     (path,) = (tmp_path / "bass" / "costs").iterdir()
     assert json.loads(path.read_text())["padded"] is not pair.target_step.skips_padding
-    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    monkeypatch.setattr("bass_core.decode.calibrate._RoundTimer", None)
     assert cost_table(*ask, rows=4) == table
-    # MOST_ROWS, whose times also serve for more rows, is not in the table: measuring it fails here (no _Lab).
+    # The table has no times for MAX_MEASURED_ROWS rows. Measuring them would need _RoundTimer, so it raises here.
     with pytest.raises(TypeError):
-        cost_table(*ask, rows=MOST_ROWS)
+        cost_table(*ask, rows=MAX_MEASURED_ROWS)
     path.write_text("{")
     with pytest.raises(TypeError):
         cost_table(*ask, rows=1)
@@ -241,20 +247,21 @@ def test_an_invalid_table_is_not_used(damage, tmp_path):
     path = tmp_path / "table.json"
     path.write_text(json.dumps(SOUND))
     assert read_table(path).verify_ms(2, 2) == 7.0
-    # If the verify times are damaged, drop the draft times too: they would reveal the missing rows.
+    # If the verify times are damaged, drop the draft times too: otherwise their different row counts would suffice
+    # to reject the table.
     path.write_text(json.dumps(SOUND | ({"draft": {}, "proposal": {}} if "verify" in damage else {}) | damage))
     assert read_table(path) is None
 
 
 def test_a_table_without_draft_times_is_measured_again(tmp_path, monkeypatch):
-    """Otherwise the draft model would count as free for ever."""
+    """If a table without draft times were used, the policy would always treat drafts as free."""
     target = tiny("llama")
     ask = (tiny_pair(0.05, target=target), DRAFTERS["model"], "sdpa", SamplingParams())
     cost_table(*ask, rows=1)
     (path,) = (tmp_path / "bass" / "costs").iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"draft": {}}))
     assert cost_table(*ask, rows=1).draft
-    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    monkeypatch.setattr("bass_core.decode.calibrate._RoundTimer", None)
     assert cost_table(*ask, rows=1).draft_ms(1) >= 0
 
 
@@ -267,7 +274,7 @@ def test_a_table_nested_too_deeply_is_not_used(tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_costs_are_measured_with_a_draft_head(temperature, drafter):
-    """The head reads the target's states: if `_Lab` did not pass them on, the first proposal would fail."""
+    """The head reads the target's states: if `_RoundTimer` did not pass them on, the first proposal would fail."""
     sampling = SamplingParams(temperature=temperature)
     table = cost_table(tiny_pair("head"), DRAFTERS[drafter], "sdpa", sampling, rows=2)
     assert list(table.verify) == list(table.draft) == [1, 2]
@@ -279,7 +286,7 @@ def test_costs_measured_ahead_are_not_measured_again(tmp_path, monkeypatch):
     pair = tiny_pair(0.05, target=target)
     assert len(list(measure_ahead(pair, 2))) > 10 and len(list(tmp_path.rglob("*.json"))) == 2
     assert not list(measure_ahead(pair, 2))
-    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    monkeypatch.setattr("bass_core.decode.calibrate._RoundTimer", None)
     for temperature in (0.0, 0.7):
         sampling = SamplingParams(temperature=temperature, top_p=0.9)
         request = make_request(pair, [1, 2, 3], n=2, draft_length="cost-aware", sampling=sampling)

@@ -42,7 +42,7 @@ def test_make_policy():
 
 
 class Recorder(Algorithm1):
-    """Algorithm 1 that records its updates; each decoder works on a copy, so the record belongs to the class."""
+    """Algorithm 1 that records its updates. A decoder copies its policy, so the class holds the record."""
 
     updates: ClassVar[list[int]] = []
 
@@ -76,7 +76,7 @@ def test_a_decoder_uses_the_lengths_of_its_policy(amount):
 
 
 class OddRows:
-    """Allows each row a different number of drafts, more than some rows can use."""
+    """Sets a different draft length for each row, for some more than they can use."""
 
     limit = 6
 
@@ -109,7 +109,7 @@ def test_a_policy_sets_the_length_of_each_row():
     assert [offer.unread for offer in feedback.offers] == [1, 1, 1], "the prompts were read before"
     assert feedback[1:5] == ([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards)
     assert feedback.ms > feedback.draft_ms > 0
-    # The first row has one token left to write, which is the target's own, so it drafts none.
+    # The first row has one token left to write, which the target writes itself, so it drafts none.
     assert [len(row.drafted) for row in second.rows] == [0, 0, 2]
     regular = generate(ModelPair(target), prompts(3), method="regular", max_new_tokens=tokens)
     assert [row.token_ids for row in rows] == texts_of(regular)

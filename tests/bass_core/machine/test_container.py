@@ -16,7 +16,7 @@ from bass_core.machine.memory import available_bytes
 def sixteen_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Simulate a machine with 16 cores and without control groups."""
     monkeypatch.setattr(container, "ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(container, "OWN", tmp_path / "own")
+    monkeypatch.setattr(container, "PROCESS_GROUPS", tmp_path / "own")
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 
@@ -40,7 +40,7 @@ def write_files(tmp_path: Path, group: str, files: dict[str, str]) -> None:
         ("0::/\n", {}, 16),
         # The parent's limit is lower than the group's own.
         ("0::/pod/main\n", {"pod/main/cpu.max": "800000 100000", "pod/cpu.max": "400000 100000"}, 4),
-        # Version 1, with two controllers in one tree, in a container that sees its path on the host.
+        # Version 1, with two controllers in one tree. The path exists only on the host.
         (
             "12:memory:/docker/7\n4:cpu,cpuacct:/docker/7\n1:name=systemd:/\n0::/\n",
             {"cpu,cpuacct/cpu.cfs_quota_us": "200000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"},

@@ -32,7 +32,7 @@ def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Non
 
 
 def test_each_last_level_cache_of_our_cores_counts_once(caches: Callable[..., None]) -> None:
-    """Cores 0 and 1 share a cache, 2 has its own, and this process may not use 3; level 1 does not matter."""
+    """Cores 0 and 1 share a cache, core 2 has another, and core 3 is not ours. Caches of level 1 are ignored."""
     small = ("index0", "32K", "0")
     caches(
         {
@@ -56,14 +56,14 @@ def test_the_read_size_fits_the_caches_and_the_free_memory(monkeypatch: pytest.M
         (32, 4096, 512, 320),  # ten caches
         (100, 4096, 512, 512),  # as many as fit the largest size
         (32, 300, 512, 150),  # half of the free memory
-        (480, 4096, 256, 960),  # two caches of a virtual machine, which may report its host's
+        (480, 4096, 256, 960),  # at least two caches; a virtual machine may report its host's large one
         (480, 1900, 256, 0),
         (32, 100, 512, 0),  # less than two caches: the second pass would read the cache
     ):
         monkeypatch.setattr(cpu_speed, "last_cache", lambda cache=cache: cache * MB)
         monkeypatch.setattr(cpu_speed, "available_bytes", lambda device, free=free: free * MB)
-        assert cpu_speed.room(most * MB) == size * MB
-    monkeypatch.setattr(cpu_speed, "written", None)
+        assert cpu_speed.bandwidth_array_bytes(most * MB) == size * MB
+    monkeypatch.setattr(cpu_speed, "filled_array", None)
     assert cpu_speed.read_bandwidth() is None, "there is no room"
 
 
@@ -76,9 +76,12 @@ def script_seconds(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) ->
 
 
 def test_the_best_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two ways to read alternate: they take 1.0, 0.5, 0.8 s and 0.4, 0.9, 0.7 s for 800 bytes."""
+    """Two ways to read 800 bytes take turns.
+
+    The passes of the first take 1.0, 0.5 and 0.8 s; those of the second 0.4, 0.9 and 0.7 s.
+    """
     script_seconds(monkeypatch, iter((1.0, 0.4, 0.5, 0.9, 0.8, 0.7)))
-    array = cpu_speed.written(800)
+    array = cpu_speed.filled_array(800)
     assert array.nbytes == 800
     assert list(cpu_speed.read_speeds(array, passes=3).values()) == [1600.0, 2000.0]
     script_seconds(monkeypatch, iter((1.0, 0.4)))
@@ -88,17 +91,20 @@ def test_the_best_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_way_reads_the_whole_array() -> None:
-    """Each result changes with the first element, and with the last."""
+    """With each way to read the array, a change of its first or last element changes the result."""
     for name, read in cpu_speed.READS.items():
-        before = read(cpu_speed.written(4096))
+        before = read(cpu_speed.filled_array(4096))
         for place in (0, -1):
-            array = cpu_speed.written(4096)
+            array = cpu_speed.filled_array(4096)
             array[place] = 7.0
             assert read(array) != before, name
 
 
 def test_a_dtype_slower_than_float32_counts_as_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32 takes 1 ms for any size, so its largest counts; float16 takes 5 s, so only one size is tried."""
+    """A float32 product takes 1 ms at any size, so the largest product gives the speed.
+
+    A float16 one takes 5 s and is tried once.
+    """
     sizes: list[tuple[torch.dtype, int]] = []
 
     def mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:

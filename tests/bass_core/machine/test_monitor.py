@@ -105,7 +105,7 @@ def test_a_call_that_fails_loses_only_its_own_fields(nvml: FakeNvml) -> None:
 
 
 def test_the_board_is_found_only_by_its_own_uuid(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice of a board has its own UUID; without a UUID or pynvml, all fields are None."""
+    """A slice of a GPU has another UUID than its board. Without a UUID or pynvml, all fields are None."""
     slices = {"GPU-ffffffff-0000-0000-0000-000000000000": "wrong", f"MIG-{UUID}": "right"}
     for boards, uuid in ((slices, UUID), (slices, f"MIG-{UUID}"), (nvml.boards, None)):
         nvml.boards = boards
@@ -130,7 +130,7 @@ def test_fields_are_none_while_nvml_fails(nvml: FakeNvml) -> None:
 
 
 def test_the_real_nvml_never_raises() -> None:
-    """On any machine, each field is a number or None."""
+    """With or without a GPU, each field is a number or None."""
     board = NvmlDevice(CUDA)
     values = board.read()
     board.close()

@@ -1,4 +1,4 @@
-"""Each test starts new processes: compiled CPU kernels and their cache, and the wait policy of torch's threads."""
+"""The cache of compiled CPU kernels, and the wait policy of torch's threads; each test starts new processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print(pair)
 print(type(pair.target_step).__name__)
 print(ModelPair(tiny("llama")))
 """
-# An importer that comes before all others.
+# Code that makes every import of numba fail.
 BLOCKED = """
 class Blocker:
     def find_spec(self, name, *_):
@@ -69,7 +69,7 @@ COMPILED, LOADED = "a bar\nclosed\ncompiled\n", "loaded\n"
 
 @needs_numba
 def test_code_is_compiled_once_and_again_if_it_is_damaged(tmp_path: Path) -> None:
-    """Code of other versions is removed if it was not used for a long time."""
+    """Compiled code of other versions is removed if it was not used for a long time."""
     old, other = (tmp_path / f"{name}-numba-0" for name in ("00000000", "11111111"))
     for folder in (old, other):
         folder.mkdir()
@@ -187,7 +187,10 @@ print(json.dumps([before, signatures(), Counter.names, measured, drafted]))
 
 @needs_numba
 def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
-    """For any sampling, rule and batch. Nor do they load compiled code from disk, which takes time too."""
+    """The first races also load no compiled code from disk, because loading takes time too.
+
+    Samplings, rules and batch sizes vary.
+    """
     variables = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "BASS_MEASURE": "1"}
     # Without optimisation, compiling takes half the time.
     env = {**os.environ, **variables, "NUMBA_OPT": "0"}
@@ -196,5 +199,6 @@ def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
     before, after, compiled, measured, drafted = json.loads(result.stdout.splitlines()[-1])
     assert compiled == [] and after == before
     assert not measured and drafted
-    # Only a bench calls `attend_layers`. Each further signature of a kernel would have to be prepared too.
+    # Every kernel has only one signature, because each signature must be compiled before a race. `attend_layers`
+    # has no compiled signature, because only a benchmark calls it.
     assert {name: number for name, number in after.items() if number != 1} == {"attend_layers": 0}

@@ -17,7 +17,7 @@ CPU, HEADS = torch.device("cpu"), (4, 2, 16)
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Fake both kernels and list their calls. Ours takes 2 ms longer for prompts, flash-attn for short queries."""
+    """Fake both kernels and list their calls: ours is 2 ms slower for prompts, flash-attn for short queries."""
     calls_so_far: list[str] = []
 
     def fused(query: torch.Tensor, *rest: Any, **options: Any) -> None:
@@ -29,7 +29,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         time.sleep(0.002 * (query.shape[2] <= 64))
 
     monkeypatch.delenv("BASS_MEASURE")
-    monkeypatch.setattr(attention, "FASTER", set())
+    monkeypatch.setattr(attention, "FLASH_FASTER", set())
     monkeypatch.setattr(attention, "why_backend_unavailable", lambda *_: None)
     monkeypatch.setitem(BACKENDS, "fused", fused)
     monkeypatch.setitem(BACKENDS, "flash", flash)
@@ -39,7 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_flash_attn_is_used_only_where_it_was_faster(calls: list[str]) -> None:
     measure_flash(CPU, torch.float32, *HEADS)
     assert {"fused", "flash"} == set(calls)
-    assert {(CPU, torch.float32, *HEADS, True)} == attention.FASTER
+    assert {(CPU, torch.float32, *HEADS, True)} == attention.FLASH_FASTER
 
 
 @pytest.mark.parametrize(("name", "value"), [("BASS_MEASURE", "0"), ("SPACES_ZERO_GPU", "true")])
@@ -48,7 +48,7 @@ def test_nothing_is_timed_if_measuring_is_off(
 ) -> None:
     monkeypatch.setenv(name, value)
     measure_flash(CPU, torch.float32, *HEADS)
-    assert not calls and not attention.FASTER
+    assert not calls and not attention.FLASH_FASTER
 
 
 def test_a_kernel_that_fails_is_logged_and_not_used(
@@ -61,5 +61,5 @@ def test_a_kernel_that_fails_is_logged_and_not_used(
     monkeypatch.setitem(BACKENDS, "flash", failing_kernel)
     with caplog.at_level(logging.WARNING):
         measure_flash(CPU, torch.float32, *HEADS)
-    assert not attention.FASTER
+    assert not attention.FLASH_FASTER
     assert caplog.messages == ["flash-attn is not used, since it can't be timed here: out of memory"]

@@ -20,7 +20,7 @@ from bass_core.model.graphs import GraphRunner, record_calls
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
-from kernels.plan import MOST_TREE
+from kernels.plan import MAX_TREE_TOKENS
 from tests.support.models import tiny
 from tests.support.trees import batch_tree, path
 
@@ -76,8 +76,8 @@ def test_the_logits_of_a_tree_are_those_of_its_paths(
 
 
 def steps(rng: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
-    """Yield (rows, tokens, tree tokens fed before per row, whether it is a tree) of each step."""
-    # Never more rows than before, because padding rows write to the cache rows after the batch.
+    """Yield for each step: rows, tokens per row, how many tree tokens each row had before, whether it's a tree."""
+    # The number of rows never grows, because padding rows overwrite the cache rows after those of the batch.
     for batch, width, tree in (
         (4, 4, True),
         (4, 4, False),
@@ -98,9 +98,9 @@ def steps(rng: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
     ],
 )
 def test_a_replay_of_trees_equals_the_eager_step(kind: type[CausalModel], backend: str, prefixes: bool) -> None:
-    """Different trees of one shape share a capture; a chain of that shape has its own."""
+    """Different trees of one shape share a capture; chains of that shape have a separate one."""
     model, rng = make_model(kind, backend), random.Random(1)
-    # The kernels for products and rotation are the same in both.
+    # Switch off the kernels for products and rotation, because a replay and an eager step call the same ones.
     model.has_kernels = False
     shared = SharedPrompts((tuple(range(1, 33)),)) if prefixes else SharedPrompts(())
     runner = GraphRunner(model, 4, 64, model.vocab, backend, record=record_calls, shared=shared)
@@ -110,7 +110,7 @@ def test_a_replay_of_trees_equals_the_eager_step(kind: type[CausalModel], backen
             model.forward(ForwardBatch(torch.arange(1, 33)[None], [0]), each.cache.prefix, backend)
             each.cache.attach(1, 0, 16)
             each.cache.attach(2, 0, 32)
-        # Feed tokens that the steps read as text, or as the first tokens of their trees.
+        # Fill the cache with tokens. The steps read them as text, or as tree tokens of earlier steps.
         starts = [each.cache.starts[row] for row in range(4)]
         model.forward(ForwardBatch(torch.arange(80).view(4, 20) + 5, starts), each.cache, backend)
     generator = torch.Generator().manual_seed(3)
@@ -129,11 +129,11 @@ def test_a_replay_of_trees_equals_the_eager_step(kind: type[CausalModel], backen
 
 
 def test_trees_without_spare_bits_are_not_padded() -> None:
-    """A step of 11 tokens is padded to 13 if the tree has enough bits, otherwise it runs unpadded."""
+    """A step of 11 tokens is padded to 13 if the tree's bit mask has room for 13, otherwise it runs unpadded."""
     model = make_model(CausalModel, "pad")
     runner = GraphRunner(model, 1, 128, model.vocab, "pad", record=record_calls)
     ids = torch.arange(11)[None] + 3
-    for before in (MOST_TREE - 13, MOST_TREE - 12, MOST_TREE - 11):
+    for before in (MAX_TREE_TOKENS - 13, MAX_TREE_TOKENS - 12, MAX_TREE_TOKENS - 11):
         parents = [list(range(-1, before + 10))]
         runner.forward(ForwardBatch(ids, [before + 2], tree=batch_tree(parents, [before])))
     assert sorted(key[:2] for key in runner.slot.steps) == [(1, 11), (1, 13)]

@@ -22,7 +22,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.capturable import mark_capturable
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
-from bass_core.model.weights.shape import turns_with_length
+from bass_core.model.weights.shape import rope_depends_on_length
 from kernels.support import runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -54,7 +54,10 @@ def slots(pair: ModelPair) -> list[Any]:
 def test_after_a_capture_fails_at_its_end_none_is_tried_again(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise torch's `empty_cache` would raise, and the thread would stay on the capture's stream."""
+    """After a capture has failed at its end, torch's `empty_cache` would raise, so it must not be called.
+
+    The thread must also leave the capture's stream.
+    """
     pair = on_device()
 
     def fail() -> None:
@@ -131,8 +134,8 @@ def test_models_whose_rotation_depends_on_the_length_are_not_captured() -> None:
         ({"type": "linear", "factor": 2.0}, False),
         (None, False),
     ):
-        assert turns_with_length(SimpleNamespace(rope_parameters=rope)) is turns
-        assert turns_with_length(SimpleNamespace(rope_scaling=rope)) is turns
+        assert rope_depends_on_length(SimpleNamespace(rope_parameters=rope)) is turns
+        assert rope_depends_on_length(SimpleNamespace(rope_scaling=rope)) is turns
     model = copy.deepcopy(tiny("llama"))
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert not CausalModel(model).capturable and CausalModel(tiny("llama")).capturable
@@ -166,7 +169,7 @@ def test_captures_of_one_cache_share_a_pool_and_a_separate_stream(
     for width in (1, 2, 3):
         runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long, device=DEVICE), [0]))
     assert len(used) == 3 and len(set(used)) == 1
-    # torch hands out 32 streams in turn, so 40 include each of them.
+    # torch hands out 32 streams in turn, so these 40 include all of them.
     lane_streams = {runtime(DEVICE).Stream(DEVICE).key for _ in range(40)}
     assert used[0][1] not in lane_streams
 
@@ -191,7 +194,7 @@ def test_the_memory_of_graphs_is_not_available(monkeypatch: pytest.MonkeyPatch) 
 def test_the_least_used_step_is_dropped_when_a_caches_captures_are_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The limit counts all memory taken by a capture, not only its outputs."""
+    """The limit applies to all memory that captures take, not only to their outputs."""
     model = on_device().target_step
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     assert isinstance(runner, graphs.GraphRunner)
@@ -220,7 +223,10 @@ def test_a_capture_frees_memory_only_if_little_is_free(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by the garbage collector during it nor by another thread, which returns without waiting."""
+    """`empty_cache` does nothing during a capture, whether the capturing thread calls it or another one.
+
+    The other thread does not wait for the capture's end.
+    """
     calls: list[bool] = []
     module = runtime(DEVICE)
     monkeypatch.setattr(module, "empty_cache", lambda: calls.append(True))
@@ -238,7 +244,7 @@ def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch:
 
 
 def test_a_runner_may_be_dropped_while_a_slot_is_taken() -> None:
-    """The lock is re-entrant, because the garbage collector may drop a runner in the thread that holds it."""
+    """The lock is re-entrant: the garbage collector may drop a runner in the thread that holds the lock."""
     with graphs._lock:
         assert graphs._lock.acquire(blocking=False)
         graphs._lock.release()

@@ -1,6 +1,6 @@
 """Weights joined for a GPU are stored once, and the user's model still works as before.
 
-A CPU passes for an accelerator, on which the parameters become views of the joined weights.
+A CPU is treated as an accelerator here, so that the parameters become views of the joined weights.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tests.support.models import prompts, reference, texts_of, tiny, tiny_pair
 
 @pytest.fixture(autouse=True)
 def no_idle_caches() -> Iterator[None]:
-    """Free the models: steps recorded as calls keep them alive, unlike CUDA graphs."""
+    """Free the models after each test. Unlike CUDA graphs, steps recorded as calls keep their models alive."""
     yield
     graphs._idle.clear()
 
@@ -40,7 +40,7 @@ def tokens(pair: ModelPair, rows: list[list[int]], count: int, **arguments: obje
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
-    """Ragged prompts, a sliding window of 8 in Gemma, and a draft length of 3."""
+    """Prompts differ in length, the draft length is 3, and Gemma has a sliding window of 8."""
     model = tiny(architecture)
     pair = tiny_pair(0.03, target=model)
     rows = prompts(2, longest=12)
@@ -52,7 +52,10 @@ def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_gpus_forward_equals_the_models(architecture: str, kernels: bool) -> None:
-    """Logits and states of ragged rows; with `kernels`, products, rotation, writes and attention run in Triton."""
+    """Compare logits and states of ragged rows.
+
+    kernels: run matrix products, rotation, cache writes and attention in Triton.
+    """
     model = tiny(architecture)
     assert fits(model)
     ours, theirs = LlamaCuda(model), CausalModel(model)
@@ -73,7 +76,10 @@ def test_the_gpus_forward_equals_the_models(architecture: str, kernels: bool) ->
 
 
 def test_weights_are_joined_only_if_one_more_layer_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One layer: q 64 x 64, k and v 32 x 64, gate and up 128 x 64, 4 bytes each: 96 KiB, plus a quarter."""
+    """One layer has q 64 x 64, k and v 32 x 64, gate and up 128 x 64, so 96 KiB.
+
+    Free memory must exceed this size by a quarter.
+    """
     model = tiny("llama", layers=3)
     needed = (64 + 2 * 32 + 2 * 128) * 64 * 4
     for free, room in ((1.26 * needed, True), (1.24 * needed, False)):
@@ -90,7 +96,7 @@ def static_runner(model: CausalModel, batch: int, length: int, backend: str = "p
     [(CausalModel, "pad"), (LlamaCuda, "pad"), pytest.param(LlamaCuda, "fused", marks=pytest.mark.slow)],
 )
 def test_a_replay_over_prefixes_equals_the_eager_step(kind: type[CausalModel], backend: str) -> None:
-    """One captured step serves any starts and groups, windows, and a row that has left its prefix."""
+    """One captured step serves rows with any prefix, or with none, and any window."""
     model = kind(tiny("llama"))
     if kind is LlamaCuda:
         model.has_kernels = backend == "fused"
@@ -145,7 +151,7 @@ def test_a_batch_that_fits_no_shape_runs_eagerly() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         runner.forward(ForwardBatch(torch.ones(1, 6, dtype=torch.long), [251]))
     assert not runner.slot.steps
-    # The next wider shape would not fit the cache, the exact one does.
+    # A step padded to the next wider shape would not fit the cache; an unpadded step does.
     runner.forward(ForwardBatch(torch.ones(1, 10, dtype=torch.long), [246]))
     assert [key[:2] for key in runner.slot.steps] == [(1, 10)]
 
@@ -177,10 +183,10 @@ def test_without_triton_all_modules_import_and_fused_attention_is_refused() -> N
 def test_a_captured_step_reads_no_columns_past_its_extent(
     kind: Any, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its logits equal an eager step's over ragged rows, although the columns past the extent are NaN."""
+    """Although the columns past the extent are NaN, the logits of ragged rows equal those of an eager step."""
     model = kind(tiny("llama"))
     if kind is LlamaCuda:
-        model.has_kernels = False  # they are the same in both
+        model.has_kernels = False  # Captured and eager steps call the same kernels.
     caches = [model.new_cache(2, 64) for _ in range(2)]
     torch.manual_seed(0)
     ids = torch.randint(1, 90, (2, 9))
@@ -205,7 +211,10 @@ def test_a_captured_step_reads_no_columns_past_its_extent(
 
 
 def test_extents_grow_by_powers_of_two() -> None:
-    """Few captures, and at most twice the columns needed. Backends that stop at each row's end need one extent."""
+    """Growth by powers of two means few captures, and at most twice the columns needed (or 256).
+
+    Backends that stop at each row's end need only one extent.
+    """
     extents = {columns: captured_extent("pad", columns, 3000) for columns in range(1, 3001)}
     assert sorted(set(extents.values())) == [256, 512, 1024, 2048, 3000]
     assert all(columns <= extent <= max(256, 2 * columns) for columns, extent in extents.items())

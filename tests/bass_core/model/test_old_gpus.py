@@ -15,7 +15,7 @@ from bass_core import RequestError
 from bass_core.machine import cpu_kernels
 from bass_core.model import llama_cuda as gpu_model
 from bass_core.model.attention import choose_backend
-from bass_core.model.llama_cuda import LlamaCuda, Plan
+from bass_core.model.llama_cuda import LlamaCuda, ProductPlan
 from bass_core.model.loading import catalogue
 from bass_core.model.loading.catalogue import default_dtype, pick_dtype
 from kernels import backends as ragged_attention
@@ -36,6 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         why_unavailable.cache_clear()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr("kernels.support.find_spec", lambda name: triton or None)
+        monkeypatch.setattr("kernels.support._why_no_driver", lambda: None)
         monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: flash)
 
     yield set_gpu
@@ -55,7 +56,7 @@ def test_a_t4_runs_float16_and_a_cpu_without_bfloat16_float32(gpu: Any, monkeypa
 
 
 def test_without_a_c_compiler_attention_is_torchs(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Triton itself would notice only at its first launch.
+    # Triton itself would notice the missing compiler only at its first launch.
     monkeypatch.delenv("CC")
     for compiler, chosen in ((None, "sdpa"), ("/usr/bin/clang", "fused")):
         monkeypatch.setattr("shutil.which", lambda name, compiler=compiler: compiler if name == "clang" else None)
@@ -101,7 +102,7 @@ def test_flash_attention_is_refused_on_devices_that_cannot_run_it(gpu: Any) -> N
 def test_without_tensor_cores_products_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels for the cache and the rotation are still used, because they multiply no matrices."""
     model = tiny("llama")
-    assert LlamaCuda(model).plan == Plan()
+    assert LlamaCuda(model).plan == ProductPlan()
     monkeypatch.setattr(gpu_model, "has_tensor_cores", lambda device: False)
     ours = LlamaCuda(model)
     assert ours.has_kernels and not any(ours.plan.takes(rows, 2) for rows in (1, 8, 64))

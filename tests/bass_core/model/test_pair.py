@@ -52,7 +52,7 @@ def test_models_of_a_pair_stay_ordinary_transformers_models():
 def test_the_cache_argument_has_the_name_in_the_models_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 5.24 renamed "past_key_values" to "cache", and 5.40 drops the old name.
 
-    Only the model's own forward in the trial at load has a mask and no cache of ours.
+    Our calls pass the cache. Only the trial at load also calls the model without a cache, with a mask instead.
     """
     target = tiny("llama")
     forward = type(target).forward

@@ -1,10 +1,10 @@
-"""A head's pointer against a simple search in Python."""
+"""A head's pointer finds the same matches as a simple search in Python."""
 
 import random
 
 import torch
 
-from bass_core.model.pointer import BEGIN, LONGEST, SHORTEST, Pointer, followers, windows
+from bass_core.model.pointer import INITIAL_INCREASE, LONGEST, SHORTEST, Pointer, followers, windows
 
 
 def by_hand(committed: list[int], drafts: list[int]) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def test_the_lift_grows_with_the_match_and_depends_on_the_state():
     pointer, states = Pointer(4), torch.randn(3, 4)
     sizes = torch.tensor([SHORTEST, 5, LONGEST])
     lifts = pointer(states, sizes)
-    assert lifts[0] == BEGIN[0] and lifts[0] < lifts[1] < lifts[2] == BEGIN[1]
+    assert lifts[0] == INITIAL_INCREASE[0] and lifts[0] < lifts[1] < lifts[2] == INITIAL_INCREASE[1]
     with torch.no_grad():
         pointer.weight.copy_(torch.tensor([0.0, 2.0, 0.0, 0.0]))
     torch.testing.assert_close(pointer(states, sizes), lifts + 2 * states[:, 1])

@@ -1,4 +1,4 @@
-"""Prompts share the prefixes that save most, and a cache stores each prefix once."""
+"""Prompts share the prefixes that save the most tokens, and a cache stores each prefix once."""
 
 from __future__ import annotations
 
@@ -15,47 +15,51 @@ from bass_core.model.forward import ForwardBatch
 from bass_core.model.prefill import PrefillSteps
 from bass_core.model.prefix import CachedTexts, share_prompts
 from bass_core.model.runner import ModelRunner
-from kernels.plan import SHARE
+from kernels.plan import PREFIX_UNIT
 from tests.support.models import VOCAB, tiny
 
-HEAD = list(range(1, 1 + 3 * SHARE))
-OTHER = list(range(50, 50 + 2 * SHARE))
+HEAD = list(range(1, 1 + 3 * PREFIX_UNIT))
+OTHER = list(range(50, 50 + 2 * PREFIX_UNIT))
 
 
 @pytest.fixture(autouse=True)
 def share_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CausalModel, "least_saved", SHARE)
+    monkeypatch.setattr(CausalModel, "least_saved", PREFIX_UNIT)
 
 
 def tokens_saved(prompts: list[list[int]], prefixes: tuple[tuple[int, ...], ...]) -> int:
-    """Return the tokens that these prefixes save, if each prompt uses its longest."""
+    """Return how many tokens these prefixes save, if each prompt uses the longest prefix that it begins with."""
     used = [max((p for p in prefixes if tuple(prompt[: len(p)]) == p), key=len, default=()) for prompt in prompts]
     return sum(map(len, used)) - sum(map(len, set(used)))
 
 
 def test_only_whole_units_are_shared() -> None:
     assert share_prompts([HEAD + [7], HEAD + [8], HEAD[:20]]).prefixes == (tuple(HEAD),)
-    assert share_prompts([HEAD[:20], HEAD[:20]]).prefixes == (tuple(HEAD[:SHARE]),)
-    assert share_prompts([HEAD[: SHARE - 1]] * 4).prefixes == ()
+    assert share_prompts([HEAD[:20], HEAD[:20]]).prefixes == (tuple(HEAD[:PREFIX_UNIT]),)
+    assert share_prompts([HEAD[: PREFIX_UNIT - 1]] * 4).prefixes == ()
     assert share_prompts([HEAD]).prefixes == share_prompts([]).prefixes == ()
-    assert share_prompts([HEAD] * 3, 6 * SHARE).prefixes == (tuple(HEAD),)
-    assert share_prompts([HEAD] * 3, 6 * SHARE + 1).prefixes == (), "the prefix saves too little"
+    assert share_prompts([HEAD] * 3, 6 * PREFIX_UNIT).prefixes == (tuple(HEAD),)
+    assert share_prompts([HEAD] * 3, 6 * PREFIX_UNIT + 1).prefixes == (), "the prefix saves too little"
 
 
 def test_no_set_of_prefixes_saves_more() -> None:
-    """Compared with all sets of prefixes, over small random groups of prompts."""
+    """For small random groups of prompts, compare the chosen prefixes with every possible set of prefixes."""
     rng = random.Random(0)
-    units = [[i] * SHARE for i in range(2)]
+    units = [[i] * PREFIX_UNIT for i in range(2)]
     for _ in range(60):
         prompts = [
             sum((rng.choice(units) for _ in range(rng.randint(0, 3))), [9]) for _ in range(rng.randint(2, 5))
         ]
         prompts = [prompt[1:] + prompt[:1] for prompt in prompts]
-        prefixes = {tuple(prompt[: n * SHARE]) for prompt in prompts for n in range(1, len(prompt) // SHARE + 1)}
+        prefixes = {
+            tuple(prompt[: n * PREFIX_UNIT])
+            for prompt in prompts
+            for n in range(1, len(prompt) // PREFIX_UNIT + 1)
+        }
         sets = itertools.chain.from_iterable(
             itertools.combinations(sorted(prefixes), n) for n in range(len(prefixes) + 1)
         )
-        # A flat set: no prompt begins with two of its prefixes.
+        # In a flat set, no prefix begins with another one, so no prompt begins with two of them.
         flat = [s for s in sets if not any(a != b and b[: len(a)] == a for a in s for b in s)]
         best = max(tokens_saved(prompts, prefix_set) for prefix_set in flat)
         assert tokens_saved(prompts, share_prompts(prompts).prefixes) == best
@@ -63,13 +67,13 @@ def test_no_set_of_prefixes_saves_more() -> None:
 
 def test_prompts_that_each_continue_another_are_shared() -> None:
     """For example, the turns of a long conversation, each as a prompt."""
-    prompts = [[1] * (SHARE * turns) + [2] for turns in range(1, 1200)]
+    prompts = [[1] * (PREFIX_UNIT * turns) + [2] for turns in range(1, 1200)]
     assert share_prompts(prompts).prefixes
 
 
 def test_a_row_has_columns_for_its_unshared_tokens() -> None:
     texts = CachedTexts([HEAD + [7], HEAD, OTHER], [80, 60, 40])
-    shared = texts.shared(SHARE)
+    shared = texts.shared(PREFIX_UNIT)
     assert shared.prefixes == (tuple(HEAD),) and shared.longest == len(HEAD)
     assert texts.columns(shared) == 40
     assert texts.shared(None).prefixes == () and texts.columns(texts.shared(None)) == 80
@@ -87,7 +91,7 @@ def prefilled(runner: ModelRunner, prompts: list[list[int]]) -> tuple[int, torch
 def runner_over(prompts: list[list[int]], rows: int, spare: int = 8) -> ModelRunner:
     model = CausalModel(tiny("llama"))
     texts = CachedTexts(prompts, [len(prompt) + spare for prompt in prompts])
-    shared = texts.shared(SHARE)
+    shared = texts.shared(PREFIX_UNIT)
     return ModelRunner(model, rows, texts.columns(shared), VOCAB, "pad", shared=shared)
 
 
@@ -134,7 +138,7 @@ def test_prefill_states_include_the_prefix() -> None:
 
 
 def test_prompts_may_consist_of_only_their_prefix() -> None:
-    """A second prefill has nothing to feed, and gives the same rows and states."""
+    """A second prefill feeds no tokens, and gives the same rows and states as the first."""
     prompts = [HEAD, HEAD, OTHER, OTHER]
     runner = runner_over(prompts, 4)
     _, logits = prefilled(runner, prompts)
@@ -145,7 +149,7 @@ def test_prompts_may_consist_of_only_their_prefix() -> None:
     assert len(set(runner.cache.groups[:2])) == len(set(runner.cache.groups[2:])) == 1
     torch.testing.assert_close(prefill.logits(), logits)
     for row, states in enumerate(prefill.states()):
-        assert states is runner.held(tuple(prompts[row]))[1]
+        assert states is runner.prefix_output(tuple(prompts[row]))[1]
 
 
 def test_single_rows_reuse_the_prefix_of_the_row_before() -> None:

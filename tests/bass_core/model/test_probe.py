@@ -1,6 +1,6 @@
 """The trial of a model at load, and the checks of its config and masks.
 
-tests/zoo tries whole architectures; these are the cases that they don't cover.
+tests/zoo tries whole architectures; the tests here are for cases that it doesn't cover.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
 
 
 def longrope() -> Any:
-    """Return a Phi-3 whose rotation changes once a text of the batch is longer than ORIGINAL."""
+    """Return a Phi-3 whose rotation changes for all rows once any text in the batch is longer than ORIGINAL."""
     torch.manual_seed(0)
     rope = {"rope_type": "longrope", "long_factor": [4.0, 3.0, 2.0, 8.0], "short_factor": [1.0] * 4}
     config = tf.Phi3Config(
@@ -48,7 +48,7 @@ def test_a_text_does_not_depend_on_the_length_of_other_texts():
     model = longrope()
     row = list(range(3, 11))
     expected = reference(model, row, 8)
-    model(torch.arange(3, 43)[None])  # leaves the rotation for long texts in the model
+    model(torch.arange(3, 43)[None])  # After this call the model has the rotation for long texts.
     inv_freq = model.model.rotary_emb.inv_freq.clone()
     pair = ModelPair(model)
     written = generate(pair, [row, list(range(3, 23))], max_new_tokens=8, eos_token_id=None, method="regular")
@@ -97,7 +97,8 @@ def test_tokens_see_only_their_own_chunk():
     seen = (~plan.mask(Chunks(4))).int().tolist()
     assert seen[0] == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert seen[1] == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]]
-    # The newest token is in column 3. Both drafts after it begin the next chunk, and see only themselves there.
+    # The newest token is in column 3. The two drafts that follow it are siblings at the start of the next chunk,
+    # where each sees only itself.
     tree = TokenTree(torch.tensor([[1, 3, 5]]), torch.tensor([[0, 1, 1]]), torch.tensor([0]))
     forked = AttentionPlan(torch.tensor([3]), [3], 3, tree=tree)
     assert (~forked.mask(Chunks(4))).int().tolist()[0] == [

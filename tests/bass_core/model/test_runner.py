@@ -1,6 +1,7 @@
 """`commit` keeps a tree's accepted path in the cache as if it had been fed as text, and sets the row's length.
 
-With RaggedCache and TiledCache, with and without a shared prefix; with the compiled kernels bit for bit.
+The tests use RaggedCache and TiledCache, with and without a shared prefix. With the compiled kernels, results are
+equal bit for bit.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from bass_core.model.prefill import PrefillSteps
 from bass_core.model.prefix import CachedTexts
 from bass_core.model.runner import ModelRunner
 from bass_core.model.tiled import TiledCache
-from kernels.plan import SHARE
+from kernels.plan import PREFIX_UNIT
 from tests.support import ROOT
 from tests.support.models import VOCAB, tiny
 
-LONG = list(range(1, 1 + 2 * SHARE))
+LONG = list(range(1, 1 + 2 * PREFIX_UNIT))
 PROMPTS = [[*LONG, 5, 6], [9, 8, 7], [*LONG, 70]]
 PARENTS = [[-1, -1, 0, 1, 3, 0], [-1, 0, 1, 1, 2, 3], [-1, -1, -1, 2, 3, 4]]
 DRAFTS = [[11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26], [31, 32, 33, 34, 35, 36]]
-# Columns after the old length: 0 is the newest token, i + 1 is draft i.
+# Each path lists columns relative to the row's old length: column 0 is the newest token, column i + 1 is draft i.
 PATHS = [[0, 2, 4, 5], [0, 1, 2, 4, 6], [0, 3, 4, 5, 6]]
 NEWEST = [40, 41, 42]
 
@@ -46,7 +47,7 @@ def model_and_backend(request: Any) -> tuple[Any, str]:
 
 def runner_over(model: Any, backend: str, share: bool) -> ModelRunner:
     texts = CachedTexts(PROMPTS, [len(prompt) + 20 for prompt in PROMPTS])
-    shared = texts.shared(SHARE if share else None)
+    shared = texts.shared(PREFIX_UNIT if share else None)
     runner = ModelRunner(model, 3, texts.columns(shared), VOCAB, backend, shared=shared)
     prefill = PrefillSteps(runner, PROMPTS)
     while not prefill.done:

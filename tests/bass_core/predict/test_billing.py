@@ -1,4 +1,4 @@
-"""The predicted cost of a step: what its forwards were fed, counted by hand and at the runner."""
+"""The predicted cost of a round, and the record of what its forwards were fed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_round_is_billed_at_the_rows_mean_cached_length() -> None:
 
 
 def test_each_draft_is_billed_as_a_forward_of_a_draft_model() -> None:
-    """Eight drafts of two rows take a draft model four forwards. Copies take none, and trees one per level."""
+    """Four drafts for each of two rows are billed as four forwards, copies as none, and trees as one per level."""
     fed = Forward([9, 5], [5, 5])
     rows = [row(0, 4, 1), row(1, 4, 1)]
     chains = Round("verify", 4, rows, draft_forwards=1, draft_tokens=8, fed=fed)
@@ -82,7 +82,7 @@ def test_a_window_is_billed_only_for_the_tokens_that_it_reads() -> None:
     window_ms = pytest.approx(3 * CLOCK.costs(300).verify_ms(2, 2))
     assert bill(CLOCK, round_, [], runs_draft=False).draft_ms == window_ms
     assert bill(SimulatedClock(TABLE), round_, [], runs_draft=False).draft_ms == 3 * TABLE.draft_ms(2)
-    round_.draft_forwards = 2  # of the pair's draft, besides the target's three
+    round_.draft_forwards = 2  # forwards of the pair's draft, besides the target's three windowed ones
     assert bill(CLOCK, round_, []).draft_ms == pytest.approx(
         3 * CLOCK.costs(300).verify_ms(2, 2) + 2 * costs.draft_ms(2)
     )
@@ -101,7 +101,11 @@ DRAFTERS = ("model", "head", "adaptive", "prompt_lookup", "window", "window_mode
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_rounds_record_what_their_forwards_were_fed(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare with the forwards that reach a runner: one of the target, the others billed for drafts."""
+    """Compare each round's `fed` with the forwards that reach a ModelRunner.
+
+    In a decoding round, one of these forwards is the target's. The round counts the others as draft or windowed
+    forwards.
+    """
     if drafter.startswith("window"):
         small_window(monkeypatch)
     pair = tiny_pair("head", target=TARGET) if drafter == "head" else PAIR

@@ -1,6 +1,6 @@
 """Simulated clocks: their arguments, the roofline behind them, and predicted rounds and speed-ups.
 
-Nothing here reads a clock.
+Nothing here reads a real clock.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_it_uses_the_fewest_gpus_that_hold_models_and_texts():
 
 
 def test_a_custom_size_needs_only_its_parameters():
-    """A guessed shape of 7.8B parameters is as fast as ours to within a tenth."""
+    """For 7.8B parameters, the guessed shape and our 7.8B shape differ in speed by at most a tenth."""
     guessed, ours = ModelSize(7.8e9).shape(), shape("7.8B")
     assert guessed.name == "7.8B" and guessed.cost.weight_bytes == 15.6e9
     assert guessed.layers == 34 and guessed.cost.kv_bytes == 2 * 34 * 8 * 128 * 2
@@ -138,7 +138,10 @@ def test_shapes_have_the_sizes_of_their_names():
 
 
 def test_a_laptop_gpu_has_a_peak_of_its_own_and_no_link():
-    """On laptop and desktop, one dense bfloat16 FLOP is worth 16 sparse FP4 operations."""
+    """Datasheets state sparse FP4 operations.
+
+    A GPU does 16 such operations in the time of one dense bfloat16 FLOP.
+    """
     laptop, target, draft = HARDWARE["laptop"], *shapes("1.7B")
     assert laptop.flops == 1824e12 / 16
     assert dense_peak("NVIDIA GeForce RTX 5090", torch.bfloat16) == pytest.approx(3352e12 / 16)
@@ -176,7 +179,7 @@ def test_a_roofline_over_several_gpus():
     assert [replace(a100, gpus=n).fits(8) for n in (1, 2, 4)] == [False, False, True]
 
 
-# Drafting pays here however much the draft has to read; simulated rounds don't model that reading.
+# With these costs drafting pays even if the draft has much text to read, which simulated rounds don't model.
 CHEAP = CostTable({1: [(1.0, 10.0), (9.0, 10.5)], 4: [(4.0, 12.0), (36.0, 13.0)]}, {1: 0.1, 4: 0.1}, padded=False)
 
 
@@ -197,7 +200,7 @@ class Replay:
 
 @pytest.mark.parametrize("policy", ["bass", 3, CostAware(CHEAP, timed=False)])
 def test_simulated_rounds_equal_those_of_the_decoder(pair, policy):
-    """Given the decoder's accepted counts, the simulator uses the same draft lengths and drafts as much."""
+    """Given the numbers of drafts that the decoder accepted, the simulator drafts as much in each round."""
     prompts = [[1, 2, 3], [7, 5], [11, 3, 9, 4], [2]]
     arguments = dict(draft_length=policy, drafter="model", max_new_tokens=24, eos_token_id=None)
     real = [round_ for round_ in stream(pair, prompts, **arguments) if round_.kind != "prefill"]
@@ -255,7 +258,7 @@ def test_no_drafts_change_nothing_and_rejected_drafts_lose_time() -> None:
     lost = predict_speedups(A100, acceptance=0, draft_lengths=(4,), **SMALL)
     assert all(point["tokens"] == 1 and point["speedup"] < 1 for point in lost["points"])
     won = predict_speedups(A100, acceptance=1, draft_lengths=(4,), **SMALL)
-    # 23 tokens after the prefill's: four rounds of 5, and one that ends short with the last 3.
+    # The prefill writes one token. The other 23 tokens take four rounds of 5 tokens and one round of 3.
     assert all(point["rounds"] == 5 and point["tokens"] == pytest.approx(23 / 5) for point in won["points"])
 
 

@@ -1,6 +1,6 @@
-"""Lanes on a simulated clock: this run's texts, another machine's times.
+"""Lanes on a simulated clock have the texts of this run and the times of another machine.
 
-Nothing here reads a clock: most tests compute each figure a second time from the rounds.
+Nothing here reads a real clock; most tests compute each figure a second time from the rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ REQUEST: dict[str, Any] = {"drafter": "model", "eos_token_id": None}
 
 @pytest.fixture(autouse=True)
 def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail on any measurement of this machine; with BASS_MEASURE=0, "auto" would only skip it."""
+    """Fail on any measurement of this machine.
+
+    BASS_MEASURE=0 would hide one, because with it "auto" skips measurements.
+    """
     monkeypatch.delenv("BASS_MEASURE")
     monkeypatch.setattr(measuring, "may_measure", lambda: pytest.fail("asked whether to measure"))
     monkeypatch.setattr(measuring, "MeasuredCosts", lambda *_: pytest.fail("measured"))
@@ -57,7 +60,7 @@ def last_snapshot(**arguments: Any) -> dict[str, Any]:
 
 
 def as_played(rounds: list[Round]) -> list[Played]:
-    """Convert the rounds to those of bench simulate."""
+    """Convert the rounds to the type that bench simulate uses."""
     return [
         Played(
             round_.draft_length,
@@ -72,7 +75,7 @@ def as_played(rounds: list[Round]) -> list[Played]:
 
 @pytest.mark.parametrize("method", ["regular", "speculative", "bass"])
 def test_lane_time_equals_that_of_bench_simulate(method: str) -> None:
-    """Each round takes Played.ms on a roofline at the mean cached length, which the test tracks itself."""
+    """Each round takes the time of Played.ms at the rows' mean cached length, which the test tracks itself."""
     rounds = list(
         stream(PAIR, ROWS, method=method, draft_length=Algorithm1(), max_new_tokens=24, clock=H100, **REQUEST)
     )
@@ -94,7 +97,7 @@ def test_lane_time_equals_that_of_bench_simulate(method: str) -> None:
 
 
 def test_figures_equal_those_of_bench_simulate() -> None:
-    """On a cost table, because its times don't depend on the context."""
+    """The clock uses a cost table, whose times don't depend on the context."""
     arguments: dict[str, Any] = dict(
         draft_length=Algorithm1(), max_new_tokens=24, clock=SimulatedClock(TABLE), **REQUEST
     )
@@ -122,7 +125,7 @@ def test_the_clock_does_not_change_the_text() -> None:
 
 @pytest.mark.parametrize("length", ["auto", "cost-aware"])
 def test_policies_use_the_simulated_costs_and_measure_nothing(length: str) -> None:
-    """They draft if multiplying is free, but not if only multiplying costs and a draft costs a step."""
+    """Both policies draft often if computing is free, but hardly at all if a draft costs as much as a step."""
     wide = SimulatedClock(Hardware("wide", 1000, 1e18, 80), target=ModelSize(7e9), draft=ModelSize(1e6, layers=1))
     slow = SimulatedClock(Hardware("slow", 1e6, 1e12, 80), target=ModelSize(7e9), draft=ModelSize(7e9))
     drafted = []
@@ -136,7 +139,7 @@ def test_policies_use_the_simulated_costs_and_measure_nothing(length: str) -> No
 
 
 def test_a_time_budget_is_in_simulated_time() -> None:
-    """A plain step takes about 6 ms on an H100, so 50 ms allow eight, however long they take here."""
+    """A plain step takes about 6 ms on an H100, so eight steps use up 50 ms, however slow this machine is."""
     out = generate(PAIR, ROWS, method="regular", max_new_tokens=64, time_budget_ms=50, clock=H100, **REQUEST)
     counts = {len(sequence.token_ids) for sequence in out.sequences}
     assert {sequence.finish_reason for sequence in out.sequences} == {"budget"} and counts <= {8, 9}
@@ -144,7 +147,7 @@ def test_a_time_budget_is_in_simulated_time() -> None:
 
 
 def test_utilisation_uses_the_simulated_hardware_and_shape() -> None:
-    """A plain step has 2 x parameters x rows FLOPs, over the predicted time and the datasheet's peak."""
+    """The utilisation is 2 x parameters x rows FLOPs per plain step, over the predicted time and the peak rate."""
     metrics = generate(PAIR, ROWS, method="regular", max_new_tokens=24, clock=H100, **REQUEST).metrics
     (target, _), gpu = shapes("7.8B"), HARDWARE["H100"]
     assert metrics.ms_per_token is not None and metrics.flops_utilization is not None

@@ -1,4 +1,4 @@
-"""The noise: known answers, and independence of seeds, ids, positions and tokens; argmax and probabilities."""
+"""Random numbers equal known values and do not depend on each other; argmax and probabilities."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def test_numbers_are_uniform_and_strictly_between_0_and_1():
 
 
 def test_streams_are_independent():
-    """Of roles, rounds, seeds, positions, tokens and rows. Numbers do not depend on those computed with them."""
+    """The numbers of different roles, rounds, seeds, positions, tokens and rows are not correlated.
+
+    A number is also the same whether it's computed by itself or together with others.
+    """
     base = _tokens(ids=8).flatten()
     roles = [role for role in Role if role != Role.TARGET]
     others = {
@@ -92,7 +95,7 @@ EXTREMES = [0, 1, 2, 0xFF, 2**23, 2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 
 
 
 def test_the_extreme_words_stay_between_0_and_1():
-    """They give 2**-33 to 1 - 2**-24, rounded to nearest at each step, for any integer type."""
+    """Words of any integer type become numbers from 2**-33 to 1 - 2**-24, rounded to nearest at each step."""
     uniforms = to_uniform(torch.tensor(EXTREMES).float())
     for word, u in zip(EXTREMES, uniforms.tolist(), strict=True):
         nearest = np.float32(word) * np.float32(2**-32) + np.float32(2**-33)
@@ -103,7 +106,7 @@ def test_the_extreme_words_stay_between_0_and_1():
 
 
 def test_small_exponentials_have_full_precision():
-    """None is 0 or infinite, and unlikely tokens are drawn at the right rate, down to 2**-32."""
+    """No exponential is 0 or infinite, and small ones are as frequent as they should be."""
     u = to_uniform(torch.tensor(EXTREMES).float())
     small = torch.log1p(-u)
     assert small.isfinite().all() and small.max() < 0
@@ -114,7 +117,8 @@ def test_small_exponentials_have_full_precision():
     for below in (2.0**-10, 2.0**-16, 2.0**-19):
         expected = many.numel() * below
         assert abs(int((many < below).sum()) - expected) < 4 * expected**0.5
-    # On a grid of 2**-23, these thousands of values would be only a few hundred distinct numbers.
+    # If the values were multiples of 2**-23, these thousands of values would contain only a few hundred different
+    # numbers.
     smallest = many[many < 2.0**-11]
     assert len(smallest.unique()) > 0.99 * len(smallest) > 1000
 
@@ -133,7 +137,7 @@ def test_pairs_of_neighbours_fill_the_square():
 
 
 def test_each_token_has_the_largest_number_equally_often():
-    """Gumbel-max needs this: over positions, each of 50 tokens has the largest number equally often."""
+    """Each of 50 tokens has the largest number at equally many positions. Gumbel-max sampling needs this."""
     winners = _tokens(ids=100, positions=200, size=50).argmax(-1).flatten()
     assert stats.chisquare(torch.bincount(winners, minlength=50).numpy()).pvalue > 1e-3
 
@@ -152,7 +156,7 @@ def test_argmax_is_torchs_with_the_lowest_index_on_ties() -> None:
 
 
 def test_temperatures_below_the_coldest_are_greedy() -> None:
-    """vLLM's bound; below it, and at 0, the most likely token is taken."""
+    """Below this bound, which is vLLM's, the most likely token is taken, as at temperature 0."""
     assert SamplingParams(COLDEST) != SamplingParams() and not SamplingParams(COLDEST).greedy
     assert all(SamplingParams(t).greedy for t in (0, 0.0, 5e-324, 1e-46, 0.999e-5))
     logits = torch.tensor([[3.0, 3.0, -2.0], [1.0, 1.0 + 2**-20, -3e38]])

@@ -47,7 +47,7 @@ for first, second in combinations(list(OURS_AND_THEIRS), 2):
 
 
 def test_biases_come_before_the_repetition_penalty():
-    """The logits equal those of transformers' processors bit for bit, for a text that contains token 0."""
+    """For a text that contains token 0, the logits equal those of transformers' processors bit for bit."""
     text, logits = [0], torch.tensor([[1.0, 3.0, 0.0, -1.0]])
     processors = LogitsProcessorList(
         [SequenceBiasLogitsProcessor({(0,): 3.0, (1,): -4.0}), RepetitionPenaltyLogitsProcessor(2.0)]
@@ -163,7 +163,7 @@ def test_shaped_next_computes_only_the_last_of_all_logits(
 
 @pytest.mark.parametrize("parents", [None, [[-1, -1, 1], [-1, 0, 1], [-1, 0, 0]]])
 def test_an_accelerators_logits_equal_the_hosts(parents: Any, monkeypatch: pytest.MonkeyPatch):
-    """Bit for bit, although the host touches only the logits of tokens in the texts and drafts."""
+    """The logits are equal bit for bit, although the host changes only those of tokens in the texts and drafts."""
     torch.manual_seed(0)
     params = SamplingParams(repetition_penalty=0.7, presence_penalty=-1.1, frequency_penalty=0.3)
     rows = [Sequence(r, r, torch.randint(0, 50, (5 * r + 1,)).tolist(), 99, frozenset()) for r in range(3)]

@@ -1,7 +1,7 @@
 """Enumerates everything that a verification can write, in float64 over a small vocabulary.
 
 `Chances` has p and q after every text. `Chances.drafts` lists the chains that may be drafted, with their
-probabilities. `written` sums the texts that a rule writes for them.
+probabilities. `written` returns the distribution of the texts that a rule writes if these chains are drafted.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 Chain = tuple[int, ...]
-# The probability that 0, 1, ... drafts of a chain are accepted, and each time the weights of the next token.
+# For i = 0, 1, ...: the probability that i drafts of a chain are accepted, and the next token's weights then.
 Judged = tuple[list[float], list[Tensor]]
 
 
 class Chances:
-    """p and q after every text of up to `longest` tokens: float64 [vocab], some entries 0."""
+    """p and q after every text of up to `longest` tokens, each float64 [vocab] with some entries 0."""
 
     def __init__(self, seed: int, vocab: int, longest: int, sharp: float = 1.5) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -51,14 +51,14 @@ class Chances:
         return self.rest((), length)
 
     def rest(self, chain: Chain, length: int) -> Tensor:
-        """Return the probability of every continuation of `length` tokens, written only by the target."""
+        """Return the probability of every continuation of `chain` by `length` tokens of the target."""
         if length == 0:
             return torch.ones((), dtype=torch.float64)
         continuations = [self.rest((*chain, token), length - 1) for token in range(self.vocab)]
         return torch.stack([p * rest for p, rest in zip(self.p[chain], continuations, strict=True)])
 
 
-# Returns whether the drafter stops after this chain.
+# A function that returns whether the drafter stops after a chain.
 Stop = Callable[[Chances, Chain], bool]
 
 
@@ -67,7 +67,7 @@ def written(
 ) -> tuple[Tensor, float]:
     """Return the probability of every text of `length` tokens, and the expected number of accepted drafts.
 
-    After one round, the target writes the rest of the text.
+    One round verifies the drafts by `judge`; then the target alone writes the rest of the text.
     """
     total = torch.zeros([chances.vocab] * length, dtype=torch.float64)
     expected = 0.0
@@ -103,5 +103,5 @@ def prefix(h: list[float]) -> list[float]:
 
 
 def normalised(weights: Tensor) -> Tensor:
-    """Scale the weights to sum to 1; all 0 stay 0."""
+    """Scale the weights to sum to 1, unless all are 0."""
     return weights / weights.sum() if weights.sum() > 0 else weights

@@ -1,7 +1,7 @@
-"""Block verification writes the target's distribution: enumerated with the library's functions, and counted.
+"""Text under block verification has the target's distribution.
 
-Enumerated in float64 for a vocabulary of 3, over every chain and every number of accepted drafts; the total
-variation distance to the target is below 1e-12. tests/conformance enumerates whole rounds.
+For a vocabulary of 3, the tests enumerate in float64 every chain and every number of accepted drafts. The total
+variation distance to the target must be below 1e-12. tests/conformance enumerates whole rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STOPS: dict[str, Stop] = {
 
 
 def by_the_paper(probs: Chances) -> Callable[[Chain], Judged]:
-    """Algorithm 2 of 2403.10444 in Python floats; h of the last draft is p_g, as in equation 4."""
+    """Return Algorithm 2 of arXiv 2403.10444 in Python floats; h of the last draft is p_g, as in equation 4."""
 
     def judge(chain: Chain) -> Judged:
         reach, h, following = 1.0, [], []
@@ -53,7 +53,7 @@ def by_the_paper(probs: Chances) -> Callable[[Chain], Judged]:
 
 
 def by_rejection(probs: Chances) -> Callable[[Chain], Judged]:
-    """The rejection rule, draft by draft."""
+    """Return the rejection rule, which tests draft by draft."""
 
     def judge(chain: Chain) -> Judged:
         pairs = [(probs.p[chain[:i]], probs.q[chain[:i]]) for i in range(len(chain))]
@@ -64,7 +64,7 @@ def by_rejection(probs: Chances) -> Callable[[Chain], Judged]:
 
 
 def as_implemented(probs: Chances, points: bool = False) -> Callable[[Chain], Judged]:
-    """The library's block verification; the row is padded with two columns that must not matter."""
+    """Return the library's block verification, applied to rows with two columns of padding."""
 
     def judge(chain: Chain) -> Judged:
         width, count = len(chain) + 2, torch.tensor([len(chain)])
@@ -134,7 +134,7 @@ def judged(logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
 def test_the_reported_tests_explain_the_decision(
     soft: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`accepted` is the last draft with u below its chance, and the chances are the formula's."""
+    """`accepted` counts the drafts up to the last one with u below its chance; the chances follow the formula."""
     if not compiled:
         monkeypatch.setattr(rejection, "compiled", lambda rows: False)
     rows, width, vocab = 60, 4, 5000
@@ -157,7 +157,7 @@ def test_the_reported_tests_explain_the_decision(
 
 
 def test_the_recovered_token_is_drawn_from_the_residual() -> None:
-    """6,000 rows with the same three drafts, by the number of accepted drafts."""
+    """Of 6,000 rows with the same three drafts, those that accepted equally many are tested together."""
     rows, drafts = 6000, torch.tensor([2, 2, 0])
     p = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.35, 0.25], [0.3, 0.3, 0.4], [0.2, 0.2, 0.6]])
     q = torch.tensor([[0.4, 0.3, 0.3], [0.2, 0.5, 0.3], [0.6, 0.2, 0.2]])
@@ -175,7 +175,7 @@ def test_the_recovered_token_is_drawn_from_the_residual() -> None:
 
 
 def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
-    """Bit for bit: by itself, among others, in another order, and next to rows with more drafts."""
+    """A row has the same bits by itself, among other rows, in another order, and next to rows with more drafts."""
     rows, width, vocab = 9, 4, 9000
     logits, q, drafts = random_rows(rows, width, vocab, seed=5)
     counts = torch.tensor([4, 0, 3, 4, 1, 2, 4, 3, 2])
@@ -194,7 +194,7 @@ def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_a_draft_with_p_and_q_0_is_rejected() -> None:
-    """q = 0, which a user's drafter may report, and p = 0: the draft is rejected, and never written."""
+    """A user's drafter may report q = 0. If p is 0 too, the draft is rejected, and its token is never written."""
     p = torch.tensor([0.0, 0.5, 0.5])
     logits = p.log().expand(1, 3, 3)
     q = torch.tensor([0.0, 1.0, 0.0]).expand(1, 2, 3)

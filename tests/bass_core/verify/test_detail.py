@@ -1,4 +1,4 @@
-"""With `inspect`, each round reports p, q and the residual at its end, as computed here independently."""
+"""With `inspect`, each round reports p, q and the residual where it ended; the tests compute them separately."""
 
 from __future__ import annotations
 

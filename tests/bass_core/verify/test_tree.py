@@ -1,7 +1,7 @@
 """`verify_tree` writes each text as often as the enumerated rule of tree_rule.py.
 
 tests/conformance/test_enumeration.py shows that the text has the target's distribution. A rule that accepts too
-little would pass there, but not here.
+few drafts would pass that test, but not the tests here.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_each_text_is_written_as_often_as_the_rule_predicts(shape: Shape) -> Non
 
 
 def chi_squared(seen: Counter[Path], chances: dict[Path, float], total: int) -> float:
-    """Return the p-value; texts expected fewer than five times are counted together."""
+    """Return the test's p-value. Texts that are expected fewer than five times are pooled."""
     assert set(seen) <= {text for text, chance in chances.items() if chance > 0}
     large = [text for text, chance in chances.items() if chance * total >= 5]
     counts = [seen[text] for text in large]

@@ -57,7 +57,7 @@ def test_the_distribution_is_the_targets_whichever_place_is_nan(rule: type, plac
 
 
 def first_of(place: int, rule: str, tree: bool) -> Tensor:
-    """Return the first token of many rows with two drafts drawn from Q; that at `place` has a NaN in its q."""
+    """Return the first tokens of many rows with two drafts drawn from Q; q of the draft at `place` has a NaN."""
     keys = keys_of(ROWS)
     streams = keys.stream(Role.DRAFT)
     drafts = torch.stack(
@@ -92,7 +92,7 @@ def first_of(place: int, rule: str, tree: bool) -> Tensor:
 @pytest.mark.parametrize(("rule", "tree"), [("rejection", False), ("block", False), ("rejection", True)])
 @pytest.mark.parametrize("place", [-1, 0, 1])
 def test_the_first_token_has_the_targets_distribution(rule: str, tree: bool, place: int) -> None:
-    """Within four standard deviations of the expected count."""
+    """The token's count is within four standard deviations of the expected one."""
     tokens = first_of(place, rule, tree)
     assert set(tokens.tolist()) == {0, 1}
     assert abs((tokens == 0).sum().item() - 0.4 * ROWS) < 4 * math.sqrt(ROWS * 0.24)
@@ -100,7 +100,10 @@ def test_the_first_token_has_the_targets_distribution(rule: str, tree: bool, pla
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled", "greedy"])
 def test_only_nan_logits_that_a_row_used_end_it(rule: str) -> None:
-    """NaN after a rejected draft, in a padded column, after an accepted draft, and at the newest token."""
+    """Four rows: NaN after a rejected draft, in a padded column, after an accepted draft, and at the newest token.
+
+    Only the last two rows used their NaN logits.
+    """
     good, bad, low = [-50.0, 50.0, 0.0], [NAN, 0.0, 0.0], 1
     logits = torch.tensor([[good, bad, bad], [good, good, bad], [good, bad, good], [bad, good, good]])
     drafts = torch.tensor([[0, 0], [low, 0], [low, low], [low, low]])
@@ -141,7 +144,7 @@ def test_coupled_trees_report_the_q_of_drawn_drafts() -> None:
 
 
 def test_a_greedy_tree_saves_nothing() -> None:
-    """Its first node is rejected, the second accepted; `saved` applies only to chains."""
+    """`saved` applies only to chains, so it is 0 although one draft of the tree is accepted and one rejected."""
     logits = torch.tensor([[[0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [0.0, 0.0, 5.0]]])
     (outcome,) = verify_tree(
         logits, DraftTree([[0, 1]], [[-1, -1]]), keys_of(1), SamplingParams(), VERIFICATIONS["auto"]
@@ -156,7 +159,7 @@ def test_a_greedy_tree_saves_nothing() -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("temperature", [1e38, 1e44, 1e45, 1e300])
 def test_no_temperature_gives_nan(temperature: float, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masked tokens stay masked, and top-k selects before the temperature makes logits equal."""
+    """A huge temperature makes all logits equal, but masked tokens stay masked, and top-k selects before that."""
     if not compiled:
         monkeypatch.setattr("bass_core.sample.distribution.compiled", lambda rows: False)
     logits = torch.tensor([[1.0, 2.0, 3.0, -math.inf]])
@@ -169,7 +172,7 @@ def test_no_temperature_gives_nan(temperature: float, compiled: bool, monkeypatc
     ("params", "verification"), [(SamplingParams(), "rejection"), (SAMPLED, "coupled"), (SAMPLED, "rejection")]
 )
 def test_a_row_with_non_finite_numbers_is_marked(params: SamplingParams, verification: str) -> None:
-    """Its logits after an accepted draft are NaN or -inf; the other rows stay valid."""
+    """In two rows, the logits after an accepted draft are NaN or -inf; the third row stays valid."""
     tree = DraftTree([[0, 1]] * 3, [[-1, -1]] * 3)
     logits = torch.full((3, 3, 4), -200.0)
     logits[:, 0, 1] = 0.0
@@ -181,7 +184,7 @@ def test_a_row_with_non_finite_numbers_is_marked(params: SamplingParams, verific
 
 
 def test_a_draft_of_no_probability_is_never_accepted() -> None:
-    """Not even if u is 0."""
+    """A draft with p = 0 is rejected even if u is 0."""
     tree = DraftTree([[2]], [[-1]], [[0]], torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
     logits = torch.tensor([[[0.0, 0.0, float("-inf"), 0.0], [0.0, 0.0, 0.0, 0.0]]])
     with pytest.MonkeyPatch.context() as patch:

@@ -14,8 +14,9 @@ import numpy as np
 
 Path = tuple[int, ...]
 Table = dict[Path, np.ndarray]
-# After a path: the tokens drafted without a draw, and whether one more is drawn. The second argument is the token
-# that was drawn after the newest one (-1: none was, or it is not drawn yet).
+# Given q, a path and `first`, returns the drafts after the path that are chosen without a draw, and whether one
+# more draft is drawn. `first` is the draft that was drawn directly after the row's newest token (-1: none, or not
+# drawn yet).
 Shape = Callable[[Table, Path, int], tuple[tuple[int, ...], bool]]
 DEPTH = 2
 
@@ -40,7 +41,7 @@ def most_likely(q: np.ndarray, count: int) -> tuple[int, ...]:
 
 
 def pairs(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
-    """The most likely child and a drawn one, everywhere."""
+    """Every path has two children: the most likely token and a drawn one."""
     return most_likely(q[path], 1), True
 
 
@@ -49,7 +50,7 @@ def triples(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
 
 
 def drawn_decides(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
-    """The number of children depends on the draft: none after an unlikely one, up to three after others."""
+    """The more likely a draft, the more children it has: none after an unlikely one, up to three after others."""
     if not path:
         return most_likely(q[()], 1), True
     count = int(4 * q[()][path[0]])
@@ -57,7 +58,10 @@ def drawn_decides(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bo
 
 
 def sibling_decides(q: Table, path: Path, first: int) -> tuple[tuple[int, ...], bool]:
-    """The token drawn next to a likely draft decides what is drafted after it."""
+    """The newest token has a likely child and a drawn one.
+
+    The drawn child decides which children both of them get.
+    """
     if not path:
         return most_likely(q[()], 1), True
     return most_likely(q[path], first % 2), first % 3 != 1
@@ -73,7 +77,7 @@ def without(q: np.ndarray, tokens: tuple[int, ...]) -> np.ndarray | None:
     return rest / rest.sum() if rest.sum() > 1e-6 else None
 
 
-# Possible results after one path: (the token drawn or -1, the token written, the probability of both).
+# The possible results after one path, each as (the drawn token or -1, the token written, the probability of both).
 Steps = Iterator[tuple[int, int, float]]
 
 
@@ -83,7 +87,11 @@ def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def exact(p: np.ndarray, q: np.ndarray, others: tuple[int, ...], drawn: bool) -> Steps:
-    """The rule: test the drawn child with q', then let the target draw, perhaps one of the other children."""
+    """Yield the possible results after one path, by the rule for trees.
+
+    The drawn child, if any, is tested with q', which is q without the other children (`others`). If no child was
+    drawn, or the drawn child is rejected, the target draws a token, perhaps one of the other children.
+    """
     rest = without(q, others) if drawn else None
     if rest is None:
         yield from ((-1, token, float(chance)) for token, chance in enumerate(p))
@@ -97,7 +105,7 @@ def exact(p: np.ndarray, q: np.ndarray, others: tuple[int, ...], drawn: bool) ->
 
 
 def outcomes(p: Table, q: Table, shape: Shape, path: Path = (), first: int = -1) -> dict[Path, float]:
-    """Return the probability of each text that a round can write: accepted drafts, and the token after them."""
+    """Return the probability of each text that a round can write: the accepted drafts and the token after them."""
     others, drawn = shape(q, path, first) if len(path) < DEPTH else ((), False)
     texts: dict[Path, float] = defaultdict(float)
     if not others and not drawn:

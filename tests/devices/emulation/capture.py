@@ -41,7 +41,7 @@ _pools: dict[Any, Pool] = {}
 
 @dataclass
 class Recorded:
-    """An operator with CPU tensors instead of the device's, and the tensors for its results."""
+    """A call of an operator, with CPU tensors in place of the device's, and the tensors for its results."""
 
     operator: Callable[..., Any]
     args: tuple[Any, ...]
@@ -73,7 +73,7 @@ class Capture:
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def will_write(self, target: Memory) -> None:
-        """Save the current contents, which `undo` restores: a capture writes nothing."""
+        """Save the current contents, so that `undo` can restore them when the capture ends."""
         if id(target) not in self.writes and id(target) not in self.inside:
             now = _bytes(target)
             self.before.append((now, now.clone()))
@@ -94,7 +94,7 @@ def _bytes(target: Memory) -> Tensor:
 
 
 def poison(tensors: list[Tensor]) -> None:
-    """Fill with NaN, True, or the largest integer, which is not a valid index."""
+    """Fill tensors with values that a test notices: NaN, True, or the largest integer, which is no valid index."""
     for tensor in tensors:
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.fill_(torch.nan)
@@ -164,7 +164,7 @@ class CUDAGraph:
         capture.reads, capture.writes, capture.before = {}, {}, []
 
     def replay(self) -> None:
-        """Run the tape on the current contents of its inputs, ordered by the current stream."""
+        """Run the tape on the current contents of its inputs, as work of the current stream."""
         if self._capture is None:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         if any(ref() is None for ref in self._outside):

@@ -1,4 +1,4 @@
-"""Tensors and operators of the device "emul": torch's PrivateUse1, in Python, computed by the CPU.
+"""The device "emul": a PrivateUse1 backend of torch, written in Python. The CPU computes its operators.
 
 Importing this module registers the device for the rest of the process and changes nothing else. A tensor of the
 device has the usual shape, strides and views, but its data is in a CPU storage (memory.py). As on a GPU, an
@@ -30,13 +30,13 @@ _READS = {
     "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select",
     "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
 }  # fmt: skip
-# Operators with indices that may be on the host and masks that the host counts; for "index" torch does both.
+# Operators whose indices may be tensors on the host, and whose masks make the host wait for their number of ones.
 _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 _RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential", "dropout")
 
 
 class _Shell(torch.Tensor):
-    """Makes tensors without data; `wrap` keeps only the plain tensor (`.data`)."""
+    """A tensor without data. `wrap` makes a shell only to get its plain tensor (`.data`)."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -46,7 +46,7 @@ class _Shell(torch.Tensor):
 
 
 def wrap(raw: Tensor, device: int) -> Tensor:
-    """Return a tensor of the device that shares the memory of a whole CPU tensor."""
+    """Return a tensor of the device that uses the memory of `raw`, a CPU tensor that fills its storage."""
     place, cpu_storage = torch.device(TYPE, device), raw.untyped_storage()
     storage = torch._C._construct_storage_from_data_pointer(cpu_storage.data_ptr(), place, cpu_storage.nbytes())
     # Leave inference mode, because torch requires plain tensors for a view of a plain tensor.
@@ -195,11 +195,11 @@ class _Call:
         return wrap(out if whole else out.clone(), self.device)
 
     def _record(self, args: tuple[Any, ...], named: dict[str, Any], written: list[Tensor], shown: Any) -> None:
-        """Record the operator on its stream or on the capture's tape."""
+        """Record that the operator ran on its stream, or add it to the tape of a capture."""
         results = [t for t in _leaves((shown,)) if is_emulated(t)]
         reads = {id(m): m for m in map(memory_of, self.emulated)}
         writes = {id(m): m for m in map(memory_of, written)}
-        # Empty memory does not count as written, so that a replay that reads it first gets NaN.
+        # Making empty memory is not a write: a replay that reads such memory before it is written gets NaN.
         empty = self.name.startswith("aten::empty")
         if not empty:
             writes |= {id(m): m for m in map(memory_of, results) if id(m) not in reads}
@@ -213,13 +213,16 @@ class _Call:
 
 
 def _as_strided(x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
-    """Return a view of the same memory, by the CPU's operator, which touches no data."""
+    """Return a view of the same memory. The CPU's operator can make the view, because it reads no data."""
     view: Tensor = torch.ops.aten.as_strided.default.redispatch(_ON_CPU, x, size, stride, offset)
     return view
 
 
 def _cpu_view(name: str) -> Callable[..., Any]:
-    """Return a view operator that torch implements per device although it touches no data."""
+    """Return the CPU's version of a view operator.
+
+    Torch needs such an operator for each device, although a view reads no data.
+    """
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     return lambda *args, **named: op.redispatch(_ON_CPU, *args, **named)
@@ -237,6 +240,6 @@ _any.fallback(_run, "PrivateUse1")
 _aten.impl("_copy_from", copy, "PrivateUse1")
 for _name in ["as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex"]:
     _aten.impl(_name, _cpu_view(_name), "PrivateUse1")
-# By default torch would make these tensors empty and fill them through `out`.
+# Without these versions, torch would make an empty tensor and fill it through `out`.
 for _name in ["arange", "arange.start", "arange.start_step", "linspace", "eye", "scalar_tensor"]:
     _aten.impl(_name, _without_pinning(_name), "PrivateUse1")

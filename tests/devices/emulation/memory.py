@@ -1,7 +1,7 @@
 """The emulated device's memory: its contents, its use, and its limit.
 
-A Memory lives as long as a tensor that uses it, and a graph's memory as long as the graph. As with torch's
-allocator, freed memory stays reserved until `empty_cache`, and a graph's until the graph is deleted.
+A Memory exists as long as a tensor uses it; memory allocated in a capture exists as long as the graph. As in
+torch's allocator, freed memory stays reserved until `empty_cache`, and a graph's until the graph is deleted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _memories: dict[int, Memory] = {}
 
 
 class Memory:
-    """One allocation: its CPU storage, its last writer, and its readers since."""
+    """One allocation: its CPU storage, its last writer, and its readers since that write."""
 
     def __init__(self, storage: torch.UntypedStorage, device: int, pool: Any = None) -> None:
         self.storage, self.device, self.pool = storage, device, pool
@@ -89,7 +89,7 @@ def raw_of(x: Any) -> Any:
 
 
 def give_back(device: int, pool: Any, nbytes: int) -> None:
-    """Return a deleted graph's bytes from its pool to the device."""
+    """Give the bytes of a deleted graph back to the device: the graph's pool no longer reserves them."""
     _pools[device, pool][0] -= nbytes
 
 

@@ -27,7 +27,7 @@ TOKENS = 8
 def pair(architecture: str, kind: str) -> ModelPair:
     """Return the conformance suite's pair of that kind, on the device."""
     models = tiny_pair(kind, architecture=architecture, to=TYPE)
-    # Making a pair runs its models once: forget what that reads.
+    # Making a pair runs its models once: forget the reads of that run.
     ledger.clear()
     return models
 

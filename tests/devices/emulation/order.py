@@ -1,9 +1,9 @@
 """The order of the emulated device's work, and the host's waits.
 
-Work is done at once, in the order of the host's calls; only the order that a GPU would guarantee is emulated. Each
-stream has a vector clock: if two streams use the same memory without an order between them, `ledger.races` records
-it. Non-blocking copies to the host arrive when the host waits for them. Each operator takes OP_MS milliseconds of
-its stream, so that equal work takes equal times.
+Work is computed immediately, in the order of the host's calls. Only the order that a GPU would guarantee is
+tracked. Each stream has a vector clock: if two streams use the same memory without an order between them,
+`ledger.races` records it. Non-blocking copies to the host arrive when the host waits for them. Each operator takes
+OP_MS milliseconds of its stream, so that equal work takes equal times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Clock = dict[Key, int]
 
 
 class Touched(Protocol):
-    """The tracked fields of a memory: its last writer, and its readers since."""
+    """The fields by which races are found: the last writer of a memory, and its readers since that write."""
 
     writer: tuple[Key, int] | None
     readers: dict[Key, int]
 
 
 class Underway(Protocol):
-    """The fields of a capture that the host's calls need."""
+    """The fields of a running capture by which `forbid` decides whether it breaks the capture."""
 
     key: Key
     thread: int
@@ -44,7 +44,13 @@ class Underway(Protocol):
 
 @dataclass
 class Queue:
-    """A stream's work: the ticks that precede its end, its time in ms, and copies that have not arrived."""
+    """A stream's work so far.
+
+    Attributes:
+        clock: For each stream, the newest tick that is certain to be over before this stream's next work.
+        ms: Emulated milliseconds of the work.
+        arriving: (tick, copy) of copies to the host that have not arrived.
+    """
 
     clock: Clock = field(default_factory=dict)
     ms: float = 0.0
@@ -99,7 +105,7 @@ def queue(key: Key) -> Queue:
 
 
 def forbid(what: str, key: Key | None = None) -> None:
-    """Raise and break the capture if one under way forbids a call that waits, as CUDA does."""
+    """Raise and break a running capture that, as in CUDA, forbids a call that waits (`what`)."""
     for capture in captures:
         same_thread = capture.thread == threading.get_ident()
         if capture.key == key or capture.mode == "global" or (capture.mode == "thread_local" and same_thread):
@@ -114,7 +120,7 @@ def check_synchronising(what: str) -> None:
 
 
 def host_waits(clock: Clock) -> None:
-    """Record that the host waited for all work in `clock`: copies arrive, and later work comes after it."""
+    """Record that the host waited for all work up to `clock`: its copies arrive, and later work comes after it."""
     for key, tick in clock.items():
         host[key] = max(tick, host.get(key, 0))
         stream_queue = queue(key)
@@ -124,7 +130,7 @@ def host_waits(clock: Clock) -> None:
 
 
 def follows(clock: Clock, other: Clock) -> None:
-    """Order the work after `clock` after `other` too."""
+    """Extend `clock` by `other`: the work that comes after `clock` then also comes after `other`."""
     for key, tick in other.items():
         clock[key] = max(tick, clock.get(key, 0))
 
@@ -159,7 +165,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    """Let reads on the host raise for 2 or "error"; other modes are off."""
+    """Make reads on the host raise if the mode is 2 or "error". Other modes change nothing."""
     global sync_debug_mode
     sync_debug_mode = {"default": 0, "warn": 1, "error": 2}[mode] if isinstance(mode, str) else mode
 

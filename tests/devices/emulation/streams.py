@@ -81,7 +81,7 @@ def set_stream(stream: Stream) -> None:
 
 
 class stream:
-    """Make a stream this thread's current one; not undone if a capture fails to end (capture.py)."""
+    """Make a stream this thread's current one in the block; also after it, if a capture fails to end."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
@@ -99,7 +99,7 @@ class stream:
 
 
 class Event:
-    """A point in a stream, by default the current device's, even if the work ran on another device."""
+    """A point in a stream: by default the current device's, even if the work ran on another device."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.timing = enable_timing
@@ -136,7 +136,7 @@ class Event:
         return True
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the emulated milliseconds from this event to `end`, once both are done."""
+        """Return the emulated milliseconds from this event to `end`. The host must have waited for both events."""
         if not (self.timing and end.timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.key is None or end.key is None:

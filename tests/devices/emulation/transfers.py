@@ -23,7 +23,7 @@ def host_reads(what: str, device: int) -> None:
 
 
 def upload(what: str, blocking: bool, device: int) -> None:
-    """Count a copy of host numbers to the device; a blocking one makes the host wait for the stream."""
+    """Count a copy from the host to the device. A blocking copy makes the host wait for the stream."""
     key = streams.current_stream(device).key
     if blocking:
         order.forbid(f"a blocking copy from the host ({what})", key)
@@ -41,10 +41,10 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         else:
             device = target.device.index
             if not is_emulated(source):
-                # A copy of a view with gaps goes through pageable memory.
+                # A view with gaps is copied through pageable memory, so the host waits.
                 gaps = not source.is_contiguous() and source.stride() != target.stride()
                 upload("copy", gaps or not non_blocking, device)
-                # The caller may change its tensor right after the call.
+                # Copy the source, because the caller may change it right after the call.
                 source = source.clone()
             _on_device(source, target, device)
     return target
@@ -55,7 +55,8 @@ def _on_device(source: Tensor, target: Tensor, device: int) -> None:
     tape = capture.of(key)
     reads = [memory_of(source)] if is_emulated(source) else []
     if reads and source.device != target.device:
-        # torch makes the streams of both devices wait for each other; here the target's waits for the source's.
+        # Torch makes the streams of both devices wait for each other. The emulation makes only the target's stream
+        # wait.
         order.follows(order.queue(key).clock, order.queue(streams.current_stream(source.device).key).clock)
     args = (raw_of(target), raw_of(source))
     if tape is None:
@@ -70,7 +71,7 @@ def _on_device(source: Tensor, target: Tensor, device: int) -> None:
 
 
 def _to_host(source: Tensor, target: Tensor, non_blocking: bool) -> None:
-    """Copy at once if blocking; otherwise the target keeps its old contents until the host waits."""
+    """Copy to the host. A non-blocking copy changes the target only when the host waits."""
     device = source.device.index
     key = streams.current_stream(device).key
     order.forbid("a copy to the host", key)
@@ -86,6 +87,6 @@ def _to_host(source: Tensor, target: Tensor, non_blocking: bool) -> None:
 
 
 def _arrive(target: Tensor, content: Tensor) -> None:
-    """Write `content` into the target, even if that is an inference tensor outside inference mode."""
+    """Write `content` into the target, which may be an inference tensor although inference mode is off."""
     plain = torch.empty(0, dtype=target.dtype)
     plain.set_(target.untyped_storage(), target.storage_offset(), target.size(), target.stride()).copy_(content)

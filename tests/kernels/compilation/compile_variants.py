@@ -1,7 +1,7 @@
 """`python -m tests.kernels.compilation.compile_variants --capability 75 80`: compile every launch without a GPU.
 
-The launches are those that kernels/triton/needed.py lists for the shapes of people.py: about 1100, each a second
-of one core. They compile in processes that may die, as at a start (bass_core/machine/gpu_kernels.py).
+kernels/triton/needed.py lists the launches for the shapes of people.py: about 1100, each of which takes one core
+a second. They compile in processes that may die, as at a start (bass_core/machine/gpu_kernels.py).
 TRITON_INTERPRET must be unset.
 
 Each launch and capability prints a JSON line, {"kernel", "variant", "capability", "registers", "local", "spills",
@@ -31,18 +31,19 @@ from kernels.shapes import CAPABILITIES, Card
 from kernels.triton import ahead
 from tests.kernels.compilation.people import SHAPES, all_launches
 
-# Tolerated local memory accesses outside loops.
+# The maximum number of local memory accesses outside loops.
 SET_ASIDE = 16
-# Tolerated accesses in loops, by capability. On a T4, "auto" uses torch's attention
-# (bass_core/model/attention.py); for 10.0, Triton 3.7.1 spills 3 to 6 in attention of 64 rows with heads of 128,
-# over a prefix and a gap.
+# The maximum number of local memory accesses in loops, by capability; 0 for other capabilities. Those for 7.5
+# matter little, because "auto" uses torch's attention on a T4 (bass_core/model/attention.py). For 10.0, Triton
+# 3.7.1 makes 3 to 6 such accesses in attention of 64 rows with heads of 128, over a prefix and a gap.
 IN_LOOPS = {75: 3, 100: 8}
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Return registers and bytes of local memory per thread, and the accesses to it inside and outside loops.
+    """Return the registers and the bytes of local memory per thread, and counts of local memory accesses.
 
-    Values stored before a loop and reloaded after it have no measurable cost.
+    "spills" counts accesses inside loops. "set_aside" counts those outside, which have no measurable cost: a value
+    is stored before a loop and reloaded after it.
     """
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -87,7 +88,7 @@ def faulty(row: dict[str, Any]) -> bool:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each capability how many launches were tried, compiled and spill, and their most registers."""
+    """Return a row of counts per capability: launches tried, compiled and spilling, and the most registers."""
     summaries = []
     for capability in dict.fromkeys(row["capability"] for row in rows):
         selected = [row for row in rows if row["capability"] == capability]
@@ -112,7 +113,7 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    """Compile and print the lines."""
+    """Compile the launches, print their lines and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES), metavar="N"
@@ -122,7 +123,8 @@ def main() -> int:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for capability in options.capability:
-        # Each capability starts at a different launch.
+        # Start at a different launch for each capability, so that more launches of the list are compiled for some
+        # capability.
         first = CAPABILITIES.index(capability) * options.one_in // len(CAPABILITIES)
         for row in rows_of(Card.of_capability(capability), options.one_in, first):
             rows.append(row)

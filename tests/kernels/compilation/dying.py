@@ -1,4 +1,4 @@
-"""Launches that fail to compile: lists that replace that of kernels/triton/needed.py in tests of the start."""
+"""Launches that fail to compile. In tests of the start, these lists replace that of kernels/triton/needed.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def abort() -> int:
 
 @constexpr_function
 def wait() -> int:
-    """Wait for a process that never ends and inherits the pipe, as if ptxas hung."""
+    """Wait for a process that takes ten minutes and inherits the compiler's pipe, like a ptxas that hangs."""
     import subprocess
 
     return subprocess.call(["sleep", "600"])
@@ -96,7 +96,7 @@ def _of(*kernels: tuple[Any, int]) -> list[Launch]:
 
 
 def wide_trees(shape: Shape, card: Card) -> list[Launch]:
-    """Return unsplit attention over trees, 64 columns per tile first: some crash Triton 3.7.1 for 8.0 and 9.0."""
+    """Return launches of unsplit attention over trees with wide tiles, some of which crash Triton 3.7.1."""
     sizes = attention.tiles
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "tiles", lambda *arguments: sizes(*arguments[:5]))

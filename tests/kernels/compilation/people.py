@@ -1,7 +1,8 @@
 """The shapes of popular models, and their launches (kernels/triton/needed.py), which are compiled without a GPU.
 
-The models have groups of 1 to 8 query heads, heads of 64 to 256, and K that are or are not multiples of the block
-sizes. If BASS_VARIANTS is set, only launches whose names match that regular expression are compiled.
+The models have groups of 1 to 8 query heads, heads of 64 to 256, and products whose inner size is or is not a
+multiple of the block sizes. If BASS_VARIANTS is set, only launches whose names match this regular expression are
+compiled.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ SHAPES = [
 
 
 def launches(shape: Shape, card: Card) -> list[Launch]:
-    """Return the launches of a shape, including those that only a bench chooses.
+    """Return the launches of a shape, including launches that only benchmarks use.
 
-    Before capability 8.0, attention with heads of 256 spills at any tile size, so torch's is used.
+    Attention with heads of 256 is left out before capability 8.0: it spills at any tile size, so torch's is used.
     """
     only = os.environ.get("BASS_VARIANTS", "")
     spills = card.capability < 80 and shape.head_dim == 256

@@ -1,7 +1,7 @@
 """Every kernel compiles for Turing to Blackwell, without register spills, and fits into shared memory.
 
-Needs no GPU. For each capability a different sample of the launches of people.py is compiled, with the installed
-Triton. If BASS_PINNED_TRITON names the folder of another Triton (as in .ci/run), that one compiles a sample too.
+The test needs no GPU. For each capability, the installed Triton compiles a different sample of the launches of
+people.py. If BASS_PINNED_TRITON names the folder of another Triton (as in .ci/run), that compiles a sample too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 
 from bass_core.machine import cpu_kernels
 
-# Asked before any kernel is imported, since this sets the folder of compiled code.
+# `available` sets the folder of compiled code, so call it before any kernel is imported.
 collect_ignore_glob = [] if cpu_kernels.available() else ["test_*.py"]
 
 
@@ -22,7 +22,7 @@ def _restore_threads() -> Iterator[None]:
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Set torch's number of threads, and share small work among them too."""
+    """Set torch's number of threads, and let the kernels share even small work among them."""
     from kernels.cpu.sampling import calls
 
     monkeypatch.setattr(calls, "_LEAST_SHARED", 0)

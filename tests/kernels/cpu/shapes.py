@@ -18,12 +18,12 @@ from kernels.cpu import llama, packing
 from kernels.cpu.kinds import HAS_DOT
 
 VOCAB = 97
-# Whether products are native bfloat16 ones or in float32; a CPU that has both tests both.
+# Whether products are the CPU's bfloat16 ones or in float32. A CPU with bfloat16 products tests both.
 DOTS = [False, True] if HAS_DOT else [False]
-# dtype, and whether products and attention use bfloat16.
+# (dtype, whether products use bfloat16, whether attention does).
 KINDS = [(torch.float16, False, False), (torch.bfloat16, False, False)]
 KINDS += [(torch.bfloat16, False, True), (torch.bfloat16, True, True)] if HAS_DOT else []
-# class, hidden size, heads, key-value heads, head dimension, biases; some are not multiples of 16.
+# (class, hidden size, heads, key-value heads, head dimension, biases). Some sizes are not multiples of 16.
 SHAPES = {
     "llama, hidden size 32, heads of 8": ("Llama", 32, 4, 2, 8, False),
     "llama, hidden size 36, heads of 12, biases": ("Llama", 36, 3, 1, 12, True),
@@ -65,7 +65,7 @@ def make_model(name: str, dtype: torch.dtype, layers: int = 2) -> Any:
 
 
 def compiled(model: Any, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
-    """Return the compiled model; `fast` and `dot`: whether products and attention use bfloat16."""
+    """Return the compiled model. `fast`: its products use bfloat16. `dot`: its attention does."""
     monkeypatch.setattr(packing, "FAST_DOT", fast)
     monkeypatch.setattr(llama, "HAS_DOT", dot)
     return LlamaCompiled(model)

@@ -32,7 +32,7 @@ def test_prompts_and_ragged_steps_equal_transformers(
     model = make_model(shape, dtype)
     ours, theirs = compiled(model, fast, dot, monkeypatch), exact(model)
     a, b = ours.new_cache(3, 200), theirs.new_cache(3, 200)
-    # Over two blocks of columns and into a third.
+    # 140 columns fill two blocks and a part of a third.
     ids = tokens(3, 140)
     assert_close(forward_logits(ours, a, ids, [0] * 3), forward_logits(theirs, b, ids, [0] * 3), dot)
     lengths, counts = [140, 63, 1], [1, 5, 3]

@@ -18,7 +18,7 @@ from tests.support import ROOT
 
 _AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2,+ssse3,+popcnt,+bmi,+bmi2"
 _AVX512 = f"{_AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
-# By LLVM's name: features, the resulting number of lanes, and whether the whole forward is tested.
+# By LLVM's name of a CPU: (features, numbers per vector register, whether the whole forward is tested).
 CPUS = {
     "haswell": (_AVX2, 8, True),
     "x86-64": ("+avx,+fma,+f16c,+sse4.2,+ssse3,+popcnt", 4, True),

@@ -95,7 +95,7 @@ def test_a_call_whose_helpers_cannot_start_finishes_in_its_own_thread(monkeypatc
 
 
 def test_one_thread_at_a_time_changes_numba_s_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second thread would restore the folder that the first one had set."""
+    """Otherwise a second thread would later restore the folder that the first thread had set for a moment."""
     before, both = jit.config.CACHE_DIR, threading.Barrier(2, timeout=0.2)
 
     class Slow:

@@ -76,7 +76,7 @@ def test_quantised_products_equal_those_of_the_dequantised_numbers(
 @pytest.mark.parametrize("quantise", [quantise_int8, quantise_q8_0, quantise_q4_1])
 def test_the_largest_integer_sums_do_not_overflow(quantise: Callable[[Tensor], QuantizedWeight]) -> None:
     weight = torch.ones(33, 4096) * torch.where(torch.arange(33) % 2 == 0, 1, -1)[:, None]
-    weight[:, ::32] = 0  # for q4_1: a block of one number has no steps
+    weight[:, ::32] = 0  # for q4_1: if all numbers of a block were equal, its step would be 0
     x = torch.ones(3, 4096)
     for sign in (1, -1):
         output = linear(sign * x, pack_quantized(quantise(weight)))

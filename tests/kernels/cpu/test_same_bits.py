@@ -50,7 +50,7 @@ def test_a_row_has_the_same_bits_by_itself_and_among_sixteen(model: LlamaCompile
         forward_logits(model, alone, prompts[row : row + 1, :length], [0])
         logits = forward_logits(model, alone, step[row : row + 1, :width], [length])
         assert torch.equal(logits[0], together[row, :width])
-        # As regular decoding feeds them, token by token.
+        # Feed the rows token by token, as regular decoding does.
         for at in range(width):
             assert torch.equal(
                 forward_logits(model, alone, step[row : row + 1, at : at + 1], [length + at])[0],

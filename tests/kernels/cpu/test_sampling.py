@@ -26,7 +26,7 @@ SEED = 2**62 + 12_345
 
 
 def keys(rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sequence ids of over 32 bits, positions and streams for N rows."""
+    """Return the sequence ids (some over 32 bits), positions and streams of the rows."""
     at = torch.arange(rows)
     return at * (2**40 + 77), at * 3 + 5, at * 8 + 3
 
@@ -67,7 +67,7 @@ def rows_of_all_kinds(size: int) -> Tensor:
 
 @pytest.mark.parametrize("size", [1, 2, 63, 700, 4097, *SLOW_SIZES])
 def test_filters_equal_the_reference(size: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same tokens are kept, with equal probabilities up to the rounding of their sum."""
+    """The same tokens are kept. Probabilities may differ by rounding, since their sum is rounded differently."""
     logits = rows_of_all_kinds(size)
     for params in (SamplingParams(warmth, **some) for some in FILTERS for warmth in (0.7, 1e300)):
         filtered = probabilities(logits, params)
@@ -108,8 +108,8 @@ def test_the_largest_logit_is_numpy_s(size: int, threads: int) -> None:
 
 def test_rows_are_scattered_among_rows_of_zeros(threads: int) -> None:
     rows, places = torch.randn(3, 2, 5), torch.tensor([1, 2, 5])
-    assert torch.equal(calls.placed(rows, places, 7), torch.zeros(7, 2, 5).index_copy_(0, places, rows))
-    assert torch.equal(calls.placed(rows[:0], places[:0], 2), torch.zeros(2, 2, 5))
+    assert torch.equal(calls.scatter_rows(rows, places, 7), torch.zeros(7, 2, 5).index_copy_(0, places, rows))
+    assert torch.equal(calls.scatter_rows(rows[:0], places[:0], 2), torch.zeros(2, 2, 5))
 
 
 @pytest.mark.parametrize(("rows", "size"), SHAPES)
@@ -129,7 +129,7 @@ def test_draws_equal_the_argmax_over_stored_noise(rows: int, size: int, threads:
 
 
 def test_many_draws_equal_the_argmax_over_stored_noise() -> None:
-    """Peaked, flat, tiny and huge weights, with which more or fewer tokens can be skipped."""
+    """Weights are flat, peaked, tiny or huge, because these decide how many tokens a draw can skip."""
     torch.manual_seed(0)
     at = torch.arange(300)
     for spread, scale in ((0.0, 1.0), (1.0, 1e-30), (12.0, 1.0), (3.0, 1e30)):

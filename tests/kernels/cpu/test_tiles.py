@@ -37,7 +37,7 @@ def test_any_number_of_vectors_has_the_bits_of_the_reference(threads: int) -> No
 @needs_tiles
 @pytest.mark.parametrize("columns", [5, 8, 17, 48])
 def test_tiles_work_with_blocks_of_other_widths(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft head's bfloat16 layer gets the blocks of its int8 body; for example, 9 vectors as 4 and 5."""
+    """A draft head's bfloat16 layer gets the block widths of its int8 body: for example, 4 and 5 for 9 vectors."""
     torch.manual_seed(0)
     weight, x = torch.randn(100, 72).bfloat16(), torch.randn(60, 72)
     packed, expected = pack(weight), tile_linear(x.bfloat16(), weight)
@@ -48,7 +48,7 @@ def test_tiles_work_with_blocks_of_other_widths(columns: int, monkeypatch: pytes
 
 @needs_tiles
 def test_denormal_numbers_count_as_zero() -> None:
-    """Both inputs such as 1e-39 and sums that would be denormal."""
+    """Tests denormal inputs such as 1e-39, and sums that would be denormal."""
     torch.manual_seed(1)
     scale = torch.tensor([1.0, 1e-18, 1e-20, 1e-39])
     weight = (torch.randn(64, 96) * scale[torch.randint(4, (64, 96))]).bfloat16()
@@ -71,7 +71,7 @@ def test_unsound_vectors_do_not_change_others(value: float) -> None:
 
 @pytest.mark.parametrize("dot", [None, False])
 def test_the_reference_is_close_to_a_float64_product(dot: bool | None) -> None:
-    """So are the kernels, with and without tiles."""
+    """The kernels are close to it too, with and without tiles."""
     torch.manual_seed(3)
     weight, x = torch.randn(64, 96).bfloat16(), torch.randn(9, 96).bfloat16().float()
     exact = (x.double() @ weight.double().T).float()

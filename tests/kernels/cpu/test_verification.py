@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bass_core.machine import cpu_kernels
-from bass_core.sample.distribution import probabilities, spread
+from bass_core.sample.distribution import probabilities, scatter_columns
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role
 from bass_core.sample.params import SamplingParams
@@ -37,7 +37,7 @@ def keys_of(rows: int, epochs: bool = False) -> NoiseKeys:
 
 
 def a_round(size: int, params: SamplingParams, keys: NoiseKeys, coupled: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits, drafts and their q, which is near p; padding is drawn too."""
+    """Return logits, drafts and the q of the drafts, which is near p. Padding tokens are drawn in the same way."""
     torch.manual_seed(size)
     logits = torch.randn(ROWS, WIDTH + 1, size) * 3
     q = probabilities(logits[:, :WIDTH] + torch.randn(ROWS, WIDTH, size) * 0.7, params)
@@ -48,7 +48,7 @@ def a_round(size: int, params: SamplingParams, keys: NoiseKeys, coupled: bool) -
 
 
 def by_reference(monkeypatch: pytest.MonkeyPatch, *arguments: object, **options: object) -> Outcome:
-    """Return the outcome of the rules in torch; the distributions are still compiled."""
+    """Return the outcome with the rules in torch. The distributions still come from the CPU kernels."""
     with monkeypatch.context() as patch:
         patch.setattr(rejection, "compiled", lambda rows: False)
         return verify(*arguments, **options)
@@ -63,7 +63,7 @@ def assert_alike(ours: Outcome, theirs: Outcome) -> None:
 
 
 def _shown_tests(outcome: RowOutcome, of: Outcome) -> list[tuple[object, ...]]:
-    """Return the numbers of the tested drafts, with chances in 5 digits, as their sums have another order."""
+    """Return the numbers of the tested drafts. Chances have 5 digits, since their sums are rounded differently."""
     judged = outcome.tests[: int(of.judged.max())] if of.judged is not None else outcome.tests
     return [(t.token, _shown(t.p), _shown(t.q), _shown(t.u), _shown(t.chance, 5)) for t in judged]
 
@@ -131,5 +131,5 @@ def test_a_plain_round_draws_the_tokens_of_the_reference(monkeypatch: pytest.Mon
 
 def test_probabilities_of_a_reduced_vocabulary_go_to_its_ids() -> None:
     q, ids = torch.rand(2, 3, 5), torch.tensor([7, 0, 3, 9, 4])
-    full = spread(q, ids, 11)
+    full = scatter_columns(q, ids, 11)
     assert torch.equal(full, torch.zeros(2, 3, 11).index_copy_(-1, ids, q))

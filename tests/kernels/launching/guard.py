@@ -1,7 +1,8 @@
 """`python -m tests.kernels.launching.guard end|start|beyond`: run each launch on tensors next to guard pages.
 
 Every tensor lies directly before ("end") or after ("start") a page without access rights, so a kernel that reads
-or writes out of bounds ends the process with a segmentation fault. "beyond" does so on purpose, to test the guard.
+or writes out of bounds ends the process with a segmentation fault. "beyond" goes out of bounds on purpose, to
+test the guard.
 Prints the name of each launch before it runs. POSIX only.
 """
 
@@ -23,7 +24,7 @@ from tests.kernels.launching.launches import LAUNCHES
 
 _NO_ACCESS = 0
 _libc = ctypes.CDLL(None, use_errno=True)
-# Keeps the mappings alive, since tensors point into them.
+# Keeps the memory mappings of the guarded tensors alive.
 _maps: list[mmap.mmap] = []
 
 

@@ -21,7 +21,7 @@ Place = Callable[[Tensor], Tensor]
 
 
 def _attention(place: Place, dtype: torch.dtype, parts: bool, window: int | None) -> tuple[Tensor, ...]:
-    """Rows of 3 and 41 tokens; 7 queries x 3 heads per KV head: 21 query rows in blocks of 16."""
+    """Rows have 3 and 41 tokens. 7 queries x 3 heads per KV head make 21 query rows, in blocks of 16."""
     torch.manual_seed(1)
     lengths = [3, 41]
     query = torch.randn(2, 7, 6, 20).to(dtype).transpose(1, 2)
@@ -32,7 +32,10 @@ def _attention(place: Place, dtype: torch.dtype, parts: bool, window: int | None
 
 
 def _shared_attention(place: Place, parts: bool, gap: int | None) -> tuple[Tensor, ...]:
-    """Rows of 1041 tokens, 1024 of them in the last of two prefixes, and of 3; three segments."""
+    """One row has 3 tokens.
+
+    The other has 1041, of which 1024 are in the second of two prefixes, so it has three segments.
+    """
     torch.manual_seed(1)
     lengths, starts, groups = [3, 1041], [0, 1024], [0, 1]
     query = torch.randn(2, 7, 6, 20).transpose(1, 2)
@@ -50,7 +53,7 @@ def _shared_attention(place: Place, parts: bool, gap: int | None) -> tuple[Tenso
 
 
 def _tree_attention(place: Place, parts: bool, window: int | None) -> tuple[Tensor, ...]:
-    """As `_attention`, with 512 more columns in the longer row; each token sees every second earlier one."""
+    """Like `_attention`, with 512 more columns in the longer row. A token sees every second token of its tree."""
     torch.manual_seed(1)
     lengths, before = [3, 553], [3, 41]
     query = torch.randn(2, 7, 6, 20).transpose(1, 2)
@@ -78,7 +81,7 @@ def _product(
 
 
 def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
-    """Write strided states, 3 tokens per row, to 9 columns, which the last row fills to the end."""
+    """Write strided states of 3 tokens per row to a cache of 9 columns. The last row writes the last columns."""
     torch.manual_seed(3)
     states = place(torch.randn(2, 3, 2, 4, 20))  # [B, S, keys and values, Hkv, D]
     cache = place(torch.zeros(2, 2, 4, 9, 20))
@@ -89,7 +92,7 @@ def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
 
 
 def _rotate(place: Place, norm: bool, tree: bool = False) -> tuple[Tensor, ...]:
-    """As `_put`, with rotary embedding; the last two positions are past the end of cos and sin."""
+    """Like `_put`, with rotary embedding. The last positions are past the end of cos and sin."""
     torch.manual_seed(4)
     qkv, cache = place(torch.randn(2, 3, 8, 20)), place(torch.zeros(2, 2, 2, 9, 20))
     angles = torch.outer(torch.arange(7.0), torch.rand(10))
@@ -102,7 +105,7 @@ def _rotate(place: Place, norm: bool, tree: bool = False) -> tuple[Tensor, ...]:
 
 
 def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: bool) -> tuple[Tensor, ...]:
-    """19 rows of 0 to 3 drafts, more than one interpreted program takes; 2500 tokens make two blocks."""
+    """19 rows of 0 to 3 drafts are more than one interpreted program takes. 2500 tokens make two blocks."""
     torch.manual_seed(5)
     p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
     drafts = torch.randint(0, 2500, (19, 3))
@@ -120,14 +123,17 @@ def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: 
 
 
 def _weigh(place: Place, soft: bool) -> tuple[Tensor, ...]:
-    """As `_decide`; the last row's last draft is the last value of p and q."""
+    """Like `_decide`.
+
+    The last row's last draft is the highest token id, so that the kernel reads q up to its end.
+    """
     torch.manual_seed(5)
     p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
     drafts, counts = torch.randint(0, 2500, (19, 3)), (torch.arange(19) + 1) % 4
     drafts[-1, -1], counts[-1] = 2499, 3
     known = (torch.arange(3) < counts[:, None]).float()
     h, reach = block.chances(place(p), place(q) if soft else None, place(drafts), place(counts))
-    # The rest is padding.
+    # Set the results of padding to zero.
     return h * known.to(h.device), reach[:, 1:] * known.to(h.device)
 
 
@@ -145,7 +151,7 @@ def _least_kept(place: Place) -> tuple[Tensor, ...]:
 
 
 def _walk(place: Place, soft: bool) -> tuple[Tensor, ...]:
-    """5 trees of 7 drafts, of which every second one is drawn; 2500 tokens make two blocks."""
+    """5 trees of 7 drafts, every second of them drawn. 2500 tokens make two blocks."""
     torch.manual_seed(8)
     p, q = (10 * torch.rand(5, 8, 2500)).softmax(-1), (10 * torch.rand(20, 2500)).softmax(-1)
     tokens = torch.randint(0, 2500, (5, 7))

@@ -1,8 +1,8 @@
-"""Starts the workers on Ray, watches them, and makes them ready again after one died. Call `Pool.start`.
+"""Starts the workers on Ray, watches them, and makes them ready again after one died. Call `WorkerPool.start`.
 
-Each worker has a thread here. It loads the worker, adds it to the queue, waits for the end of its process, removes
-it from the queue and starts over. It does the same if a race has lost contact with a live worker. Ray restarts a
-worker that died, on another node if its node is gone. The other workers continue.
+Each worker has a thread here. The thread loads the worker, adds it to the queue, waits for the end of its process,
+removes it from the queue and starts over. The thread also starts over if a race has lost contact with a live
+worker. Ray restarts a worker that died, on another node if its node is gone. The other workers continue.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from ui.page.limits import Limits
 from ui.sources.cluster.start import SLICE_S, Calls, Closed
 from ui.sources.cluster.worker import Worker
 from ui.sources.queue import Queue
-from ui.sources.source import Ask, PairInfo
+from ui.sources.source import PairInfo, PairOptions
 
 log = logging.getLogger(__name__)
 
-# Seconds until the next try with a worker that could not load its model, and with one that is not reachable.
+# RELOAD_S: seconds until the next try with a worker that could not load its model.
+# RETURN_S: seconds until the next try with a worker that is not reachable.
 RELOAD_S, RETURN_S = 30.0, 0.5
-# Seconds within which a worker whose process ended should be back. After that, it counts as a problem.
+# Seconds within which a worker whose process ended should be back. If it takes longer, we report a problem.
 BACK_S = 60.0
 DIES = (
     "A worker's process ends while it loads the models. Its node may lack memory or a package: see the server's "
@@ -67,7 +68,7 @@ class Member:
         return getattr(self.actor, method).options(concurrency_group="answers").remote(*values)
 
 
-class Pool:
+class WorkerPool:
     """The workers, each a Ray actor.
 
     Args:
@@ -83,7 +84,7 @@ class Pool:
     def __init__(
         self,
         calls: Calls,
-        ask: Ask,
+        ask: PairOptions,
         limits: Limits,
         *,
         workers: int,

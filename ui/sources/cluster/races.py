@@ -1,4 +1,4 @@
-"""A Source that runs races on Ray workers. See `Races.source`.
+"""A RaceSource that runs races on Ray workers. See `Races.source`.
 
 - A race waits in the queue. Then one worker sends its deltas, at most AHEAD of them ahead of the reader.
 - Closing a race stops it on the worker within one round. If the worker has not ended it after ENDING_S seconds,
@@ -18,19 +18,20 @@ from typing import Any
 
 from bass_core import BassError, Snapshot
 from ui.page.request import RaceRequest
-from ui.sources.cluster.pool import Member, Pool
+from ui.sources.cluster.pool import Member, WorkerPool
 from ui.sources.cluster.start import Closed
 from ui.sources.delta import Decoder
 from ui.sources.queue import Ticket
 from ui.sources.source import NOTHING, WorkerLost, waiting
 
-# The most snapshots that a worker may be ahead of the reader.
+# The maximum number of snapshots that a worker may be ahead of the reader.
 AHEAD = 2
-# Seconds between two updates of a waiting race, and the longest silence of a running one.
+# UPDATE_S: seconds between two updates of a waiting race.
+# SILENCE_S: seconds without news of a running race after which its last snapshot is yielded again.
 UPDATE_S, SILENCE_S = 1.0, 5.0
 # Seconds for a worker to end a stopped race: many rounds of the slowest model.
 ENDING_S = 120.0
-# torch raises this once the context of a device is lost. The message of a lane contains it.
+# torch raises this exception once the context of a device is lost. A lane's error message contains its name.
 BROKEN = "AcceleratorError"
 # Seconds within which a free worker must answer.
 ANSWER_S = 30.0
@@ -43,9 +44,9 @@ LOST = (
 
 
 class Races:
-    """Combines the pool's workers into one Source."""
+    """Combines the pool's workers into one RaceSource."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._pool, self._calls = pool, pool.calls
 
     def source(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
@@ -80,7 +81,7 @@ class Races:
             raise
 
     def _answers(self, ticket: Ticket) -> Generator[Snapshot, None, bool]:
-        """Return whether the ticket's worker answers. One that just died may still count as free in the queue."""
+        """Return whether the ticket's worker answers. The queue may assign a worker that has just died."""
         queue, member = self._pool.queue, ticket.worker
         assert isinstance(member, Member)
         life, end = member.life, time.monotonic() + ANSWER_S
@@ -136,11 +137,11 @@ class Races:
             if ended or stream is None:
                 self._pool.queue.leave(ticket, finished)
             else:
-                # In another thread: this one may belong to an event loop, and a round can take long.
+                # Wait in another thread: a round can take long, and the current thread may run an event loop.
                 threading.Thread(target=self._settle, args=(ticket, run, life, stream), daemon=True).start()
 
     def _mend(self, member: Member, life: int, errors: list[str | None]) -> None:
-        """Restart a worker whose device is broken. It would still answer calls, but fail every race."""
+        """Restart a worker whose device is broken. Such a worker still answers calls, but all its races fail."""
         if errors and all(BROKEN in (error or "") for error in errors):
             self._pool.lost(member, life)
             self._pool.restart(member)

@@ -28,13 +28,13 @@ import psutil
 from bass_core import BassError, RequestError
 
 MISSING = "--workers and --ray need Ray: pip install -r requirements-ray.txt first."
-# Bytes of Ray's object store. Deltas have a few kB, and few are in flight.
+# Bytes of Ray's object store. It can be small, because it only contains a few deltas of a few kB each.
 STORE = 80 * 2**20
 # Parts of this repository that the nodes of a cluster don't need.
 EXCLUDED = [".git", ".venv*", "tests", "docs", "bench", "distill", "**/__pycache__"]
 # Seconds for a cluster's head to answer.
 KNOCK_S = 10.0
-# Prefix of the folders with Ray's logs and sockets. The id of the process that owns them follows.
+# Prefix of the folders with Ray's logs and sockets. The rest of the name starts with the owning process's id.
 FILES = "bass-ray-"
 ROOT = str(Path(__file__).resolve().parents[3])
 # Ray sends this to the nodes of a cluster: the tree, or the package that this program was installed as (setup.py).
@@ -45,7 +45,7 @@ CODE: dict[str, Any] = (
 
 def imported() -> ModuleType:
     """Return the package ray, configured to stay quiet. Raises BassError if it is not installed."""
-    # Ray reads this at import.
+    # Ray reads this variable when it is imported.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Print every line of a worker. By default, Ray drops repeated ones.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -137,7 +137,7 @@ def actor_options(text: str) -> dict[str, Any]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z_][\w:.-]*)\s*=\s*(\d+(?:\.\d+)?)\s*", part)
         amount = 0.0 if match is None else float(match[2])
-        # Ray allows four decimals, but no fraction of a GPU above 1.
+        # Ray allows amounts with four decimals, but only whole numbers of GPUs above 1.
         fraction = match is not None and match[1] == "GPU" and amount > 1 and amount != int(amount)
         if match is None or amount <= 0 or amount != round(amount, 4) or fraction:
             raise RequestError(
@@ -162,7 +162,7 @@ def fits(nodes: list[Mapping[str, Any]], options: Mapping[str, Any]) -> int:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError at once if nothing listens there. Ray itself would try for minutes."""
+    """Raise OSError at once if nothing listens at the address. Ray itself would try to connect for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
@@ -180,7 +180,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")[:200] or type(error).__name__
 
 
-# The longest time of one call in seconds, and how long `close` waits for running calls.
+# SLICE_S: the longest time of one call, in seconds. CLOSING_S: how long `close` waits for running calls.
 SLICE_S, CLOSING_S = 0.5, 10.0
 T = TypeVar("T")
 

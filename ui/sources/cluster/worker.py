@@ -16,7 +16,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.sources.delta import Delta, Encoder
 from ui.sources.local import Local
-from ui.sources.source import NOTHING, Ask, Count, PairInfo, give_memory_back
+from ui.sources.source import NOTHING, Count, PairInfo, PairOptions, give_memory_back
 
 
 class Worker:
@@ -29,7 +29,7 @@ class Worker:
         number: its number on the page, from 1 on.
     """
 
-    def __init__(self, ask: Ask, limits: Limits, threads: int, number: int) -> None:
+    def __init__(self, ask: PairOptions, limits: Limits, threads: int, number: int) -> None:
         self._ask, self._limits, self._threads, self._number = ask, limits, threads, number
         self._loading = threading.Lock()
         self._local: Local | None = None

@@ -80,8 +80,8 @@
   }
 
   /** Time of a forward with n tokens in ms: the larger of reading the weights and multiplying (roofline, Williams et al.
-      2009), at two FLOPs per parameter and token. billions: of parameters. bytes: per parameter. bandwidth: in GB/s. peak:
-      in TFLOP/s. */
+      2009), at two FLOPs per parameter and token. The model has `billions` of parameters of `bytes` bytes each.
+      `bandwidth` is in GB/s, `peak` in TFLOP/s. */
   function forward({ billions, bytes, bandwidth, peak }, n) {
     const reading = (billions * bytes / bandwidth) * 1000, multiplying = (2 * billions * n) / peak;
     return { reading, multiplying, ms: Math.max(reading, multiplying) };

@@ -1,7 +1,8 @@
-/* "How it works". Each step has a function that draws its `picture` and sets its sentences. It runs once at the start and
-   at every change of the sliders, the lists or the width. The what-if plot shows the expected speed-up by token acceptance
-   (Leviathan et al. 2211.17192) and the measured points of the last run. A round of length l writes (1 - a^(l+1)) / (1 - a)
-   tokens, and the speed-up is that divided by l c + 1. With a common stop for a batch of b, a^b replaces a. */
+/* "How it works". Each step has a function that draws its `picture` and sets its sentences. The function runs once at
+   the start and at every change of the sliders, the lists or the width. The what-if plot shows the expected speed-up by
+   token acceptance (Leviathan et al. 2211.17192) and the measured points of the last run. A round of length l writes
+   (1 - a^(l+1)) / (1 - a) tokens, and the speed-up is that divided by l c + 1. With a common stop for a batch of b,
+   a^b replaces a. */
 (() => {
   "use strict";
   const { on, run, number, percent, setText, svg, laneName, plots, clock, formulas: f } = window.Bass;
@@ -131,7 +132,7 @@
       `target, so the speed-up is ${number(f.speedup(a, l, c), 2)}×.`);
     const best = Array.from({ length: 17 }, (_, i) => i).reduce((x, y) => (f.speedup(a, y, c) > f.speedup(a, x, c) + 1e-12 ? y : x));
     step.answer(best === 0
-      ? `Zero: a = ${a} is not above c = ${c}. The first draft adds a tokens to a round and c steps to its cost.`
+      ? `Zero: a = ${a} is not above c = ${c}. The first draft adds ${a} tokens to a round, and ${c} steps to its cost.`
       : `${best} drafts, with ${number(f.speedup(a, best, c), 2)}×. Drafting pays off only if a is above c, here ${a} > ${c}.`);
   }
 
@@ -155,9 +156,11 @@
     });
     const chi = f.sum(p.map((value, i) => (value > 0 ? (total[i] - DRAWS * value) ** 2 / (DRAWS * value) : 0)));
     step.say(`1,000 draws, series ${step.seed}: ${f.sum(accepted)} accepted drafts, ${f.sum(recovered)} recovered tokens. ` +
-      `χ² = ${number(chi, 1)} with 4 degrees of freedom. Draws from p itself stay below ${CHI_95} in 95 of 100 series.`);
+      (p.every((value) => value > 0)
+        ? `χ² = ${number(chi, 1)} with 4 degrees of freedom. Draws from p itself stay below ${CHI_95} in 95 of 100 series.`
+        : "χ² needs every p above 0."));
     step.answer(`The sum of min(p, q) over the tokens: ${percent(overlap, 1)}. It is 100 % if q equals p, ` +
-      "and 0 % if no token has both a p and a q.");
+      "and 0 % if no token is possible under both.");
   }
 
   const DRAFTS = 7, ROUNDS = 24, MOST_ROUNDS = 400, SEED = 5, LONGEST = 16, MOST_TOKENS = 1024;
@@ -205,7 +208,7 @@
       `${number(own, 2)}×. ` + (best ? `The best fixed length at these costs is ${best}: ${number(gains[best], 2)}×.` : "At these costs, plain steps are best: 1.00×."));
     const then = [state];
     for (let i = 0; i < 3; i++) then.push(f.algorithm1(rule, then[i], [0]));
-    step.answer(`After the ${MOST_ROUNDS} rounds played here the length is ${state.length}, then ${then.slice(1).map((s) => s.length).join(", ")}. ` +
+    step.answer(`After the ${MOST_ROUNDS} rounds played here, the next length is ${state.length}; then come ${then.slice(1).map((s) => s.length).join(", ")}. ` +
       (state.shrinking ? "The round before already shrank the length, so each of these falls is a tenth, rounded up, plus one. No length is below 1."
         : "The first fall is a tenth, rounded up. Each later one is larger by one. No length is below 1."));
   }
@@ -259,7 +262,7 @@
     picture.dot(x(n), y(check.ms), "is-target");
     picture.text(x(b), y(plain.ms) - 12, "plain", "small strong", x(b) > picture.width - 40 ? "end" : "start");
     picture.text(x(n), y(check.ms) + 22, "verification", "small strong", x(n) > picture.width - 80 ? "end" : "start");
-    step.say(`A plain step of ${b} ${b === 1 ? "row" : "rows"} takes ${number(plain.ms, 2)} ms. Checking ${l} drafts per row, ${n} tokens, takes ` +
+    step.say(`A plain step of ${b} ${b === 1 ? "row" : "rows"} takes ${number(plain.ms, 2)} ms. Verifying ${l} drafts per row, ${n} tokens, takes ` +
       `${number(check.ms, 2)} ms: ${number(check.ms / plain.ms, 2)} plain steps.`);
     step.answer(`From batch ${number(Math.floor(ridge / (l + 1)) + 1, 0)} on: a verification has b × (l + 1) tokens, and above the ridge of ` +
       `${number(ridge, 1)} tokens, multiplying takes longer than reading.`);

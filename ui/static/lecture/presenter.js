@@ -115,7 +115,7 @@
       this.list.showModal();
     }
 
-    /** Whether a key pressed here is meant for the page. */
+    /** Whether this key event is for presenter mode. */
     heard({ target, key, ctrlKey, altKey, metaKey, isComposing, defaultPrevented }) {
       if (!presenting() || ctrlKey || altKey || metaKey || isComposing || defaultPrevented || this.list.open) return false;
       if (!(target instanceof Element) || target.closest(FIELDS)) return false;

@@ -5,7 +5,7 @@
 (() => {
   "use strict";
   const { on, run, setText, busy, tape } = window.Bass;
-  // The line lists NAMED differences and counts the rest. A prompt is cut to LONGEST characters.
+  // The line names up to NAMED differences and counts the others. A prompt is cut to LONGEST characters.
   const NAMED = 3, LONGEST = 40;
   // begun: whether the lanes show the race that was requested last.
   let form = null, phase = "ready", begun = true, line = null;

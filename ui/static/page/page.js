@@ -1,5 +1,6 @@
 /* Passes values from the server to the scripts that draw them, and schedules the drawing.
-   - Values are passed on in order: at half speed at half their pace, and not at all while they are held.
+   - Values are passed on in order. At half speed, values are passed on at half the pace at which they came. While
+     values are held, none is passed on.
    - Events: start (the head of a run), text and line (one snapshot's part of the log, as JSON and parsed), view, charts,
      phase, measuring, form (the settings that Run would send), instant (race/tape.js).
    - Model text reaches the document only through textContent.
@@ -29,7 +30,8 @@
 
   const percent = (value, digits = 0) => number(Number.isFinite(value) ? 100 * value : null, digits, " %");
 
-  /** The number of leading items, out of `count`, for which `holds(i)` is true. It must be false for all others. */
+  /** The number of leading items, out of `count`, for which `holds(i)` is true. `holds` must be false for all items
+      after them. */
   function bisect(count, holds) {
     let low = 0, high = count;
     while (low < high) {
@@ -89,8 +91,8 @@
     return row;
   }
 
-  // After a frame, pause for BUSY times its duration, because drawing may take time from models on the same machine. The
-  // pause is at most LONGEST_MS, so that text visibly grows.
+  // After a frame, pause for BUSY times its duration, because drawing may slow down models on the same machine. Pause
+  // for at most LONGEST_MS, so that the texts grow smoothly.
   const BUSY = 4, LONGEST_MS = 120;
   const wanted = new Set();
   let waiting = false;
@@ -127,7 +129,7 @@
   const over = (phase) => ["done", "error", "stopped"].includes(phase);
   const busy = (phase) => phase === "waiting" || phase === "running";
   const draws = [];
-  // The timeout lets drawings that wait for a frame come first.
+  // With the timeout, drawings that already wait for a frame come first.
   on("phase", (phase) => over(phase) && setTimeout(() => draws.forEach((draw) => draw())));
   const whole = (draw) => draws.push(draw);
 
@@ -217,7 +219,8 @@
   /** A copy of a text. The results of slice and split would keep the whole original in memory. */
   const copied = (text) => JSON.parse(JSON.stringify(text));
 
-  /** Pass on the lines of a text, the first of which has index `number`, except those already read. Returns the index after the last. */
+  /** Pass on the lines of a text that have not been read yet. `number` is the index of its first line. Returns the
+      index after the last. */
   function readLines(text, number) {
     for (const line of text.split("\n")) {
       if (!line) continue;
@@ -241,7 +244,7 @@
     log.newest = text;
     if (log.fetching) return;
     if (first > log.next) return fetchMissed(server);
-    // The server has restarted the log.
+    // The server has restarted the log with its newest lines, so the first line has another index.
     if (first !== log.first) Object.assign(log, { first, number: first, offset: start });
     log.number = readLines(text.slice(log.offset), log.number);
     log.offset = text.length;

@@ -37,7 +37,7 @@
     }
   }
 
-  /** Resolves once Plotly is loaded, however many tries that takes. Meanwhile, these plots report the failure. */
+  /** Resolves once Plotly is loaded, however many tries it takes. After a failed try, these plots say so. */
   function loadFor(...plots) {
     for (const plot of plots) waiting.add(plot);
     ready ??= loadPatiently();

@@ -68,7 +68,7 @@
   /** The form's values: those of the race that a reload ended, if there was one and the form has the same fields. */
   const askedBefore = (now) => (ended && ended.values.length === now.length ? ended.values : now);
 
-  // A race also fails because the page is being left. Its stored settings must stay then, for the page after a reload.
+  // Leaving the page also makes a race fail. Keep the race's stored settings in that case, for the page after a reload.
   let leaving = false;
   window.addEventListener("pagehide", () => (leaving = true));
   window.addEventListener("pageshow", () => (leaving = false));
@@ -77,9 +77,11 @@
     setTimeout(() => (leaving = false), 5000);
   });
 
-  // Check the server after QUIET_MS without a line. It has PATIENCE_MS to answer, because a busy one answers between steps.
+  // Check the server after QUIET_MS without a line. It has PATIENCE_MS to answer, because a busy server answers only
+  // between steps.
   const QUIET_MS = 2000, PATIENCE_MS = 20_000;
-  const LOST = "The connection to the server was lost. The results so far stay here until you reload the page.";
+  const LOST = "The connection to the server was lost. The results so far stay here until the page reloads, which it does as " +
+    "soon as the server is back.";
   let timer = null;
 
   /** Whether the server answers. A proxy in front of a lost server answers with 502 to 504. */
@@ -116,7 +118,7 @@
     return rounded < 120 ? `about ${rounded} s` : `about ${Math.round(rounded / 60)} min`;
   }
 
-  /** Gradio's line in words, or "" if it is not about a queue. Its time is that until the end of this race. */
+  /** Gradio's line in words, or "" if the line is not about a queue. Its time is that until this race ends. */
   function inQueue(text) {
     const [match, place, length, spent, all] = LINE.exec(text) ?? [];
     if (!match) return "";

@@ -4,7 +4,7 @@
    - The ghost has as many rounds as the lane. In each, a row gains 1 + the fewest drafts that any row accepted, but no
      more than it wrote. For example, rows that accept 3, 1 and 2 drafts all gain 2 tokens. A row that ended in the middle
      of its accepted drafts does not limit the others.
-   - It draws once per view, and only while in view. */
+   - It draws once for each view that arrives, and only while the picture is in sight. */
 (() => {
   "use strict";
   const { on, soon, number, setText, make, run, sum, offerLanes, verdicts, lookOf } = window.Bass;
@@ -12,7 +12,7 @@
   const CELL = { least: 4, most: 14 };
   const known = new WeakMap();
 
-  /** The tokens that a step wrote and threw away, as [kind, count] of cells after the row's old length. */
+  /** The cells that a step adds after the row's old length, as [kind, count]: written tokens and rejected drafts. */
   function cellsOf(step, tokens) {
     const cells = [], add = (kind, count) => {
       if (cells.at(-1)?.[0] === kind) cells.at(-1)[1] += count;
@@ -136,7 +136,7 @@
       new ResizeObserver(() => this.seen && this.draw()).observe(this.list);
     }
 
-    /** Prepare for a run. The part is hidden for a single row, which no other row can limit. */
+    /** Prepare for a run. Hide the part if the batch has only one row, because no other row can limit that row. */
     start(head) {
       const { lanes, batch_size: count } = head, chosen = this.pick.value, again = this.head === head;
       this.head = head;

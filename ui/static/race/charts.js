@@ -1,13 +1,14 @@
 /* The live charts and the device's readings. They are drawn a few times per second: only charts in view during a race, all
    of them afterwards. A missing value is a gap or "n/a", never 0. "Pause charts" freezes the data of the charts, not the
-   run: a chart that comes into view, or a new theme, is drawn with the frozen data. A new run ends the pause. */
+   run: a chart that comes into view, or is redrawn for a new theme, still shows the frozen data. A new run ends the
+   pause. */
 (() => {
   "use strict";
   const { on, soon, number, percent, setText, make, lookOf, laneName, laneTime, plots } = window.Bass;
   const REDRAW_MS = 300;
-  // After a drawing, pause for BUSY times its duration, at most LONGEST_MS. So drawing gets at most a twentieth of the
-  // page's thread, because it may take time from models on the same machine. On a busy machine a drawing can take long
-  // without much work, so LONGEST_MS limits the pause.
+  // After a drawing, pause for BUSY times its duration, so that drawing takes at most a twentieth of the page's thread:
+  // it may slow down models on the same machine. LONGEST_MS limits the pause, because on a busy machine even a drawing
+  // with little work can take long.
   const BUSY = 19, LONGEST_MS = 5000;
   const READINGS = {
     name: (d) => d.name ?? "n/a",
@@ -131,7 +132,7 @@
     }), charts ? "n/a" : "no run yet");
   }
 
-  /** Redraws the charts in turn, one per task. Each is drawn at most once per REDRAW_MS, less often on a busy machine. */
+  /** Redraws the charts in turn, one per task: each at most once per REDRAW_MS, less often on a busy machine. */
   class Painter {
     constructor(figures) {
       this.figures = figures;
@@ -167,7 +168,8 @@
       this.soon();
     }
 
-    /** Hide the FLOPs chart after a race on a device with unknown peak, until a race has a FLOPs utilisation. */
+    /** Hide the FLOPs chart after a race without a FLOPs utilisation (on a device with unknown peak). Show it again once a
+        race has one. */
     fold() {
       if (!this.charts) return;
       const { run, lanes } = this.charts, figure = this.figures.flops.closest("[data-chart]");
@@ -211,7 +213,7 @@
       setTimeout(() => {
         const end = performance.now(), after = this.kind(name), pause = REDRAW_MS / Object.keys(this.figures).length;
         this.drawing = false;
-        // An empty chart's first drawing with lines takes several times as long as later ones, so it causes no pause.
+        // A chart's first drawing with lines takes several times as long as later ones, so no pause is derived from it.
         if (before === "lines") this.due.lines = end + Math.max(pause, Math.min(BUSY * (end - start), LONGEST_MS));
         else if (after === "empty") this.due.empty = end + REDRAW_MS;
         this.plan();

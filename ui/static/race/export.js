@@ -70,7 +70,7 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** A lane's draft lengths as {all}, a list that counts for all rows, or {rows}, a list for each sequence. */
+  /** A lane's draft lengths as {all}, one list that applies to all rows, or {rows}, one list per sequence. */
   function lengthsOf(lane) {
     const rounds = lane.rounds.filter((round) => round.kind !== "prefill");
     const { lengths } = lookOf(lane.name);

@@ -19,7 +19,7 @@
         for (const { target, isIntersecting } of entries) this.seen.set(target, isIntersecting);
         this.draw();
       });
-      // The bar must not cover Run.
+      // Hide the bar while Run is in the lower third of the screen, so that the bar does not cover Run.
       const start = document.querySelector("#run");
       if (start) {
         new IntersectionObserver((entries) => {

@@ -1,8 +1,8 @@
 /* The step inspector: one round of one sequence, with q(x), p(x), the chance of acceptance, the random number and the
-   outcome of each draft, and the token that the target added. It works during a run, when it draws only while in view,
-   and after it. Drafts that branch are drawn as a tree: depth from left to right, siblings below each other in the
-   order of drafting, but the accepted path and the target's own token first, so that the top line is the text. Pointer,
-   focus and touch select a node, whose numbers appear below. Arrow keys work as in any ARIA tree. */
+   outcome of each draft, and the token that the target added. It works during and after a run. During the run, it
+   draws only while in view. Drafts that branch are drawn as a tree: depth from left to right, siblings below each other
+   in the order of drafting, but the accepted path and the target's own token first, so that the top line is the text.
+   Pointer, focus and touch select a node, whose numbers appear below. Arrow keys work as in any ARIA tree. */
 (() => {
   "use strict";
   const {
@@ -146,12 +146,12 @@
   }
 
   const TREE_NOTE = "A draft with u is accepted if u < p/q. A draft without u is accepted if the target samples the same token there. " +
-    "Drafts after a rejected draft are not tested. The bars show p.";
+    "Drafts that follow a rejected draft, directly or further down, are not tested. The bars show p.";
 
   const GREEDY_NOTE = "Temperature 0: a draft is accepted if it is the target's most likely token and all drafts before it are accepted. " +
     "Nothing is drawn at random.";
 
-  /** Whether the target's own choice decides, so that no draft has a u. */
+  /** Whether the target's own tokens decide about the drafts (coupled), so that no draft has a u. */
   const coupled = ({ drafts }) => drafts.every(({ u }) => u === null);
 
   /** The rows of the table that mean nothing for this step. */
@@ -171,7 +171,7 @@
     return Math.max(...depths);
   }
 
-  /** The cells of a draft's column as [text, length of the bar, if it has one], and `kind`, their class. */
+  /** The cells of a draft's column as [text, length of the bar or nothing], and `kind`, the class of the cells. */
   function draftColumn(draft, position, { accepted, one_by_one: oneByOne }, together) {
     const isAccepted = position < accepted, tested = together || position <= accepted, saved = together && position >= oneByOne;
     const verdict = isAccepted ? (saved ? "saved" : "accepted") : tested ? "rejected" : "not tested";
@@ -223,7 +223,7 @@
     start(head) {
       const { lanes, batch_size: count } = head, again = this.head === head;
       this.head = head;
-      // The same head again means a jump back in the run: keep the reader's choice. It is drawn after the jump.
+      // The same head again means a jump back in the run: keep the reader's choice. The table is drawn after the jump.
       if (again) return;
       const before = this.pick.lane.value;
       offerLanes(this.pick.lane, lanes);
@@ -290,16 +290,16 @@
     /** The rule that decided, in a sentence. */
     static rule(step, together) {
       const { accepted, one_by_one: oneByOne } = step;
-      if (coin() !== null) return `A coin accepts each draft with a chance of ${chance(coin())}, whatever the draft: the text means nothing.`;
+      if (coin() !== null) return `Each draft is accepted at random with a chance of ${chance(coin())}, whatever it is: the text means nothing.`;
       if (coupled(step)) return "Coupled verification: a draft is accepted if the target samples the same token. There is no u.";
       if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
       const other = oneByOne === accepted ? "as many" : `${oneByOne} of them`;
       return "Block verification: the last draft with u < h is accepted, and so are all drafts before it. " +
-        `One by one (u < p/q, up to the first rejected draft), ${other} would have been accepted with the same u.`;
+        `Tested one by one (u < p/q, up to the first rejected draft), ${other} would have been accepted with the same u.`;
     }
 
     sentence(step, own, ended) {
-      const at = `Lane round ${step.round}, ended at ${number(step.time_ms, 0)} ms of ${laneTime()}: `;
+      const at = `The lane's round ${step.round}, which ended at ${number(step.time_ms, 0)} ms of ${laneTime()}: `;
       if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}${greedy() ? ", its most likely token" : `, p(x) ${chance(step.next_p)}`}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
       const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;

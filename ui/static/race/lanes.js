@@ -1,6 +1,6 @@
 /* The verdict and the lanes.
    - A snapshot's tokens appear one by one until the next snapshot is due, in the order and at the pace of their lane times,
-     never before they were written. Its numbers appear with the first token.
+     never before they were written. The snapshot's numbers appear with its first token.
    - From the click on Run until the race starts or fails to start, the lanes show "Waiting".
    - The verdict (ui/race/verdict.py) is updated at most once per second during the race, and at its end. Screen readers
      announce only the last one. */
@@ -117,7 +117,7 @@
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
 
-    /** Show below each row whether it equals the reference lane's. That lane gets empty lines to stay aligned. */
+    /** Show below each row whether it equals that of the reference lane, which gets empty lines to stay aligned. */
     compare(rows) {
       this.cards.forEach(({ compared }, i) => {
         compared.hidden = false;
@@ -150,7 +150,7 @@
       if (lane.finished || lane.error) this.running = false;
       this.showReading(this.running ? lane.reading : null);
       const { first, last } = firstAndLast(run().lanes.get(this.name), lane.finish_reasons);
-      // No badges if all rows ended by themselves.
+      // Show no badges if all rows ended with the end token.
       const allEnded = lane.finished && lane.finish_reasons.every((reason) => reason === "eos");
       lane.finish_reasons.forEach((reason, i) => {
         setText(this.cards[i].badge, allEnded ? "" : REASONS[reason] ?? "");
@@ -239,7 +239,8 @@
     recorded({ made, about }, { batch_size: rows, settings: { temperature } }) {
       const date = made?.date ?? about.match(/\d{4}-\d\d-\d\d/)?.[0];
       const of = `Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
-      // If there is a form, page/form.js lists its differences.
+      // With models, page/form.js lists the settings in which the recording differs from the form. Without models, name
+      // the main settings here.
       const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race on this machine.";
       return `Recorded${date ? ` on ${date}` : ""}${then}`;
     }
@@ -260,7 +261,7 @@
       const now = performance.now();
       if (this.arrived) this.span = Math.min(400, Math.max(30, 0.7 * this.span + 0.3 * (now - this.arrived)));
       this.arrived = now;
-      // Earlier tokens are due by now at the latest, so that they come before this snapshot's.
+      // Tokens of earlier snapshots become due now, so that they are revealed before this snapshot's tokens.
       for (const token of this.pending) token.due = Math.min(token.due, now);
       for (const [name, update] of Object.entries(line)) {
         this.pending.push(...this.lane(name).tokens(update, now, this.span));
@@ -378,7 +379,7 @@
     new ResizeObserver(() => soon(mark)).observe(root);
   }
 
-  /** Bind the buttons that change the look of the texts. Their state is a class on the board. */
+  /** Bind the buttons that change the look of the texts. Each pressed button sets a class on the board. */
   function bindSwitches(root) {
     for (const button of root.querySelectorAll(".switch")) {
       const apply = (pressed) => {

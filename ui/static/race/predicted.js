@@ -84,7 +84,7 @@
     say(".predicted-times", `All times, and all figures computed from times, are predicted for ${machine}: the time it would need for exactly ` +
       "the forwards of this run, with the same tokens, rows and cached lengths. A forward takes as long as reading its bytes or multiplying, whichever is longer.");
     say(".predicted-texts", `${Number.isFinite(coin)
-      ? `A coin accepts each draft with a chance of ${coin}: the acceptance is a setting, and the texts mean nothing.`
+      ? `Each draft is accepted at random with a chance of ${coin}: the acceptance is a setting, and the texts mean nothing.`
       : "Texts, drafts and acceptances come from this run, of the small models on this machine."} Device and memory readings are from this machine.`);
     const assumed = Object.entries(now.assumptions ?? {}).map(([name, value]) => {
       const [words, show] = ASSUMED[name] ?? [name.replaceAll("_", " "), (v) => `${v}`];

@@ -1,6 +1,6 @@
 /* The recordings that the page offers, "Save recording", and the slider over a run's time.
-   - A recording is fetched once, outside the queue of races, and played in the browser. A mark shows that it is one. On a
-     page without models (data-replay), Run plays the first one.
+   - A recording is fetched once, outside the queue of races, and played in the browser. A badge marks the lanes
+     as a recording. On a page without models (data-replay), Run plays the first one.
    - Texts from files reach the document only through textContent.
    - The slider appears once there is an earlier instant. Dragging it, or its arrow keys, shows an instant of the run on the
      whole page (tape.js), with one drawing per frame. It moves along with a live race, and is disabled while the
@@ -66,7 +66,7 @@
       setText(this.about, "");
       try {
         const document = await this.fetch(offer);
-        // Another one, or a race, may have been requested meanwhile.
+        // Another recording, or a race, may have been requested meanwhile.
         if (this.requested !== offer || this.busy || !wanted()) return;
         tape.load(document, offer);
         tape.play();

@@ -3,7 +3,7 @@
    - A sequence is {tokens, steps}, a token {origin, text, ms, id}.
    - A round is Round.record() of bass_core/sequence.py. A step is one sequence's part of a round: its row, the round's
      {round, kind, time_ms}, the row's draft length, and drafts: [{text, p, q, u, chance}].
-   - trees: whether any row drafted a tree. head.together: whether the drafts of a round are judged together.
+   - trees: whether any row drafted a tree. head.together: whether the drafts of a round are tested together.
    Bass.comparison() compares each row's text with the reference lane's, in runs in which they must be equal (greedy or
    coupled): {lane: [row, ...]}. A row is null if the texts agree so far, else {at, ours, theirs, p_ours, p_theirs, tie}.
    The last snapshot contains it. For a run that was cut short it is computed here, without the probabilities. In other
@@ -103,8 +103,8 @@
     return step.drafts.filter((_, i) => parentsOf(step)[i] === last);
   }
 
-  /** Indices of the sequences that finished first and last. `last` is known once all have ended. If all ended at the same
-      time, there is neither. */
+  /** Indices of the sequences that finished first and last. `last` is known once all sequences have ended. If all ended
+      at the same time, no sequence is first or last. */
   function firstAndLast(lane, reasons) {
     const ended = lane.sequences
       .map(({ tokens }, index) => ({ index, ms: tokens.at(-1)?.ms, reason: reasons[index] }))
@@ -132,7 +132,7 @@
   /** The rounds of a sequence, without its prefill. */
   const roundsIn = (sequence) => (sequence?.steps ?? []).filter((step) => step.kind !== "prefill");
 
-  /** The next two fill a select element, with the lanes or with `count` sequences. */
+  /** offerLanes fills a select element with the lanes, offerRows with the numbers of `count` sequences. */
   const offerLanes = (select, names) => select.replaceChildren(...names.map((name) => new Option(laneName(name), name)));
   const offerRows = (select, count) =>
     select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1}`, i)));

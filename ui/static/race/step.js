@@ -10,7 +10,7 @@
     verdicts,
   } = window.Bass;
   const CONTEXT = 160;
-  // In ms: between two drafts, between two tests, at most for all tests together, and for the final draw.
+  // Times of the animation in ms: between two drafts, between two tests, the maximum for all tests, the final draw.
   const APPEAR = 120, TEST = 700, TESTS = 4200, DRAW = 900;
   const MARKS = { accepted: "✓", rejected: "✗", untested: "–" };
 
@@ -24,14 +24,14 @@
 
   const RULES = {
     rejection: "Rejection sampling: a draft is accepted if u < min(1, p/q). The first rejected draft ends the round.",
-    block: "Block verification: the last draft with u < h is accepted, and so are all drafts before it. h judges a row's drafts together.",
-    tree: "Of the drafts that follow the same token, at most one was drawn. It is accepted if u < min(1, p/q). The others are accepted only if the target samples them.",
+    block: "Block verification: the last draft with u < h is accepted, and so are all drafts before it. h weighs a row's drafts together.",
+    tree: "Of the drafts that follow the same token, at most one was drawn at random. It is accepted if u < min(1, p/q), the others only if the target samples them.",
     coupled: "Coupled verification: a draft is accepted if the target samples the same token. There is no u, and q plays no part.",
     greedy: "Temperature 0: a draft is accepted if it is the target's most likely token. Nothing is drawn. p and q are shown at temperature 1.",
-    coin: "Synthetic acceptance: a coin decides, whatever the draft.",
+    coin: "Synthetic acceptance: each draft is accepted at random, whatever it is.",
   };
 
-  /** The verdict on each draft. In block verification all drafts are tested. */
+  /** The verdict on each draft. Block verification decides on all drafts of a row, so it leaves none untested. */
   function judged(step, rule) {
     const outcomes = verdicts(step);
     return rule === "block" ? outcomes.map((verdict) => (verdict === "untested" ? "rejected" : verdict)) : outcomes;
@@ -96,7 +96,7 @@
     if (!ending) return `Then the target wrote ${word} (${own.origin}).`;
     if (ending.mass !== null) {
       const p = ending.reach < 1 ? `${chance(ending.reach)} p` : "p";
-      if (!ending.mass) return `p and q are equal here, so ${word} was drawn from p.`;
+      if (!ending.mass) return `Then ${word} (${own.origin}) replaces the rejected draft, drawn from p, because p and q are almost equal here.`;
       return `Then ${word} (${own.origin}) replaces the rejected draft, drawn from the residual max(0, ${p} − q) / ${chance(ending.mass)}.`;
     }
     const written = `Then ${word} (${own.origin})`;
@@ -182,7 +182,7 @@
       document.addEventListener("bass:pause", () => this.toggle());
       document.addEventListener("bass:step", () => this.walk(1));
       document.addEventListener("bass:back", () => this.walk(-1));
-      // A run that was held back from its start may begin while the panel is open.
+      // A run may begin while the panel is open.
       on("start", () => this.open && this.fill());
       on("phase", (phase) => this.open && phase === "waiting" && this.toggle());
     }

@@ -3,9 +3,9 @@
      then the remaining host time. If draft and target work at the same time, the blocks are the lane's own spans
      (bass_core/decode/overlapped/timeline.py).
    - All timelines share one scale: the newest part of the lanes' clocks (one of SPANS), or the whole race.
-   - They are drawn once per view while in view, and all of them at the end.
+   - A timeline in sight is drawn once for each view that arrives. At the end all are drawn.
    - figure.blocks lists the drawn blocks: {row, kind, x, width, begin, end, round}, with x and width in CSS pixels from the
-     canvas's left edge, begin and end in ms. With a larger font size, everything is scaled, and so are these pixels. */
+     canvas's left edge, begin and end in ms. With a larger font size, the drawing and these pixels are scaled. */
 (() => {
   "use strict";
   const { on, soon, over, number, bisect, setText, run, plots, laneName, clock, sum, wear, writtenIn } = window.Bass;

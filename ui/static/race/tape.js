@@ -17,7 +17,7 @@
   let tape = null, own = null, replaying = false, slow = false, held = false;
   const playing = { timer: null, ticked: 0, since: 0, resume: false };
 
-  // waiting: lines whose view has not arrived yet.
+  // A new tape. `waiting` has the lines whose view has not arrived yet.
   const empty = (head, more) => ({
     head, waiting: [], shown: [], charts: null, ended: null, recorded: null, now: -1, away: false, ...more,
   });
@@ -80,7 +80,7 @@
     const { charts, head: { run } } = tape, { view, cache } = tape.shown[i];
     if (i === tape.shown.length - 1) return { ...charts, run, cache };
     const lanes = (group, x) => Object.fromEntries(Object.entries(group)
-      // 1e-3, because the charts' times are rounded.
+      // Allow 1e-3 ms more, because the charts' times are rounded.
       .map(([name, columns]) => [name, upTo(columns, x, (view.lanes[name]?.clock_ms ?? 0) + 1e-3)]));
     return {
       ...charts, run, cache, lanes: lanes(charts.lanes, "clock_ms"), rounds: lanes(charts.rounds, "time_ms"),

@@ -4,7 +4,7 @@
   "use strict";
   const { run, stepOf, pathOf, replaced, chance, number, setText, make, quoted, greedy, coin, wear } = window.Bass;
 
-  /** Whether a step's drafts were judged together, by block verification. */
+  /** Whether a step's drafts were tested together, by block verification. */
   const together = (step) => run().head.together && !step.parents;
 
   /** The limit for u, in words. */
@@ -13,7 +13,7 @@
   /** Why a draft was accepted. */
   function accepted(draft, step) {
     if (greedy()) return "accepted: it is the target's most likely token";
-    if (coin() !== null) return `accepted by the coin: u ${chance(draft.u)} < ${chance(coin())}`;
+    if (coin() !== null) return `accepted at random: u ${chance(draft.u)} < ${chance(coin())}`;
     if (draft.u === null) return "accepted: the target samples the same token";
     if (together(step) && draft.u >= draft.chance) return "accepted: a later draft has u < h";
     return `accepted: u ${chance(draft.u)} < ${limit(draft, step)}`;
@@ -21,8 +21,8 @@
 
   /** Why the target wrote its own token at temperature 0. */
   function mostLikely(token, step) {
-    if (token.origin === "recovered") return `the target's most likely token, replaces ${replaced(step).map(({ text }) => quoted(text)).join(", ")}`;
-    return `the target's most likely token, ${token.origin === "bonus" ? "after drafts that were all accepted" : "nothing was drafted"}`;
+    if (token.origin === "recovered") return `the target's most likely token, which replaces ${replaced(step).map(({ text }) => quoted(text)).join(", ")}`;
+    return `the target's most likely token${token.origin === "bonus" ? ", after drafts that were all accepted" : ": nothing was drafted"}`;
   }
 
   /** Why the target wrote its own token. */
@@ -31,10 +31,10 @@
     if (token.origin === "bonus") return `sampled from the target, after all ${step.accepted} drafts${step.parents ? " of a branch" : ""} were accepted`;
     if (token.origin !== "recovered") return "sampled from the target: nothing was drafted";
     const drafts = replaced(step), [draft] = drafts;
-    if (coin() !== null) return `replaces ${quoted(draft.text)}, rejected by the coin: u ${chance(draft.u)} ≥ ${chance(coin())}`;
+    if (coin() !== null) return `replaces ${quoted(draft.text)}, rejected at random: u ${chance(draft.u)} ≥ ${chance(coin())}`;
     if (drafts.length > 1) return `replaces ${drafts.map(({ text }) => quoted(text)).join(", ")}, all rejected`;
     return `replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
-      (draft.u === null ? ", the target samples another token" : `, u ${chance(draft.u)} ≥ ${limit(draft, step)}`);
+      (draft.u === null ? ": the target samples another token" : `, u ${chance(draft.u)} ≥ ${limit(draft, step)}`);
   }
 
   /** Lines that explain a token: its origin and time, its place, its numbers, the reason. */
@@ -49,7 +49,7 @@
       const draft = step.drafts[pathOf(step)[at] ?? at];
       if (!greedy() && coin() === null) lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
       lines.push(accepted(draft, step));
-      if (together(step) && at >= step.one_by_one) lines.push("saved: one by one, the round would have ended before it");
+      if (together(step) && at >= step.one_by_one) lines.push("saved: if the drafts had been tested one by one, the round would have ended before this one");
     } else {
       if (!greedy() && coin() === null) lines.push(`p(x) ${chance(step.next_p)}, q(x) n/a: it was not drafted`);
       lines.push(drawn(token, step));

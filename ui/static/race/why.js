@@ -24,11 +24,11 @@
     if (!averages) return "";
     const { ms, tokens, drafted, accepted } = averages, all = rows > 1 ? ` for all ${rows} rows` : "";
     if (name === reference) return `${laneName(name)}: a step reads the whole model to write ${some(tokens)} tokens${all}, and takes ${some(ms)} ms.`;
-    const checks = `checks ${some(drafted)} drafts, accepts ${some(accepted)} of them, and writes ${some(tokens)} tokens`;
+    const verifies = `verifies ${some(drafted)} drafts, accepts ${some(accepted)} of them, and writes ${some(tokens)} tokens`;
     // The same number as in the verdict.
-    const cost = view?.lanes[name]?.metrics.round_cost ?? null, steps = cost === null ? "" : `, ${number(cost, 2)} plain steps`;
-    if (lookOf(name).lengths !== "row" || rows < 2) return `${laneName(name)}: a round also reads it once, ${checks}${all}: ${some(ms)} ms${steps}.`;
-    return `${laneName(name)}: a round reads it for one row only, ${checks}: ${some(ms)} ms${steps}. ${rows} rows need ${rows} such rounds.`;
+    const cost = view?.lanes[name]?.metrics.round_cost ?? null, steps = cost === null ? "" : `, as long as ${number(cost, 2)} plain steps`;
+    if (lookOf(name).lengths !== "row" || rows < 2) return `${laneName(name)}: a round also reads the whole model once, ${verifies}${all}. It takes ${some(ms)} ms${steps}.`;
+    return `${laneName(name)}: a round reads the whole model for one row only, ${verifies}. It takes ${some(ms)} ms${steps}, and ${rows} rows need ${rows} such rounds.`;
   }
 
   window.Bass.mountWhy = (element) => {

@@ -1,5 +1,6 @@
 /* The figures of the tab "Sweep": speed-up by batch size, or for each of the visitor's own prompts.
-   - A value is a state {run, phase, message, sweep} of ui/sweep/events.py. Points stay until another sweep has some.
+   - A value is a state {run, phase, message, sweep} of ui/sweep/events.py. Points stay until a new sweep has its first
+     points.
    - Lines differ by colour, dash and marker. The error bar of a point is two standard errors. A line at 1 marks regular
      decoding, another one the ridge, if it is known. A band is the 95 % interval over prompts. A missing figure is a gap.
    - Texts reach the document only through textContent. */
@@ -89,8 +90,8 @@
     ];
   }
 
-  /** The x axis: {title, from, to, at, words}. It has all batches of the sweep, and the next one if plain steps reach the
-      ridge before it. */
+  /** The x axis: {title, from, to, at, words}. It shows all batches of the sweep. If plain
+      steps reach the ridge before the next batch, it shows that batch too. */
   function axisOf(sweep) {
     const { settings, ridge } = sweep, prompts = promptsOf(sweep);
     if (prompts.length) {
@@ -145,7 +146,7 @@
   function measuredAcceptance() {
     const mean = (values) => sum(values) / values.length;
     const known = (figures.measured?.sweep?.points ?? []).filter((p) => p.acceptance !== null);
-    // Prefer a fixed length, which drafts everywhere. A policy's acceptance holds only where the policy chose to draft.
+    // Prefer a fixed length, which drafts in every round. A policy's acceptance covers only rounds in which it drafted.
     const fixed = known.filter((p) => Number.isInteger(p.draft_length)), swept = fixed.length ? fixed : known;
     if (swept.length) return [mean(swept.map((p) => p.acceptance)), "sweep"];
     const lanes = Object.values(window.Bass.run()?.view?.lanes ?? {}).map(({ metrics }) => metrics.token_acceptance);

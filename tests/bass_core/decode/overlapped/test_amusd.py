@@ -1,7 +1,7 @@
 """AMUSD runs draft and target at the same time; a draft that fails or is late costs only speed.
 
-A schedule lets the draft take a step before each look at it, so that no test depends on the machine's load, except
-the slow one of many runs. tests/conformance checks that the text is exact.
+Except in the slow test of many runs, the draft takes one step each time before the target looks for drafts, so
+results do not depend on the machine's load. tests/conformance checks that the text is exact.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIVE_TOKENS = ModelPair(distribution.TARGET, distribution.model(1))
 
 @pytest.fixture(autouse=True)
 def schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts arrive in every round."""
+    """Let the draft take its steps at fixed points, so that drafts arrive in every round."""
     draft_in_step(monkeypatch)
 
 
@@ -57,7 +57,7 @@ def run(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> Any:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, top_k=30)], ids=["greedy", "warm"])
 def test_every_draft_is_the_draft_models_output_for_the_text_before_it(sampling: SamplingParams) -> None:
-    """Finds stale tokens in the draft's cache, drafts of an old epoch and wrong q."""
+    """This fails if the draft's cache has stale tokens, a draft is of an old epoch, or its q is wrong."""
     written = [list(row) for row in ROWS]
     checked = 0
     for round_ in stream(PAIR, ROWS, method="amusd", max_new_tokens=40, sampling=sampling):
@@ -77,7 +77,7 @@ def test_every_draft_is_the_draft_models_output_for_the_text_before_it(sampling:
 
 
 def test_positions_verified_again_get_new_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts after a rejected one are dropped; their positions are verified again, with a new u."""
+    """Drafts after a rejected one are dropped. When the target verifies these positions later, it uses a new u."""
     verified: list[tuple[int, int, int]] = []
     real_verify = amusd.verify
 
@@ -102,7 +102,7 @@ def test_counts_add_up() -> None:
     rounds = list(stream(PAIR, ROWS, method="amusd", max_new_tokens=TOKENS, draft_length=3))
     assert (
         max(round_.draft_length for round_ in rounds) <= 4
-    )  # three that the target was fed, and one that came late
+    )  # three drafts that the target was fed, and one that arrived during its step
     verified = sum(len(row.drafted) for round_ in rounds for row in round_.rows)
     drawn, forwards = (sum(getattr(r, name) for r in rounds) for name in ("draft_tokens", "draft_forwards"))
     # `draft_tokens` includes the tokens thrown away. A forward draws one token for each of at most four rows.
@@ -184,7 +184,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def fail_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the draft fail after `step` steps."""
+    """Let the draft complete `step` steps and fail in the next one."""
     real_step, steps = DraftSession.step, []
 
     def failing_step(self: DraftSession) -> Any:
@@ -198,7 +198,7 @@ def fail_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("case", "step"), [("greedy", 0), ("coupled", 1), ("coupled", 6)])
 def test_a_draft_that_fails_leaves_regular_decoding(case: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails while it reads the prompts, at its first draft, or later."""
+    """The draft fails while it reads the prompts, at its first draft, or later."""
     fail_after(step, monkeypatch)
     lane = _lane(PAIR, ROWS, "amusd", Options(**{"max_new_tokens": 40} | CASES[case]))
     while not lane.finished:
@@ -218,7 +218,7 @@ def test_a_draft_that_cannot_be_created_leaves_regular_decoding(monkeypatch: pyt
 
 
 def test_the_draft_thread_of_a_dropped_request_ends() -> None:
-    # Nothing closes them: garbage collection must end the thread (`nothing_is_left`).
+    # Nothing closes the rounds, so garbage collection must end the thread; `nothing_is_left` checks that it did.
     rounds = stream(PAIR, ROWS, method="amusd", max_new_tokens=400)
     next(rounds)
     lane = _lane(PAIR, ROWS, "amusd", Options(max_new_tokens=400))
@@ -253,7 +253,7 @@ def test_a_pause_waits_for_the_running_step(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("case", CASES)
 def test_many_short_runs_with_random_delays(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of the runs are stopped early, some are paused between steps, and some lose their draft."""
-    monkeypatch.undo()  # the schedule: here the delays decide
+    monkeypatch.undo()  # Remove the fixed schedule: in this test, random delays decide when drafts arrive.
     rng = random.Random(5)
     real_step = DraftSession.step
     expected = texts_of(
@@ -312,7 +312,10 @@ def test_a_program_may_end_while_a_thread_drafts() -> None:
 
 @pytest.mark.parametrize("drafter", ["adaptive", "model"])
 def test_a_repeated_run_of_tokens_is_copied(drafter: str) -> None:
-    """Copied tokens have q = 1, the others the draft's q. With five token ids, many runs of three repeat."""
+    """Copied tokens have q = 1, the others the draft's q.
+
+    With only five token ids, many sequences of three tokens occur again.
+    """
     rows = torch.randint(0, 5, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
     written = [list(row) for row in rows]
     copies = others = 0

@@ -10,7 +10,7 @@ from bass_core import SamplingParams
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.overlapped.decoder import AmusdDecoder
 from bass_core.decode.overlapped.draft import DraftThread
-from bass_core.decode.overlapped.session import Draft
+from bass_core.decode.overlapped.session import QueuedDraft
 from bass_core.model.runner import ModelRunner
 from bass_core.sequence import Sequence
 from tests.support.models import prompts, reference, tiny_pair
@@ -29,11 +29,11 @@ class ScriptedDraft(DraftThread):
         super().__init__([row])
         self._arrivals, self._calls = arrivals, 0
 
-    def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
+    def look(self, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
         (row,) = self.rows.values()
         tokens = self._arrivals(self._calls, len(row.text) + len(row.drafts) - len(PROMPT))
         self._calls += 1
-        row.drafts += [Draft(token) for token in tokens]
+        row.drafts += [QueuedDraft(token) for token in tokens]
         self.forwards, self.drawn = self.forwards + len(tokens), self.drawn + len(tokens)
         return {row.index: list(row.drafts)}
 
@@ -74,7 +74,7 @@ def test_a_late_draft_that_is_right_is_accepted_and_fed_next() -> None:
 
 @pytest.mark.parametrize("fed", [1, 3])
 def test_a_late_draft_that_is_wrong_is_rejected(fed: int) -> None:
-    """All fed drafts are accepted, so the target's own token replaces the late draft."""
+    """All drafts fed to the target are accepted, and its own next token replaces the late draft."""
     _, drafted = decode(lambda call, at: wrong(at) if call % 2 else right(at, fed))
     assert max(drafted) > fed
 

@@ -1,4 +1,4 @@
-"""The draft's side of AMUSD, without a thread: the drafts it keeps and rolls back after a verdict."""
+"""The draft's side of AMUSD, without a thread: which drafts it keeps after a verdict and which it rolls back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def count_rolled_back(session):
 
 @pytest.mark.parametrize("other", [False, True])
 def test_a_draft_that_comes_too_late_is_dropped(other, monkeypatch):
-    """While the second draft is computed, the target writes a token: the first draft, or another one."""
+    """While the second draft is computed, the target writes either the first draft or a different token."""
     session = start_session()
     row, text = session.rows[0], reference(DRAFT, ROWS[0], 6)
     session.step()
@@ -71,7 +71,7 @@ def test_a_draft_that_comes_too_late_is_dropped(other, monkeypatch):
 
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
 def test_a_new_epoch_drafts_with_new_noise(verification, monkeypatch):
-    """Except under coupled verification: its drafts use the target's noise, which depends only on the position."""
+    """Only coupled drafts use the same noise again: the target's noise, which depends only on the position."""
     drawn = []
 
     def recorded(q, seed, ids, positions, streams):
@@ -100,7 +100,8 @@ def test_a_new_epoch_drafts_with_new_noise(verification, monkeypatch):
 def test_after_a_rejection_the_drafts_follow_the_new_text(seed, monkeypatch):
     """Verdicts come before the prompts are fed, between steps and during steps; one row ends.
 
-    The target writes drafts, other tokens, or drafts and then others. No stale token may stay in the cache.
+    The target writes only drafts, only its own tokens, or drafts followed by its own tokens. No stale token may
+    stay in the cache.
     """
     chance, session = random.Random(seed), start_session(lead=5, new=200)
     rows, propose, taken_back = list(session.rows), session.drafter.propose, 0
@@ -185,7 +186,7 @@ def test_a_head_drafts_nothing_after_copies_whose_states_it_lacks():
     (row,) = session.rows
     row.agree(text[-1:], same=False, states=states[:-1])
     assert drafted(session, row) == [40, 41, 1, 2] and not session.busy
-    # The target rejects the first copy and sends the state before its own token.
+    # The target rejects the first copy, writes 9 instead, and sends the state before that token.
     states = target(torch.tensor([[*text, 9]]), output_hidden_states=True).hidden_states[-1][0]
     row.agree([9], same=False, states=states[-2:-1])
     head = pair.draft
@@ -194,7 +195,10 @@ def test_a_head_drafts_nothing_after_copies_whose_states_it_lacks():
 
 
 def test_a_row_that_copies_is_not_overwritten_while_another_drafts():
-    """The copying row is fed as padding and must keep its prompt: its next q is that of an uncached forward."""
+    """While another row drafts, the copying row is fed padding, which must not overwrite its prompt in the cache.
+
+    If the row's prompt is intact in the cache, its next q equals the q of a forward without a cache.
+    """
     rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
     session = start_session(rows=rows, sampling=warm, drafter="adaptive")
     session.step()
@@ -220,7 +224,7 @@ def test_drafts_that_agree_are_kept(same):
 
 
 def test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there():
-    """It depends on the largest value of q there, and on the drafts before it."""
+    """Whether a draft is verified depends only on its largest q, and on q at the drafts before it."""
     for q_of_token in (1e-6, 0.5, 1.0):
         assert confident_prefix([0.9], [q_of_token]) == 1
         assert confident_prefix([AHEAD_CONFIDENCE / 2], [q_of_token]) == 0

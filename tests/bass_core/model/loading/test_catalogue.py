@@ -118,7 +118,7 @@ def test_an_unknown_name_is_refused_without_asking_the_hub(
         with pytest.raises(PairError) as refusal:
             load_pair(name)
         assert "\n" not in str(refusal.value)
-        if name not in ("", ".."):  # these are folders, but not models
+        if name not in ("", ".."):  # "" and ".." are folders without a model
             assert all(known in str(refusal.value) for known in catalogue.CATALOGUE)
 
 
@@ -127,7 +127,7 @@ def test_device_and_dtype_are_checked_before_anything_is_loaded(monkeypatch: pyt
     refused: list[tuple[dict[str, Any], str]] = [
         ({"device": "tpu"}, "device"),
         ({"device": "mps"}, "device"),
-        ({"device": "cuda:99"}, "sees no device"),
+        ({"device": "cuda:99"}, "'cuda:99' can't be used: .*; or choose the device cpu"),
         ({"dtype": "int2"}, "choose auto, .*bfloat16.* int8 or int4"),
         ({"dtype": torch.float64}, "dtype"),
     ]
@@ -248,7 +248,10 @@ def test_the_real_model_ends_its_reply(smollm2_folder: Path) -> None:
 def test_a_head_copies_its_rows_on_the_host_before_they_are_quantised(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: bool
 ) -> None:
-    """Quantised weights have no rows to copy, and on ZeroGPU the device, here "meta", has no numbers yet."""
+    """Later the rows could not be copied: quantised weights have no rows, and ZeroGPU's have no numbers yet.
+
+    The "meta" device stands for ZeroGPU's.
+    """
     target = load_pair(str(folder), device="cpu", dtype="float32").target
     tiny_head(target).save(tmp_path / "head")
     steps: list[tuple[str, str]] = []
@@ -314,7 +317,7 @@ def write_gguf(file: Path, model: Any) -> dict[str, Tensor]:
         title = part if layer is None else f"blk.{layer}.{part}"
         writer.add_tensor(f"{title}.weight", data, raw_dtype=kind)
         if kind != GGMLQuantizationType.F16:
-            # A row's blocks do not depend on the other rows.
+            # Each row is quantised by itself, so the order of the rows does not change the values.
             expected[name] = torch.from_numpy(quants.dequantize(quants.quantize(weight.numpy(), kind), kind))
     writer.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
     writer.write_header_to_file()
@@ -342,7 +345,10 @@ def test_a_damaged_gguf_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
 def test_int4_uses_the_blocks_of_an_entrys_file_and_quantises_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same holds for a draft; int8 is always quantised from the plain weights."""
+    """The file of a draft's entry is used in the same way.
+
+    An int8 model ignores the file and quantises the plain weights.
+    """
     folder = save(tmp_path / "model")
     expected = write_gguf(tmp_path / "model.gguf", tiny("llama"))
     entry = catalogue.CatalogueEntry(
@@ -368,7 +374,7 @@ def test_int4_uses_the_blocks_of_an_entrys_file_and_quantises_the_rest(
 
 @pytest.mark.slow
 def test_the_real_files_blocks_are_the_converted_models_weights(smollm2_folder: Path) -> None:
-    """Every layer, after rounding to bfloat16; and the sizes of int4 and int8."""
+    """The weights of every layer are equal after rounding to bfloat16. The sizes of int4 and int8 are right."""
     saved = load_file(smollm2_folder / "model.safetensors")
     blocks = read_blocks(smollm2_gguf(), 9, 3)
     assert len(blocks) == 7 * 30 + 1

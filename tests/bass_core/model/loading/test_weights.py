@@ -106,7 +106,7 @@ def test_a_second_start_converts_nothing(cache: Path, monkeypatch: pytest.Monkey
 def test_a_cache_that_cannot_be_written_is_reported_in_one_sentence(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk, after which nothing is left, and a file where the folder should be."""
+    """Two cases: a full disk, after which no partial folder is left, and a file in place of the cache folder."""
 
     def convert_on_a_full_disk(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)
@@ -306,7 +306,7 @@ def test_without_pip_the_sentence_names_pip(cached: Path, scratch: Path, monkeyp
 def test_the_real_conversion_has_the_dequantised_weights_and_the_tokenizer(
     smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its logits equal those of transformers' reading of the GGUF file, bit for bit."""
+    """The converted model's logits equal bit for bit those of the GGUF file when transformers reads it."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     (tmp_path / "bass").mkdir()

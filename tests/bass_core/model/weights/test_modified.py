@@ -105,7 +105,7 @@ def patched_class(model: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def patched_function(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Modules and classes stay as they are, so only a trial detects it."""
+    """Change a function that no module or class owns, so that only a trial can detect the change."""
     patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda query, key, *rotation: (query, key))
 
 
@@ -144,12 +144,12 @@ def another_epsilon(model: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def edited_config(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """The config is read only when the modules are created, so the model does not change."""
+    """Edit the config. Modules read it only when they are created, so the model's outputs do not change."""
     model.config.rms_norm_eps = 100.0
 
 
 def one_bias(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """A packed layer would take the biases of queries, keys and values from the first of the three."""
+    """Give only the value projection a bias. Packing looks for a bias only in the query projection."""
     projection = model.model.layers[0].self_attn.v_proj
     projection.bias = nn.Parameter(torch.full((projection.out_features,), 5.0, dtype=torch.bfloat16))
 
@@ -199,7 +199,7 @@ def test_a_changed_model_runs_its_own_code(reason: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_an_unchanged_model_runs_our_kernels(architecture: str, quantised: bool) -> None:
-    """Also after it returned hidden states, for which transformers leaves hooks, and after training."""
+    """Training, and the hooks that transformers leaves after returning hidden states, change nothing."""
     model = bfloat16_model(architecture)
     model(IDS, output_hidden_states=True)
     model.train()
@@ -282,7 +282,7 @@ def test_package_folders_are_recognised_on_windows(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_users_attention_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our attention would replace it; the trial detects that in float32 too."""
+    """Our attention would replace the user's function. The trial at load detects this, in float32 too."""
     from transformers import AttentionInterface
 
     def upside_down(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> Any:
@@ -331,7 +331,7 @@ def load_state_dict(model: Any) -> None:
 
 
 def through_data(model: Any) -> None:
-    """torch does not count changes made through `.data` as changes of the tensor."""
+    """Change weights through `.data`, which torch does not count as a change of the tensor."""
     for parameter, new in zip(model.parameters(), renewed(model).parameters(), strict=True):
         parameter.data.copy_(new)
 
@@ -370,7 +370,7 @@ def late_rotation(model: Any) -> None:
 
 
 def replaced_hook(model: Any) -> None:
-    """The number of hooks stays the same."""
+    """Replace a hook, so that the number of hooks stays the same."""
     removed_hook(model)
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: -2 * out)
 
@@ -461,7 +461,7 @@ def test_a_head_follows_a_target_of_another_vocabulary() -> None:
 @needs_kernels
 @pytest.mark.parametrize("reads_layers", [(), (0,)])
 def test_a_running_lane_keeps_its_layers_during_a_refresh(reads_layers: tuple[int, ...]) -> None:
-    """The next lane has others, because a layer with a hook is not packed."""
+    """Only the next lane sees the change: it runs unpacked layers, because a layer with a hook is not packed."""
     target = bfloat16_model()
     head = tiny_head(target, reads_layers=reads_layers).to(torch.bfloat16)
     pair = ModelPair(target, head)
@@ -562,7 +562,7 @@ def test_refreshes_of_two_pairs_do_not_wait_for_each_other(monkeypatch: pytest.M
 
 
 def test_a_refresh_does_not_try_a_capture_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check would let synchronisations in other lanes' threads raise."""
+    """While a capture is tried, torch raises at any synchronisation, also in the threads of other lanes."""
     model, tried = tiny("llama"), []
     monkeypatch.setattr(select, "mark_capturable", tried.append)
     pair = ModelPair(model, model)

@@ -1,6 +1,6 @@
 """`load_pair(device_map=...)` spreads a target with accelerate, here over memory and disk.
 
-tests/devices/test_split.py splits it over two devices that compute.
+tests/devices/test_split.py splits a target over two devices that both compute.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_target_partly_on_disk_writes_the_same_text(folder: str) -> None:
 
 
 def test_overlapping_lanes_do_not_drop_each_others_weights(folder: str) -> None:
-    """Layers are read for one forward and dropped after it."""
+    """A forward reads each layer from disk and then drops it, while another lane's forward may need it."""
     pair = load_pair(f"{folder}/target", draft=f"{folder}/draft", device_map=MAP, dtype="float32")
     *_, fair = race(pair, ROWS, **TEXT)
     for _ in range(2):

@@ -148,7 +148,7 @@ def test_names_and_costs_distinguish_the_quantisations() -> None:
     pairs = [ModelPair(model) for model in (tiny("llama"), quantised("llama", "int8"), quantised("llama", "int4"))]
     assert [pair.weight_dtype for pair in pairs] == ["float32", "int8", "int4"]
     assert all(pair.dtype == torch.float32 and pair.weight_dtype in repr(pair) for pair in pairs)
-    # Two of the pairs run in the same class and differ only in their weights.
+    # The int8 and int4 pairs run in the same class and differ only in their weights.
     assert len({costs_path(pair, DRAFTERS["prompt_lookup"], "pad", SamplingParams()) for pair in pairs}) == 3
 
 
@@ -179,7 +179,7 @@ class ForeignInt8(Tensor):
 
 
 def test_weights_quantised_by_another_package_run_the_models_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on an accelerator, where our forward would join plain weights."""
+    """An accelerator runs the model's own code too: our forward would join the weights as if they were plain."""
     model = tiny("llama")
     for layer in model.modules():
         if isinstance(layer, nn.Linear):

@@ -19,14 +19,14 @@ from kernels.reference.attention import pad
 from tests.support.trees import Parents, batch_tree
 
 LENGTH = 1340
-# Head dimension, and whether products are of bfloat16. Heads of 64 fill AMX tiles, if the CPU has them.
+# (head dimension, whether products are of bfloat16). Heads of 64 fill AMX tiles if the CPU has them.
 LAYERS: dict[str, tuple[int, bool]] = {"float32": (20, False)}
 if HAS_DOT:
     LAYERS |= {"bfloat16": (20, True), "bfloat16, heads of 64": (64, True)}
 
 
 class Layer:
-    """A layer of attention, and texts: random projections [texts, LENGTH, (heads + 2 kv_heads) x dim]."""
+    """A layer of attention, and texts to feed: random projections [texts, LENGTH, (heads + 2 kv_heads) x dim]."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, dot: bool, texts: int = 6) -> None:
         self.attention = Attention(heads, kv_heads, dim, dot)
@@ -47,7 +47,7 @@ class Layer:
         counts: Sequence[int],
         window: int | None = None,
     ) -> list[Tensor]:
-        """Feed each row b, of length lengths[b], counts[b] tokens of text texts[b]; return the rows' results."""
+        """Feed each row b the counts[b] tokens of text texts[b] from lengths[b] on; return the rows' results."""
         spans = zip(texts, lengths, counts, strict=True)
         return self.feed_rows(
             cache, [self.texts[text, a : a + count] for text, a, count in spans], lengths, window
@@ -93,14 +93,14 @@ class Layer:
         return result.reshape(count, layer.heads * layer.dim)
 
     def assert_close(self, result: Tensor, expected: Tensor) -> None:
-        """Check equality within rounding of float32, or of bfloat16 weights, relative to the largest number."""
+        """Check equality within rounding of float32 (bfloat16 with `dot`), relative to the largest number."""
         assert result.shape == expected.shape
         error = (result - expected).abs().max() / expected.abs().max()
         assert error < (0.004 if self.attention.dot else 3e-6), error
 
 
 def fill_with_nan(cache: TiledCache, layer: Layer) -> TiledCache:
-    """Fill the places of keys and values with NaN; the padding after a head's numbers stays zero."""
+    """Fill the keys and values of a cache with NaN. The padding after a head's numbers stays zero."""
     size, width = layer.attention.dim, padded(layer.attention.dim)
     tiles = cache.buffer[0].view(2, -1, 16 * width)
     tiles[0].fill_(torch.nan)
@@ -110,7 +110,7 @@ def fill_with_nan(cache: TiledCache, layer: Layer) -> TiledCache:
 
 
 def flat_tree(trees: Sequence[Parents], lengths: Sequence[int], fed: Sequence[int] | None = None) -> Tree:
-    """Return the trees in the kernels' format; `lengths` include the `fed` tokens of the trees."""
+    """Return the trees in the kernels' format. The rows' `lengths` include the `fed` tokens of their trees."""
     batch = batch_tree(trees, fed)
     new = [len(tree) - old for tree, old in zip(trees, batch.before, strict=True)]
     sees, depths = (

@@ -18,7 +18,7 @@ from .steps import LAYERS, LENGTH, Layer, fill_with_nan
 
 # Heads, key-value heads, dim; groups of 1 to 6 query heads.
 SHAPES = [(4, 2, 8), (3, 1, 12), (2, 2, 64), (8, 2, 20), (6, 1, 16), (5, 1, 2), (2, 1, 80), (6, 2, 64)]
-# On both sides of the borders of tiles, blocks and segments.
+# Lengths just below, at and above the ends of tiles, blocks and segments.
 LENGTHS = [0, 1, 15, 16, 63, 64, 239, 255, 256, 257, 511, 512, 700, 1290]
 
 
@@ -50,12 +50,12 @@ def test_prompts_and_ragged_steps_equal_torch(shape: tuple[int, int, int], dot: 
 
 @pytest.mark.parametrize("threads", slow_but([1], [1, 2, 5]))
 def test_a_row_has_the_same_bits_with_and_without_a_shared_prefix(layer: Layer, threads: int) -> None:
-    """Rows of three prefixes and of none, fed 0 to 40 tokens, some directly after their prefix."""
+    """The rows have one of three prefixes or none. They get 0 to 40 tokens, some directly after their prefix."""
     torch.set_num_threads(threads)
     ends = [560, 272, 560]
     prefix = layer.cache(3, 560)
     layer.feed(prefix, [0, 1, 2], [0, 0, 0], ends)
-    # Each row: its prefix, its length, and how many tokens it is fed.
+    # For each row: its prefix, its length, and the number of tokens that it is fed.
     rows = [(0, 560, 1), (1, 300, 3), (None, 777, 2), (0, 561, 5), (1, 272, 1), (0, 900, 40), (1, 520, 5),
             (None, 0, 4), (0, 600, 0), (2, 566, 2), (0, 1290, 6), (2, 560, 1)]  # fmt: skip
     texts = [4 if group is None else group for group, _, _ in rows]
@@ -89,7 +89,8 @@ def test_rows_of_a_prefix_share_work_items_and_long_rows_have_several() -> None:
         [0, 0, 3, 0, 1, SHARED],
         [0, 0, 3, 1, 2, SHARED],
     ]
-    # The prefix's remainder and the row's columns; a prefix of a single row is read like the row's columns.
+    # Row 0 reads the rest of its prefix and its own columns in separate items. If only one row has a prefix, the
+    # prefix is read like the row's own columns.
     assert [row[3] for row in items.tolist() if row[0] == 0 and row[5] == APART] == [2]
     assert [row[3] for row in items.tolist() if row[0] == 2] == [0, 1, 2, 3]
     assert [row[3] for row in items.tolist() if row[0] == 3] == [0, 1]
@@ -117,7 +118,7 @@ def test_a_prompt_has_the_same_bits_in_chunks_of_any_width(layer: Layer, threads
 
 @pytest.mark.parametrize("length", slow_but([255], [33, 34, 255, 256, 300]))
 def test_earlier_cache_contents_never_matter(layer: Layer, length: int) -> None:
-    """Even if rejected drafts and earlier texts are NaN."""
+    """The results are the same even if rejected drafts and earlier texts left NaN in the cache."""
     new, old = layer.cache(2), fill_with_nan(layer.cache(2), layer)
     layer.feed(new, [0, 1], [0, 0], [length, 5])
     layer.feed(old, [0, 1], [0, 0], [length, 5])
@@ -163,5 +164,6 @@ def test_unsound_numbers_stay_visible(layer: Layer, place: str, value: float, co
         else results[0][column:, : attention.heads // attention.kv_heads * attention.dim]
     )
     assert not seen.isfinite().all(-1).any()
-    # In float32, it may spoil tokens just before it in its block; the row is refused anyway.
+    # In float32, the unsound number may also make results of tokens just before it in the same block unsound. That
+    # does no harm, because the row is refused anyway.
     assert results[0][: column if attention.dot else column - 6].isfinite().all() and results[1].isfinite().all()

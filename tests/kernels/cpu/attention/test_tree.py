@@ -16,7 +16,7 @@ from tests.kernels.cpu.shapes import DOTS
 from tests.support.models import slow_but
 from tests.support.trees import Parents, path, random_tree
 
-# Every column of a tile, and borders of segments that paths cross.
+# Lengths before the tree: it begins at every column of a tile, and paths cross the ends of segments.
 BASES = [*range(1, 18), *range(248, 260), 500, 511, 512, 1021]
 
 
@@ -26,12 +26,12 @@ def layer(request: Any) -> Layer:
 
 
 def nodes(layer: Layer, count: int, seed: int) -> Tensor:
-    """Return projections [count, ...] of a tree's tokens."""
+    """Return random projections [count, ...] of a tree's tokens."""
     return torch.randn(count, layer.texts.shape[2], generator=torch.Generator().manual_seed(seed))
 
 
 def as_texts(layer: Layer, cache: TiledCache, base: int, tree: Parents, y: Tensor, first: int = 0) -> Tensor:
-    """Return each node's result as the last token of its path, fed after the `base` tokens of a one-row cache."""
+    """Feed each node's path as a text after the `base` tokens of a one-row cache; return the nodes' results."""
     results = []
     for node in range(first, len(tree)):
         results.append(layer.feed_rows(cache, [y[path(tree, node)]], [base])[0][-1:])
@@ -42,7 +42,7 @@ def as_texts(layer: Layer, cache: TiledCache, base: int, tree: Parents, y: Tenso
     ("base", "threads"), slow_but([(15, 1), (256, 2)], [(base, 2 - base % 2) for base in BASES])
 )
 def test_a_node_has_the_bits_of_its_path_as_a_text(layer: Layer, base: int, threads: int) -> None:
-    """By itself, and next to rows of other trees, of a chain and without tokens."""
+    """The node's row is fed by itself, and next to rows with other trees, with a chain and without tokens."""
     torch.set_num_threads(threads)
     rng = random.Random(base)
     trees = [random_tree(rng, rng.randint(2, 24)), [], list(range(-1, 5)), random_tree(rng, rng.randint(1, 24), 4)]
@@ -68,7 +68,7 @@ def test_trees_after_a_shared_prefix_have_the_bits_of_texts(layer: Layer, thread
     rng = random.Random(5)
     prefix = layer.cache(2, 560)
     layer.feed(prefix, [0, 1], [0, 0], [560, 272])
-    # Each row: its prefix, its length, the nodes of its tree.
+    # For each row: its prefix, its length, and the number of nodes of its tree.
     rows = [(0, 560, 9), (0, 575, 4), (1, 272, 24), (0, 760, 13), (None, 300, 5), (1, 511, 0), (0, 600, 1)]
     ends, texts = {0: 560, 1: 272, None: 0}, [3 if group is None else group for group, _, _ in rows]
     cache = fill_with_nan(layer.cache(len(rows), 900, prefix), layer)
@@ -90,7 +90,7 @@ def test_trees_after_a_shared_prefix_have_the_bits_of_texts(layer: Layer, thread
 
 @pytest.mark.parametrize("base", slow_but([255], [1, 15, 16, 30, 250, 255, 256, 600]))
 def test_a_tree_fed_level_by_level_has_the_bits_of_texts(layer: Layer, base: int) -> None:
-    """As a draft model does; nodes see their ancestors among the levels fed earlier."""
+    """A draft model feeds a tree one level at a time. Nodes see their ancestors in the levels fed earlier."""
     rng = random.Random(base)
     cache, alone = fill_with_nan(layer.cache(1), layer), layer.cache(1)
     for row_cache in (cache, alone):
@@ -108,7 +108,7 @@ def test_a_tree_fed_level_by_level_has_the_bits_of_texts(layer: Layer, base: int
 
 @pytest.mark.parametrize("base", slow_but([255], [13, 16, 31, 250, 255, 256]))
 def test_an_accepted_path_equals_a_text(layer: Layer, base: int) -> None:
-    """Later tokens have the same bits after an accepted path and after the same text."""
+    """Tokens fed after an accepted path have the same bits as after the same tokens fed as text."""
     rng = random.Random(base)
     for turn in range(12):
         tree = random_tree(rng, rng.randint(2, 20))
@@ -133,7 +133,7 @@ def test_an_accepted_path_equals_a_text(layer: Layer, base: int) -> None:
 
 @pytest.mark.parametrize("dot", DOTS)
 def test_accepted_columns_move_as_in_a_plain_cache(dot: bool) -> None:
-    """After a prefix, in all layers, and without changing other rows."""
+    """Columns after a prefix move in all layers, and other rows don't change."""
     dtype = torch.bfloat16 if dot else torch.float32
     sizes = (3, 2, 48, 2, 20)
     tiled = TiledCache(*sizes, dtype, prefix=TiledCache(3, 1, 32, 2, 20, dtype))
@@ -141,7 +141,7 @@ def test_accepted_columns_move_as_in_a_plain_cache(dot: bool) -> None:
     plain.buffer.normal_()
 
     def columns() -> Tensor:
-        """Return [layers, 2, rows, heads, columns, dim]; see kernels/cpu/attention/layout.py."""
+        """Return the cache as [layers, 2, rows, heads, columns, dim]; see kernels/cpu/attention/layout.py."""
         words, pairs = 32 // (2 if dot else 1), 2 if dot else 1
         tiles = tiled.buffer.view(*tiled.buffer.shape[:5], 16 * 32)
         keys = tiles[:, 0].unflatten(-1, (words, 16, pairs)).transpose(-3, -2).flatten(-2)
@@ -167,7 +167,7 @@ def test_accepted_columns_move_as_in_a_plain_cache(dot: bool) -> None:
 
 @pytest.mark.slow
 def test_the_largest_trees_have_the_bits_of_texts(layer: Layer) -> None:
-    """One with a long path, and one with all nodes on one level."""
+    """One tree has a long path, the other has all nodes on one level."""
     cache, alone = layer.cache(2, LENGTH), layer.cache(1, LENGTH)
     comb = [-1, *(max(0, node - 1 - node % 2) for node in range(1, 63))]
     star = [-1, *[0] * 62]
