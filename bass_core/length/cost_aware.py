@@ -42,9 +42,8 @@ LEAST_GAIN = 1.02
 # Before it drafts, a draft model has to read the text that it has not read yet. The time for this is spread over
 # the rounds that are left, but over at most this many (before the first round: over all of them).
 HORIZON = 16
-# Share of the last row's delay that is charged to a candidate. It is below 1, because rounds get cheaper and
-# drafts pay more once other rows have finished. A weight of one half fits simulated batches of 2 to 16 rows with
-# acceptance rates from 0.3 to 0.6.
+# How much of the last row's delay counts. Less than all of it, because rounds cost less and drafts pay more as
+# soon as other rows have finished. Half is a guess.
 LAST_ROW_WEIGHT = 0.5
 # Share of the time that may be lost by trying the option that looks worse.
 EXPLORE = 0.01

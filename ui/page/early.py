@@ -139,8 +139,10 @@ class EarlyPage:
     def _deliver(page: gr.Blocks) -> None:
         """Wait until all calls have received their errors, but at most DELIVERY_S."""
         end = time.monotonic() + DELIVERY_S
-        while any(page._queue.pending_event_ids_session.values()) and time.monotonic() < end:
-            time.sleep(0.05)
+        # The attributes are Gradio's own (6.31). Without them, calls end when the server closes.
+        with suppress(AttributeError):
+            while any(page._queue.pending_event_ids_session.values()) and time.monotonic() < end:
+                time.sleep(0.05)
 
     def _open(self) -> None:
         from ui.page.limits import Limits

@@ -5,6 +5,7 @@ import math
 import os
 from statistics import median
 
+import numpy as np
 import pytest
 
 from bass_core import ModelPair
@@ -13,6 +14,7 @@ from bass_core.decode.cost_store import MAX_MEASURED_ROWS
 from bass_core.decode.measuring import measure_ahead, with_costs
 from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
+from bass_core.length import cost_aware
 from bass_core.length.acceptance import AcceptanceEstimate
 from bass_core.length.base import Feedback, Offer
 from bass_core.length.cost_aware import CostAware
@@ -307,3 +309,33 @@ def test_costs_work_without_a_writable_cache(home, tmp_path, monkeypatch):
     costs = with_costs(pair, make_request(pair, [1, 2, 3], **arguments), 1).costs
     assert costs.padded and costs.draft_ms(1) == 0
     assert with_costs(pair, make_request(pair, [1, 2, 3]), 1).costs is None, "measured with no place to keep it"
+
+
+@pytest.mark.parametrize("rows", [2, 4, 16])
+def test_the_last_row_finishes_as_late_as_in_a_simulation(rows, monkeypatch):
+    """Compared with simulated rows that accept each of two drafts with probability 0.5."""
+    monkeypatch.setattr(cost_aware, "LAST_ROW_WEIGHT", 1.0)
+    left, pace, variance = 512, 1.75, 3 * 0.25 + 0.5 - 0.75**2
+    first, second = np.random.default_rng(0).random((2, 400, rows, left)) < 0.5
+    written = np.cumsum(1 + first + (first & second), axis=2)
+    rounds = 1 + (written < left).sum(2)
+    (share,) = cost_aware._last_row_share(rows, np.array([pace]), np.array([variance]), left)
+    assert share == pytest.approx(rounds.mean() / rounds.max(1).mean(), abs=0.005)
+
+
+def test_a_single_row_has_no_last_row_to_wait_for():
+    assert cost_aware._last_row_share(1, np.array([1.5]), np.array([0.4]), 64) == 1
+
+
+def test_rows_that_finish_apart_draft_less():
+    """Drafts that pay slightly for the mean row don't pay for the last of eight."""
+    table = CostTable({1: [(1, 10), (17, 10.2)], 8: [(8, 10), (136, 86.8)]}, {1: 0.01, 8: 0.01}, padded=False)
+    offers = [Offer(24, "head", True, 0, row) for row in range(8)]
+
+    def drafts():
+        return sum(CostAware(table, timed=False).lengths(offers))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_aware, "LAST_ROW_WEIGHT", 0.0)
+        without = drafts()
+    assert drafts() < without
