@@ -30,11 +30,13 @@ from ..report.report import claim, device_name, document, parser, show, table
 from .checks import faults, texts
 from .context import Context, Row
 from .kernels import kernels
+from .shipped import shipped
 from .speed import backends, lanes, readings, steps
 
 ROOT = Path(__file__).parents[2]
 # The function of each section, and its timeout in seconds.
 SECTIONS: dict[str, tuple[Callable[[Context], None], int]] = {
+    "shipped": (shipped, 180),
     "texts": (texts, 150),
     "kernels": (kernels, 240),
     "steps": (steps, 120),

@@ -251,14 +251,17 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> str | None:
-    """Return the git revision of the tree, with a plus sign if it has changes; None outside a checkout."""
+    """Return the git revision of the tree, with a plus sign if it has changes.
+
+    Outside a checkout, it is the environment variable BASS_REVISION, or None.
+    """
     try:
         head, changes = (
             subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
         )
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("BASS_REVISION")
     return head[:12] + ("+" if changes else "")
 
 
