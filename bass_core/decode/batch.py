@@ -13,25 +13,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..draft.base import Drafter, Proposal, TreeProposal, check_type, sources_of
+from ..draft.base import COPY, CommittedStates, Drafter, Proposal, TreeProposal, check_type, sources_of
 from ..length.base import Feedback, LengthPolicy, Offer
 from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.noise import NoiseKeys
+from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.shaping import shaped
 from ..sequence import Forward, Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verify.detail import Drafts, explain, rule_name
 from ..verify.draft_tree import DraftTree
+from ..verify.judge import Judge
 from ..verify.rejection import first_tokens, plain, verify
 from ..verify.tree import verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
@@ -83,6 +85,8 @@ class BatchDecoder:
         self._rows = list(self.sequences)
         self.return_states |= self.drafter is not None and self.drafter.observes_states
         self._branches = self.drafter is not None and self.drafter.branches
+        params = self.params
+        self._chain_judge = Judge(params.sampling, params.verification, params.synthetic)
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             draft_prefill = self.drafter.start(self._rows)
@@ -110,10 +114,26 @@ class BatchDecoder:
         # Only the drafter knows how wide a tree step is, so prepare just the plain shape here.
         widest = 1 if self._branches else 1 + max(self._usable(self._lengths(self._offers())))
         for width in sorted({1, widest}):
-            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
-            self.target.prepare(ForwardBatch(tokens, [0] * rows, return_states=self.return_states))
+            self._prepare_width(rows, width)
         if self.drafter is not None:
             self.drafter.prepare(rows)
+            if widest > 1:
+                self.drafter.prepare_chains(rows, widest - 1)
+
+    @torch.inference_mode()
+    def _prepare_width(self, rows: int, width: int) -> None:
+        """Prepare the target for rounds of `width` tokens per row, and their verification if it is captured too."""
+        device, zeros = self.target.device, [0] * rows
+        drafts, probs = torch.zeros(rows, width - 1, dtype=torch.long, device=device), None
+        if width > 1 and not self.params.sampling.greedy and self.drafter and self.drafter.source != COPY:
+            probs = torch.zeros(rows, width - 1, self.target.vocab, device=device)
+        if not (self._branches or self.params.sampling.shapes):
+            numbers = self._chain_judge.numbers(zeros, RowKeys(0, zeros, zeros, device))
+            judge, with_states = self._chain_judge, self.return_states
+            if self.target.forward_judged(zeros, drafts, probs, judge, numbers, with_states) is not None:
+                return
+        tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
+        self.target.prepare(ForwardBatch(tokens, zeros, return_states=self.return_states))
 
     @torch.inference_mode()
     def step(self) -> Round:
@@ -161,7 +181,7 @@ class BatchDecoder:
         self._watch.mark()
         proposal = self._propose(self._usable(lengths), keys)
         self._watch.mark()
-        verdict = self._verify(proposal, keys)
+        verdict = self._verify_captured(proposal, keys) or self._verify(proposal, keys)
         self._watch.mark()
         records = self._commit(proposal, verdict)
         drafted, accepted = proposal.num_drafted, [outcome.accepted for outcome in verdict.outcomes]
@@ -206,6 +226,24 @@ class BatchDecoder:
             return Proposal(torch.zeros(len(lengths), 0, dtype=torch.long), [0] * len(lengths))
         return check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)
 
+    def _verify_captured(self, proposal: Proposal, keys: RowKeys) -> Verdict | None:
+        """Do the work of `_verify` in one captured graph, or return None if there is none for this round."""
+        counts, params = proposal.num_drafted, self.params
+        if isinstance(proposal, TreeProposal) or params.sampling.shapes:
+            return None
+        newest, numbers = [row.tokens[-1] for row in self._rows], self._chain_judge.numbers(counts, keys)
+        captured = self.target.forward_judged(
+            newest, proposal.tokens, proposal.probs, self._chain_judge, numbers, self.return_states
+        )
+        if captured is None:
+            return None
+        fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
+        output, packed = captured
+        outcomes, adjust = self._chain_judge.outcomes(packed, proposal.tokens.shape[1]), params.verification.adjust
+        self.target_forwards += 1
+        drafted = proposal.tokens.shape[1] > 0
+        return Verdict(outcomes if adjust is None or not drafted else adjust(outcomes), output, fed, output.logits)
+
     def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Verdict:
         """Run one forward of the target over the drafts and verify them."""
         counts, params = proposal.num_drafted, self.params
@@ -244,7 +282,7 @@ class BatchDecoder:
         for r, path in enumerate(paths):
             # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
-        self._hand_states(rows, lambda: _states_of(verdict.output.require_states(), paths))
+        self._hand_states(rows, lambda: CommittedStates(verdict.output.require_states(), paths))
         no_parents: list[Any] = [None] * len(rows)
         parents = proposal.parents if isinstance(proposal, TreeProposal) and proposal.parents else no_parents
         judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
@@ -269,7 +307,7 @@ class BatchDecoder:
 
         return add_details
 
-    def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
+    def _hand_states(self, rows: list[Sequence], states: Callable[[], Seq[Tensor]]) -> None:
         """Give the target's hidden states of the newly committed tokens to a drafter that reads states."""
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
@@ -287,10 +325,9 @@ class BatchDecoder:
             batch.tree = verified_tree(parents)
         return self.target.forward(batch)
 
-    def _keys(self) -> NoiseKeys:
-        device = self.target.device
-        ids = to_device([row.id for row in self._rows], device)
-        return NoiseKeys(self.params.seed, ids, to_device([len(row.tokens) for row in self._rows], device))
+    def _keys(self) -> RowKeys:
+        ids, positions = [row.id for row in self._rows], [len(row.tokens) for row in self._rows]
+        return RowKeys(self.params.seed, ids, positions, self.target.device)
 
     def _drop_finished(self) -> None:
         for r in reversed(range(len(self._rows))):
@@ -305,13 +342,3 @@ class BatchDecoder:
 
 def _tokens(proposal: Proposal) -> list[list[int]]:
     return [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
-
-
-def _states_of(states: Tensor, paths: list[list[int]]) -> list[Tensor]:
-    """Select the states of each row's newest token and accepted drafts from states [B, 1 + N, ...]."""
-    return [
-        states[r, : len(path) + 1]
-        if path == list(range(len(path)))
-        else states[r, to_device([0, *(i + 1 for i in path)], states.device)]
-        for r, path in enumerate(paths)
-    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from kernels.plan import MAX_TREE_TOKENS
 
 from ..errors import RequestError
 from ..length.base import Offer
-from ..machine.transfer import to_host
+from ..machine.transfer import to_device, to_host
 from ..model.prefill import PrefillSteps
 from ..sample.noise import NoiseKeys
 from ..sample.rows import copied
@@ -117,6 +118,10 @@ class Drafter(Protocol):
         """Prepare the first rounds. Called before the first step, outside the measured time."""
         return None
 
+    def prepare_chains(self, rows: int, longest: int) -> None:
+        """Prepare first rounds of at most `longest` drafts per row. Called after `prepare`."""
+        return None
+
     def read(self, rows: list[Sequence]) -> None:
         """Read the prompts as part of the prefill. Called only if the first round drafts."""
         return None
@@ -139,7 +144,7 @@ class Drafter(Protocol):
         """
         return None
 
-    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+    def observe_states(self, rows: list[Sequence], states: Seq[Tensor]) -> None:
         """Take the target's states of the k tokens just committed to its cache, states[r] [k, hidden] for row r.
 
         These are the target's last hidden states, unless the pair's draft head asks for others (HiddenStateTap in
@@ -154,6 +159,34 @@ class Drafter(Protocol):
     def move_row(self, source: int, target: int) -> None:
         """Let row `source` take the place of row `target`, which has left."""
         return None
+
+
+class CommittedStates(Seq[Tensor]):
+    """The states of each row's newest token and accepted drafts, selected when they are read.
+
+    Attributes:
+        states: [B, 1 + N, ...], those of the whole step.
+        paths: each row's accepted drafts, ascending.
+    """
+
+    def __init__(self, states: Tensor, paths: list[list[int]]) -> None:
+        self.states, self.paths = states, paths
+
+    @property
+    def chains(self) -> bool:
+        """Whether each row accepted its first drafts, so that its states lie next to each other."""
+        return all(path == list(range(len(path))) for path in self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[r] for r in range(*row.indices(len(self)))]
+        path = self.paths[row]
+        if path == list(range(len(path))):
+            return self.states[row, : len(path) + 1]
+        return self.states[row, to_device([0, *(i + 1 for i in path)], self.states.device)]
 
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:

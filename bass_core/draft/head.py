@@ -8,6 +8,8 @@ logits before a draft is drawn, so q includes it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,21 +20,23 @@ from torch.nn.utils.rnn import pad_sequence
 from kernels.support import is_accelerator
 
 from ..length.base import Offer
-from ..machine.transfer import to_device
+from ..machine.transfer import to_device, to_host
 from ..model.draft_head import CompiledInputs, DraftHead
 from ..model.forward import ForwardBatch
+from ..model.graphs import GraphRunner
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.distribution import argmax, filters, largest, probabilities, scatter_columns
 from ..sample.draw import draw
-from ..sample.noise import NoiseKeys
+from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.noise import words as hashed
 from ..sample.params import SamplingParams
 from ..sample.rows import cat, stack
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
-from .base import Drafter, GreedyProbs, Proposal
+from .base import CommittedStates, Drafter, GreedyProbs, Proposal
+from .head_graph import MAX_UNREAD, CapturedChains
 from .head_states import SettledStates, StandInStates
 from .pending import CHUNK, feed_pending
 from .texts import Texts, append_token
@@ -93,6 +97,7 @@ class HeadDrafter(Drafter):
         # If `_inputs` is not None, our own kernels make the body's inputs and draft whole chains.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
+        self._chains: CapturedChains | None = None
         self._in_one_call = self._inputs is not None and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
@@ -103,21 +108,96 @@ class HeadDrafter(Drafter):
             self._source = StandInStates(len(rows), self.runner.cache.max_len, hidden, self.runner.device)
         else:
             self._source = SettledStates(len(rows), hidden, self.runner.device, self.head.readout().finish)
+            if isinstance(self.runner, GraphRunner) and self.runner.captures and not self.branches:
+                self._chains = CapturedChains(
+                    self.head,
+                    self.runner,
+                    self._texts,
+                    len(rows),
+                    self.size,
+                    self.params,
+                    self.role,
+                    self.report_probs,
+                )
         return None
 
     @torch.inference_mode()
     def prepare(self, rows: int) -> None:
         """Let the body prepare forwards of one and of two tokens per row."""
+        if self._chains is not None:
+            return
         for width in (1, 2):
             ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
             fed = self.head.inputs(ids, states)
             self.runner.prepare(self._batch(fed, [0] * rows))
 
-    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+    def observe_states(self, rows: list[Sequence], states: Seq[Tensor]) -> None:
         """Keep copies of the target's states, whose memory its next forward overwrites."""
+        if self._chains is not None and self._observe_on_device(self._chains, rows, states):
+            return
         for r, slot in (self._source.observe(states) or {}).items():
             self.runner.commit(r, min(self.runner.lengths[r], slot))
+
+    @torch.inference_mode()
+    def prepare_chains(self, rows: int, longest: int) -> None:
+        """Capture the first round's chain."""
+        if self._chains is not None:
+            self._chains.prepare(rows, longest)
+
+    def _observe_on_device(self, chains: CapturedChains, rows: list[Sequence], states: Seq[Tensor]) -> bool:
+        """Leave a round's states on the device, for the next captured chain; False if they have to be listed."""
+        unread = chains.unread
+        if isinstance(states, CommittedStates):
+            if not unread.takes(states) and self._gather_unread(rows) and chains.fits(rows, 0):
+                # These rows have drafted nothing for a while: feed what they have, to make room.
+                chains.draft(rows, 0, RowKeys(0, [0] * len(rows), [0] * len(rows), self.runner.device))
+                self.calls += 1
+            if not any(self._settled.waiting(len(rows))) and unread.takes(states):
+                unread.append(states)
+                return True
+        self._spill(len(rows))
+        return False
+
+    def _gather_unread(self, rows: list[Sequence]) -> bool:
+        """Bring the states of all unread tokens to the device's buffer; False if some are missing or too many."""
+        assert self._chains is not None
+        unread, waiting = self._chains.unread, self._settled.waiting(len(rows))
+        needed = [len(row.tokens) - self.runner.lengths[r] for r, row in enumerate(rows)]
+        if (
+            any(waiting)
+            and not any(unread.counts[: len(rows)])
+            and waiting == needed
+            and max(needed) <= MAX_UNREAD
+        ):
+            unread.fill(self._settled.take(waiting))
+        return unread.counts[: len(rows)] == needed
+
+    def _spill(self, rows: int) -> None:
+        """Move the unread states from the device's buffer to the list of settled ones."""
+        if self._chains is not None and any(self._chains.unread.counts[:rows]):
+            self._settled.observe(self._chains.unread.pieces(rows))
+
+    @property
+    def _settled(self) -> SettledStates:
+        assert isinstance(self._source, SettledStates)
+        return self._source
+
+    def _captured_chain(
+        self, chains: CapturedChains, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys
+    ) -> Proposal | None:
+        """Do the work of `propose` in one CUDA graph, or return None if it can't."""
+        levels = max(max_drafts)
+        if isinstance(keys, RowKeys) and self._gather_unread(rows) and chains.fits(rows, levels):
+            drafted = chains.draft(rows, levels, keys)
+            if drafted is not None:
+                self.calls += levels
+                self.drafted += sum(max_drafts)
+                chances = drafted.chances
+                own = None if chances is None else partial(_listed, chances, max_drafts)
+                return Proposal(drafted.tokens, list(max_drafts), drafted.probs, own=own)
+        self._spill(len(rows))
+        return None
 
     def read(self, rows: list[Sequence]) -> None:
         """Read the prompts, whose states have been observed. These forwards don't count in `calls`."""
@@ -146,6 +226,8 @@ class HeadDrafter(Drafter):
             if max(max_drafts) == 0:
                 return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device), max_drafts)
         self._read_prefixes(rows)
+        if self._chains is not None and (chain := self._captured_chain(self._chains, rows, max_drafts, keys)):
+            return chain
         if self._in_one_call and (whole := self._whole_chain(rows, max_drafts, keys)) is not None:
             return whole
         logits, states = self._catch_up(rows, max_drafts)
@@ -398,6 +480,8 @@ class HeadDrafter(Drafter):
 
         Without `ahead`, their states will be observed again too.
         """
+        if self._chains is not None:
+            self._spill(len(self._chains.unread.counts))
         length_kept = min(self.runner.lengths[row], length)
         self.runner.commit(row, length_kept)
         self._texts.rewind(row, length)
@@ -410,3 +494,10 @@ class HeadDrafter(Drafter):
         self.runner.move_row(source, target)
         self._source.move_row(source, target)
         self._texts.move_row(source, target)
+        if self._chains is not None:
+            self._chains.move_row(source, target)
+
+
+def _listed(chances: Tensor, counts: list[int]) -> list[list[float | None]]:
+    """Return the probabilities [B, l] of each row's counts[r] drafts; waits for the device."""
+    return [list(row[:count]) for row, count in zip(to_host(chances).tolist(), counts, strict=True)]

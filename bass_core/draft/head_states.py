@@ -7,6 +7,7 @@ a row: the target's if `observe` has delivered them, else the head's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
@@ -30,14 +31,18 @@ class SettledStates:
         # There is no state before the first token of a text, so that token reads zeros.
         self._waiting = [[torch.zeros(1, hidden, dtype=torch.float32, device=device)] for _ in range(rows)]
 
-    def observe(self, states: list[Tensor]) -> None:
+    def observe(self, states: Seq[Tensor]) -> None:
         """Copy the states of the next k tokens of row r, states[r] [k, hidden].
 
         Copying is needed because the target's next step overwrites these states.
         """
-        copies = cat(states).split([len(new) for new in states])
+        copies = cat(list(states)).split([len(new) for new in states])
         for waiting, new in zip(self._waiting[: len(states)], copies, strict=True):
             waiting.append(new)
+
+    def waiting(self, rows: int) -> list[int]:
+        """Return the number of states that each of the first rows has to read."""
+        return [sum(map(len, pieces)) for pieces in self._waiting[:rows]]
 
     def read(self, counts: list[int]) -> Tensor:
         """Return the states [B, max(counts), hidden] for each row's next counts[r] tokens, padded with zeros."""
@@ -114,7 +119,7 @@ class StandInStates:
         self._observed = [0] * rows
         self._known = [0] * rows
 
-    def observe(self, states: list[Tensor]) -> dict[int, int]:
+    def observe(self, states: Seq[Tensor]) -> dict[int, int]:
         """Replace the head's own states by the target's, states[r] [k, hidden] for the next k tokens of row r.
 
         Returns:
@@ -135,7 +140,7 @@ class StandInStates:
             # yet, so begin at position 0.
             changed[r] = first + 1 if first else 0
         if places:
-            self._store(places, columns, cat(states))
+            self._store(places, columns, cat(list(states)))
         return changed
 
     def complete(self, row: int, length: int) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
@@ -140,11 +141,15 @@ class Cascade(Drafter):
         """Let the model prepare the first rounds."""
         self.model.prepare(rows)
 
+    def prepare_chains(self, rows: int, longest: int) -> None:
+        """Let the model prepare chains."""
+        self.model.prepare_chains(rows, longest)
+
     def read(self, rows: list[Sequence]) -> None:
         """Let the model read the prompts."""
         self.model.read(rows)
 
-    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+    def observe_states(self, rows: list[Sequence], states: Seq[Tensor]) -> None:
         """Pass the target's states to the model."""
         self.model.observe_states(rows, states)
 

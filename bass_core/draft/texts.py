@@ -6,14 +6,18 @@ device, where `with_pointer` reads them.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.support import CompileFailed, available, on
+
 from ..machine.transfer import to_device
 from ..model.draft_head import DraftHead
-from ..model.pointer import followers, windows
+from ..model.pointer import LONGEST, SHORTEST, followers, windows
 from ..sample.distribution import compiled
 from ..sample.rows import copied
 from ..sequence import Sequence
@@ -48,6 +52,10 @@ class Texts:
             self._known[r] = len(row.tokens)
         return self._known[: len(rows)]
 
+    def on_device(self, rows: int, columns: int) -> Tensor:
+        """Copy the first tokens of the texts, as far as `update` has noted them: int64 [rows, columns]."""
+        return to_device(self.token_ids[:rows, :columns], self.head.vocabulary.device)
+
     def with_pointer(self, logits: Tensor, states: Tensor, last: Tensor) -> Tensor:
         """Return logits [B, W, V'] with the pointer's additions.
 
@@ -73,6 +81,39 @@ class Texts:
     def move_row(self, source: int, target: int) -> None:
         """Give row `target` the text of row `source`."""
         self.token_ids[target], self._known[target] = self.token_ids[source], self._known[source]
+
+
+def last_tokens(text: Tensor, ends: Tensor) -> Tensor:
+    """Return the last LONGEST tokens of int64 [R, T], of which ends[r] are a row's: newest first, [R, LONGEST].
+
+    Before a text begins they are -1.
+    """
+    at = ends[:, None] - 1 - torch.arange(LONGEST, device=text.device)
+    return text.gather(1, at.clamp(min=0)).where(at >= 0, -1)
+
+
+def add_pointer(
+    head: DraftHead, logits: Tensor, states: Tensor, text: Tensor, ends: Tensor, last: Tensor
+) -> Tensor:
+    """Return logits [R, V'] with the pointer's additions, without a copy to or from the host.
+
+    Args:
+        states: the head's states [R, hidden].
+        text: int64 [R, T], of which the first ends[r] tokens are searched.
+        ends: int64 [R].
+        last: int64 [R, LONGEST], from `last_tokens`, or `append_token` after drafts.
+    """
+    if available(logits.device):
+        from kernels.triton import pointer as kernel  # imports triton
+
+        with suppress(CompileFailed), on(logits.device):
+            raised, pointer = logits.contiguous(), head.pointer
+            kernel.add(raised, states, last, text, ends, head.columns, pointer.weight, pointer.by_size, SHORTEST)
+            return raised
+    next_ids, sizes = followers(windows(text), ends[:, None], last[:, None])
+    columns = head.column_of(next_ids)
+    lifts = head.pointer(states[:, None], sizes).masked_fill(columns < 0, 0.0).to(logits.dtype)
+    return logits.scatter_add(-1, columns.clamp(min=0), lifts)
 
 
 def append_token(last: Tensor, tokens: Tensor) -> Tensor:

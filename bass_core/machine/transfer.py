@@ -26,6 +26,12 @@ def to_device(values: list[Any] | Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
+def refill(static: Tensor, values: list[Any]) -> None:
+    """Overwrite a tensor on the device with (nested) numbers of its shape, in one copy that nothing waits for."""
+    host = torch.tensor(values, dtype=static.dtype)
+    static.copy_(host.pin_memory() if static.is_cuda else host, non_blocking=True)
+
+
 def to_host(tensor: Tensor) -> Tensor:
     """Copy the tensor to the host; waits for the current stream."""
     if not is_accelerator(tensor.device):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -140,3 +141,13 @@ class ForwardOutput:
         if self.states is None:
             raise ValueError("these logits came without states: set return_states=True in the batch")
         return self.states
+
+
+class StepJudge(Protocol):
+    """What a captured step computes from its logits (verify/judge.py). Equal judges share captured steps."""
+
+    def run(self, logits: Tensor, drafts: Tensor, numbers: Tensor, probs: Tensor | None) -> Tensor:
+        """Return the packed outcomes float32 [B, n]; arguments as in `Judge.run`."""
+        ...
+
+    def __hash__(self) -> int: ...

@@ -17,22 +17,25 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels.backends import CAPTURABLE, captured_extent
+from kernels.support import is_accelerator
 
 from ..machine.capture import Pool, capture, empty_cache, enabled
 from ..machine.setup_time import setting_up
-from ..machine.transfer import to_device
+from ..machine.transfer import refill, to_device
 from .base import CausalModel
 from .cache import RaggedCache
 from .capturable import refuse_capture
-from .forward import BatchTree, ForwardBatch, ForwardOutput
+from .forward import BatchTree, CapturedBatch, ForwardBatch, ForwardOutput, StepJudge
 from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
 from .runner import ModelRunner, least_saved, prefix_size
-from .static_step import StaticStep, StepInputs, fits_tree, tensors
+from .static_step import CapturedCall, StaticStep, StepInputs, fits_tree, tensors
 
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
@@ -45,7 +48,7 @@ _COLUMNS_STEP = 256
 # Number of idle caches that are kept per model.
 _MAX_IDLE_CACHES = 4
 
-Recorder = Callable[[Callable[[], ForwardOutput]], tuple[ForwardOutput, Callable[[], Any]]]
+Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], Any]]]
 
 _idle: weakref.WeakKeyDictionary[CausalModel, list[_Slot]] = weakref.WeakKeyDictionary()
 # Re-entrant, because garbage collection may drop a runner, and so return its slot, while a slot is being taken.
@@ -103,7 +106,8 @@ class _Slot:
 
     cache: RaggedCache
     pool: Pool
-    steps: OrderedDict[tuple[Any, ...], StaticStep] = field(default_factory=OrderedDict)
+    steps: OrderedDict[tuple[Any, ...], StaticStep | CapturedCall] = field(default_factory=OrderedDict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 class GraphRunner(ModelRunner):
@@ -151,6 +155,125 @@ class GraphRunner(ModelRunner):
         """Capture the step for this shape, unless it is captured already."""
         self._replay(batch, 0)
 
+    @torch.inference_mode()
+    def forward_judged(
+        self,
+        newest: list[int],
+        drafts: Tensor,
+        probs: Tensor | None,
+        judge: StepJudge,
+        numbers: list[list[int]],
+        return_states: bool,
+    ) -> tuple[ForwardOutput, Tensor] | None:
+        batch, width = len(newest), 1 + drafts.shape[1]
+        longest = self.cache.max_len - self.cache.room(self._lengths[:batch])
+        shape = self._shape(batch, width, longest)
+        if shape is None:
+            return None
+        rows, columns = shape
+        extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
+        placed = [self._lengths[:batch], *self.cache_places(batch), newest, *numbers]
+        key = ("judged", *shape, self._kind(), return_states, extent, judge, probs is not None)
+
+        def capture_round(static: Tensor) -> tuple[Any, dict[str, Tensor]]:
+            extra = {"tokens": torch.zeros(rows, columns, dtype=torch.long, device=static.device)}
+            if probs is not None:
+                extra["probs"] = probs.new_zeros(rows, columns - 1, probs.shape[2])
+            # No reference to self, because a captured step outlives the runner.
+            model, cache, backend, vocab = self.model, self.cache, self.backend, self.vocab
+            shared = (static[1], static[2]) if cache.prefix is not None else None
+            at = 1 if shared is None else 3
+
+            def forward() -> tuple[ForwardOutput, Tensor]:
+                extra["tokens"][:, 0].copy_(static[at])
+                fed = CapturedBatch(extra["tokens"], static[0], extent, return_states, shared)
+                output = model.forward_captured(fed, cache, backend)
+                output.logits = output.logits[..., :vocab]
+                judged = judge.run(output.logits, extra["tokens"][:, 1:], static[at + 1 :], extra.get("probs"))
+                return output, judged
+
+            return forward, extra
+
+        call = self._captured(key, placed, rows, capture_round)
+        if call is None:
+            return None
+        if width > 1:
+            target = call.extra["tokens"][:batch, 1:width]
+            target.copy_(drafts if is_accelerator(drafts.device) else to_device(drafts, target.device))
+        if probs is not None:
+            call.extra["probs"][:batch, : width - 1].copy_(probs)
+        call.replay()
+        output, judged = call.output
+        states = None if output.states is None else output.states[:batch, :width]
+        return ForwardOutput(output.logits[:batch, :width], states), judged[:batch]
+
+    def call(
+        self, key: tuple[Any, ...], numbers: list[list[int]], rows: int, function: Callable[[Tensor], Any]
+    ) -> Any | None:
+        """Replay `function(static)` over this runner's cache, captured on first use; None if that is impossible.
+
+        Args:
+            key: what the captured function depends on besides the numbers. The runner's own part is added.
+            numbers: one list per number, with an entry per row; padded with zeros to `rows`, and copied to
+                `static`, int64 [len(numbers), rows].
+            rows: the rows of the function.
+            function: must not refer to the runner, which it outlives.
+
+        Returns:
+            The function's output, which the next replay overwrites.
+        """
+        call = self._captured((*key, rows, self._kind()), numbers, rows, lambda static: (partial(function, static), {}))
+        if call is None:
+            return None
+        call.replay()
+        return call.output
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured, and functions with `call`."""
+        return self.model.capturable
+
+    def buffer(self, name: str, *sizes: int, dtype: torch.dtype) -> Tensor:
+        """Return a tensor that lives as long as this cache and its captures; zeros when it is made."""
+        found = self.slot.buffers.get(name)
+        if found is None:
+            found = self.slot.buffers[name] = torch.zeros(*sizes, dtype=dtype, device=self.device)
+        return found
+
+    def cache_places(self, batch: int) -> list[list[int]]:
+        """Return the rows' starts and groups in the cache's prefix, or [] without a prefix."""
+        cache = self.cache
+        return [] if cache.prefix is None else [cache.starts[:batch], cache.groups[:batch]]
+
+    def _kind(self) -> tuple[Any, ...]:
+        return self.backend, getattr(self.model, "plan", None), self.vocab
+
+    def _captured(
+        self,
+        key: tuple[Any, ...],
+        numbers: list[list[int]],
+        rows: int,
+        make: Callable[[Tensor], tuple[Callable[[], Any], dict[str, Tensor]]],
+    ) -> CapturedCall | None:
+        """Return the captured call of this key with its numbers refilled; None if it can't be captured."""
+        if not self.model.capturable:
+            return None
+        padded = [[*line] + [0] * (rows - len(line)) for line in numbers]
+        call = self.slot.steps.get(key)
+        if isinstance(call, CapturedCall):
+            refill(call.numbers, padded)
+        else:
+            with setting_up(self.device):
+                static = to_device(padded, self.device)
+                forward, extra = make(static)
+                captured = self._record_in_pool(forward)
+            if captured is None:
+                return None
+            call = self.slot.steps[key] = CapturedCall(static, *captured, extra)
+            self._evict()
+        self.slot.steps.move_to_end(key)
+        return call
+
     def _shape(
         self, batch: int, width: int, longest: int, tree: BatchTree | None = None
     ) -> tuple[int, int] | None:
@@ -178,6 +301,7 @@ class GraphRunner(ModelRunner):
         trees = batch.tree is not None
         key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, batch.window, extent, trees)
         step = self.slot.steps.get(key)
+        assert not isinstance(step, CapturedCall)
         inputs = StepInputs.of(batch, self.cache, rows, columns)
         if step is None:
             with setting_up(tokens.device):
@@ -200,6 +324,11 @@ class GraphRunner(ModelRunner):
         def forward() -> ForwardOutput:
             return model.forward_captured(buffers, cache, backend)
 
+        captured = self._record_in_pool(forward)
+        return None if captured is None else StaticStep(buffers, *captured)
+
+    def _record_in_pool(self, forward: Callable[[], Any]) -> tuple[Any, Callable[[], Any], int] | None:
+        """Capture a function; return its output, its replay and the bytes it took, or None if that fails."""
         before = self.slot.pool.reserved()
         try:
             output, replay = self._record(forward)
@@ -209,16 +338,16 @@ class GraphRunner(ModelRunner):
             self.slot.pool = Pool(self.model.device)
             return None
         except Exception as error:
-            refuse_capture(model, error)
+            refuse_capture(self.model, error)
             return None
-        return StaticStep(buffers, output, replay, self.slot.pool.reserved() - before)
+        return output, replay, self.slot.pool.reserved() - before
 
     def _evict(self) -> None:
         while len(self.slot.steps) > 1 and sum(step.nbytes for step in self.slot.steps.values()) > STEP_BYTES:
             self.slot.steps.popitem(last=False)
 
 
-def record_calls(forward: Callable[[], ForwardOutput]) -> tuple[ForwardOutput, Callable[[], None]]:
+def record_calls(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     """Stand in for a CUDA graph on a CPU: a replay calls `forward` and copies into the same output."""
     output = forward()
 

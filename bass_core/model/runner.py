@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 
 from .base import CausalModel
 from .cache import RaggedCache
-from .forward import ForwardBatch, ForwardOutput
+from .forward import ForwardBatch, ForwardOutput, StepJudge
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
 # Backends that can attend over a shared prefix, and over part of a cache.
@@ -96,6 +96,31 @@ class ModelRunner:
         if output.logits.shape[-1] != self.vocab:
             output.logits = output.logits[..., : self.vocab]
         return output
+
+    def forward_judged(
+        self,
+        newest: list[int],
+        drafts: Tensor,
+        probs: Tensor | None,
+        judge: StepJudge,
+        numbers: list[list[int]],
+        return_states: bool,
+    ) -> tuple[ForwardOutput, Tensor] | None:
+        """Feed the newest tokens and chains of drafts, and judge them in the same captured graph.
+
+        Args:
+            newest: each row's newest token.
+            drafts: int64 [B, l].
+            probs: float32 [B, l, V], the distributions that the drafts were drawn from; None for point masses.
+            judge: what follows the forward.
+            numbers: its numbers of this round, one entry per row.
+            return_states: as in ForwardBatch.
+
+        Returns:
+            The forward's output and the packed outcomes, both valid until the next forward; None if this runner
+            captures no graphs of this shape.
+        """
+        return None
 
     def prefix_runner(self) -> ModelRunner:
         """Forget the cached prefixes, and return a runner whose rows fill them."""

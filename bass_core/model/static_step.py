@@ -8,7 +8,7 @@ length 0, and a padding token of a tree sees only itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -111,6 +111,33 @@ def _parts(tree: TokenTree) -> tuple[Tensor, Tensor, Tensor]:
     return tree.sees, tree.depths, tree.before
 
 
-def tensors(output: ForwardOutput) -> list[Tensor]:
-    """Return the buffers that a step writes."""
-    return [output.logits] if output.states is None else [output.logits, output.states]
+def tensors(output: Any) -> list[Tensor]:
+    """Return the tensors in a captured function's output: a ForwardOutput, a tensor, None, or a tuple of these."""
+    if isinstance(output, ForwardOutput):
+        output = (output.logits, output.states)
+    if isinstance(output, tuple):
+        return [tensor for part in output for tensor in tensors(part)]
+    return [] if output is None else [output]
+
+
+@dataclass
+class CapturedCall:
+    """A captured function of one packed tensor of numbers.
+
+    Attributes:
+        numbers: the static int64 tensor that it reads, to be refilled before each replay.
+        output: the tensors that it writes.
+        replay: runs it again.
+        taken: as in StaticStep.
+        extra: further static tensors that it reads, by name.
+    """
+
+    numbers: Tensor
+    output: Any
+    replay: Callable[[], Any]
+    taken: int = 0
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return max(self.taken, sum(tensor.nbytes for tensor in tensors(self.output)))

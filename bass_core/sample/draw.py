@@ -6,6 +6,7 @@ The same weights and key give the same token on every device. Tokens of weight 0
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from .noise import exponentials, words
 
 
 def draw(
-    weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None = None
+    weights: Tensor, seed: Any, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None = None
 ) -> Tensor:
     """Draw one column per key by Gumbel-max: int64 [...].
 
@@ -25,7 +26,7 @@ def draw(
 
     Args:
         weights: [..., V], not necessarily normalised.
-        seed: seed of the request.
+        seed: seed of the request, as in NoiseKeys.
         sequence_ids: int64, the key with `positions` and `streams`; they broadcast to [...].
         positions: int64, the position of the token in the text.
         streams: int64, see `noise.stream`.

@@ -7,6 +7,7 @@ triton. Only the first use of a seed on a device waits for that device.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from ..machine.transfer import to_device
 
 
 def draw_on_device(
-    weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None
+    weights: Tensor, seed: Any, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None
 ) -> Tensor:
     """Draw as `draw` does."""
     with on(weights.device):
@@ -32,12 +33,14 @@ def threshold_on_device(probs: Tensor, top_p: float) -> Tensor:
         return nucleus.threshold(probs, top_p)
 
 
-@lru_cache(maxsize=16)
-def seed_on(seed: int, device: torch.device) -> Tensor:
-    """Return the seed on the device: int64 [1].
+def seed_on(seed: Any, device: torch.device) -> Tensor:
+    """Return the seed on the device, int64 [1]; a seed that is there already is returned as it is."""
+    return seed if isinstance(seed, Tensor) else _copied_seed(seed, device)
 
-    Lanes on all streams share the seed, so its first use waits until the copy has finished.
-    """
+
+@lru_cache(maxsize=16)
+def _copied_seed(seed: int, device: torch.device) -> Tensor:
+    """Copy a seed. Lanes on all streams share it, so its first use waits until the copy has finished."""
     copied = to_device([seed], device)
     if is_accelerator(device):
         runtime(device).current_stream(device).synchronize()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..machine import cpu_kernels
+from ..machine.transfer import to_device
 
 _MASK = 0xFFFFFFFF
 _ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
@@ -76,8 +78,11 @@ def philox(counter: tuple[Any, ...], key: tuple[int, int]) -> tuple[Any, ...]:
     return c0, c1, c2, c3
 
 
-def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -> tuple[Tensor, ...]:
-    """Return the four hash words of each key; the arguments are int64 on one device and broadcast."""
+def words(seed: Any, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -> tuple[Tensor, ...]:
+    """Return the four hash words of each key; the arguments are int64 on one device and broadcast.
+
+    `seed` is an int, or, on an accelerator, a tensor int64 [1].
+    """
     ids, positions, streams = torch.broadcast_tensors(sequence_ids, positions, streams)
     key = seed & _MASK, (seed >> 32) & _MASK
     if not ids.is_cpu:
@@ -93,7 +98,7 @@ def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -
     return tuple(torch.as_tensor(word) for word in hashed)
 
 
-def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -> Tensor:
+def uniform(seed: Any, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -> Tensor:
     """Return one float32 uniform in (0, 1) for each key."""
     return to_uniform(words(seed, sequence_ids, positions, streams)[0].float())
 
@@ -108,7 +113,7 @@ def to_uniform(bits: Tensor) -> Tensor:
 
 
 def token_uniforms(
-    seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, tokens: int | Tensor
+    seed: Any, sequence_ids: Tensor, positions: Tensor, streams: Tensor, tokens: int | Tensor
 ) -> Tensor:
     """Return one float32 uniform in (0, 1) for each key and token: the keys' shape + [V].
 
@@ -128,7 +133,7 @@ def token_uniforms(
 
 
 def exponentials(
-    seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, tokens: int | Tensor
+    seed: Any, sequence_ids: Tensor, positions: Tensor, streams: Tensor, tokens: int | Tensor
 ) -> Tensor:
     """Return one float32 exponential above 0 for each key and token; arguments as in `token_uniforms`.
 
@@ -161,13 +166,13 @@ class NoiseKeys:
     """Keys of a round's random numbers. Role and token, the rest of a key, are given with each draw.
 
     Attributes:
-        seed: seed of the request.
+        seed: seed of the request; on the device, int64 [1], inside a captured graph.
         sequence_ids: int64 [B].
         positions: int64 [B], where in the text the round's first token will be.
         epochs: int64 [B], where each row's epoch began, under AMUSD; None if the epoch is the round.
     """
 
-    seed: int
+    seed: Any
     sequence_ids: Tensor
     positions: Tensor
     epochs: Tensor | None = None
@@ -195,3 +200,30 @@ class NoiseKeys:
         """Return ids [B, 1] and positions [B, width] of the next `width` tokens."""
         steps = torch.arange(width, device=self.positions.device)
         return self.sequence_ids[:, None], self.positions[:, None] + steps
+
+
+class RowKeys(NoiseKeys):
+    """The keys of a decoder's rows: host numbers, copied to the device when something first reads them there.
+
+    Attributes:
+        host_ids: the sequence ids.
+        host_positions: the positions.
+    """
+
+    def __init__(self, seed: int, host_ids: list[int], host_positions: list[int], device: torch.device) -> None:
+        self.seed, self.epochs = seed, None
+        self.host_ids, self.host_positions, self._device = host_ids, host_positions, device
+
+    @cached_property
+    def _copied(self) -> Tensor:
+        return to_device([self.host_ids, self.host_positions], self._device)
+
+    @property
+    def sequence_ids(self) -> Tensor:  # type: ignore[override]
+        """int64 [B]."""
+        return self._copied[0]
+
+    @property
+    def positions(self) -> Tensor:  # type: ignore[override]
+        """int64 [B]."""
+        return self._copied[1]

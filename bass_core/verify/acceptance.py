@@ -95,21 +95,33 @@ class Outcome:
 
     def host(self) -> list[RowOutcome]:
         """Return the outcome of each row, in one copy to the host."""
-        width = self.p.shape[1]
+        return unpack(self.packed())
+
+    def packed(self) -> Tensor:
+        """Return all numbers as one tensor, float32 [B, 4 + 5 l], for `unpack`."""
         # Counts and token ids are below 2**24, so float32 holds them exactly.
-        judged = torch.full_like(self.accepted, width) if self.judged is None else self.judged
+        judged = torch.full_like(self.accepted, self.p.shape[1]) if self.judged is None else self.judged
         per_row = [column[:, None] for column in (self.accepted, self.next_token, self.next_p, judged)]
-        per_draft = [self.p, self.q, self.u, self.drafts, *([] if self.chance is None else [self.chance])]
-        rows = to_host(torch.cat((*per_row, *per_draft), dim=1)).tolist()
-        outcomes = []
-        for accepted, next_token, next_p, num_judged, *numbers in rows:
-            p, q, u, drafts, *chance = (numbers[i * width : (i + 1) * width] for i in range(len(per_draft)))
-            chances = chance[0] if chance else map(single_draft_chance, p, q, u)
-            tests = list(map(DraftTest, p, q, u, map(int, drafts), chances))
-            for i in range(int(num_judged), width):
-                tests[i] = tests[i]._replace(p=math.nan, q=math.nan, chance=0.0)
-            outcomes.append(RowOutcome(int(accepted), int(next_token), next_p, tests))
-        return outcomes
+        chance = torch.full_like(self.p, _ALONE) if self.chance is None else self.chance
+        return torch.cat((*per_row, self.p, self.q, self.u, self.drafts, chance), dim=1)
+
+
+# Stands in place of a draft's chance if the draft was judged by itself.
+_ALONE = -1.0
+
+
+def unpack(packed: Tensor) -> list[RowOutcome]:
+    """Copy the outcomes of all rows to the host: `packed` as from Outcome.packed."""
+    width, outcomes = (packed.shape[1] - 4) // 5, []
+    for accepted, next_token, next_p, num_judged, *numbers in to_host(packed).tolist():
+        p, q, u, drafts, chances = (numbers[i * width : (i + 1) * width] for i in range(5))
+        if width and chances[0] == _ALONE:
+            chances = map(single_draft_chance, p, q, u)
+        tests = list(map(DraftTest, p, q, u, map(int, drafts), chances))
+        for i in range(int(num_judged), width):
+            tests[i] = tests[i]._replace(p=math.nan, q=math.nan, chance=0.0)
+        outcomes.append(RowOutcome(int(accepted), int(next_token), next_p, tests))
+    return outcomes
 
 
 def single_draft_chance(p: float, q: float, u: float) -> float:

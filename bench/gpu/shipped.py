@@ -63,7 +63,13 @@ def shipped(ctx: Context) -> None:
 def _count(ctx: Context, pair: ModelPair, case: str, method: str, size: int, options: dict[str, Any]) -> None:
     """Report a round's time, and its launches and copies by the host, with three drafts per row."""
     request = make_request(
-        pair, mixed(size), max_new_tokens=32 if ctx.tiny else 100, draft_length=3, drafter="model", eos_token_id=None, **options
+        pair,
+        mixed(size),
+        max_new_tokens=32 if ctx.tiny else 100,
+        draft_length=3,
+        drafter="model",
+        eos_token_id=None,
+        **options,
     )
     lane = Lane(pair, with_costs(pair, request, size), method)
     lane.prepare()
@@ -78,7 +84,9 @@ def _count(ctx: Context, pair: ModelPair, case: str, method: str, size: int, opt
         events = profiler.key_averages()
         for what, names in (("launches", LAUNCHES), ("copies", COPIES)):
             ctx.row(case, what, sum(row.count for row in events if row.key in names))
-        busy = sum(row.self_device_time_total for row in events if row.device_type != torch.autograd.DeviceType.CPU)
+        busy = sum(
+            row.self_device_time_total for row in events if row.device_type != torch.autograd.DeviceType.CPU
+        )
         ctx.row(case, "kernels", busy / 1000, "ms")
         ctx.row(case, "torch ops", sum(row.count for row in events if row.key.startswith("aten::")))
     lane.end("stopped")

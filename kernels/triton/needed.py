@@ -23,7 +23,7 @@ from .. import support
 from ..plan import AttentionPlan, SharedPart, TokenTree
 from ..shapes import Card, Shape
 from ..support import CompileFailed
-from . import accept, attention, block, cache_write, linear, nucleus, walk
+from . import accept, attention, block, cache_write, linear, nucleus, pointer, walk
 from .launch import Launch, collected
 
 Call = Callable[[], object]
@@ -139,6 +139,13 @@ def _draws(shape: Shape) -> Iterator[Call]:
     keys = (_empty(_BATCH),) * 3
     yield partial(accept.draw, weights, *keys, _empty(1), _empty(shape.vocab) if shape.named else None)
     yield partial(nucleus.threshold, weights, 0.9)
+    if shape.named and shape.hidden:
+        # Only a draft head has a vocabulary of its own, and a pointer.
+        numbers = partial(_empty, dtype=shape.number)
+        yield partial(
+            pointer.add, numbers(_BATCH, shape.outputs), numbers(_BATCH, shape.hidden), _empty(_BATCH, 8),
+            _empty(_BATCH, _COLUMNS), _empty(_BATCH), _empty(shape.vocab), numbers(shape.hidden), numbers(7), 2,
+        )  # fmt: skip
 
 
 def _decisions(vocab: int) -> Iterator[Call]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.plan import AttentionPlan, SharedPart, TokenTree
-from kernels.triton import accept, block, cache_write, linear, nucleus, walk
+from kernels.triton import accept, block, cache_write, linear, nucleus, pointer, walk
 from kernels.triton import attention as fused_attention
 
 Place = Callable[[Tensor], Tensor]
@@ -150,6 +150,22 @@ def _least_kept(place: Place) -> tuple[Tensor, ...]:
     return (nucleus.threshold(place(torch.randn(5, 2500).softmax(-1)), 0.9),)
 
 
+def _point(place: Place) -> tuple[Tensor, ...]:
+    """Row 0 has a match near its end, row 1 a text of one token."""
+    torch.manual_seed(4)
+    text = torch.tensor([[5, 6, 7, 8, 5, 6], [3, 0, 0, 0, 0, 0]])
+    last = torch.full((2, 8), -1)
+    last[0, :6], last[1, 0] = text[0].flip(0), 3
+    logits = place(torch.randn(2, 13))
+    numbers = [place(torch.randn(size)) for size in (2 * 20, 20, 7)]
+    columns = place(torch.arange(11) % 13)
+    pointer.add(
+        logits, numbers[0].view(2, 20), place(last), place(text), place(torch.tensor([6, 1])), columns,
+        numbers[1], numbers[2], 2,
+    )  # fmt: skip
+    return (logits,)
+
+
 def _walk(place: Place, soft: bool) -> tuple[Tensor, ...]:
     """5 trees of 7 drafts, every second of them drawn. 2500 tokens make two blocks."""
     torch.manual_seed(8)
@@ -203,6 +219,7 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "decide, coin": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=True),
     "decide, coin and choices": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=False),
     "walk": partial(_walk, soft=True),
+    "point": _point,
     "walk, no draft drawn": partial(_walk, soft=False),
     "gumbel": partial(_draw, named=False),
     "gumbel, named": partial(_draw, named=True),

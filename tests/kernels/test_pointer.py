@@ -1,0 +1,46 @@
+"""The pointer's kernel gives the logits of its torch reference: the same token raised by the same amount."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bass_core.draft.texts import last_tokens
+from bass_core.model.pointer import LONGEST, SHORTEST, Pointer, followers, windows
+from kernels.triton import pointer as kernel
+
+VOCAB, IDS, HIDDEN = 37, 60, 48
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ids", [2, 5, IDS])
+def test_the_kernel_raises_the_references_logit(dtype: torch.dtype, ids: int) -> None:
+    """Texts of few different tokens have many matches, also of equal length, and texts of many have none."""
+    generator = torch.Generator().manual_seed(ids)
+    ends = torch.tensor([0, 1, 2, 3, 17, 1100])
+    rows, pointer = len(ends), Pointer(HIDDEN)
+    text = torch.randint(0, ids, (rows, 1110), generator=generator)
+    columns = torch.randint(-1, VOCAB, (IDS,), generator=generator)
+    pointer.weight.data = torch.randn(HIDDEN, generator=generator)
+    pointer.requires_grad_(False).to(dtype)
+    logits = torch.randn(rows, VOCAB, generator=generator).to(dtype)
+    states = torch.randn(rows, HIDDEN, generator=generator).to(dtype)
+    last = last_tokens(text, ends)
+    # A drafted token at the front moves the words to look for away from the text's end.
+    for words in (last, torch.cat((text[:, :1], last[:, :-1]), dim=1)):
+        tokens, sizes = (each[:, 0] for each in followers(windows(text), ends[:, None], words[:, None]))
+        assert words.shape[1] == LONGEST
+        expected, lifts = logits.clone(), pointer(states, sizes).to(dtype)
+        for row, token in enumerate(tokens.tolist()):
+            if token >= 0 and (column := int(columns[token])) >= 0:
+                expected[row, column] += lifts[row]
+        ours = logits.clone()
+        kernel.add(ours, states, words, text, ends, columns, pointer.weight, pointer.by_size, SHORTEST)
+        assert torch.equal(ours == logits, expected == logits)
+        torch.testing.assert_close(ours, expected)
+
+
+def test_gaps_are_refused() -> None:
+    numbers = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="gaps"):
+        kernel.add(*[numbers.t()] * 9)  # type: ignore[arg-type,call-arg]
