@@ -122,7 +122,7 @@ class BatchDecoder:
 
     @torch.inference_mode()
     def _prepare_width(self, rows: int, width: int) -> None:
-        """Prepare the target for rounds of `width` tokens per row, and their verification if it is captured too."""
+        """Prepare the target for rounds of `width` tokens per row, with their verification if it is captured."""
         device, zeros = self.target.device, [0] * rows
         drafts, probs = torch.zeros(rows, width - 1, dtype=torch.long, device=device), None
         if width > 1 and not self.params.sampling.greedy and self.drafter and self.drafter.source != COPY:

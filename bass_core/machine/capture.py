@@ -66,6 +66,8 @@ def empty_cache(device: torch.device) -> None:
         return
     try:
         if not (_failed or _underway):
+            # Each stream that multiplied has a cuBLAS workspace, 32 MB on Hopper, and races use new streams.
+            _clear_workspaces()
             runtime(device).empty_cache()
     finally:
         _capture_lock.release()

@@ -222,7 +222,9 @@ class GraphRunner(ModelRunner):
         Returns:
             The function's output, which the next replay overwrites.
         """
-        call = self._captured((*key, rows, self._kind()), numbers, rows, lambda static: (partial(function, static), {}))
+        call = self._captured(
+            (*key, rows, self._kind()), numbers, rows, lambda static: (partial(function, static), {})
+        )
         if call is None:
             return None
         call.replay()

@@ -42,17 +42,19 @@ class ProductPlan:
     Attributes:
         most_rows: our kernel computes products of at most this many rows (batch x query tokens).
         gemv: whether it also computes products of a single row.
-        split_k: above 16 rows, use the tiles of `split_tiles` in kernels/triton/linear.py.
+        most_bytes: with several rows, it computes products with weights of at most this many bytes. Small products
+            gain from doing norm, gate and residual in one launch; torch is faster with large ones (`python -m bench
+            gpu`, "ours at any size").
     """
 
     most_rows: int = 64
     gemv: bool = True
-    split_k: bool = False
+    most_bytes: int = 1 << 24
 
-    def takes(self, rows: int, itemsize: int) -> bool:
-        """Return whether our kernel computes a product of `rows` rows, for weights of `itemsize` bytes."""
+    def takes(self, rows: int, itemsize: int, weight_bytes: int) -> bool:
+        """Return whether our kernel computes a product of `rows` rows with weights of `itemsize`-byte numbers."""
         limit = min(self.most_rows, 64 if itemsize == 2 else 16)
-        return rows <= limit and (self.gemv or rows > 1)
+        return rows <= limit and (self.gemv if rows == 1 else weight_bytes <= self.most_bytes)
 
 
 @dataclass
@@ -149,11 +151,11 @@ class LlamaCuda(CausalModel):
         residual: Tensor | None = None,
     ) -> Tensor:
         """Run `linear` of kernels/triton/linear.py, on our kernel or in torch, as `plan` decides."""
-        if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize):
+        if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize, weight.nbytes):
             from kernels.triton import linear as module  # imports triton
 
             options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
-            return module.linear(x, weight, **options, split_k=self.plan.split_k)
+            return module.linear(x, weight, **options)
         return linear_reference.linear(x, weight, norm=norm, eps=self.eps, gate=gate, residual=residual)
 
     def _rotate_write(

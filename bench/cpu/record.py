@@ -33,13 +33,14 @@ RECORDINGS = {"win": "Wins", "loss": "Loses", "h100": "On an H100"}
 
 def main(argv: list[str]) -> None:
     """Record, write, and print what came out."""
-    cli = parser("record", __doc__ or "", "pair", "draft")
+    cli = parser("record", __doc__ or "", "pair", "draft", "device")
+    cli.set_defaults(device="cpu")
     cli.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(RECORDINGS)}; by default all")
     cli.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="the folder for the files")
     options = cli.parse_args(argv)
     if unknown := set(options.names) - set(RECORDINGS):
         cli.error(f"there is no recording {', '.join(sorted(unknown))}: choose of {', '.join(RECORDINGS)}")
-    local = Local(PairOptions(options.pair, options.draft, device="cpu"))
+    local = Local(PairOptions(options.pair, options.draft, device=options.device))
     pair = local.pair
     about_pair = local.facts(set_threads(parse(["--host", "127.0.0.1"]), os.environ))
     facts = {

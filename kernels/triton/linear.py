@@ -2,9 +2,8 @@
 
 `linear` computes y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K], gates
 above ups; act is then silu(gate) * up). With so few rows, reading W takes all the time. Norm, gate and residual
-are computed in the same launch, so a layer takes only four such launches besides its attention. If a tile has
-SPLIT_K above 1, K is split into SPLIT_K parts, and a second launch adds up the parts' sums, always in the same
-order. reference/linear.py computes the same in torch, also for more rows. Biases and backward are not supported.
+are computed in the same launch, so a layer takes only four such launches besides its attention.
+reference/linear.py computes the same in torch, also for more rows. Biases and backward are not supported.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..reference import linear as reference
-from ..support import CompileFailed, needs_float32, processors, why_unavailable
+from ..support import CompileFailed, needs_float32, why_unavailable
 from .launch import launch
 
 # The most rows of x, by the bytes per number of its dtype. Exact float32 products run without tensor cores, from
 # registers, which hold no more than 16 rows.
 MAX_ROWS = {2: 64, 4: 16}
-# Outputs per program of `add_parts`.
-BLOCK_OF_SUMS = 1024
 
 
 @triton.jit
@@ -75,13 +72,9 @@ def skinny(
     x, weight, norm, residual, out, m_size, n_size, k_size, eps,
     NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr, SPLIT_K: tl.constexpr = 1,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N outputs of all rows from a part of K, in program (j, part), on tensor cores.
-
-    SPLIT_K > 1: out is float32, with the parts' sums [SPLIT_K, M, N or 2N], then their sums of squares [SPLIT_K,
-    M].
-    """
+    """Compute BLOCK_N outputs of all rows in program j, on tensor cores."""
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -91,14 +84,9 @@ def skinny(
     at = weight + n[None, :].to(tl.int64) * k_size + k[:, None]
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     gates = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
-    low = 0
-    high = k_size
-    if SPLIT_K > 1:
-        share = tl.cdiv(tl.cdiv(k_size, BLOCK_K), SPLIT_K) * BLOCK_K
-        low = tl.program_id(1) * share
-        high = tl.minimum(low + share, k_size)
-    for start in range(low, high, BLOCK_K):
+    # Summed over K only after the loop.
+    squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    for start in range(0, k_size, BLOCK_K):
         inside = start + k < k_size
         x_mask = rows[:, None] if EVEN else rows[:, None] & inside[None, :]
         w_mask = live[None, :] if EVEN else live[None, :] & inside[:, None]
@@ -106,7 +94,7 @@ def skinny(
         value = tl.load(at_x + start, mask=x_mask, other=0.0)
         if NORM:
             wide = value.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
+            squares += wide * wide
             scale = tl.load(norm + start + k) if EVEN else tl.load(norm + start + k, mask=inside, other=0.0)
             value = (wide * scale.to(tl.float32)[None, :]).to(weight.dtype.element_ty)
         if WIDEN:
@@ -120,84 +108,36 @@ def skinny(
                 up = up.to(tl.float32)
             gates = tl.dot(value, up, gates, input_precision=PRECISION)
     mask = rows[:, None] & live[None, :]
-    if SPLIT_K > 1:
-        width = n_size * 2 if GATE else n_size
-        row = tl.program_id(1) * m_size + m
-        at_part = out + row[:, None] * width + n[None, :]
-        tl.store(at_part, sums, mask=mask)
-        if GATE:
-            tl.store(at_part + n_size, gates, mask=mask)
-        # All programs of a part compute the same squares; one of them stores these.
-        if NORM and tl.program_id(0) == 0:
-            tl.store(out + SPLIT_K * m_size * width + row, squares, mask=rows)
-    else:
-        if NORM:
-            factor = tl.rsqrt(squares / k_size + eps)[:, None]
-            sums = sums * factor
-            gates = gates * factor
-        if GATE:
-            sums = sums * tl.sigmoid(sums) * gates
-        at_out = m[:, None] * n_size + n[None, :]
-        if RESIDUAL:
-            sums += tl.load(residual + at_out, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out + at_out, sums.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["m_size"])
-def add_parts(
-    parts, residual, out, m_size, n_size, k_size, eps,
-    NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Add the parts that `skinny` stored, in order: BLOCK outputs of row m in program (j, m)."""
-    row = tl.program_id(1)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = n < n_size
-    width = n_size * 2 if GATE else n_size
-    result = tl.zeros([BLOCK], tl.float32)
-    gates = tl.zeros([BLOCK], tl.float32)
-    squares = 0.0
-    for part in tl.static_range(SPLIT_K):
-        at = parts + (part * m_size + row) * width + n
-        result += tl.load(at, mask=live, other=0.0)
-        if GATE:
-            gates += tl.load(at + n_size, mask=live, other=0.0)
-        if NORM:
-            squares += tl.load(parts + SPLIT_K * m_size * width + part * m_size + row)
     if NORM:
-        factor = tl.rsqrt(squares / k_size + eps)
-        result = result * factor
+        factor = tl.rsqrt(tl.sum(squares, 1) / k_size + eps)[:, None]
+        sums = sums * factor
         gates = gates * factor
     if GATE:
-        result = result * tl.sigmoid(result) * gates
-    at_out = row * n_size + n
+        sums = sums * tl.sigmoid(sums) * gates
+    at_out = m[:, None] * n_size + n[None, :]
     if RESIDUAL:
-        result += tl.load(residual + at_out, mask=live, other=0.0).to(tl.float32)
-    tl.store(out + at_out, result.to(out.dtype.element_ty), mask=live)
+        sums += tl.load(residual + at_out, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + at_out, sums.to(out.dtype.element_ty), mask=mask)
 
 
-def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
-    """Return the default tile sizes: of `gemv` for one row, of `skinny` for more. The tests compile them all."""
+def tiles(rows: int, k_size: int, gate: bool, norm: bool, itemsize: int) -> dict[str, int]:
+    """Return tile sizes: of `gemv` for one row, of `skinny` for more.
+
+    They were the fastest, or nearly so, of those that were tried on an H200 for SmolLM2-135M (docs/history.md).
+    """
     if rows == 1:
         return {"BLOCK_N": 4 if gate else 8, "BLOCK_K": 512, "STAGES": 1, "num_warps": 4}
     block_m = 16 if rows <= 16 else 64
     if itemsize == 4:
         return {"BLOCK_M": block_m, "BLOCK_N": 16, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
-    wide = 16 if gate or block_m == 16 else 32
-    return {"BLOCK_M": block_m, "BLOCK_N": wide, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
-
-
-def split_tiles(rows: int, outputs: int, gate: bool, itemsize: int, programs: int) -> dict[str, int]:
-    """Return tile sizes as `tiles` does, but for more than 16 rows with 64 outputs per program and K in parts.
-
-    The grid has about `programs` programs. Each program reads all of x for its own rows of W: with M = 40 and 32
-    outputs, that would be more bytes of x than of W. Off by default until it has been measured on a GPU.
-    """
-    if rows <= 16 or itemsize == 4:
-        return tiles(rows, gate, itemsize)
-    parts = min(8, max(1, programs // triton.cdiv(outputs, 64)))
-    tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-    # Only powers of two are used, because each value is compiled separately.
-    return tile | {"SPLIT_K": 1 << (parts.bit_length() - 1)}
+    deep = k_size >= 1024 and not norm
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": 32 if gate and block_m == 16 else 16,
+        "BLOCK_K": 256 if deep else 64,
+        "num_warps": 4,
+        "num_stages": 3 if deep else 5,
+    }
 
 
 def linear(
@@ -209,7 +149,6 @@ def linear(
     gate: bool = False,
     residual: Tensor | None = None,
     tile: dict[str, int] | None = None,
-    split_k: bool = False,
 ) -> Tensor:
     """Return act(norm(x) W^T) + residual as [..., N] in x's dtype.
 
@@ -222,13 +161,12 @@ def linear(
         gate: whether act is silu(gate) * up.
         residual: [..., N].
         tile: tile sizes instead of the default ones.
-        split_k: whether to take the sizes of `split_tiles`.
 
     Raises:
         ValueError: for more rows or other shapes, or if kernels can't run here.
     """
     try:
-        return _linear(x, weight, norm, eps, gate, residual, tile, split_k)
+        return _linear(x, weight, norm, eps, gate, residual, tile)
     except CompileFailed:
         return reference.linear(x, weight, norm=norm, eps=eps, gate=gate, residual=residual)
 
@@ -241,14 +179,11 @@ def _linear(
     gate: bool,
     residual: Tensor | None,
     tile: dict[str, int] | None,
-    split_k: bool,
 ) -> Tensor:
     rows, k_size = x.numel() // x.shape[-1], x.shape[-1]
     n_size = weight.shape[0] // (2 if gate else 1)
     _check(x, weight, rows, residual, n_size)
-    if tile is None and split_k:
-        tile = split_tiles(rows, n_size, gate, x.element_size(), 2 * processors(x.device))
-    tile = tile or tiles(rows, gate, x.element_size())
+    tile = tile or tiles(rows, k_size, gate, norm is not None, x.element_size())
     out = torch.empty(*x.shape[:-1], n_size, dtype=x.dtype, device=x.device)
     flags: dict[str, Any] = {
         "NORM": norm is not None,
@@ -263,27 +198,7 @@ def _linear(
     else:
         precision = "ieee" if x.dtype == torch.float32 else "tf32"
         flags |= {"PRECISION": precision, "WIDEN": needs_float32(x.dtype)}
-        splits, parts = tile.get("SPLIT_K", 1), out
-        if splits > 1:
-            # First the sums of the parts, then their sums of squares.
-            parts = torch.empty(splits * rows * (weight.shape[0] + 1), dtype=torch.float32, device=x.device)
-        launch(skinny, (blocks, splits), *pointers[:4], parts, rows, n_size, k_size, eps, **flags, **tile)
-        if splits > 1:
-            flags = {name: flags[name] for name in ("NORM", "GATE", "RESIDUAL")} | {"SPLIT_K": splits}
-            launch(
-                add_parts,
-                (triton.cdiv(n_size, BLOCK_OF_SUMS), rows),
-                parts,
-                pointers[3],
-                out,
-                rows,
-                n_size,
-                k_size,
-                eps,
-                **flags,
-                BLOCK=BLOCK_OF_SUMS,
-                num_warps=4,
-            )
+        launch(skinny, (blocks,), *pointers, rows, n_size, k_size, eps, **flags, **tile)
     return out
 
 

@@ -4,8 +4,7 @@
 variant once. The list serves both to compile ahead (ahead.py) and to test all cards. Launches that are left out
 (launch.py) are replaced by those that take their place. A launch that is missing here is compiled on first use.
 
-Strides beyond 2**31 elements are not covered. Products with K in parts (`split_tiles` in linear.py) are off by
-default, and are listed only if `chosen`.
+Strides beyond 2**31 elements are not covered.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _META = torch.device("meta")
 _BATCH = 2
 
 
-def launches(shape: Shape, card: Card, chosen: bool = False) -> list[Launch]:
-    """Return the launches, each with a unique name; if `chosen`, also those that a bench may choose."""
+def launches(shape: Shape, card: Card) -> list[Launch]:
+    """Return the launches, each with a unique name."""
     support.set_meta_card(card)
     try:
         with collected() as collected_launches:
-            for call in _calls(shape, card, chosen):
+            for call in _calls(shape, card):
                 with suppress(CompileFailed):
                     call()
     finally:
@@ -51,12 +50,12 @@ def launches(shape: Shape, card: Card, chosen: bool = False) -> list[Launch]:
     return list({launch.name: launch for launch in collected_launches}.values())
 
 
-def _calls(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
+def _calls(shape: Shape, card: Card) -> Iterator[Call]:
     """Yield the calls of the kernels' wrappers, the most usual first."""
     own_forward = shape.hidden > 0
     yield from _attention(shape)
     if own_forward and card.capability >= 80:
-        yield from _products(shape, card, chosen)
+        yield from _products(shape)
     yield from _writes(shape, own_forward)
     yield from _draws(shape)
     if shape.verifies:
@@ -92,7 +91,7 @@ def _attention(shape: Shape) -> Iterator[Call]:
         )  # fmt: skip
 
 
-def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
+def _products(shape: Shape) -> Iterator[Call]:
     """Yield the five products of a forward, for each number of rows."""
     attended = shape.heads * shape.head_dim
     joined = attended + 2 * shape.kv_heads * shape.head_dim
@@ -109,8 +108,7 @@ def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
         weight = _empty(2 * n if gate else n, k, dtype=shape.number)
         options: dict[str, Any] = {"norm": x[0] if norm else None, "eps": 1e-5, "gate": gate}
         options["residual"] = _empty(rows, n, dtype=shape.number) if residual else None
-        for split_k in (False, True) if chosen and rows > 16 else (False,):
-            yield partial(linear.linear, x, weight, **options, split_k=split_k)
+        yield partial(linear.linear, x, weight, **options)
 
 
 def _writes(shape: Shape, own_forward: bool) -> Iterator[Call]:

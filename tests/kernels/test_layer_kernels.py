@@ -104,12 +104,10 @@ def test_strided_states_are_written() -> None:
     gate=st.booleans(),
     residual=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-    parts=st.sampled_from([0, 2, 8]),
 )
 def test_products_equal_the_reference(
-    rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype, parts: int
+    rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype
 ) -> None:
-    """K is split into `parts` parts, some of which are empty. 0 means the default tiles."""
     rows = min(rows, linear.MAX_ROWS[dtype.itemsize])
     torch.manual_seed(rows + n_size + k_size)
     x = torch.randn(rows, k_size).to(dtype)
@@ -122,18 +120,10 @@ def test_products_equal_the_reference(
     }
     wide = {name: value.double() if isinstance(value, torch.Tensor) else value for name, value in extra.items()}
     exact = linear_reference.linear(x.double(), weight.double(), **wide)
-    tile = {"BLOCK_M": 16 if rows <= 16 else 64, "BLOCK_N": 32, "BLOCK_K": 128, "SPLIT_K": parts}
-    ours = (linear.linear(x, weight, **extra, tile=tile if parts else None).double() - exact).abs().max().item()
+    ours = (linear.linear(x, weight, **extra).double() - exact).abs().max().item()
     plain = (linear_reference.linear(x, weight, **extra).double() - exact).abs().max().item()
     step = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps * exact.abs().max().item()
     assert ours <= max(3 * plain, step)
-
-
-def test_k_is_split_until_the_programs_fill_the_device() -> None:
-    for outputs, parts in ((640, 8), (4096, 4), (15360, 1)):
-        tile = linear.split_tiles(40, outputs, gate=False, itemsize=2, programs=264)
-        assert (tile["BLOCK_N"], tile["SPLIT_K"]) == (64, parts)
-        assert "SPLIT_K" not in linear.split_tiles(8, outputs, gate=False, itemsize=2, programs=264)
 
 
 def test_mismatched_shapes_are_refused() -> None:

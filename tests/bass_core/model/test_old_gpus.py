@@ -105,4 +105,4 @@ def test_without_tensor_cores_products_are_torchs(monkeypatch: pytest.MonkeyPatc
     assert LlamaCuda(model).plan == ProductPlan()
     monkeypatch.setattr(gpu_model, "has_tensor_cores", lambda device: False)
     ours = LlamaCuda(model)
-    assert ours.has_kernels and not any(ours.plan.takes(rows, 2) for rows in (1, 8, 64))
+    assert ours.has_kernels and not any(ours.plan.takes(rows, 2, 1) for rows in (1, 8, 64))

@@ -47,7 +47,7 @@ def launches(shape: Shape, card: Card) -> list[Launch]:
     """
     only = os.environ.get("BASS_VARIANTS", "")
     spills = card.capability < 80 and shape.head_dim == 256
-    listed = needed.launches(shape, card, chosen=True)
+    listed = needed.launches(shape, card)
     return [
         launch
         for launch in listed

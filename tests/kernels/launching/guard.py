@@ -52,7 +52,7 @@ def main(side: str) -> None:
     """Run every launch with guard pages at one side."""
     if side == "beyond":
         x, weight = torch.ones(64), guarded(torch.ones(8, 64), at_end=True)
-        tile = linear.tiles(1, gate=False, itemsize=4)
+        tile = linear.tiles(1, 64, gate=False, norm=False, itemsize=4)
         flags = {"NORM": False, "GATE": False, "RESIDUAL": False, "EVEN": False}
         linear.gemv[(2,)](x, weight, x, x, torch.zeros(16), 9, 64, 0.0, **flags, **tile)
         return

@@ -69,15 +69,13 @@ def _tree_attention(place: Place, parts: bool, window: int | None) -> tuple[Tens
     return (fused_attention.fused(*placed, step, scaling=0.2, parts=parts, window=window),)
 
 
-def _product(
-    place: Place, rows: int, k_size: int, gate: bool, tile: dict[str, int] | None = None, bare: bool = False
-) -> tuple[Tensor, ...]:
+def _product(place: Place, rows: int, k_size: int, gate: bool, bare: bool = False) -> tuple[Tensor, ...]:
     """A product with 13 output features."""
     torch.manual_seed(2)
     x, weight = torch.randn(rows, k_size), torch.randn(26 if gate else 13, k_size)
     norm, residual = torch.rand(k_size), torch.randn(rows, 13)
     extra = {} if bare else {"norm": place(norm), "residual": place(residual)}
-    return (linear.linear(place(x), place(weight), gate=gate, eps=1e-5, tile=tile, **extra),)
+    return (linear.linear(place(x), place(weight), gate=gate, eps=1e-5, **extra),)
 
 
 def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
@@ -185,8 +183,6 @@ def _walk(place: Place, soft: bool) -> tuple[Tensor, ...]:
     return walk.walk_trees(place(p), place(q) if soft else None, *placed, *rest)
 
 
-_PARTS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32, "SPLIT_K": 3}
-
 LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "attend, whole": partial(_attention, dtype=torch.float32, parts=False, window=None),
     "attend, a window": partial(_attention, dtype=torch.bfloat16, parts=False, window=5),
@@ -200,8 +196,6 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "gemv, full blocks": partial(_product, rows=1, k_size=512, gate=False),
     "skinny": partial(_product, rows=5, k_size=70, gate=True),
     "skinny, full blocks": partial(_product, rows=5, k_size=64, gate=False, bare=True),
-    "skinny and add_parts": partial(_product, rows=5, k_size=70, gate=True, tile=_PARTS),
-    "skinny and add_parts, a part empty": partial(_product, rows=5, k_size=64, gate=False, tile=_PARTS),
     "put": _put,
     "put, after a prefix": partial(_put, start=16),
     "rotate": partial(_rotate, norm=False),

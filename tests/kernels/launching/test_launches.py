@@ -42,7 +42,7 @@ def permuted(seed: int) -> Iterator[None]:
         yield
 
 
-QUICK = ["skinny and add_parts", "put", "decide, block", "walk, no draft drawn"]
+QUICK = ["skinny", "put", "decide, block", "walk, no draft drawn"]
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, LAUNCHES))
