@@ -43,8 +43,8 @@ class ProductPlan:
         most_rows: our kernel computes products of at most this many rows (batch x query tokens).
         gemv: whether it also computes products of a single row.
         most_bytes: with several rows, it computes products with weights of at most this many bytes. Small products
-            gain from doing norm, gate and residual in one launch; torch is faster with large ones (`python -m bench
-            gpu`, "ours at any size").
+            gain from doing norm, gate and residual in one launch. Torch is faster with large ones (`python -m
+            bench gpu`, "ours at any size").
     """
 
     most_rows: int = 64

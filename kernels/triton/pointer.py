@@ -47,7 +47,7 @@ def point(
             alike = alike & (token == wanted)
             size += alike.to(tl.int32)
         # Longer matches first, then later ones.
-        best = tl.maximum(best, size.to(tl.int64) * row_columns + at)
+        best = tl.maximum(best, tl.where(size > 0, size.to(tl.int64) * row_columns + at, 0))
     found = tl.max(best, 0)
     size = (found // row_columns).to(tl.int32)
     matches = (size >= SHORTEST) & (end > 1)

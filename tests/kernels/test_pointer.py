@@ -14,12 +14,13 @@ VOCAB, IDS, HIDDEN = 37, 60, 48
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ids", [2, 5, IDS])
-def test_the_kernel_raises_the_references_logit(dtype: torch.dtype, ids: int) -> None:
+@pytest.mark.parametrize("longest", [30, 1100])
+def test_the_kernel_raises_the_references_logit(dtype: torch.dtype, ids: int, longest: int) -> None:
     """Texts of few different tokens have many matches, also of equal length, and texts of many have none."""
     generator = torch.Generator().manual_seed(ids)
-    ends = torch.tensor([0, 1, 2, 3, 17, 1100])
+    ends = torch.tensor([0, 1, 2, 3, 17, longest])
     rows, pointer = len(ends), Pointer(HIDDEN)
-    text = torch.randint(0, ids, (rows, 1110), generator=generator)
+    text = torch.randint(0, ids, (rows, longest + 10), generator=generator)
     columns = torch.randint(-1, VOCAB, (IDS,), generator=generator)
     pointer.weight.data = torch.randn(HIDDEN, generator=generator)
     pointer.requires_grad_(False).to(dtype)
