@@ -45,8 +45,8 @@ def shipped(ctx: Context) -> None:
     except WeightsError as error:
         ctx.row("smollm2", f"left out: {error}"[:300], None)
         return
-    tokens, repeats = (6, 1) if ctx.tiny else (64, 1 if ctx.quick else 3)
-    for size in (1, 2) if ctx.tiny else (1, 8) if ctx.quick else (1, 2, 4, 8, 16, 32):
+    tokens, repeats = (6, 1) if ctx.tiny else (64, 1 if ctx.quick else 2)
+    for size in (1, 2) if ctx.tiny else (1, 8) if ctx.quick else (1, 8, 32):
         for mode, chosen in MODES.items() if not ctx.tiny else [("greedy", {})]:
             for method in ("regular", "bass"):
                 _count(ctx, pair, f"{mode} b{size} {method}", method, size, chosen)

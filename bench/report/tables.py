@@ -171,6 +171,22 @@ def _simulated() -> str:
     return f"{markdown(table_rows, {head: head for head in table_rows[0]})}\n\n{made_by(document)}"
 
 
+def _gpu_rounds() -> str:
+    """Return a round of the shipped pair on a GPU by mode, batch size and decoder: its time, launches and copies."""
+    document = load("gpu-nvidia-h200-2026-11-27")
+    lines: dict[str, Row] = {}
+    for row in document["results"]:
+        mode, *case = row["case"].split()
+        if row["section"] == "shipped" and mode in ("greedy", "sampled", "top-p") and len(case) == 2:
+            line = lines.setdefault(row["case"], {"mode": mode, "batch": int(case[0][1:]), "decoder": case[1]})
+            line[row["what"]] = row["value"]
+    kept = [line for line in lines.values() if line["batch"] in (1, 8, 32)]
+    columns = _columns(
+        "mode | batch | decoder | round = ms per step of the lane | kernels = ms of its kernels | launches | copies"
+    )
+    return f"{markdown(kept, columns)}\n\n{made_by(document)}"
+
+
 def _passk() -> str:
     """Return how many sequences finished within the middle budget and within the longest."""
     document = load("passk-cpu")
@@ -235,6 +251,7 @@ _SPEC = (
 )
 
 TABLES: dict[str, Callable[[], str]] = {
+    "gpu-rounds": _gpu_rounds,
     "batch": _table(
         "batch-cpu",
         "batch | arm = decoder | ms/token | speed-up | PTL First | PTL Last | PTL All | tokens/s | "
