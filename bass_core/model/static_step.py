@@ -140,4 +140,5 @@ class CapturedCall:
 
     @property
     def nbytes(self) -> int:
-        return max(self.taken, sum(tensor.nbytes for tensor in tensors(self.output)))
+        inputs = sum(tensor.nbytes for tensor in self.extra.values())
+        return inputs + max(self.taken, sum(tensor.nbytes for tensor in tensors(self.output)))
