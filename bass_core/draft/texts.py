@@ -75,6 +75,30 @@ class Texts:
         self.token_ids[target], self._known[target] = self.token_ids[source], self._known[source]
 
 
+class NoTexts:
+    """Takes the place of Texts for a head without a pointer, whose logits stay as they are."""
+
+    def __init__(self, head: DraftHead) -> None:
+        self.head = head
+
+    def upload(self, rows: list[Sequence]) -> Tensor:
+        return torch.zeros(len(rows), 1, 1, dtype=torch.long, device=self.head.vocabulary.device)
+
+    def with_pointer(self, logits: Tensor, states: Tensor, last: Tensor) -> Tensor:
+        return logits
+
+    def rewind(self, row: int, length: int) -> None:
+        return None
+
+    def move_row(self, source: int, target: int) -> None:
+        return None
+
+
+def texts_for(head: DraftHead, rows: int) -> Texts | NoTexts:
+    """Return the texts of `rows` rows for the head's pointer, if it has one."""
+    return NoTexts(head) if head.pointer is None else Texts(head, rows)
+
+
 def append_token(last: Tensor, tokens: Tensor) -> Tensor:
     """Append one token of `tokens` [B, W] to each window in `last` [B, W, LONGEST], and drop its oldest token."""
     return torch.cat((tokens[..., None], last[..., :-1]), dim=-1)

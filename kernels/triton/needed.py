@@ -93,7 +93,7 @@ def _attention(shape: Shape) -> Iterator[Call]:
 
 
 def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
-    """Yield the five products of a forward, for each number of rows."""
+    """Yield the products of a forward, for each number of rows."""
     attended = shape.heads * shape.head_dim
     joined = attended + 2 * shape.kv_heads * shape.head_dim
     # For each product: its inputs, its outputs, and whether it has a norm, a gate and a residual.
@@ -102,6 +102,8 @@ def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
         (shape.hidden, shape.mlp, True, True, False), (shape.mlp, shape.hidden, False, False, True),
         (shape.hidden, shape.outputs, True, False, False),
     ]  # fmt: skip
+    if shape.doubled:
+        kinds.append((2 * shape.hidden, joined, False, False, False))
     for rows, (k, n, norm, gate, residual) in product(PRODUCT_ROWS, kinds):
         if rows > linear.MAX_ROWS[shape.number.itemsize]:
             continue

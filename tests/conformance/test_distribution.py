@@ -26,7 +26,7 @@ from bass_core.draft.window import WindowDrafter
 from bass_core.model.forward import ForwardBatch, ForwardOutput
 from bass_core.sample.distribution import probabilities
 from bass_core.sequence import WindowWork
-from tests.support.models import small_window, tiny, tiny_head
+from tests.support.models import small_window, tiny, tiny_eagle, tiny_head
 
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
 # Rows per batch. In such a large batch, a row takes a tenth of the time that it takes in a batch of 64.
@@ -53,6 +53,7 @@ def pair(draft: str) -> ModelPair:
         "other": lambda: model(1),
         "same": lambda: TARGET,
         "reduced": lambda: tiny_head(TARGET, reads_layers=(0,), size=3),
+        "eagle": lambda: tiny_eagle(TARGET, reads_layers=(0,), size=3),
     }
     return ModelPair(TARGET, builders[draft]() if draft in builders else changed_head(draft))
 
