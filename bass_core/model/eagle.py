@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from kernels.plan import AttentionPlan
-from kernels.support import on
+from kernels.support import is_accelerator, on
 
 from ..errors import PairError, WeightsError
 from ..machine.transfer import to_device
@@ -163,9 +163,10 @@ class EagleHead(DraftHead):
 
     def follow(self, target: PreTrainedModel) -> None:
         size, last = outputs_of(target), int(self.vocabulary.max())
-        if last >= size:
+        table = self.embedding if self._own_table else None
+        if last >= size or (table is not None and len(table) < size):
             raise PairError(
-                f"{self.shape.name} proposes ids up to {last}, and {type(target).__name__} now has {size} ids: "
+                f"{self.shape.name} does not know all ids of {type(target).__name__}, which now has {size}: "
                 "choose another draft."
             )
         self.share_embedding(target)
@@ -215,6 +216,8 @@ class EagleStep(LlamaCuda):
 
     def _prepare(self, model: PreTrainedModel) -> None:
         super()._prepare(model)
+        # On a CPU, kernels could only run in Triton's interpreter.
+        self.has_kernels = self.has_kernels and is_accelerator(self.device)
         body: Any = model
         self._hidden_norm = body.model.layers[0].hidden_norm.weight.detach()
         self._norm_before_residual, self._norm_output = body.norm_before_residual, body.norm_output

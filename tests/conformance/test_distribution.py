@@ -171,12 +171,12 @@ QUICK = [
     trees("opposite"),
 ]
 SLOW = [
-    *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced")),
+    *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced", "eagle")),
     Case(method="amusd", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),
     Case(method="amusd", draft="reversed", rows=BATCH, other=REJECTION),
     Case(method="regular"),
     Case(method="transformers", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),  # another batch would be equal
-    *(Case(draft=draft) for draft in ("same", "reversed", "opposite", "reduced")),
+    *(Case(draft=draft) for draft in ("same", "reversed", "opposite", "reduced", "eagle")),
     *(Case(draft=draft, other=REJECTION) for draft in ("opposite", "reduced")),
     Case(params=SamplingParams(1.4, 4, 0.9), other={"draft_length": 6}),
     Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),

@@ -25,6 +25,7 @@ from .sources import Source, fetch
 _LAYERS = ("llama", "qwen3")
 # Tensors that training code stores and drafting doesn't need.
 _UNUSED = ("verifier_", "rotary_emb.", "layers.0.self_attn.rotary_emb.")
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _OTHERS = "give an EAGLE-3 head, a draft model, or no draft"
 
 
@@ -77,14 +78,8 @@ def load_eagle(source: Source, target: PreTrainedModel) -> EagleHead:
     weights = _read_weights(source)
     d2t, t2d = weights.pop("d2t", None), weights.pop("t2d", None)
     config = _config(where, fields, target, "layers.0.self_attn.q_norm.weight" in weights)
-    size, count = outputs_of(target), config.layers.vocab_size
-    theirs = _layer_fields(fields).get("vocab_size", size)
-    if theirs != size:
-        raise PairError(
-            f"{where} is for targets with a vocabulary of {theirs} ids, and {type(target).__name__} has {size}: "
-            "choose a head for this target."
-        )
-    vocabulary = _vocabulary(where, count, size, d2t, t2d)
+    size = outputs_of(target)
+    vocabulary = _vocabulary(where, config.layers.vocab_size, size, d2t, t2d)
     _check_embedding(where, config, weights, size)
     if config.norm_before_fc:
         weights.setdefault("input_norm.weight", torch.ones(len(config.reads_layers) * config.target_hidden))
@@ -141,6 +136,11 @@ def _config(where: str, fields: dict[str, Any], target: Any, head_norms: bool) -
             f"{where} is for targets of hidden size {hidden}, and {type(target).__name__} has "
             f"{model.hidden_size}: choose a head for this target."
         )
+    if layers.vocab_size != outputs_of(target):
+        raise PairError(
+            f"{where} is for targets with a vocabulary of {layers.vocab_size} ids, and {type(target).__name__} "
+            f"has {outputs_of(target)}: choose a head for this target."
+        )
     return EagleConfig(
         where,
         _plain_layers(layers, context_of(model), fields.get("draft_vocab_size") or layers.vocab_size),
@@ -149,9 +149,6 @@ def _config(where: str, fields: dict[str, Any], target: Any, head_norms: bool) -
         head_norms,
         **{name: bool(fields.get(name)) for name in _FLAGS},
     )
-
-
-_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def _plain_layers(layers: Any, context: int, outputs: int) -> LlamaConfig:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import ModelPair, PairError, SamplingParams, generate
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.draft.head import HeadDrafter
@@ -91,19 +91,24 @@ def expected_logits(target: Any, parts: tuple[Any, Tensor, dict[str, Tensor]], t
     return torch.stack(logits)
 
 
-@pytest.mark.parametrize("record", [None, record_calls], ids=["eager", "captured"])
+@pytest.mark.parametrize("way", ["eager", "captured", pytest.param("kernels", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", HEADS)
-def test_a_chains_logits_equal_those_of_a_plain_pass(name: str, record: Any) -> None:
-    """Rows have prompts of different lengths, of one token as well. The text is read in chunks of up to 128."""
+def test_a_chains_logits_equal_those_of_a_plain_pass(name: str, way: str) -> None:
+    """Rows have prompts of different lengths, of one token as well. The text is read in chunks of up to 128.
+
+    way: "kernels" runs the head's products, rotation, cache writes and attention in Triton.
+    """
     target = tiny("llama", layers=6)
     parts = eagle_parts(target, READS, **HEADS[name])
     pair = ModelPair(target, tiny_eagle(target, READS, **HEADS[name]))
     texts = [*prompts(1), [7], prompts(1)[0] * 11]
     rows = [Sequence(i, i, text, 7, frozenset()) for i, text in enumerate(texts)]
-    make = ModelRunner if record is None else partial(GraphRunner, record=record)
-    runners = [make(step, 3, 320, vocab, "pad") for step, vocab in ((pair.target_step, 96), (pair.draft_step, 40))]
-    drafter = HeadDrafter(pair.draft, runners[1], pair.vocab, WARM)
-    decoder = BatchDecoder(rows, runners[0], DecodingParams(WARM), drafter, FixedLength(3))
+    make = partial(GraphRunner, record=record_calls) if way == "captured" else ModelRunner
+    target_runner = make(pair.target_step, 3, 320, pair.vocab, "pad")
+    pair.draft_step.has_kernels = way == "kernels"
+    body = make(pair.draft_step, 3, 320, 40, "fused" if way == "kernels" else "pad")
+    drafter = HeadDrafter(pair.draft, body, pair.vocab, WARM)
+    decoder = BatchDecoder(rows, target_runner, DecodingParams(WARM), drafter, FixedLength(3))
     seen, propose = [], drafter.propose
 
     def recorded(rows: list[Sequence], max_drafts: list[int], keys: Any) -> Any:
@@ -194,9 +199,11 @@ def test_a_head_with_a_copy_of_the_targets_table_shares_it() -> None:
 
 
 def test_a_head_follows_a_changed_target() -> None:
-    """The pair reads the target's new table, and drafts for the new text."""
+    """The pair reads the target's new table; a head with its own table doesn't know new ids."""
     target = tiny("llama", layers=6)
-    pair = ModelPair(target, tiny_eagle(target, READS))
+    pair, other = (ModelPair(target, tiny_eagle(target, READS, own_table=own)) for own in (False, True))
     target.resize_token_embeddings(100)
     out = generate(pair, prompts(2), max_new_tokens=8, draft_length=2, eos_token_id=None)
     assert out.metrics.drafted and pair.draft.embedding.shape[0] == 100
+    with pytest.raises(PairError, match="does not know all ids of LlamaForCausalLM, which now has 100"):
+        generate(other, prompts(2), max_new_tokens=8)
