@@ -35,7 +35,7 @@ from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, GreedyProbs, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import CHUNK, feed_pending
-from .texts import append_token, texts_for
+from .texts import Texts, append_token, texts_for
 from .tree import Fed, LevelStates, StaticTrees, TreeFeed
 
 # A row continues drafting only while the probability of its drafts is at least this many times `confidence`,
@@ -242,6 +242,7 @@ class HeadDrafter(Drafter):
         """Return the texts and the pointer's weights, in the form that the compiled chain takes."""
         from kernels.cpu.chain import Pointing  # imports numba
 
+        assert isinstance(self._texts, Texts)
         lengths, pointer = np.array(self._texts.update(rows), np.int64), self.head.pointer
         weight, by_size = (weights.float().numpy() for weights in (pointer.weight, pointer.by_size))
         text, columns = self._texts.token_ids.numpy(), self.head.columns.numpy()

@@ -96,7 +96,7 @@ class NoTexts:
 
 def texts_for(head: DraftHead, rows: int) -> Texts | NoTexts:
     """Return the texts of `rows` rows for the head's pointer, if it has one."""
-    return NoTexts(head) if head.pointer is None else Texts(head, rows)
+    return NoTexts(head) if getattr(head, "pointer", None) is None else Texts(head, rows)
 
 
 def append_token(last: Tensor, tokens: Tensor) -> Tensor:

@@ -86,6 +86,8 @@ class EagleBody(LlamaForCausalLM):
 class EagleHead(DraftHead):
     """An EAGLE-3 head with its weights, on the target's device and in its dtype."""
 
+    pointer: Any = None
+
     def __init__(
         self, target: PreTrainedModel, config: EagleConfig, vocabulary: Tensor, weights: dict[str, Tensor]
     ) -> None:
@@ -106,7 +108,7 @@ class EagleHead(DraftHead):
         hidden, streams = config.layers.hidden_size, len(config.reads_layers)
         eps = config.layers.rms_norm_eps
         self.config = HeadConfig(config.layers.num_hidden_layers, hidden, True, config.reads_layers)
-        self.shape, self._packed, self.pointer = config, {}, None
+        self.shape, self._packed = config, {}
         with torch.device("meta"):
             self.fc = nn.Linear(streams * config.target_hidden, hidden, bias=False)
             self.input_norm: Any = (

@@ -125,7 +125,7 @@ def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = F
         vocab=vocab,
         hidden=config.hidden_size if uses_own_forward else 0,
         mlp=config.intermediate_size if uses_own_forward else 0,
-        normed=model.has_head_norms if eagle else type(model).__name__ == "Qwen3ForCausalLM",
+        normed=type(model).__name__ == "Qwen3ForCausalLM" or getattr(model, "has_head_norms", False),
         windows=tuple(sorted(layer == "sliding_attention" for layer in layers)),
         capped=any(caps),
         verifies=verifies,

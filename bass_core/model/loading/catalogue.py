@@ -231,15 +231,16 @@ def _load_draft(
     source: Path | Source, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype
 ) -> Any:
     """Load a draft head, an EAGLE-3 head, or a causal LM whose tokenizer must be the target's."""
-    own = isinstance(source, Path)
-    if own or is_eagle(source):
+    if isinstance(source, Path):
         if is_split(target):
             raise PairError(HEAD_ON_SPLIT)
-        if on_zero_gpu() and not own:
-            raise PairError(
-                "An EAGLE-3 head can't run on ZeroGPU, which has no device yet: give a draft model, or none."
-            )
-        return load_draft_head(source, target) if own else load_eagle(source, target)
+        return load_draft_head(source, target)
+    if is_eagle(source):
+        if is_split(target):
+            raise PairError(HEAD_ON_SPLIT)
+        if on_zero_gpu():
+            raise PairError("An EAGLE-3 head can't run on ZeroGPU: give a draft model, or none.")
+        return load_eagle(source, target)
     draft_tokenizer = load_tokenizer(source)
     if tokenizer is not None and draft_tokenizer is not None:
         check_same_tokens(tokenizer, draft_tokenizer)
