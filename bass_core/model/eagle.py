@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from kernels.plan import AttentionPlan
+from kernels.reference.quantized import QuantizedWeight
 from kernels.support import is_accelerator, on
 
 from ..errors import PairError, WeightsError
@@ -27,7 +28,7 @@ from .cache import RaggedCache
 from .draft_head import DraftHead, HeadConfig
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .llama_cuda import LlamaCuda
-from .weights.quantized import QuantizedWeight, outputs_of, weight_or_none
+from .weights.quantized import outputs_of, weight_or_none
 
 
 @dataclass(frozen=True)
