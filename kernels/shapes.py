@@ -52,6 +52,7 @@ class Shape:
         normed: whether queries and keys are normalised per head.
         verifies: whether it is a target, which verifies drafts and may draft over a gap.
         named: whether its outputs stand for only some of the target's token ids.
+        doubled: whether the first layer's queries, keys and values are made from two states side by side.
     """
 
     dtype: str
@@ -67,6 +68,7 @@ class Shape:
     capped: bool = False
     verifies: bool = True
     named: bool = False
+    doubled: bool = False
 
     @property
     def number(self) -> torch.dtype:

@@ -39,7 +39,7 @@ from .base import CommittedStates, Drafter, GreedyProbs, Proposal
 from .head_graph import MAX_UNREAD, CapturedChains
 from .head_states import SettledStates, StandInStates
 from .pending import CHUNK, feed_pending
-from .texts import Texts, append_token
+from .texts import Texts, append_token, texts_for
 from .tree import Fed, LevelStates, StaticTrees, TreeFeed
 
 # A row continues drafting only while the probability of its drafts is at least this many times `confidence`,
@@ -93,7 +93,7 @@ class HeadDrafter(Drafter):
         # Ask for raw states, so that only the states that we draft from are normalised and projected.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
-        self._texts = Texts(head, 0)
+        self._texts = texts_for(head, 0)
         # If `_inputs` is not None, our own kernels make the body's inputs and draft whole chains.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
@@ -103,7 +103,7 @@ class HeadDrafter(Drafter):
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.clear_rows()
         self._began, hidden = False, self.head.config.hidden
-        self._texts = Texts(self.head, len(rows))
+        self._texts = texts_for(self.head, len(rows))
         if self.ahead:
             self._source = StandInStates(len(rows), self.runner.cache.max_len, hidden, self.runner.device)
         else:
@@ -324,6 +324,7 @@ class HeadDrafter(Drafter):
         """Return the texts and the pointer's weights, in the form that the compiled chain takes."""
         from kernels.cpu.chain import Pointing  # imports numba
 
+        assert isinstance(self._texts, Texts)
         lengths, pointer = np.array(self._texts.update(rows), np.int64), self.head.pointer
         weight, by_size = (weights.float().numpy() for weights in (pointer.weight, pointer.by_size))
         text, columns = self._texts.token_ids.numpy(), self.head.columns.numpy()

@@ -23,7 +23,7 @@ from ..sample.noise import Role, RowKeys, stream
 from ..sample.params import SamplingParams
 from ..sequence import Sequence
 from .base import CommittedStates
-from .texts import Texts, add_pointer, append_token, last_tokens
+from .texts import NoTexts, Texts, add_pointer, append_token, last_tokens
 
 # The most tokens of a row that one graph feeds, and the widths that are captured: a round's unread tokens are fed
 # in the narrowest that holds them.
@@ -109,7 +109,7 @@ class CapturedChains:
         self,
         head: DraftHead,
         runner: GraphRunner,
-        texts: Texts,
+        texts: Texts | NoTexts,
         rows: int,
         size: int,
         params: SamplingParams,

@@ -95,7 +95,7 @@ def last_tokens(text: Tensor, ends: Tensor) -> Tensor:
 def add_pointer(
     head: DraftHead, logits: Tensor, states: Tensor, text: Tensor, ends: Tensor, last: Tensor
 ) -> Tensor:
-    """Return logits [R, V'] with the pointer's additions, without a copy to or from the host.
+    """Return logits [R, V'] with the additions of the head's pointer, if any, and copy nothing to or from the host.
 
     Args:
         states: the head's states [R, hidden].
@@ -103,6 +103,8 @@ def add_pointer(
         ends: int64 [R].
         last: int64 [R, LONGEST], from `last_tokens`, or `append_token` after drafts.
     """
+    if head.pointer is None:
+        return logits
     if available(logits.device):
         from kernels.triton import pointer as kernel  # imports triton
 
@@ -114,6 +116,36 @@ def add_pointer(
     columns = head.column_of(next_ids)
     lifts = head.pointer(states[:, None], sizes).masked_fill(columns < 0, 0.0).to(logits.dtype)
     return logits.scatter_add(-1, columns.clamp(min=0), lifts)
+
+
+class NoTexts:
+    """Takes the place of Texts for a head without a pointer, whose logits stay as they are."""
+
+    def __init__(self, head: DraftHead) -> None:
+        self.head = head
+
+    def update(self, rows: list[Sequence]) -> list[int]:
+        return [0] * len(rows)
+
+    def on_device(self, rows: int, columns: int) -> Tensor:
+        return torch.zeros(rows, columns, dtype=torch.long, device=self.head.vocabulary.device)
+
+    def upload(self, rows: list[Sequence]) -> Tensor:
+        return torch.zeros(len(rows), 1, 1, dtype=torch.long, device=self.head.vocabulary.device)
+
+    def with_pointer(self, logits: Tensor, states: Tensor, last: Tensor) -> Tensor:
+        return logits
+
+    def rewind(self, row: int, length: int) -> None:
+        return None
+
+    def move_row(self, source: int, target: int) -> None:
+        return None
+
+
+def texts_for(head: DraftHead, rows: int) -> Texts | NoTexts:
+    """Return the texts of `rows` rows for the head's pointer, if it has one."""
+    return NoTexts(head) if getattr(head, "pointer", None) is None else Texts(head, rows)
 
 
 def append_token(last: Tensor, tokens: Tensor) -> Tensor:

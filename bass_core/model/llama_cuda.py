@@ -131,8 +131,22 @@ class LlamaCuda(CausalModel):
     def _block(
         self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, plan: AttentionPlan, backend: str
     ) -> Tensor:
+        qkv = self.product(x, layer.qkv, norm=layer.input_norm)
+        return self._attend(x, qkv, index, layer, cache, plan, backend)
+
+    def _attend(
+        self,
+        x: Tensor,
+        qkv: Tensor,
+        index: int,
+        layer: _Layer,
+        cache: RaggedCache,
+        plan: AttentionPlan,
+        backend: str,
+    ) -> Tensor:
+        """Run the rest of a layer, given its joined queries, keys and values, on the stream x [B, S, hidden]."""
         batch, queries, _ = x.shape
-        qkv = self.product(x, layer.qkv, norm=layer.input_norm).view(batch, queries, -1, self.head_dim)
+        qkv = qkv.view(batch, queries, -1, self.head_dim)
         self._rotate_write(qkv, cache.buffer[index], plan, layer.head_norms)
         query = qkv[:, :, : self.heads].transpose(1, 2)
         keys, values = plan.reads(index)

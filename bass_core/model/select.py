@@ -20,6 +20,7 @@ from . import llama_cuda, probe
 from .base import CausalModel, shadow_of
 from .capturable import mark_capturable
 from .draft_head import DraftHead
+from .eagle import EagleBody, EagleHead, EagleStep
 from .weights.modified import why_modified
 from .weights.placement import is_split
 from .weights.quantized import outputs_of, quantise_model
@@ -37,6 +38,8 @@ def select_model(model: PreTrainedModel | DraftHead, tried: CausalModel | None =
     over the earlier result if its class is the same; otherwise it is captured only if its class is known never to
     wait.
     """
+    if isinstance(model, EagleHead):
+        return EagleStep(model.body)
     model = _body(model) if isinstance(model, DraftHead) else model
     selected = _fastest(model)
     if tried is None:
@@ -111,7 +114,8 @@ def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = F
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     caps = (getattr(config, name, None) for name in ("attn_logit_softcapping", "attn_logit_softcap"))
-    uses_own_forward = _class_of(model)[0] is llama_cuda.LlamaCuda
+    eagle = isinstance(model, EagleBody)
+    uses_own_forward = eagle or _class_of(model)[0] is llama_cuda.LlamaCuda
     return Shape(
         dtype=str(model.dtype)[6:],
         heads=config.num_attention_heads,
@@ -121,9 +125,10 @@ def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = F
         vocab=vocab,
         hidden=config.hidden_size if uses_own_forward else 0,
         mlp=config.intermediate_size if uses_own_forward else 0,
-        normed=type(model).__name__ == "Qwen3ForCausalLM",
+        normed=type(model).__name__ == "Qwen3ForCausalLM" or getattr(model, "has_head_norms", False),
         windows=tuple(sorted(layer == "sliding_attention" for layer in layers)),
         capped=any(caps),
         verifies=verifies,
         named=named,
+        doubled=eagle,
     )

@@ -92,7 +92,7 @@ def _attention(shape: Shape) -> Iterator[Call]:
 
 
 def _products(shape: Shape) -> Iterator[Call]:
-    """Yield the five products of a forward, for each number of rows."""
+    """Yield the products of a forward, for each number of rows."""
     attended = shape.heads * shape.head_dim
     joined = attended + 2 * shape.kv_heads * shape.head_dim
     # For each product: its inputs, its outputs, and whether it has a norm, a gate and a residual.
@@ -101,6 +101,8 @@ def _products(shape: Shape) -> Iterator[Call]:
         (shape.hidden, shape.mlp, True, True, False), (shape.mlp, shape.hidden, False, False, True),
         (shape.hidden, shape.outputs, True, False, False),
     ]  # fmt: skip
+    if shape.doubled:
+        kinds.append((2 * shape.hidden, joined, False, False, False))
     for rows, (k, n, norm, gate, residual) in product(PRODUCT_ROWS, kinds):
         if rows > linear.MAX_ROWS[shape.number.itemsize]:
             continue
@@ -137,8 +139,8 @@ def _draws(shape: Shape) -> Iterator[Call]:
     keys = (_empty(_BATCH),) * 3
     yield partial(accept.draw, weights, *keys, _empty(1), _empty(shape.vocab) if shape.named else None)
     yield partial(nucleus.threshold, weights, 0.9)
-    if shape.named and shape.hidden:
-        # Only a draft head has a vocabulary of its own, and a pointer.
+    if shape.named and shape.hidden and not shape.doubled:
+        # Our own draft head, which has a pointer.
         numbers = partial(_empty, dtype=shape.number)
         yield partial(
             pointer.add, numbers(_BATCH, shape.outputs), numbers(_BATCH, shape.hidden), _empty(_BATCH, 8),

@@ -57,6 +57,7 @@ DRAFTS = {
     "adaptive": Draft("adaptive"),
     "head": Draft("model", "head", only=("llama",)),
     "adaptive_head": Draft("adaptive", "head", only=("llama",)),
+    "eagle": Draft("model", "eagle", only=("llama",)),
     "window": Draft("window", "none"),
     "window_model": Draft("window_model"),
     "window_head": Draft("window_model", "head", only=("llama",)),
@@ -68,7 +69,7 @@ COSTS = CostTable(
 # Short names for trees and a policy, which generate() takes as values.
 TREES: dict[Any, tuple[int, ...]] = {"tree 3 2 1": (3, 2, 1), "tree 1 2": (1, 2)}
 BUDGETS: dict[Any, Any] = {"by cost": CostAware(COSTS, timed=False)}
-TREE_DRAFTS = ("random", "perturbed", "self", "adaptive", "head", "adaptive_head")
+TREE_DRAFTS = ("random", "perturbed", "self", "adaptive", "head", "adaptive_head", "eagle")
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),

@@ -26,7 +26,7 @@ from bass_core.draft.window import WindowDrafter
 from bass_core.model.forward import ForwardBatch, ForwardOutput
 from bass_core.sample.distribution import probabilities
 from bass_core.sequence import WindowWork
-from tests.support.models import small_window, tiny, tiny_head
+from tests.support.models import small_window, tiny, tiny_eagle, tiny_head
 
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
 # Rows per batch. In such a large batch, a row takes a tenth of the time that it takes in a batch of 64.
@@ -53,6 +53,7 @@ def pair(draft: str) -> ModelPair:
         "other": lambda: model(1),
         "same": lambda: TARGET,
         "reduced": lambda: tiny_head(TARGET, reads_layers=(0,), size=3),
+        "eagle": lambda: tiny_eagle(TARGET, reads_layers=(0,), size=3),
     }
     return ModelPair(TARGET, builders[draft]() if draft in builders else changed_head(draft))
 
@@ -170,12 +171,12 @@ QUICK = [
     trees("opposite"),
 ]
 SLOW = [
-    *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced")),
+    *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced", "eagle")),
     Case(method="amusd", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),
     Case(method="amusd", draft="reversed", rows=BATCH, other=REJECTION),
     Case(method="regular"),
     Case(method="transformers", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),  # another batch would be equal
-    *(Case(draft=draft) for draft in ("same", "reversed", "opposite", "reduced")),
+    *(Case(draft=draft) for draft in ("same", "reversed", "opposite", "reduced", "eagle")),
     *(Case(draft=draft, other=REJECTION) for draft in ("opposite", "reduced")),
     Case(params=SamplingParams(1.4, 4, 0.9), other={"draft_length": 6}),
     Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),

@@ -22,6 +22,7 @@ from bass_core.decode import calibrate
 from bass_core.draft import registry
 from bass_core.draft import window as drafting_window
 from bass_core.model.draft_head import DraftHead, HeadConfig
+from bass_core.model.eagle import EagleConfig, EagleHead
 from kernels import plan
 from kernels.reference import prefix
 
@@ -116,6 +117,57 @@ def tiny_head(
     return head.eval().requires_grad_(False)
 
 
+def tiny_eagle(
+    target: PreTrainedModel, reads_layers: tuple[int, ...] = (0, 1), size: int = 40, seed: int = 5, **options: Any
+) -> EagleHead:
+    """Return a random EAGLE-3 head over `size` of the target's tokens; other arguments as for `eagle_parts`."""
+    return EagleHead(target, *eagle_parts(target, reads_layers, size, seed, **options))
+
+
+def eagle_parts(
+    target: PreTrainedModel,
+    reads_layers: tuple[int, ...],
+    size: int = 40,
+    seed: int = 5,
+    layers: int = 1,
+    own_table: bool = False,
+    **flags: bool,
+) -> tuple[EagleConfig, torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the config, vocabulary and weights of a random EAGLE-3 head. `flags` are those of EagleConfig."""
+    torch.manual_seed(seed)
+    size_of, hidden, streams = target.config.vocab_size, target.config.hidden_size, len(reads_layers)
+    half, mlp = hidden // 2, 2 * hidden
+    shapes: dict[str, tuple[int, ...]] = {"fc": (hidden, streams * hidden), "norm": (hidden,)}
+    shapes["lm_head"] = (size, hidden)
+    for layer in range(layers):
+        inputs = hidden if layer else 2 * hidden
+        rows = {"q": (hidden, inputs), "k": (half, inputs), "v": (half, inputs), "o": (hidden, hidden)}
+        shapes |= {f"layers.{layer}.self_attn.{name}_proj": shape for name, shape in rows.items()}
+        rows = {"gate": (mlp, hidden), "up": (mlp, hidden), "down": (hidden, mlp)}
+        shapes |= {f"layers.{layer}.mlp.{name}_proj": shape for name, shape in rows.items()}
+        shapes |= {f"layers.{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+        if flags.get("head_norms"):
+            shapes |= {f"layers.{layer}.self_attn.{name}_norm": (hidden // 4,) for name in "qk"}
+    shapes["layers.0.hidden_norm"] = (hidden,)
+    if flags.get("norm_before_fc"):
+        shapes["input_norm"] = (streams * hidden,)
+    if flags.get("fc_norm"):
+        shapes |= {f"fc_norm.{stream}": (hidden,) for stream in range(streams)}
+    if own_table:
+        shapes["embed_tokens"] = (size_of, hidden)
+    weights = {
+        f"{name}.weight": 0.2 * torch.randn(shape) if len(shape) > 1 else 1 + 0.3 * torch.randn(shape)
+        for name, shape in shapes.items()
+    }
+    shape = tf.LlamaConfig(
+        vocab_size=size, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        pad_token_id=None, bos_token_id=None, eos_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    vocabulary = torch.randperm(size_of)[:size].sort().values
+    return EagleConfig("the tiny head", shape, reads_layers, hidden, **flags), vocabulary, weights
+
+
 def tiny_pair(
     draft: str | float | None = "perturbed",
     *,
@@ -128,7 +180,8 @@ def tiny_pair(
 
     Args:
         draft: "perturbed" chooses the target's token at about three of four positions, "self" is the target,
-            "random" another model of one layer, "head" an untrained head that reads the target's first layer.
+            "random" another model of one layer, "head" an untrained head that reads the target's first layer,
+            "eagle" a random EAGLE-3 head.
             A number is the noise of a perturbed copy; None, or "none", is no draft.
         architecture: A key of BUILDERS.
         target: This model instead of the architecture's.
@@ -143,6 +196,8 @@ def tiny_pair(
         other = tiny(architecture, seed=5, layers=1)
     elif draft == "head":
         other = tiny_head(model, reads_layers=(0,))
+    elif draft == "eagle":
+        other = tiny_eagle(model)
     elif draft == "self":
         other = model
     elif draft not in ("none", None):

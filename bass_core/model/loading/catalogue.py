@@ -28,6 +28,7 @@ from ...machine.torch_state import ours
 from ..draft_head import DraftHead, is_draft_head, load_draft_head
 from ..pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
 from ..weights.placement import home_device, is_split
+from .eagle import is_eagle, load_eagle
 from .quantized import QUANTISED, check_quantised, quantise
 from .sources import Source, load_model, load_tokenizer, local_folder, locate
 from .weights import ensure_smollm2, smollm2_gguf
@@ -229,11 +230,17 @@ def _draft_source(name: str) -> Path | Source:
 def _load_draft(
     source: Path | Source, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Load a draft head, or a causal LM whose tokenizer must be the target's."""
+    """Load a draft head, an EAGLE-3 head, or a causal LM whose tokenizer must be the target's."""
     if isinstance(source, Path):
         if is_split(target):
             raise PairError(HEAD_ON_SPLIT)
         return load_draft_head(source, target)
+    if is_eagle(source):
+        if is_split(target):
+            raise PairError(HEAD_ON_SPLIT)
+        if on_zero_gpu():
+            raise PairError("An EAGLE-3 head can't run on ZeroGPU: give a draft model, or none.")
+        return load_eagle(source, target)
     draft_tokenizer = load_tokenizer(source)
     if tokenizer is not None and draft_tokenizer is not None:
         check_same_tokens(tokenizer, draft_tokenizer)

@@ -197,6 +197,20 @@ def load_tokenizer(source: Source) -> Any | None:
         )
 
 
+def fetch(source: Source, name: str) -> Path:
+    """Return the path of one of the source's files; from the Hub it is fetched first.
+
+    Raises:
+        WeightsError: if the file can't be fetched.
+    """
+    if source.local and (folder := local_folder(source.where)) is not None:
+        return folder / name
+    from huggingface_hub import hf_hub_download
+
+    with _explain_errors(source.where):
+        return Path(hf_hub_download(source.where, name, revision=source.revision, local_files_only=source.local))
+
+
 @contextmanager
 def _explain_errors(where: str) -> Iterator[None]:
     """Turn errors of transformers and its libraries into one sentence that names the model."""

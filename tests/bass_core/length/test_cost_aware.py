@@ -274,11 +274,11 @@ def test_a_table_nested_too_deeply_is_not_used(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", ["model", "adaptive"])
-def test_costs_are_measured_with_a_draft_head(temperature, drafter):
+@pytest.mark.parametrize(("drafter", "head"), [("model", "head"), ("adaptive", "head"), ("model", "eagle")])
+def test_costs_are_measured_with_a_draft_head(temperature, drafter, head):
     """The head reads the target's states: if `_RoundTimer` did not pass them on, the first proposal would fail."""
     sampling = SamplingParams(temperature=temperature)
-    table = cost_table(tiny_pair("head"), DRAFTERS[drafter], "sdpa", sampling, rows=2)
+    table = cost_table(tiny_pair(head), DRAFTERS[drafter], "sdpa", sampling, rows=2)
     assert list(table.verify) == list(table.draft) == [1, 2]
     assert all(ms > 0 for points in table.verify.values() for _, ms in points)
 

@@ -22,6 +22,8 @@ _MODELS = [
     # Llama 3.2 1B and Llama 3.1 70B.
     Shape("bfloat16", 32, 8, 64, 128256, 128256, 2048, 8192),
     Shape("bfloat16", 64, 8, 128, 128256, 128256, 8192, 28672),
+    # An EAGLE-3 head of Llama 3.1 8B.
+    Shape("bfloat16", 32, 8, 128, 32000, 32000, 4096, 14336, verifies=False, named=True, doubled=True),
     # Qwen3 8B and 0.6B, which have more logits than tokens.
     Shape("bfloat16", 32, 8, 128, 151936, 151669, 4096, 12288, normed=True),
     Shape("bfloat16", 16, 8, 128, 151936, 151669, 1024, 3072, normed=True, verifies=False),
