@@ -178,7 +178,12 @@ class CapturedChains:
             min(1 << (batch - 1).bit_length(), runner.cache.max_batch),
             graph.over(runner, self._text, self.unread.states),
         )
-        return None if drafted is None else Drafted(*(None if part is None else part[:batch] for part in drafted))
+        if drafted is None:
+            return None
+        tokens, probs, chances = drafted
+        return Drafted(
+            tokens[:batch], None if probs is None else probs[:batch], None if chances is None else chances[:batch]
+        )
 
     def prepare(self, rows: int, levels: int) -> None:
         """Capture the first round's graph, for rows that have nothing but one unread token."""

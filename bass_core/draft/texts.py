@@ -95,7 +95,7 @@ def last_tokens(text: Tensor, ends: Tensor) -> Tensor:
 def add_pointer(
     head: DraftHead, logits: Tensor, states: Tensor, text: Tensor, ends: Tensor, last: Tensor
 ) -> Tensor:
-    """Return logits [R, V'] with the additions of the head's pointer, if any, and copy nothing to or from the host.
+    """Return logits [R, V'] with the additions of the head's pointer, if it has one. Nothing is read on the host.
 
     Args:
         states: the head's states [R, hidden].

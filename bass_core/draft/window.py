@@ -11,6 +11,7 @@ Sources: sinks and window, Xiao et al. 2309.17453; as a draft of the same model,
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
@@ -130,7 +131,7 @@ class WindowChain(Drafter):
         """Let `front` read the prompts."""
         self.front.read(rows)
 
-    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+    def observe_states(self, rows: list[Sequence], states: Seq[Tensor]) -> None:
         """Pass the target's states to `front`."""
         self.front.observe_states(rows, states)
 

@@ -178,11 +178,12 @@ def _gpu_rounds() -> str:
     for row in document["results"]:
         mode, *case = row["case"].split()
         if row["section"] == "shipped" and mode in ("greedy", "sampled", "top-p") and len(case) == 2:
-            line = lines.setdefault(row["case"], {"mode": mode, "batch": int(case[0][1:]), "decoder": case[1]})
-            line[row["what"]] = row["value"]
+            named = {"mode": mode, "batch": int(case[0][1:]), "decoder": case[1]}
+            lines.setdefault(row["case"], named)[row["what"]] = row["value"]
     kept = [line for line in lines.values() if line["batch"] in (1, 8, 32)]
     columns = _columns(
-        "mode | batch | decoder | round = ms per step of the lane | kernels = ms of its kernels | launches | copies"
+        "mode | batch | decoder | round = ms per step of the lane | kernels = ms of its kernels | "
+        "launches | copies"
     )
     return f"{markdown(kept, columns)}\n\n{made_by(document)}"
 
