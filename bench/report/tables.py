@@ -172,7 +172,7 @@ def _simulated() -> str:
 
 
 def _gpu_rounds() -> str:
-    """Return a round of the shipped pair on a GPU by mode, batch size and decoder: its time, launches and copies."""
+    """Return the time, launches and copies of a round of the shipped pair on a GPU, by mode, batch and decoder."""
     document = load("gpu-nvidia-h200-2026-11-27")
     lines: dict[str, Row] = {}
     for row in document["results"]:
