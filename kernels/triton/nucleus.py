@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..support import why_unavailable
+from ..support import capability, why_unavailable
 from .launch import launch
 
-# Tokens per block of a pass, and the most tokens that are collected. Each thread has 8 of them and, to try three
-# candidates at once, 24 partial sums: more would not fit the 64 registers that a thread of 32 warps may use.
+# Tokens per block of a pass, and the most tokens that are collected. To try three candidates at once, a thread has
+# three partial sums per token. So 32 warps use all of their 64 registers, or spill on capability 10.0 and 12.0; 16
+# warps use 110 of 128, and spill on 8.0.
 BLOCK_V = 8192
-WARPS = 32
 
 
 @triton.jit
@@ -110,6 +110,6 @@ def threshold(probs: Tensor, top_p: float) -> Tensor:
         collected = torch.empty(out.numel() if vocab > BLOCK_V else 0, BLOCK_V, device=probs.device)
         launch(
             least_kept, (out.numel(),), probs.contiguous(), collected, out, vocab, top_p,
-            BLOCK_V=BLOCK_V, num_warps=WARPS,
+            BLOCK_V=BLOCK_V, num_warps=16 if capability(probs.device) >= 90 else 32,
         )  # fmt: skip
     return out

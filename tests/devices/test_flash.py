@@ -50,6 +50,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, accelerator: torch.device) -> Call
     """
     monkeypatch.delenv("BASS_MEASURE")
     monkeypatch.setattr(flash, "FLASH_FASTER", set())
+    for name, count in (("CALLS", 2), ("_WARM_UPS", 1), ("_REPEATS", 1)):
+        monkeypatch.setattr(flash, name, count)
     monkeypatch.setattr(flash, "why_backend_unavailable", lambda *_: None)
     monkeypatch.setattr(capture, "_failed", False)
 

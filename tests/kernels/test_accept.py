@@ -280,11 +280,12 @@ def test_a_device_handles_unsound_numbers_like_the_reference(rule: str, monkeypa
 
 @pytest.mark.parametrize(
     ("spread", "vocab"),
-    slow_but([(2.0, 2500), (2.0, 20000)], product([0.0, 0.1, 2.0, 30.0], [3, 2500, 20000, 49152])),
+    slow_but([(2.0, 2500), (2.0, 20000)], product([0.1, 2.0, 30.0], [3, 2500, 20000])),
 )
 def test_the_threshold_equals_that_of_a_sort(spread: float, vocab: int) -> None:
     torch.manual_seed(0)
     probs = probabilities(torch.randn(2, 3, vocab) * spread, SamplingParams(1.0))
+    decided = 0
     for top_p in (1e-3, 0.3, 0.9, 0.999):
         threshold = nucleus.threshold(probs, top_p)
         expected = sampling._threshold(probs, top_p)
@@ -292,9 +293,12 @@ def test_the_threshold_equals_that_of_a_sort(spread: float, vocab: int) -> None:
         likelier = torch.where(probs > expected, probs, 0).double().sum(-1, keepdim=True)
         equal = torch.where(probs == expected, probs, 0).double().sum(-1, keepdim=True)
         clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + equal - top_p).abs() > 2e-6)
-        assert torch.equal(threshold[clear], expected[clear]) and clear.any()
+        assert torch.equal(threshold[clear], expected[clear])
+        decided += int(clear.sum())
         mass = torch.where(probs >= threshold, probs, 0).double().sum(-1)
-        assert (mass > top_p - 1e-5).all()
+        above = torch.where(probs > threshold, probs, 0).double().sum(-1)
+        assert ((mass > top_p - 1e-5) & (above < top_p + 1e-5)).all()
+    assert decided >= 12
 
 
 def test_the_threshold_at_ties_extremes_and_nan() -> None:
