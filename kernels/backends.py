@@ -9,7 +9,7 @@ All backends have one signature and differ only in how they divide the work, as 
 
 - `pad` pads every row to the longest; `split` launches once per row at its exact length;
 - `sdpa` passes the padded problem and a mask to torch;
-- `fused` is our Triton kernel, `flash` is flash-attn's; both read the lengths on the device only;
+- `fused` is our Triton kernel, `flash` is flash-attn's (flash.py); both read the lengths on the device only;
 - `mixed` is `flash` for shapes in which it was measured faster (FLASH_FASTER), otherwise `fused`.
 
 `flash` supports neither prefixes nor gaps nor trees. Ask `why_backend_unavailable` before choosing a backend.
@@ -19,15 +19,15 @@ Dropout and training are not supported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .flash import version_for
 from .plan import AttentionPlan
 from .reference.attention import pad, sdpa, split
-from .support import why_unavailable
+from .support import capability, why_unavailable
 
 
 def fused(
@@ -58,26 +58,21 @@ def flash(
     softcap: float | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Compute attention with flash-attn's kernel for caches with row lengths; fp16 and bf16 only.
+    """Compute attention with the flash-attn that is installed (flash.py); fp16 and bf16 only.
 
     Same arguments and result as `pad`.
 
     Raises:
-        ValueError: if the step has shared prefixes, a gap or trees, which flash-attn does not support.
+        ValueError: if the step has shared prefixes, a gap or trees, which flash-attn does not support, or if no
+            flash-attn runs on the device.
     """
     if prefix is not None or plan.shared is not None or plan.gap is not None or plan.tree is not None:
         raise ValueError("flash-attn computes no shared prefixes, gaps or trees: choose another backend.")
-    out: Tensor = _flash_attn()(
-        query.transpose(1, 2).to(key.dtype),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        cache_seqlens=plan.new_lengths,
-        softmax_scale=scaling,
-        causal=True,
-        window_size=(-1, -1) if window is None else (window - 1, 0),
-        softcap=softcap or 0.0,
-    )
-    return out.to(query.dtype)
+    version = version_for(key.device)
+    if version is None:
+        raise ValueError("no flash-attn runs on this device: choose another backend.")
+    states = query.transpose(1, 2).to(key.dtype), key.transpose(1, 2), value.transpose(1, 2)
+    return version.attend(*states, plan.new_lengths, scaling, window, softcap).to(query.dtype)
 
 
 # Keys of the shapes (`shape_key`) for which flash-attn was measured faster than our kernel; filled by
@@ -85,11 +80,20 @@ def flash(
 FLASH_FASTER: set[tuple[Any, ...]] = set()
 # A step with more new tokens per row than this is a prompt; no round has that many.
 _MAX_ROUND_TOKENS = 64
+# A prompt step that reads more columns than this is long.
+LONG_COLUMNS = 2048
 
 
 def shape_key(query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    """Return the key of FLASH_FASTER: device, dtype, numbers of heads, head size, and if the step is a prompt."""
-    return key.device, key.dtype, query.shape[1], *key.shape[1::2], query.shape[2] > _MAX_ROUND_TOKENS
+    """Return the key of FLASH_FASTER: device, dtype, numbers of heads, head size, and the kind of step.
+
+    The kind is "rounds", "prompts" or "long prompts". Rounds have one kind, because the host doesn't know the
+    lengths of a captured step.
+    """
+    kind = "rounds"
+    if query.shape[2] > _MAX_ROUND_TOKENS:
+        kind = "long prompts" if key.shape[2] > LONG_COLUMNS else "prompts"
+    return key.device, key.dtype, query.shape[1], *key.shape[1::2], kind
 
 
 def mixed(
@@ -110,19 +114,6 @@ def mixed(
     is_plain = prefix is None and plan.shared is None and plan.gap is None and plan.tree is None
     kernel = flash if is_plain and shape_key(query, key) in FLASH_FASTER else fused
     return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
-
-
-@cache
-def _flash_attn() -> Any:
-    """Return flash-attn's function, or None.
-
-    Only an import shows whether flash-attn is installed, because other packages create a flash_attn namespace too.
-    """
-    try:
-        from flash_attn import flash_attn_with_kvcache
-    except (ImportError, OSError, AttributeError):
-        return None
-    return flash_attn_with_kvcache
 
 
 BACKENDS: dict[str, Callable[..., Tensor]] = {
@@ -173,10 +164,10 @@ def why_backend_unavailable(backend: str, device: torch.device, dtype: torch.dty
 def _why_no_flash(device: torch.device, dtype: torch.dtype | None) -> str | None:
     if device.type != "cuda":
         return "flash-attn needs a CUDA device"
-    if _flash_attn() is None:
-        return "flash_attn_with_kvcache can't be imported"
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    if capability(device) < 80:
         return "flash-attn needs a GPU of compute capability 8.0 or newer"
+    if version_for(device) is None:
+        return "no flash-attn that runs on this GPU can be imported (see requirements-gpu.txt)"
     if dtype not in (None, torch.float16, torch.bfloat16):
         return f"flash-attn takes float16 and bfloat16, and this model's numbers are {str(dtype)[6:]}"
     return None

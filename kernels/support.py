@@ -141,15 +141,19 @@ def on_zero_gpu() -> bool:
     return os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")
 
 
-def has_tensor_cores(device: torch.device) -> bool:
-    """Return whether Triton's products use tensor cores on the device.
-
-    Below compute capability 8.0, Triton emits plain multiply-adds. Under the interpreter and on devices other than
-    CUDA we return True, but nothing depends on this result.
-    """
+def capability(device: torch.device) -> int:
+    """Return the device's compute capability, e.g. 90; 80 under the interpreter and on devices other than CUDA."""
     if (card := _described_card(device)) is not None:
-        return card.capability >= 80
-    return interpreting() or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+        return card.capability
+    if interpreting() or device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Return whether Triton's products use tensor cores; below compute capability 8.0 it emits multiply-adds."""
+    return capability(device) >= 80
 
 
 @cache

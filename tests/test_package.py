@@ -70,22 +70,12 @@ def test_the_extras_equal_the_requirements_files() -> None:
     assert both == set(map(normal, listed("requirements-dev.txt")))
 
 
-def test_flash_attn_is_built_with_what_its_setup_imports() -> None:
-    """It declares no build requirements: uv reads them in pyproject.toml, people in two documents."""
-    requirements = project()["tool"]["uv"]["extra-build-dependencies"]["flash-attn"]
-    assert requirements[0] == {"requirement": "torch", "match-runtime": True}
-    assert set(requirements[1:]) == {"ninja", "packaging", "psutil", "setuptools>=77", "wheel"}
-    for document in ("requirements-gpu.txt", "docs/usage.md"):
-        text = (ROOT / document).read_text(encoding="utf-8")
-        (line,) = re.findall(r"pip install .*setuptools.*", text)
-        assert all(requirement in line for requirement in requirements[1:]), document
-        assert "--no-build-isolation" in text
-
-
 def test_every_text_names_one_build_for_older_gpus() -> None:
     """The refusals and docs/gpu.md install the same build, within the bound of requirements.txt."""
-    (bound,) = re.findall(r"^torch\S*?(<=[\d.]+)$", (ROOT / "requirements.txt").read_text("utf-8"), re.MULTILINE)
-    assert f'"torch{bound}"' in OLD_BUILDS and OLD_BUILDS in (ROOT / "docs" / "gpu.md").read_text("utf-8")
+    (bound,) = re.findall(r"^torch\S*?<=([\d.]+)$", (ROOT / "requirements.txt").read_text("utf-8"), re.MULTILINE)
+    (build,) = re.findall(r'^"torch<=([\d.]+)" ', OLD_BUILDS)
+    assert [int(part) for part in build.split(".")] <= [int(part) for part in bound.split(".")]
+    assert OLD_BUILDS in (ROOT / "docs" / "gpu.md").read_text("utf-8")
 
 
 def test_every_imported_package_is_required() -> None:

@@ -10,15 +10,12 @@ A model whose implementation is MASKED runs its own attention code and gets real
 Keys and values may differ in size from each other and from the cache. If a layer is on another device than the
 cache, its queries, keys and values are sent to the cache's device and the result is sent back.
 
-`choose_backend` picks a backend without running anything. `measure_flash` times the kernels, once per pair.
+`choose_backend` picks a backend without running anything.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,17 +28,15 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from kernels.backends import BACKENDS, FLASH_FASTER, shape_key, why_backend_unavailable
+from kernels.backends import BACKENDS, why_backend_unavailable
 from kernels.plan import AttentionPlan, Chunks, Window
 from kernels.reference.prefix import attend_in_parts
-from kernels.support import has_tensor_cores, is_accelerator, on, on_zero_gpu, runtime
+from kernels.support import has_tensor_cores, is_accelerator
 
 from ..errors import PairError, RequestError
-from ..machine.transfer import to_device
 from .cache import RaggedCache
 
 NAME, MASKED = "bass_ragged", "bass_masked"
-_log = logging.getLogger(__name__)
 _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
 # The plan and the backend of the current call in this thread; some models don't pass keywords on to their layers.
 _planned: ContextVar[tuple[AttentionPlan, str] | None] = ContextVar("planned", default=None)
@@ -311,61 +306,3 @@ def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
     if why_backend_unavailable("fused", device) is None and has_tensor_cores(device):
         return "mixed" if flash else "fused"
     return "flash" if flash else "sdpa"
-
-
-def measure_flash(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
-    """Time our kernel and flash-attn on a prompt and on a round, if both can run, for the backend "mixed".
-
-    If timing fails, because memory or a kernel for these heads is missing, our kernel is used. Nothing is timed
-    with BASS_MEASURE=0 or on ZeroGPU, where there is no device yet. This code has been reviewed but not run,
-    because flash-attn needs a GPU.
-    """
-    off = os.environ.get("BASS_MEASURE") == "0" or on_zero_gpu()
-    if off or why_backend_unavailable("mixed", device, dtype) is not None:
-        return
-    try:
-        with on(device):
-            faster = _shapes_faster_with_flash(device, dtype, heads, kv_heads, dim)
-    except RuntimeError as error:
-        _log.warning("flash-attn is not used, since it can't be timed here: %s", " ".join(str(error).split()))
-    else:
-        FLASH_FASTER.update(faster)
-
-
-def _shapes_faster_with_flash(
-    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
-) -> list[tuple[Any, ...]]:
-    faster_keys = []
-    for rows, queries, length in ((4, 256, 0), (8, 5, 1024)):
-        keys = torch.randn(rows, kv_heads, length + queries, dim, device=device, dtype=dtype)
-        query = torch.randn(rows, heads, queries, dim, device=device, dtype=dtype)
-        lengths = [length] * rows
-        plan = AttentionPlan(to_device(lengths, device), lengths, queries)
-        ours, theirs = (
-            _time(partial(BACKENDS[name], query, keys, keys, plan, scaling=1.0), device)
-            for name in ("fused", "flash")
-        )
-        if theirs < ours:
-            faster_keys.append(shape_key(query, keys))
-    return faster_keys
-
-
-def attention_words(backend: str, key: tuple[Any, ...]) -> str:
-    """Describe the kernels that attend, given the backend's name and the `shape_key` of a round."""
-    if backend != "mixed":
-        return {"fused": "our kernel", "flash": "flash-attn", "sdpa": "torch"}.get(backend, backend)
-    served = [
-        name for name, prompt in (("prompts", True), ("rounds", False)) if (*key[:-1], prompt) in FLASH_FASTER
-    ]
-    return "our kernel" + (f", flash-attn for {' and '.join(served)} of plain texts" if served else "")
-
-
-def _time(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of nine calls in milliseconds, after three warm-up calls."""
-    times = []
-    for _ in range(12):
-        began = time.perf_counter()
-        call()
-        runtime(device).synchronize(device)
-        times.append(1000 * (time.perf_counter() - began))
-    return sorted(times[3:])[4]

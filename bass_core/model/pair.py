@@ -19,10 +19,11 @@ from kernels.support import is_accelerator, on_zero_gpu
 from ..errors import PairError
 from ..machine import cpu_kernels, gpu_kernels
 from ..machine.torch_state import ours
-from .attention import attention_words, choose_backend, measure_flash
+from .attention import choose_backend
 from .base import CausalModel, refuse_unsupported
 from .draft_head import DraftHead
 from .fitting import suggest_drafts
+from .flash import attention_words, measure_flash
 from .select import select_model, shape_of
 from .weights.modified import Watch
 from .weights.placement import has_offloaded, home_device, is_split, places
@@ -91,7 +92,7 @@ class ModelPair:
         draft_model = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, draft_model, self.tokenizer)
         gpu_kernels.prepare(self.device, self._shapes)
-        # The target's query heads, key-value heads and head size, as `shape_key` (kernels/backends.py) needs them.
+        # The target's query heads, key-value heads and head size.
         config = target.config.get_text_config()
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._heads = (config.num_attention_heads, kv_heads, head_dim(config))
@@ -193,7 +194,7 @@ class ModelPair:
         if not is_accelerator(self.device):
             return None
         backend = choose_backend("auto", self.device, self.dtype)
-        return attention_words(backend, (self.device, self.dtype, *self._heads, False))
+        return attention_words(backend, self.device, self.dtype, self._heads)
 
     @property
     def context_length(self) -> int:

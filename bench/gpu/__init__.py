@@ -40,7 +40,7 @@ SECTIONS: dict[str, tuple[Callable[[Context], None], int]] = {
     "texts": (texts, 150),
     "kernels": (kernels, 240),
     "steps": (steps, 120),
-    "backends": (backends, 90),
+    "backends": (backends, 150),
     "readings": (readings, 60),
     "lanes": (lanes, 300),
     "faults": (faults, 120),

@@ -1,4 +1,4 @@
-"""The Triton kernels of a forward compared with their torch references, with poisoned outputs before each launch.
+"""The kernels of a forward, and top-p's, compared with their torch references; outputs are poisoned beforehand.
 
 Our error against float64 may be at most three times that of plain torch in the same precision (the rule of
 flash-attention's tests), or a few rounding steps. On a CPU the kernels run under Triton's interpreter. The kernels
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from bass_core.model.forward import token_tree, verified_tree
+from bass_core.sample.distribution import _threshold
+from kernels.backends import BACKENDS, why_backend_unavailable
 from kernels.plan import AttentionPlan, SharedPart
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
@@ -28,7 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def kernels(ctx: Context) -> None:
-    """Test attention over ragged rows, prefixes and trees, cache writes, and products of a few rows."""
+    """Test attention over ragged rows, prefixes and trees, cache writes, products of a few rows, and top-p."""
     reason = why_unavailable(ctx.device)
     if reason:
         raise RuntimeError(reason)
@@ -53,6 +55,8 @@ def _cases(ctx: Context) -> Cases:
                     f"attention: {kind} D={dim} S={width} {dtype}",
                     partial(_attention, ctx, kind, dim, width, dtype),
                 )
+            if why_backend_unavailable("flash", ctx.device, dtype) is None:
+                yield f"flash-attn: D={dim} S={width} {dtype}", partial(_flash, ctx, dim, width, dtype)
             for norm in (False, True):
                 yield (
                     f"write: D={dim} S={width} {dtype} norm={norm}",
@@ -64,6 +68,8 @@ def _cases(ctx: Context) -> Cases:
                     f"product: M={m} N={n} K={k} {dtype} gate={gate}",
                     partial(_product, ctx, m, n, k, dtype, gate),
                 )
+    for vocab in (3000,) if ctx.tiny else (8192, 49152, 128256):
+        yield f"top-p: V={vocab}", partial(_top_p, ctx, vocab)
 
 
 def compare(ours: Tensor, plain: Tensor, exact: Tensor, steps: float = 2.0) -> None:
@@ -121,6 +127,42 @@ def _attention(ctx: Context, kind: str, dim: int, width: int, dtype: torch.dtype
             unshared = fused(query, key, value, AttentionPlan(placed, lengths, width), parts=parts, **options)
             if not torch.equal(ours, unshared):
                 raise AssertionError("rows that share a prefix differ from rows with a copy each")
+
+
+def _flash(ctx: Context, dim: int, width: int, dtype: torch.dtype) -> None:
+    """Compare flash-attn with plain torch, and a row's last token with the same token in a step by itself."""
+    lengths = torch.randint(1, 1500, (4,)).tolist()
+    query = torch.randn(4, 8, width, dim).to(ctx.device, dtype)
+    keys, values = torch.randn(2, 4, 2, max(lengths) + width, dim).to(ctx.device, dtype)
+    variants: list[dict[str, Any]] = [{}, {"window": 37}, {"softcap": 20.0}]
+    for options in variants:
+        step = AttentionPlan(torch.tensor(lengths).to(ctx.device), lengths, width)
+        ours = BACKENDS["flash"](query, keys, values, step, scaling=0.1, **options)
+        plain, exact = (
+            pad(query.to(to), keys.to(to), values.to(to), step, scaling=0.1, **options)
+            for to in (dtype, torch.float64)
+        )
+        compare(ours, plain, exact)
+    ends = [length + width - 1 for length in lengths]
+    alone = AttentionPlan(torch.tensor(ends).to(ctx.device), ends, 1)
+    step = AttentionPlan(torch.tensor(lengths).to(ctx.device), lengths, width)
+    last = BACKENDS["flash"](query[:, :, -1:], keys, values, alone, scaling=0.1)
+    same = torch.equal(BACKENDS["flash"](query, keys, values, step, scaling=0.1)[:, -1:], last)
+    ctx.row(f"flash-attn: D={dim} S={width} {dtype}", "same bits as a step of one token", float(same))
+
+
+def _top_p(ctx: Context, vocab: int) -> None:
+    """Compare top-p's threshold with that of a sort, unless rounding may decide."""
+    from kernels.triton.nucleus import threshold
+
+    for spread, top_p in product((0.0, 1.0, 3.0, 10.0), (0.3, 0.9, 0.99)):
+        probs = (torch.randn(3, vocab) * spread).softmax(-1)
+        ours, expected = threshold(probs.to(ctx.device), top_p).cpu(), _threshold(probs, top_p)
+        likelier = torch.where(probs > expected, probs, 0).double().sum(-1, keepdim=True)
+        equal = torch.where(probs == expected, probs, 0).double().sum(-1, keepdim=True)
+        clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + equal - top_p).abs() > 2e-6)
+        if not torch.equal(ours[clear], expected[clear]):
+            raise AssertionError(f"top_p {top_p} of logits x {spread}: {ours.tolist()}, not {expected.tolist()}")
 
 
 def _write(ctx: Context, dim: int, width: int, dtype: torch.dtype, norm: bool) -> None:

@@ -21,6 +21,7 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.machine.memory import private_pools
 from bass_core.machine.monitor import GPU_FIELDS
+from bass_core.model import flash
 from bass_core.model.attention import choose_backend
 from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
@@ -31,7 +32,8 @@ from bass_core.predict.hardware import HARDWARE, Hardware
 from bass_core.predict.roofline import Roofline
 from bass_core.predict.shapes import shapes
 from kernels.backends import BACKENDS, CAPTURABLE, why_backend_unavailable
-from kernels.support import is_accelerator, runtime
+from kernels.flash import version_for
+from kernels.support import available, is_accelerator, runtime
 
 from ..cpu.batch import rows_of, samples_of
 from ..machine import measure
@@ -113,6 +115,26 @@ def backends(ctx: Context) -> None:
         for graphs in (True, False) if backend in CAPTURABLE else (False,):
             ms = step_ms(ctx, model, rows, width, kv, backend, graphs)
             ctx.row(f"attention {backend}", f"b{rows} x {width}, {'captured' if graphs else 'eager'}", ms, "ms")
+    _calls(ctx)
+
+
+def _calls(ctx: Context) -> None:
+    """Time the calls that decide where flash-attn is used, for heads as in Llama 3.1 8B and SmolLM2, and top-p."""
+    version = version_for(ctx.device)
+    ctx.row("flash-attn", version.name if version else "not installed", None)
+    for heads, (kind, steps) in product(((32, 8, 128), (9, 3, 64)), flash.STEPS.items()):
+        for step, backend in product(steps, ("fused", "flash")):
+            if ctx.tiny or why_backend_unavailable(backend, ctx.device, ctx.dtype):
+                continue
+            ms = flash.step_ms(backend, kind, step, ctx.device, ctx.dtype, heads)
+            ctx.row(f"{kind}, heads {heads}", f"{backend}, {step[0]} x {step[1]} after {step[2]}", 1000 * ms, "us")
+    if not ctx.tiny and available(ctx.device):
+        from kernels.triton.nucleus import threshold
+
+        for vocab, rows in product((49152, 128256), (1, 8, 40)):
+            probs = (torch.randn(rows, vocab, device=ctx.device) * 3).softmax(-1)
+            ms = flash.call_ms(partial(threshold, probs, 0.9), ctx.device, True)
+            ctx.row("top-p", f"{rows} rows of {vocab}", 1000 * ms, "us")
 
 
 def readings(ctx: Context) -> None:

@@ -68,7 +68,7 @@ KERNEL_MUTANTS = [
            ["tests/faults/test_compiler.py::test_the_page_runs_although_the_compiler_dies"]),
     Mutant("flash-attn where it was not faster", "kernels/backends.py",
            "plain and shape_key(query, key) in FLASH_FASTER", "plain",
-           [_KERNELS + "attention.py::test_mixed_uses_flash_only_where_it_is_faster_and_supported"]),
+           [_KERNELS + "flash.py::test_mixed_uses_flash_only_where_it_is_faster_and_supported"]),
     Mutant("Triton: the first failure ends a block", "kernels/triton/accept.py",
            "accepted = tl.max(tl.where(is_test & passes & (i < count), i + 1, 0), 1)",
            "accepted = tl.min(tl.where(is_test & ~(passes & (i < count)), i, width), 1)", _RECOVERED),

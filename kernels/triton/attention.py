@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..plan import MAX_TREE_TOKENS, AttentionPlan, TokenTree
 from ..reference.attention import pad
-from ..support import CompileFailed, has_tensor_cores, needs_float32, processors, shared_bytes, why_unavailable
+from ..support import CompileFailed, capability, needs_float32, processors, shared_bytes, why_unavailable
 from .launch import launch
 from .segments import attend, attend_prefix, merge
 
@@ -47,7 +47,7 @@ UNROLLED = 8
 
 
 def tiles(
-    head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, tensor_cores: bool = True, tree: bool = False
+    head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, capability: int = 80, narrow: bool = False
 ) -> list[dict[str, int]]:
     """Return tile sizes of `attend`, the best first; rows: group x queries of one key-value head.
 
@@ -57,10 +57,11 @@ def tiles(
     Args:
         itemsize: bytes of a number of the keys.
         shared: bytes of shared memory that a program may use.
-        tree: whether the new tokens form trees.
+        capability: the device's compute capability, e.g. 90.
+        narrow: whether the new tokens form trees, or the step has a gap: such programs need more registers.
     """
     block_d = max(16, triton.next_power_of_2(head_dim))
-    plain = itemsize == 4 or not tensor_cores
+    plain = itemsize == 4 or capability < 80
     if plain:
         # Products without tensor cores run from registers: exact float32 ones, and all products on old devices.
         block_m, choices = 16, [(32, 2)] if block_d < 128 else [(16, 2)]
@@ -68,19 +69,20 @@ def tiles(
         # Two sums of 64 rows of 256 numbers (of a segment, and of those before it) would not fit the registers.
         block_m = 16 if rows <= 16 else 64 if block_d <= 128 else 32
         choices = [(64, 3), (64, 2), (32, 2), (16, 2)] if block_d <= 128 else [(32, 2), (16, 2)]
-        if block_d <= 128 and (tree or (block_m == 64 and shared < _AMPLE_SHARED)):
-            # With 64 columns, capability 12.0 spills registers. The other capabilities also take fewer columns
-            # here; this has not been timed. For trees of 64 rows, Triton 3.7.0 and 3.7.1 abort the process when
-            # they compile 64 columns for 8.0 and 9.0. Fewer rows of trees take the same number of columns, so that
-            # a row's bits don't depend on the widest tree in the batch.
+        if block_d <= 128 and (narrow or (block_m == 64 and shared < _AMPLE_SHARED)):
+            # With 64 columns, capability 12.0 spills registers, and so does 10.0 in steps with a gap. The other
+            # capabilities also take fewer columns here; this has not been timed. For trees of 64 rows, Triton
+            # 3.7.0 and 3.7.1 abort the process when they compile 64 columns for 8.0 and 9.0. Fewer rows take the
+            # same number of columns, so that a row's bits don't depend on the widest tree in the batch.
             choices = choices[2:]
     needed = {
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
     }
     fitting = [pair for pair in choices if needed[pair] <= shared] or choices[-1:]
     # With fewer warps, some of these spill registers.
-    warps = 8 if block_d == 256 or (block_d == 128 and (plain or block_m > 16)) else 4
-    warps = 16 if plain and tensor_cores and block_d == 256 else warps
+    wide = block_m == 64 and (block_d == 128 or capability // 10 == 10)
+    warps = 8 if block_d == 256 or wide or (block_d == 128 and plain) else 4
+    warps = 16 if plain and capability >= 80 and block_d == 256 else warps
     sizes = {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": warps}
     return [sizes | {"BLOCK_N": block_n, "num_stages": stages} for block_n, stages in fitting]
 
@@ -124,9 +126,9 @@ def fused(
     """
     _check(query, key, value, plan, prefix)
     device, rows = query.device, query.shape[1] // key.shape[1] * query.shape[2]
-    space, cores, tree = shared_bytes(device), has_tensor_cores(device), plan.tree is not None
+    narrow = plan.tree is not None or plan.gap is not None
     options: Any = {"scaling": scaling, "window": window, "softcap": softcap, "prefix": prefix}
-    for tile in tiles(query.shape[3], rows, key.element_size(), space, cores, tree):
+    for tile in tiles(query.shape[3], rows, key.element_size(), shared_bytes(device), capability(device), narrow):
         with suppress(CompileFailed):
             return _attend(query, key, value, plan, **options, parts=parts, tile=tile)
     return pad(query, key[:, :, : plan.extent], value[:, :, : plan.extent], plan, **options)

@@ -278,19 +278,27 @@ def test_a_device_handles_unsound_numbers_like_the_reference(rule: str, monkeypa
     assert torch.equal(ended, (torch.arange(rows) % 3 == 0) & (ours.accepted == width)) and ended.any()
 
 
-@pytest.mark.parametrize(("spread", "vocab"), slow_but([(2.0, 2500)], product([0.1, 2.0, 30.0], [3, 2500])))
+@pytest.mark.parametrize(
+    ("spread", "vocab"),
+    slow_but([(2.0, 2500), (2.0, 20000)], product([0.1, 2.0, 30.0], [3, 2500, 20000])),
+)
 def test_the_threshold_equals_that_of_a_sort(spread: float, vocab: int) -> None:
     torch.manual_seed(0)
     probs = probabilities(torch.randn(2, 3, vocab) * spread, SamplingParams(1.0))
+    decided = 0
     for top_p in (1e-3, 0.3, 0.9, 0.999):
         threshold = nucleus.threshold(probs, top_p)
         expected = sampling._threshold(probs, top_p)
         # The kernel may choose another threshold only if the likelier tokens sum to top_p within rounding.
         likelier = torch.where(probs > expected, probs, 0).double().sum(-1, keepdim=True)
-        clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + expected - top_p).abs() > 2e-6)
-        assert torch.equal(threshold[clear], expected[clear]) and clear.any()
+        equal = torch.where(probs == expected, probs, 0).double().sum(-1, keepdim=True)
+        clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + equal - top_p).abs() > 2e-6)
+        assert torch.equal(threshold[clear], expected[clear])
+        decided += int(clear.sum())
         mass = torch.where(probs >= threshold, probs, 0).double().sum(-1)
-        assert (mass > top_p - 1e-5).all()
+        above = torch.where(probs > threshold, probs, 0).double().sum(-1)
+        assert ((mass > top_p - 1e-5) & (above < top_p + 1e-5)).all()
+    assert decided >= 12
 
 
 def test_the_threshold_at_ties_extremes_and_nan() -> None:
@@ -302,6 +310,18 @@ def test_the_threshold_at_ties_extremes_and_nan() -> None:
     nucleus.threshold(torch.full((1, 5), torch.nan), 0.9)
     # A top_p that is 0 in float32 keeps the likeliest token.
     assert nucleus.threshold(rows, 1e-300).tolist() == [[0.25], [1.0], [0.5]]
+
+
+def test_the_threshold_of_rows_that_are_read_in_blocks() -> None:
+    """More equal tokens than are collected; a row that needs two passes before it collects; and NaN."""
+    vocab = 3 * nucleus.BLOCK_V
+    equal, near = torch.full((vocab,), 2.0**-15), torch.full((vocab,), 2.0**-15)
+    equal[vocab // 2 :] = 2.0**-16
+    near[: vocab // 2] += torch.arange(vocab // 2) * 2.0**-30
+    rows = torch.stack((equal / equal.sum(), near / near.sum(), torch.full((vocab,), torch.nan)))
+    for top_p in (0.2, 0.5, 0.9):
+        expected = sampling._threshold(rows[:2], top_p)
+        assert torch.equal(nucleus.threshold(rows, top_p)[:2], expected)
 
 
 def test_top_p_on_an_accelerator_equals_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import backends
 from kernels.backends import BACKENDS, flash
 from kernels.plan import PREFIX_UNIT, AttentionPlan, SharedPart
 from tests.support.models import slow_but
@@ -120,57 +119,3 @@ def test_a_plan_computes_window_starts_and_whether_it_needs_a_mask() -> None:
     # Rows are sorted by prefix, with those without one last.
     shared = plan([40] * 5, [0, 16, 32, 0, 16], [0, 2, 0, 3, 2]).shared
     assert shared is not None and shared.order.tolist() == [2, 1, 4, 0, 3]
-
-
-def test_flash_lengths_are_computed_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        seen.append(options["cache_seqlens"])
-        return query
-
-    monkeypatch.setattr("kernels.backends._flash_attn", lambda: kernel)
-    step = AttentionPlan(torch.tensor([3, 0]), [3, 0], 2)
-    states = torch.zeros(2, 1, 8, 16)
-    for _ in range(2):
-        flash(states[:, :, :2], states, states, step, scaling=1.0)
-    assert seen[0] is seen[1] and seen[0].dtype == torch.int32 and seen[0].tolist() == [5, 2]
-
-
-def test_mixed_uses_flash_only_where_it_is_faster_and_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash-attn is replaced with a kernel that computes the reference."""
-    seen: list[torch.Tensor] = []
-
-    def kernel(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, cache_seqlens: torch.Tensor,
-        softmax_scale: float, causal: bool, window_size: tuple[int, int], softcap: float,
-    ) -> torch.Tensor:  # fmt: skip
-        seen.append(cache_seqlens)
-        count = query.shape[1]
-        plan = AttentionPlan(cache_seqlens.long() - count, (cache_seqlens - count).tolist(), count)
-        window = None if window_size[0] < 0 else window_size[0] + 1
-        states = (x.transpose(1, 2) for x in (query, key, value))
-        assert causal
-        return BACKENDS["pad"](*states, plan, scaling=softmax_scale, window=window, softcap=softcap or None)
-
-    monkeypatch.setattr(backends, "_flash_attn", lambda: kernel)
-    monkeypatch.setattr(backends, "FLASH_FASTER", set())
-    torch.manual_seed(0)
-    query, (keys, values) = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 2, 43, 16)
-    for window in (None, 7):
-        options: dict[str, Any] = {"scaling": 0.3, "window": window}
-        plan = AttentionPlan(torch.tensor([7, 40]), [7, 40], 3)
-        backends.FLASH_FASTER.clear()
-        expected = backends.mixed(query, keys, values, plan, **options)
-        assert not seen
-        backends.FLASH_FASTER.add(backends.shape_key(query, keys))
-        torch.testing.assert_close(
-            backends.mixed(query, keys, values, plan, **options), expected, atol=1e-5, rtol=1e-5
-        )
-        assert seen.pop().tolist() == [10, 43]
-    # Our kernel runs steps with a gap, because flash does not support them, and prompts, because flash was not
-    # faster for them.
-    backends.mixed(query, keys, values, AttentionPlan(torch.tensor([7, 40]), [7, 40], 3, gap=64), scaling=0.3)
-    prompt = AttentionPlan(torch.tensor([0]), [0], 65)
-    backends.mixed(torch.randn(1, 4, 65, 16), *torch.randn(2, 1, 2, 65, 16), prompt, scaling=0.3)
-    assert not seen

@@ -37,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr("kernels.support.find_spec", lambda name: triton or None)
         monkeypatch.setattr("kernels.support._why_no_driver", lambda: None)
-        monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: flash)
+        monkeypatch.setattr(ragged_attention, "version_for", lambda device: flash)
 
     yield set_gpu
     why_unavailable.cache_clear()

@@ -1,16 +1,19 @@
 """Every kernel compiles for Turing to Blackwell, without register spills, and fits into shared memory.
 
-The test needs no GPU. For each capability, the installed Triton compiles a different sample of the launches of
-people.py. If BASS_PINNED_TRITON names the folder of another Triton (as in .ci/run), that compiles a sample too.
+The tests need no GPU. For each capability, the installed Triton compiles a different sample of the launches of
+people.py, and all attention that is close to spilling on Blackwell. If BASS_PINNED_TRITON names the folder of
+another Triton (as in .ci/run), that compiles them too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,24 +22,42 @@ from tests.support import ROOT
 
 COMMAND = "tests.kernels.compilation.compile_variants"
 PINNED = os.environ.get("BASS_PINNED_TRITON", "")
+needs_pinned = pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
+# The launches that need the most registers: every kind of attention in blocks of 64 rows, for heads of 64 and 128.
+WIDEST = "^attend bfloat16.* BLOCK_M=64 .* GROUP=[38] "
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "one_in"),
-    [
-        pytest.param("", 67, id="installed"),
-        pytest.param(
-            PINNED, 97, id="pinned", marks=pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
-        ),
-    ],
+    [pytest.param("", 67, id="installed"), pytest.param(PINNED, 97, id="pinned", marks=needs_pinned)],
 )
 def test_every_kernel_compiles_without_spills(folder: str, one_in: int, tmp_path: Path) -> None:
+    compiled = compile_variants(folder, tmp_path, "--one-in", str(one_in))
+    assert {row["capability"] for row in compiled} == set(CAPABILITIES)
+    assert {row["kernel"] for row in compiled} >= {"attend", "attend_prefix", "merge", "rotate", "skinny"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder", [pytest.param("", id="installed"), pytest.param(PINNED, id="pinned", marks=needs_pinned)]
+)
+def test_the_widest_attention_does_not_spill_on_blackwell(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BASS_VARIANTS", WIDEST)
+    compiled = compile_variants(folder, tmp_path, "--capability", "100")
+    kinds = {tuple(re.findall(r"(?:BLOCK_D|GAP|SHARED|TREE|WHOLE)=(\w+)", row["variant"])) for row in compiled}
+    # Two head sizes; chains, trees and gaps; shared or not; whole or in parts.
+    assert len(kinds) == 2 * 3 * 2 * 2
+    assert not any(row["spills"] for row in compiled)
+
+
+def compile_variants(folder: str, cache: Path, *options: str) -> list[dict[str, Any]]:
+    """Compile launches with the Triton in `folder`, or the installed one; return their lines."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": folder}
-    command = [sys.executable, "-m", COMMAND, "--one-in", str(one_in)]
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": folder}
+    command = [sys.executable, "-m", COMMAND, *options]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    compiled = {(row["capability"], row["kernel"]) for row in map(json.loads, done.stdout.splitlines())}
-    assert {capability for capability, _ in compiled} == set(CAPABILITIES)
-    assert {name for _, name in compiled} >= {"attend", "attend_prefix", "merge", "rotate", "skinny"}
+    return list(map(json.loads, done.stdout.splitlines()))

@@ -143,9 +143,9 @@ def _draw(place: Place, named: bool) -> tuple[Tensor, ...]:
     return (accept.draw(*placed, place(torch.tensor([7])), ids),)
 
 
-def _least_kept(place: Place) -> tuple[Tensor, ...]:
+def _least_kept(place: Place, vocab: int) -> tuple[Tensor, ...]:
     torch.manual_seed(7)
-    return (nucleus.threshold(place(torch.randn(5, 2500).softmax(-1)), 0.9),)
+    return (nucleus.threshold(place(torch.randn(3, vocab).softmax(-1)), 0.9),)
 
 
 def _point(place: Place) -> tuple[Tensor, ...]:
@@ -217,5 +217,6 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "walk, no draft drawn": partial(_walk, soft=False),
     "gumbel": partial(_draw, named=False),
     "gumbel, named": partial(_draw, named=True),
-    "least_kept": _least_kept,
+    "least_kept": partial(_least_kept, vocab=2500),
+    "least_kept, in blocks": partial(_least_kept, vocab=9000),
 }
