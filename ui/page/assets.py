@@ -75,9 +75,9 @@ window.bassScripts.then(() => { PART });
 SCRIPTS = (
     "page/page.js", "page/status.js", "page/prompt.js", "page/early.js", "race/run.js", "race/predicted.js",
     "race/times.js", "race/tape.js", "race/playhead.js", "page/form.js", "race/opening.js", "race/recordings.js",
-    "page/plots.js", "race/tokens.js", "race/axis.js", "race/cache.js", "race/step.js", "race/glance.js", "race/lanes.js", "race/charts.js", "race/inspector.js",
-    "race/why.js", "race/export.js", "race/summary.js", "how/formulas.js", "how/how.js", "sweep/sweep.js",
-    "lecture/presenter.js",
+    "page/plots.js", "race/tokens.js", "race/axis.js", "race/cache.js", "race/step.js", "race/glance.js",
+    "race/lanes.js", "race/charts.js", "race/inspector.js", "race/why.js", "race/export.js", "race/summary.js",
+    "how/formulas.js", "how/how.js", "sweep/sweep.js", "lecture/presenter.js",
 )  # fmt: skip
 
 

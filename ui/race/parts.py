@@ -81,7 +81,8 @@ _SPEEDS = "".join(
 AXIS = f"""<section class="axis" aria-label="The race over time" {WORD}><div class="axis-lanes"></div>
 <div class="axis-over" aria-hidden="true"><div class="axis-cover"></div><div class="axis-line"></div>
 <div class="axis-ruler"></div></div>
-<input class="axis-slider" type="range" min="0" max="1" value="0" step="any" aria-label="Time of the race" disabled>
+<input class="axis-slider" type="range" min="0" max="1" value="0" step="any" aria-label="Time of the race"
+disabled>
 <div class="axis-play" role="group" aria-label="Playback">
 <button type="button" class="action motion" data-tape="play" disabled>Play</button>{_SPEEDS}
 <button type="button" class="action" data-tape="back" aria-label="Step back" disabled>◂</button>
@@ -137,8 +138,8 @@ def _lane(name: str) -> str:
     )
     return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
 aria-labelledby="lane-{name}-title">
-<header><div class="lane-title" {BADGE}><h2 id="lane-{name}-title" title="{shown["about"]}">{shown["label"]}</h2></div>
-</header>
+<header><div class="lane-title" {BADGE}>
+<h2 id="lane-{name}-title" title="{shown["about"]}">{shown["label"]}</h2></div></header>
 <dl class="figures">{figures}</dl>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>

@@ -64,6 +64,12 @@
       this.track = make("div", "axis-track");
       this.track.append(this.canvas, this.flag);
       this.row.append(label, this.read, this.track);
+      // Reading the size from the canvas would lay out all texts before each drawing.
+      this.size = null;
+      new ResizeObserver(([{ contentRect }]) => {
+        this.size = contentRect;
+        soon(axis.drawn);
+      }).observe(this.canvas);
       this.canvas.addEventListener("pointermove", (event) => this.point(this.roundAt(event)));
       for (const kind of ["pointerleave", "blur"]) this.canvas.addEventListener(kind, () => this.point(null));
       this.canvas.addEventListener("keydown", (event) => this.key(event));
@@ -75,9 +81,11 @@
 
     /** Draw all bars. */
     draw() {
-      const { lane, canvas } = this, { end, most } = this.axis, width = canvas.clientWidth, height = canvas.clientHeight;
+      const printing = document.body.classList.contains("printing");
+      const { lane, canvas, size } = this, { end, most } = this.axis;
+      const { width, height } = printing ? { width: canvas.clientWidth, height: canvas.clientHeight } : size ?? { width: 0 };
       if (!lane || !width) return;
-      const context = canvas.getContext("2d"), fine = document.body.classList.contains("printing") ? 3 : 1;
+      const context = canvas.getContext("2d"), fine = printing ? 3 : 1;
       const ratio = Math.max(window.devicePixelRatio || 1, fine);
       if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
       if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
@@ -124,7 +132,7 @@
       context.textBaseline = "middle";
       this.row.bars.forEach(({ x, width, height: tall }, i) => {
         const text = `${this.lane.rounds[i].written}`;
-        if (width < 0.62 * size * text.length + 4) return;
+        if (width < 0.6 * size * text.length + 2) return;
         const inside = tall > size + 4, above = height - tall > size;
         if (!inside && !above) return;
         context.fillStyle = colour(inside ? "card" : "ink");
@@ -214,7 +222,8 @@
       on("start", (head) => this.start(head));
       on("line", () => tape.replaying || soon(this.drawn));
       on("view", (view) => this.take(view));
-      on("playhead", (head) => this.move(head));
+      // While the page follows a race, the axis changes only with its bars.
+      on("playhead", (head) => head.follows && !tape.state.ended || this.move(head));
       for (const kind of ["phase", "instant"]) on(kind, () => soon(this.drawn));
       on("phase", (phase) => over(phase) && (this.seen = true));
       on("tape", () => (this.seen = false));
@@ -223,7 +232,6 @@
         for (const track of this.tracks) track.look = null;
         this.draw();
       });
-      new ResizeObserver(() => soon(this.drawn)).observe(this.element);
       this.show(["regular", "speculative", "bass"]);
     }
 
@@ -366,7 +374,7 @@
       back.disabled = none || ms <= EPSILON;
       live.disabled = none || (recorded ? !at : !away);
       live.hidden = Boolean(recorded || ended) && !at;
-      setText(live, recorded || ended ? "To the end" : "Live");
+      setText(live, recorded || ended ? "End" : "Live");
       setText(play, playing ? "Pause" : at || follows && !ended ? "Play" : "Replay");
       for (const button of this.speeds) button.setAttribute("aria-pressed", String(Number(button.dataset.speed) === speed));
       this.slider.max = this.end;

@@ -23,6 +23,8 @@
 
   // Drafts are written over this share of a round, or over their own time if that is longer: it can be too short to see.
   const DRAFTING = 1 / 3;
+  // A live race with more texts than this shows no drafts: they would come and go in every frame.
+  const LIVE_TEXTS = 24;
   // On the wall, newly accepted drafts stay highlighted for FRESH_MS, and rejected ones fall within FALL_MS.
   const FRESH_MS = 900, FALL_MS = 700;
 
@@ -62,12 +64,13 @@
       Object.assign(this, { item, spans: [], live: 0, fresh: 0, drafts: [], step: null, fallen: null });
     }
 
-    /** Show the row as it was at `ms`. `lasting` is how long on the wall a ms of race time lasts. */
-    draw(row, ms, { lasting, moving }) {
+    /** Show the row as it was at `ms`. `lasting` is how long on the wall a ms of race time lasts. With `plain`, show no drafts. */
+    draw(row, ms, { lasting, moving, plain }) {
       const count = bisect(row.spans.length, (i) => row.spans[i].at <= ms + EPSILON), before = this.spans.length;
       if (count !== before) this.showDrafts(null);
       if (count < before) this.cut(count);
       else if (count > before) this.append(row.spans.slice(before, count));
+      if (plain) return;
       const ended = bisect(row.steps.length, (i) => row.steps[i].round.end <= ms + EPSILON);
       const next = row.steps[ended], working = next && next.round.begin <= ms + EPSILON ? next : null;
       this.showDrafts(working, working && ms - working.round.begin);
@@ -126,7 +129,7 @@
       this.drafts.forEach((element, i) => (element.hidden = i >= written));
     }
 
-    /** Strike the rejected drafts of the newest judged step, in front of the token that replaces them. */
+    /** Strike the rejected draft of the newest judged step, below the token that replaces it. "…" stands for further drafts. */
     showFall(row, step, ms, lasting) {
       const at = step && step.row.written > step.row.accepted ? step.row.start + step.row.accepted : -1;
       const rejected = step?.chain.slice(step.row.accepted) ?? [];
@@ -138,9 +141,11 @@
       if (!falls || this.fallen) return;
       const span = this.spans.findLast(({ token }) => token === at);
       if (!span) return;
-      this.fallen = ghost("fallen", rejected.map((i) => step.row.drafted_text?.[i] ?? "").join(""));
+      const text = step.row.drafted_text?.[rejected[0]] ?? "";
+      this.fallen = ghost("fallen", `${text.trim() || text}${rejected.length > 1 ? "…" : ""}`);
       this.fallen.step = step;
-      span.before(this.fallen);
+      // Inside the token, so that it is on the same line.
+      span.prepend(this.fallen);
     }
 
     /** Highlight the accepted drafts from span `from` on. */
@@ -231,9 +236,11 @@
       }
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
       else if (lane.finished) setText(this.state, this.summary(lane));
-      else if (this.running && !lane.reading) setText(this.state, "Running");
+      // At the playhead of a race that is over, prompts have been read.
+      const reading = tape.state.follows ? lane.reading : null;
+      if (this.running && !lane.finished && !lane.error && !reading) setText(this.state, "Running");
       if (lane.finished || lane.error) this.running = false;
-      this.showReading(this.running ? lane.reading : null);
+      this.showReading(this.running ? reading : null);
       const { first, last } = firstAndLast(run().lanes.get(this.name), lane.finish_reasons);
       // Show no badges if all rows ended with the end token.
       const allEnded = lane.finished && lane.finish_reasons.every((reason) => reason === "eos");
@@ -347,7 +354,8 @@
       const { race } = tape;
       if (race?.head !== this.head) return;
       this.grid.classList.toggle("still", !moving);
-      for (const [name, times] of race.lanes) this.lane(name).draw(times, { lasting: follows ? 1 : 1 / speed, moving });
+      const plain = follows && !tape.state.ended && race.lanes.size * this.head.batch_size > LIVE_TEXTS;
+      for (const [name, times] of race.lanes) this.lane(name).draw(times, { lasting: follows ? 1 : 1 / speed, moving, plain });
     }
 
     /** Mark the first tokens of each row, `counts` by row, in all lanes. null removes the marks. */

@@ -138,9 +138,10 @@
     soon(draw);
   }
 
-  /** Go to the next (1) or previous (-1) event. */
+  /** Go to the next (1) or previous (-1) event. After the end of a race comes its first event. */
   function step(by) {
-    if (tape.race) seek(by > 0 && STILL.matches && head.ms >= tape.race.end ? 0 : tape.race.event(head.ms, by));
+    const { race, facts: { recorded, ended } } = tape;
+    if (race) seek(race.event(by > 0 && head.ms >= race.end && (recorded || ended) ? 0 : head.ms, by));
   }
 
   /** Put the playhead at instant `i`. */
