@@ -227,7 +227,7 @@ def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext,
         page.goto(address)
         caption(page, "One reader: both drafters are about three times as fast.")
         expect(page.locator(".axis-words")).to_contain_text(" at 1/25 speed")
-        expect(page.locator(".draft:not([hidden])").first).to_be_visible()
+        expect(page.locator(".sequence .draft:not([hidden])").first).to_be_visible()
         expect(page.locator(".axis-words")).to_contain_text(" at 1/10 speed")
         caption(page, "Four readers: one after another no longer helps, all at once does.")
         assert page.evaluate("() => Bass.tape.state.recorded.name") == "win"

@@ -108,7 +108,8 @@ GLANCE = """<section class="glance" aria-label="All lanes at a glance" hidden>
 
 def lanes() -> str:
     """Return the verdict, the legend, a section for each lane, the switches and the tip of a token."""
-    keys = "".join(f"<li>{term(origin, origin, f'token {origin}')}</li>" for origin in ORIGINS)
+    kinds = {"draft": "draft", **{origin: f"token {origin}" for origin in ORIGINS}}
+    keys = "".join(f"<li>{term(kind, kind, classes)}</li>" for kind, classes in kinds.items())
     switches = "".join(
         f'<button type="button" class="switch" data-switch="{name}" aria-pressed="{str(on).lower()}" '
         f'title="{title}">{label}</button>'

@@ -226,7 +226,7 @@
       on("playhead", (head) => head.follows && !tape.state.ended || this.move(head));
       for (const kind of ["phase", "instant"]) on(kind, () => soon(this.drawn));
       on("phase", (phase) => over(phase) && (this.seen = true));
-      on("tape", () => (this.seen = false));
+      on("tape", (change) => (this.seen = change === "back"));
       window.Bass.whole(() => this.draw());
       plots.onTheme(() => {
         for (const track of this.tracks) track.look = null;

@@ -10,7 +10,7 @@
    - The event touched tells that the visitor took over the playhead. */
 (() => {
   "use strict";
-  const { on, tell, soon, bisect, tape, player: server, EPSILON } = window.Bass;
+  const { on, tell, soon, over, bisect, tape, player: server, EPSILON } = window.Bass;
   const TICK_MS = 30;
   // Longer pauses of this page are cut to this, in ms. SETTLED_MS: the figures follow a dragged playhead once it rests.
   const LONGEST_MS = 1000, SETTLED_MS = 120;
@@ -40,7 +40,7 @@
     const { race } = tape;
     if (!race) return;
     if (head.follows) head.ms = Math.max(0, ...[...race.lanes.keys()].map(timeOf));
-    tell("playhead", { ms: head.ms, speed: head.speed, playing: playing(), follows: head.follows, moving: playing() || head.follows });
+    tell("playhead", { ms: head.ms, speed: head.speed, playing: playing(), follows: head.follows, moving: playing() || head.follows && !tape.facts.ended });
     if (head.follows && share() < 1) soon(draw);
   }
 
@@ -177,11 +177,10 @@
   });
   on("phase", (phase) => {
     if (phase === "waiting") pause();
+    if (!over(phase) || !head.follows) return;
     // Show what has arrived of a race that was cut short.
-    if ((phase === "stopped" || phase === "error") && head.follows) {
-      feed.from = feed.to;
-      soon(draw);
-    }
+    if (phase !== "done") feed.from = feed.to;
+    soon(draw);
   });
 
   Object.defineProperties(tape, {

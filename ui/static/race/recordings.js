@@ -5,6 +5,7 @@
 (() => {
   "use strict";
   const { on, tell, setText, make, run, tape, number, busy } = window.Bass;
+  const SPEEDS = [0.1, 0.25, 1], LONGEST_MS = 12_000;
   const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
   const FAILED = "The recording could not be loaded: try again in a moment.";
 
@@ -46,13 +47,14 @@
         reduced motion, show only the first one's end. play=off in the address turns this off. */
     async greet() {
       const needed = window.Bass.openingScenes.map(({ name }) => name), free = () => !run() || Boolean(tape.state.recorded);
+      tell("opening", true);
       if (STILL.matches || !needed.every((name) => this.offers.some((offer) => offer.name === name))) {
         await this.watch(this.offers[0], free);
-        return void tell("opening", false);
+        this.greeted = true;
+        return this.draw();
       }
       const load = async (name) => free() && await this.load(this.offers.find((offer) => offer.name === name), free);
       this.opening = new window.Bass.Opening(document.querySelector(".opening"), load);
-      tell("opening", true);
       window.Bass.scenes = { names: window.Bass.openingScenes.map(({ title }) => title), show: (i) => this.opening.show(i), skip: () => this.opening.skip() };
       await this.opening.show(0);
       // Ahead of the next scene.
@@ -93,11 +95,18 @@
     /** Play a recording from its start. With reduced motion, show its end. */
     async watch(offer, wanted) {
       if (!await this.load(offer, wanted)) return;
+      // The slowest speed at which the race ends soon enough.
+      tape.speed = SPEEDS.find((speed) => tape.state.end <= LONGEST_MS * speed) ?? 1;
       if (STILL.matches) tape.live();
       else tape.play();
     }
 
     draw() {
+      // The opening has ended once the recording stops playing.
+      if (this.greeted && !tape.state.playing) {
+        this.greeted = false;
+        tell("opening", false);
+      }
       this.phase = document.querySelector("#status-line .message")?.dataset.phase;
       const { recorded, own } = tape.state;
       if (this.busy) this.requested = null;
