@@ -1,7 +1,7 @@
 /* One time axis for all lanes, above their texts.
    - A bar is a step of a lane: as wide as its time, as high as the tokens that it wrote in all rows. The lighter edge is the
      share of its drafts. A flag marks a lane's end. Reading a prompt has no width (times.js): it is hatched, and the time
-     that it took is written beside the bars.
+     that it took is written next to the bars.
    - The whole race is shown. During a live race the scale grows in steps.
    - Everything to the right of the playhead is covered. Once a race was seen, its bars shine through.
    - Dragging on the axis moves the playhead. A click on a bar, or Enter, goes to its step and opens it in the inspector.
@@ -347,7 +347,7 @@
       this.ruler.replaceChildren(...marks);
     }
 
-    /** Move the playhead, its cover, and the words beside them. */
+    /** Move the playhead, its cover, and the words next to them. */
     move({ ms, speed, playing, follows }) {
       const { race, state } = tape;
       if (!race || race.head !== this.head) return;
