@@ -86,10 +86,10 @@ def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
     reading = ["73 ms", "150 ms", "81 ms"]
     assert film.locator(".axis-read").all_text_contents() == reading
     end, bars = max(flags.values()), film.evaluate(BARS)
-    width = film.locator("[data-axis=bass] canvas").evaluate("e => e.clientWidth")
+    width = film.locator("[data-axis=bass] canvas").evaluate("e => e.getBoundingClientRect().width")
     written = {lane: [sum(r["written"] for r in one["rows"]) for one in rounds("win", lane)] for lane in LANES}
     most = max(map(max, written.values()))
-    height = film.locator("[data-axis=bass] canvas").evaluate("e => e.clientHeight") - 1
+    height = film.locator("[data-axis=bass] canvas").evaluate("e => e.getBoundingClientRect().height") - 1
     for lane in LANES:
         for bar, one, tokens in zip(bars[lane], rounds("win", lane), written[lane], strict=True):
             assert bar["x"] == pytest.approx(one["begin"] * width / end, abs=0.01)

@@ -64,9 +64,9 @@
       Object.assign(this, { item, spans: [], live: 0, fresh: 0, drafts: [], step: null, fallen: null });
     }
 
-    /** Show the row as it was at `ms`. `lasting` is how long on the wall a ms of race time lasts. With `plain`, show no drafts. */
-    draw(row, ms, { lasting, moving, plain }) {
-      const count = bisect(row.spans.length, (i) => row.spans[i].at <= ms + EPSILON), before = this.spans.length;
+    /** Show the row as it was at `ms`. `lasting` is how long on the wall a ms of race time lasts. With `plain`, show no drafts. `most` bounds the tokens. */
+    draw(row, ms, { lasting, moving, plain, most }) {
+      const count = bisect(row.spans.length, (i) => row.spans[i].at <= ms + EPSILON && row.spans[i].index < most), before = this.spans.length;
       if (count !== before) this.showDrafts(null);
       if (count < before) this.cut(count);
       else if (count > before) this.append(row.spans.slice(before, count));
@@ -263,8 +263,8 @@
 
     /** Show the texts at the lane's time. */
     draw(times, look) {
-      const ms = tape.timeOf(this.name);
-      this.cards.forEach((card, i) => card.draw(times.rows[i], ms, look));
+      const ms = tape.timeOf(this.name), rows = tape.bounded ? run().lanes.get(this.name).sequences : [];
+      this.cards.forEach((card, i) => card.draw(times.rows[i], ms, { ...look, most: rows[i]?.tokens.length ?? Infinity }));
     }
   }
 

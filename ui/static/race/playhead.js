@@ -184,6 +184,8 @@
   });
 
   Object.defineProperties(tape, {
+    /** Whether the page shows an instant, in which a lane may not have read its prompt yet. */
+    bounded: { get: () => head.limit !== null },
     /** {ms, end, speed, playing, follows, held}, and what tape.js knows. */
     state: {
       get() {

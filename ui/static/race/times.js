@@ -53,7 +53,7 @@
     addTokens(row, tokens) {
       for (const [origin, text, ms, id] of tokens) {
         // "+": text that belongs to the previous token.
-        if (origin === "+") row.spans.push({ ...row.spans.at(-1), text, id: null });
+        if (origin === "+") row.spans.push({ ...row.spans.at(-1), text, id: null, at: Math.max(row.spans.at(-1).at, this.raceTime(ms)) });
         else row.spans.push({ index: row.count++, origin: ORIGINS[origin], text, id, at: this.raceTime(ms) });
       }
     }
