@@ -34,7 +34,6 @@ SIZES = """(all) => Object.fromEntries(all.map((one) => {
 }))"""
 WRITING = """() => ["speculative", "bass"].every((name) =>
   document.querySelector(`#lane-${name} .sequence`)?.textContent.length > 20)"""
-TRACK = "() => document.querySelector('[data-axis=bass] canvas').clientHeight"
 # Records the page while it is printed, with each chart's width, its drawing's width, and its lines and bars.
 PRINTED = """() => addEventListener("beforeprint", () => {
   const plots = [...document.querySelectorAll(".plot")].filter((plot) => plot.checkVisibility());
@@ -59,7 +58,7 @@ PRINTED = """() => addEventListener("beforeprint", () => {
 
 
 def sizes(page: Page) -> dict[str, float]:
-    """Font sizes in px and the height of a lane's bars, after the chart in view is redrawn in this size."""
+    """Font sizes in px, after the chart in view is redrawn in this size."""
     page.locator("[data-chart=latency]").scroll_into_view_if_needed()
     by = page.evaluate("() => Number(getComputedStyle(document.body).getPropertyValue('--type'))")
     page.wait_for_function(
@@ -68,7 +67,7 @@ def sizes(page: Page) -> dict[str, float]:
         arg=12 * by,
     )
     font_sizes: dict[str, float] = page.evaluate(SIZES, list(READ))
-    return font_sizes | {"track": page.evaluate(TRACK)}
+    return font_sizes
 
 
 def test_type_is_larger_and_the_settings_are_one_line(page: Page) -> None:
