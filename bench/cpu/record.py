@@ -1,6 +1,6 @@
 """`python -m bench record [NAME ...]`: make the recordings that ship with the page (ui/recordings/shipped).
 
-Each is one race of the default pair, with a preset's settings and the page's number of threads. Before the race,
+Each is one race of the default pair, with RECORDINGS' settings and the page's number of threads. Before the race,
 we measure all costs of rounds, as the page does while no race runs. We store the first race, whatever its outcome.
 The file names the machine, the date, the versions and the command.
 """
@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from app import parse, set_threads
 from bass_core import ModelPair, Snapshot, measure_ahead, race
@@ -27,8 +28,13 @@ from ui.sources.source import PairOptions
 
 from ..report.report import command, device_name, parser, revision, table, versions
 
-# The preset whose settings each recording has.
-RECORDINGS = {"win": "Wins", "loss": "Loses", "h100": "On an H100"}
+# The settings of each recording: a preset, and what differs from it.
+RECORDINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "win": ("Wins", {}),
+    "loss": ("Loses", {}),
+    "h100": ("On an H100", {}),
+    "one": ("Wins", {"batch_size": 1}),
+}
 
 
 def main(argv: list[str]) -> None:
@@ -54,7 +60,7 @@ def main(argv: list[str]) -> None:
     about = f"{about_pair.about}; {machine}, {facts['date']}"
     rows = []
     for name in options.names or RECORDINGS:
-        request = asked(pair, RECORDINGS[name], options.quick)
+        request = asked(pair, *RECORDINGS[name], options.quick)
         raced = recorded(pair, request)
         document = record(raced, about, settings=request.settings(), made=facts, pair=about_pair.pair)
         size = save(document, options.out / f"{name}.json.xz")
@@ -71,7 +77,7 @@ def recorded(pair: ModelPair, request: RaceRequest) -> Iterator[Snapshot]:
     yield from race(pair, **request.arguments())
 
 
-def asked(pair: ModelPair, preset: str, quick: bool) -> RaceRequest:
-    """Return the request that the page would send after a click on the preset, with few tokens if `quick`."""
-    values = starting_values(presets()[preset], Limits(), choices(pair, "auto"))
+def asked(pair: ModelPair, preset: str, changed: dict[str, Any], quick: bool) -> RaceRequest:
+    """Return the request that the page would send for these settings, with few tokens if `quick`."""
+    values = starting_values(presets()[preset], Limits(), choices(pair, "auto")) | changed
     return make_request(values | ({"max_new_tokens": 8} if quick else {}), Limits())

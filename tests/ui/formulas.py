@@ -189,18 +189,10 @@ def level(faster: Lane, slower: Lane, regular: Lane) -> bool:
     return ratio - 1 <= TWO_ERRORS * hypot(scatter(faster, regular), scatter(slower, regular)) * ratio
 
 
-def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:
-    """(round, kind, begin, end) of a timeline's blocks, ms. A round has draft, then target, then host time."""
-    spans = [(record["round"], "prefill", record["begin"], record["time_ms"]) for record in lane.prefills]
-    for record in lane.rounds:
-        drafted_at = record["begin"] + record["draft_ms"]
-        verified_at = drafted_at + record["verify_ms"]
-        spans += [
-            (record["round"], "draft", record["begin"], drafted_at),
-            (record["round"], record["kind"], drafted_at, verified_at),
-            (record["round"], "host", verified_at, record["time_ms"]),
-        ]
-    return [block for block in spans if block[3] > block[2]]
+def mean_step(lane: Lane) -> tuple[float, float]:
+    """(tokens, ms) of a lane's mean step: all its rounds without prefills."""
+    tokens = sum(row["written"] for record in lane.rounds for row in record["rows"])
+    return tokens / len(lane.rounds), sum(r["time_ms"] - r["begin"] for r in lane.rounds) / len(lane.rounds)
 
 
 def running_chance(step: dict[str, Any], count: int) -> float:

@@ -1,15 +1,13 @@
 /* Opens everything that shows times, and returns every visible text of the results by its place. */
 async () => {
   const settle = (ms = 400) => new Promise((go) => setTimeout(go, ms));
-  const whole = document.querySelector("[data-switch=whole-race]");
-  if (whole.getAttribute("aria-pressed") !== "true") whole.click();
   // Charts are drawn only in view, one after another.
   for (const figure of document.querySelectorAll("#results figure, .bass-inspector, .bass-summary")) {
     figure.scrollIntoView({ block: "center" });
     await settle();
   }
   const CONTAINERS = "figure, .pace, .figures > div, .readings > div, .verdict, tr, .state, .round-line, " +
-    ".token-tip, .part-about, .snippet, .scrubber, .why li";
+    ".token-tip, .part-about, .snippet, .axis, .why li";
   const MARK = /predicted|this (machine|process)/i;
   const place = (node) => {
     const steps = [];
@@ -29,9 +27,8 @@ async () => {
   for (const plot of results.querySelectorAll(".plot")) {
     add(plot, [...plot.querySelectorAll("text")].map((e) => e.textContent).join("|"));
   }
-  for (const canvas of results.querySelectorAll(".strip:not([hidden]) canvas")) {
-    const blocks = canvas.closest("figure").blocks ?? [];
-    add(canvas, blocks.map(({ begin, end }) => `${begin.toFixed(3)}-${end.toFixed(3)}`).join("|"));
+  for (const row of results.querySelectorAll("[data-axis]")) {
+    add(row, row.bars.map(({ begin, end }) => `${begin.toFixed(3)}-${end.toFixed(3)}`).join("|"));
   }
   const texts = document.createTreeWalker(results, NodeFilter.SHOW_TEXT);
   const own = new Map();

@@ -45,7 +45,9 @@ SEEN_LANES = """() => Object.fromEntries([...document.querySelectorAll('.lane')]
     figures: Object.fromEntries([...e.querySelectorAll('[data-figure]')]
       .map((f) => [f.dataset.figure, f.textContent])),
     state: e.querySelector('.state').textContent,
-    caption: e.querySelector('.strip figcaption').textContent,
+    means: document.querySelector(`[data-axis=${e.dataset.lane}] .axis-means`).textContent,
+    flag: document.querySelector(`[data-axis=${e.dataset.lane}] .axis-flag`).textContent,
+    read: document.querySelector(`[data-axis=${e.dataset.lane}] .axis-read`).textContent,
   }]))"""
 SEEN_TABLE = """() => [...document.querySelectorAll('.figures-table tr')]
   .map((row) => [...row.children].map((c) => c.textContent))"""
@@ -83,9 +85,8 @@ class Run:
     def __init__(self, page: Page) -> None:
         self.lanes = {name: f.Lane(data, name) for name, data in exported(page)["lanes"].items()}
         self.regular = self.lanes["regular"]
-        # At the end, the timelines show the whole race.
-        expect(page.locator(".bass-lanes")).to_contain_class("whole-race")
-        expect(page.locator("#lane-bass .strip figcaption")).to_contain_text("The whole race")
+        # At the end, all lanes have their flags on the axis.
+        expect(page.locator(".axis-flag:visible")).to_have_count(len(self.lanes))
         self.seen = page.evaluate(SEEN_LANES)
         self.head, self.lines = page.evaluate(SEEN_VERDICT)
         self.why = page.locator(".why li").all_text_contents()
@@ -171,7 +172,7 @@ def test_every_number_of_three_races_follows_from_the_export(page: Page, pair_fo
         run = Run(page)
         _figures(run, race)
         _verdict(run)
-        _timelines(run)
+        _axis(run)
         _inspector(run, race)
         _models(run, race, pair_folders)
         residuals = _steps(page, rule)
@@ -245,14 +246,14 @@ def _verdict(run: Run) -> None:
         assert all(same(text, value) for text, value in zip(times, figures, strict=True)), run.head
 
 
-def _timelines(run: Run) -> None:
-    """A timeline's shares follow from the rounds' times."""
-    parts = {"drafts": "draft", "verification": "verify", "plain steps": "plain", "host": "host"}
+def _axis(run: Run) -> None:
+    """The mean step, the time for prompts and the end of each lane follow from the rounds."""
     for name, lane in run.lanes.items():
-        spent = {kind: sum(e - b for _, one, b, e in f.blocks(lane) if one == kind) for kind in parts.values()}
-        for words, kind in parts.items():
-            if share := re.search(rf"{words} (\d+)\s%", run.seen[name]["caption"]):
-                assert same(share[1], 100 * spent[kind] / sum(spent.values()), 5e-3), run.seen[name]["caption"]
+        tokens, ms = f.mean_step(lane)
+        words = re.fullmatch(r"([\d.]+) tokens? in ([\d.]+) ms", run.seen[name]["means"])
+        assert words and same(words[1], tokens) and same(words[2], ms), run.seen[name]["means"]
+        assert same(run.seen[name]["flag"], ms * len(lane.rounds) / 1000)
+        assert same(run.seen[name]["read"], sum(one["time_ms"] - one["begin"] for one in lane.prefills))
 
 
 def _inspector(run: Run, race: str) -> None:

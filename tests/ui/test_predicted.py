@@ -140,7 +140,7 @@ def _texts(page: Page, served: Served) -> None:
     run_race(page, served, slow=True)
     after = visible_texts(page)
     differing = [place for place in before.keys() & after.keys() if before[place]["text"] != after[place]["text"]]
-    # Figures, captions, states and timelines of three lanes; charts, the verdict, the inspector and the table.
+    # Figures, states and bars of three lanes; charts, the verdict, the inspector and the table.
     assert len(differing) > 40
     assert unmarked(before, after) == []
     page.evaluate(UNMARK)
@@ -150,16 +150,16 @@ def _texts(page: Page, served: Served) -> None:
 
 
 def _tips(page: Page, served: Served) -> None:
-    """Tips and timelines have the mark too."""
+    """Tips and the axis have the mark too."""
     run_race(page, served)
     page.locator("#lane-bass .sequence .token").nth(3).hover()
     expect(page.locator(".token-tip")).to_contain_text(re.compile(r"at \d+ ms of lane time, predicted"))
-    strip = page.locator("#lane-bass .strip")
-    expect(strip.locator("figcaption")).to_contain_text("Predicted. ")
-    assert (strip.locator("canvas").get_attribute("aria-label") or "").endswith(", predicted")
-    strip.locator("canvas").focus()
+    canvas, words = page.locator("[data-axis=bass] canvas"), page.locator(".axis-words")
+    expect(words).to_contain_text(" s, predicted")
+    expect(canvas).to_have_attribute("aria-label", re.compile(", predicted$"))
+    canvas.focus()
     page.keyboard.press("End")
-    expect(strip.locator("figcaption")).to_contain_text(re.compile(r"Round \d+, predicted: "))
+    expect(words).to_contain_text(re.compile(r"BASS, Round \d+, predicted: "))
     expect(page.locator(".board-spoken")).to_contain_text("predicted")
     expect(page.locator(".about-clock")).to_have_text("Lane times: predicted for H100 with 7.8B and 310M")
     expect(page.locator(".verdict-head")).to_contain_text("on a predicted H100 with 7.8B and 310M.")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 READ = (
     ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".figures .of-speedup dd",
-    ".figures .of-ms_per_token dd", ".figures dt", ".state", ".strip figcaption",
+    ".figures .of-ms_per_token dd", ".figures dt", ".state", ".axis-means",
     "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text", ".switch",
 )  # fmt: skip
 SIZES = """(all) => Object.fromEntries(all.map((one) => {
@@ -34,7 +34,6 @@ SIZES = """(all) => Object.fromEntries(all.map((one) => {
 }))"""
 WRITING = """() => ["speculative", "bass"].every((name) =>
   document.querySelector(`#lane-${name} .sequence`)?.textContent.length > 20)"""
-STRIP = "() => document.querySelector('#lane-bass .strip canvas').clientHeight"
 # Records the page while it is printed, with each chart's width, its drawing's width, and its lines and bars.
 PRINTED = """() => addEventListener("beforeprint", () => {
   const plots = [...document.querySelectorAll(".plot")].filter((plot) => plot.checkVisibility());
@@ -46,7 +45,7 @@ PRINTED = """() => addEventListener("beforeprint", () => {
     cut: [...document.querySelectorAll(".window")].filter(
       (box) => box.firstElementChild.offsetHeight > box.clientHeight + 1).length,
     whole: [...document.querySelectorAll(".lane, .chart")].map((one) => getComputedStyle(one).breakInside),
-    strips: [...document.querySelectorAll(".strip canvas")].map((one) => one.width / one.clientWidth),
+    tracks: [...document.querySelectorAll(".axis canvas")].map((one) => one.width / one.clientWidth),
     charts: plots.map((plot) => ({
       name: plot.closest("figure").querySelector("h3")?.textContent ?? plot.ariaLabel, width: plot.clientWidth,
       drawn: plot.querySelector(".main-svg")?.clientWidth ?? 0,
@@ -59,7 +58,7 @@ PRINTED = """() => addEventListener("beforeprint", () => {
 
 
 def sizes(page: Page) -> dict[str, float]:
-    """Font sizes in px and the height of a timeline, after the chart in view is redrawn in this size."""
+    """Font sizes in px, after the chart in view is redrawn in this size."""
     page.locator("[data-chart=latency]").scroll_into_view_if_needed()
     by = page.evaluate("() => Number(getComputedStyle(document.body).getPropertyValue('--type'))")
     page.wait_for_function(
@@ -68,7 +67,7 @@ def sizes(page: Page) -> dict[str, float]:
         arg=12 * by,
     )
     font_sizes: dict[str, float] = page.evaluate(SIZES, list(READ))
-    return font_sizes | {"strip": page.evaluate(STRIP)}
+    return font_sizes
 
 
 def test_type_is_larger_and_the_settings_are_one_line(page: Page) -> None:
@@ -107,17 +106,16 @@ def bottom(page: Page, selector: str) -> float:
     return float(page.eval_on_selector_all(selector, edges))
 
 
-def test_timelines_and_steps_are_in_view_on_a_low_screen(context: BrowserContext) -> None:
+def test_axis_and_steps_are_in_view_on_a_low_screen(context: BrowserContext) -> None:
     """Checks a page that only plays recordings, which has the same presenter mode as one with a model."""
     with hosted(None, about="") as address, watched(context, f"{address}/?present=1") as page:
         page.set_viewport_size({"width": 1280, "height": 720})
         page.click("#run")
         expect(page.locator("#lane-regular .state")).to_contain_text("Finished")
-        expect(page.locator(".strip:visible")).to_have_count(3)
         for button in ("#run", "#stop"):
             expect(page.locator(button)).to_be_in_viewport(ratio=1)
         assert page.locator("#lane-bass .sequence").count() == 4
-        assert bottom(page, ".strip") <= 720
+        assert bottom(page, ".sequences") <= 720
         wide = "all => all.filter((one) => one.scrollWidth > one.clientWidth).length"
         assert page.eval_on_selector_all("html, .lane, .figures", wide) == 0
         page.evaluate("() => document.activeElement.blur()")
@@ -207,7 +205,7 @@ def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
     assert seen["body"].split() == ["printing"] and seen["page"] <= 1400 and not seen["form"]
     assert seen["tabs"] == 1
     assert "Print me" in seen["settings"] and "temperature" in seen["settings"] and "0.9" in seen["settings"]
-    assert seen["cut"] == 0 and set(seen["whole"]) == {"avoid"} and min(seen["strips"]) > 2.9
+    assert seen["cut"] == 0 and set(seen["whole"]) == {"avoid"} and min(seen["tracks"]) > 2.9
     charts = {chart["name"]: chart for chart in seen["charts"]}
     assert len(charts) >= 8
     for name, chart in charts.items():

@@ -1,4 +1,4 @@
-"""Drawings of races: timelines, the cache, trees of drafts, rows that differ.
+"""Drawings of races: the axis, the cache, trees of drafts, rows that differ.
 
 Each race is built from snapshots of real lanes and played as a recording. The drawings are compared with the
 exported JSON or the snapshots.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -31,7 +32,6 @@ from .browser import (
     saved,
     shown,
 )
-from .formulas import Lane, blocks
 
 pytestmark = pytest.mark.slow
 ROWS, SEED = 3, 4
@@ -47,23 +47,14 @@ def last_of(pair: ModelPair, **options: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(snapshot)))
 
 
-def test_timelines_and_cache_show_the_exported_rounds(page: Page, pair: ModelPair) -> None:
+def test_axis_and_cache_show_the_exported_rounds(page: Page, pair: ModelPair) -> None:
     page.set_viewport_size({"width": 1900, "height": 1000})
     final = of_six_lanes(pair)
     play(page, [final], race_settings(batch_size=ROWS, seed=SEED))
-    # After its end, the timelines show the whole race.
-    _widths(page, final)
-    _newest_part(page, final)
-    _opens_the_round(page)
-    _unsplit(page)
-    _concurrent(page, final)
+    _axis(page, final)
     _cache(page, final)
     _elsewhere(page, final)
     page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_timeout(300)
-    blocks, *_ = strip(page, "bass")
-    right = max(block["x"] + block["width"] for block in blocks)
-    assert right <= page.locator("#lane-bass .strip canvas").evaluate("e => e.clientWidth") + 1
     assert_fits(page, 390)
 
 
@@ -91,101 +82,22 @@ def of_six_lanes(pair: ModelPair) -> dict[str, Any]:
     return snapshot
 
 
-def strip(page: Page, lane: str) -> tuple[list[dict[str, Any]], float, float, float]:
-    """A lane's timeline: its blocks, the first and last shown ms, and pixels per ms."""
-    figure = page.locator(f"#lane-{lane} .strip")
-    figure.scroll_into_view_if_needed()
-    shown = "f => f.blocks && [f.blocks, +f.dataset.from, +f.dataset.to, f.querySelector('canvas').clientWidth]"
-    page.wait_for_function(f"lane => ({shown})(document.querySelector(`#lane-${{lane}} .strip`))", arg=lane)
-    blocks, begin, end, width = figure.evaluate(shown)
-    return blocks, begin, end, (width - 42) / (end - begin)
-
-
-def exported_blocks(lane: dict[str, Any]) -> list[tuple[str, float, float, int]]:
-    """(track, begin, end, round) of all blocks, from the exported rounds."""
-    track = {"draft": "draft", "host": "host"}
-    return [(track.get(kind, "target"), begin, end, at) for at, kind, begin, end in blocks(Lane(lane, ""))]
-
-
-def _widths(page: Page, final: dict[str, Any]) -> None:
-    """The widths of blocks correspond to the exported milliseconds."""
-    lanes, single_blocks = exported(page)["lanes"], 0
-    for name in LANES:
-        blocks, begin, end, scale = strip(page, name)
-        assert begin == 0 and end == max(lane["clock_ms"] for lane in final["lanes"].values())
-        known = exported_blocks(lanes[name])
-        for row in ("target", "draft", "host"):
-            drawn = sum(block["width"] for block in blocks if block["row"] == row)
-            assert drawn == pytest.approx(scale * sum(b - a for track, a, b, _ in known if track == row), abs=0.01)
-        single = [block for block in blocks if block["round"] and block["kind"] != "prefill"]
-        single_blocks += len(single)
-        for block in single:
-            (span,) = (part for part in known if (part[0], part[3]) == (block["row"], block["round"]["round"]))
-            assert (block["begin"], block["end"]) == pytest.approx(span[1:3])
-            place = pytest.approx((42 + scale * span[1], scale * (span[2] - span[1])), abs=0.01)
-            assert (block["x"], block["width"]) == place
-        kinds = {block["kind"] for block in blocks}
-        assert kinds <= ({"prefill", "plain", "host"} if name == "regular" else {*kinds, "verify", "draft"})
-    # Rounds narrower than a pixel are drawn together. On any machine, some rounds of the slowest lane are wider.
-    assert single_blocks
-
-
-def _newest_part(page: Page, final: dict[str, Any]) -> None:
-    """The newest part has the same scale in all lanes, and ends at each lane's clock."""
-    page.click("[data-switch=whole-race]")
-    spans = set()
-    for name in LANES:
-        _, begin, end, _ = strip(page, name)
-        spans.add(round(end - begin, 6))
-        assert end == pytest.approx(max(final["lanes"][name]["clock_ms"], end - begin))
-        expect(page.locator(f"#lane-{name} .strip figcaption")).to_contain_text("Newest")
-    assert len(spans) == 1
-    page.click("[data-switch=whole-race]")
-
-
-def _opens_the_round(page: Page) -> None:
-    """A click or Enter opens a round in the inspector."""
-    blocks, *_ = strip(page, "bass")
-    block = max((b for b in blocks if b["kind"] == "verify" and b["round"]), key=lambda b: b["width"])
-    canvas = page.locator("#lane-bass .strip canvas")
-    canvas.hover(position={"x": block["x"] + block["width"] / 2, "y": 25})
-    caption, number = page.locator("#lane-bass .strip figcaption"), block["round"]["round"]
-    expect(caption).to_contain_text(f"Round {number}: ")
-    expect(caption).to_contain_text(f"verification {block['round']['verify_ms']:.1f} + host")
-    assert block["round"]["draft_forwards"] > 0
-    expect(caption).to_contain_text(f" by {block['round']['draft_forwards']} forward")
-    page.mouse.down()
-    page.mouse.up()
-    expect(page.locator(".round-line")).to_contain_text(f"The lane's round {number},")
-    expect(page.locator("[data-pick=lane]")).to_have_value("bass")
+def _axis(page: Page, final: dict[str, Any]) -> None:
+    """Each lane has a bar per round, whose parts may be unknown. Overlapping work is described in words."""
+    page.wait_for_function("() => document.querySelectorAll('[data-axis] .axis-flag:not([hidden])').length === 6")
+    for name, lane in final["lanes"].items():
+        bars = page.locator(f"[data-axis={name}]").evaluate("row => row.bars")
+        ends = [0.0, *(one["time_ms"] for one in lane["rounds"])]
+        spent = [
+            b - a for one, a, b in zip(lane["rounds"], ends, ends[1:], strict=False) if one["kind"] != "prefill"
+        ]
+        assert [bar["end"] - bar["begin"] for bar in bars] == pytest.approx(spent, abs=1e-3)
+    canvas, words = page.locator("[data-axis=whole] canvas"), page.locator(".axis-words")
     canvas.focus()
     page.keyboard.press("End")
-    last = exported(page)["lanes"]["bass"]["rounds"][-1]["round"]
-    expect(caption).to_contain_text(f"Round {last}: ")
-    page.keyboard.press("Enter")
-    expect(page.locator(".round-line")).to_contain_text(f"The lane's round {last},")
-
-
-def _unsplit(page: Page) -> None:
-    """A round with unknown parts is one block."""
-    blocks, *_ = strip(page, "whole")
-    assert {(block["row"], block["kind"]) for block in blocks} == {("target", "prefill"), ("target", "unsplit")}
-    expect(page.locator("#lane-whole .strip figcaption")).not_to_contain_text("drafts")
-
-
-def _concurrent(page: Page, final: dict[str, Any]) -> None:
-    """A draft that works at the same time as the target has separate spans."""
-    lane = final["lanes"]["beside"]
-    blocks, begin, _, scale = strip(page, "beside")
-    for row in ("target", "draft"):
-        drawn = [(block["x"], block["width"]) for block in blocks if block["row"] == row]
-        spans = [pytest.approx((42 + scale * a, scale * (b - a))) for a, b in lane["timeline"][row]]
-        assert begin == 0 and drawn == spans
-    busy = [100 * lane["timeline"][key] / lane["clock_ms"] for key in ("target_busy_ms", "draft_busy_ms")]
-    expect(page.locator("#lane-beside .strip figcaption")).to_contain_text(
-        f"So far: target (above) busy {busy[0]:.0f} %, draft (below) {busy[1]:.0f} %; 2 roll-backs (red lines), "
-        "7 drafts thrown away"
-    )
+    expect(words).to_contain_text(re.compile(r"^whole, Round \d+: \d+ tokens? in [\d.]+ ms$"))
+    overlap = page.locator("[data-axis=beside] canvas").get_attribute("aria-label") or ""
+    assert overlap.endswith("; 2 roll-backs, 7 drafts thrown away")
 
 
 # For every round of the chosen lane and each row: the row's length, its ghost (the length with one common stop for
@@ -459,7 +371,7 @@ def test_a_row_that_differs_shows_where_and_how_near_the_tie_was(page: Page, pai
     assert exported(page)["comparison"] is None
 
 
-def test_a_fourth_lane_is_shown_with_its_timeline(page: Page) -> None:
+def test_a_fourth_lane_is_shown_with_its_bars(page: Page) -> None:
     open_settings(page)
     page.get_by_role("checkbox", name="AMUSD").check()
     fill(page, batch=1, tokens=24)
@@ -467,11 +379,11 @@ def test_a_fourth_lane_is_shown_with_its_timeline(page: Page) -> None:
     lane = page.get_by_role("region", name="AMUSD")
     expect(lane.locator(".sequence")).to_have_count(1)
     assert len(shown(page, "amusd")[0]) > 0
-    expect(lane.locator("figcaption")).to_contain_text("So far: target (above) busy")
-    strip = lane.locator(".strip").element_handle()
-    page.wait_for_function("figure => new Set(figure.blocks.map(block => block.row)).size === 2", arg=strip)
-    drawn = lane.locator(".strip").evaluate("figure => figure.blocks.map(block => block.row)")
-    assert set(drawn) == {"target", "draft"}
+    bars = page.locator("[data-axis=amusd]")
+    page.wait_for_function("row => row.bars?.length > 0", arg=bars.element_handle())
+    expect(bars.locator("canvas")).to_have_attribute(
+        "aria-label", re.compile("roll-backs, .* drafts thrown away$")
+    )
     # Four lanes fit side by side.
     tops = [page.locator(f"#lane-{name}").bounding_box() for name in (*LANES, "amusd")]
     assert [box and round(box["y"]) for box in tops].count(round(tops[0]["y"] if tops[0] else -1)) == 4

@@ -46,6 +46,7 @@ def test_the_screen_fits_a_race_plays_a_recording_and_does_not_shift(context: Br
         page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.tape.state.playing")
         expect(page.locator(".race-note")).to_contain_text("Recorded on 20")
         expect(page.locator(".race-note")).to_contain_text("press Run to race on this machine")
+        page.click("[data-skip]")
         page.wait_for_function(PLAYED)
         revealed(page)
         expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead")

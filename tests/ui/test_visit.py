@@ -46,7 +46,7 @@ WATCH_GROWTH = """() => {
 FIGURES = {
     ".figures [data-figure]": ".figures > div",
     ".verdict-head": ".verdict",
-    ".strip figcaption": ".strip-line",
+    ".axis-words": ".axis-play",
     ".cache-part h2": ".part-head",
     ".chart h3": ".titled",
     ".readings dd": ".readings > div",
@@ -58,11 +58,10 @@ WITHOUT_MARK = """figures => Object.entries(figures).flatMap(([figure, place]) =
   if (!found.length) return [`none: ${figure}`];
   return found.filter((one) => !one.closest(place)?.querySelector(".what, .term[title]")).map(() => figure);
 })"""
-# Charts and timelines without data, in view or not.
+# Charts and lanes on the axis without data, in view or not.
 UNDRAWN = """() => [...document.querySelectorAll("[data-chart] .plot")].filter((plot) =>
   !plot.data?.length && !plot.emptyAs?.startsWith("n/a")).map((plot) => plot.closest("[data-chart]").dataset.chart)
-  .concat([...document.querySelectorAll(".lane:not([hidden]) .strip")].filter((strip) => !strip.blocks?.length)
-  .map(() => "strip"))"""
+  .concat([...document.querySelectorAll("[data-axis]")].filter((row) => !row.bars?.length).map(() => "axis"))"""
 # The names of each chart's lines and bars.
 DRAWN = """() => Object.fromEntries([...document.querySelectorAll("[data-chart]")].map((figure) =>
   [figure.dataset.chart, (figure.querySelector(".plot").data ?? []).map((trace) => trace.name)]))"""
@@ -303,24 +302,7 @@ def test_model_text_is_never_markup_and_32_rows_stay_readable(
 
 
 @pytest.mark.slow
-def test_half_speed_shows_the_same_race_later_and_a_budget_ends_each_lane_by_its_clock(
-    page: Page, server: str
-) -> None:
-    fill(page, batch=4, tokens=120)
-    page.click("[data-switch=slow]")
-    page.click("#run")
-    page.wait_for_function("() => document.querySelector('#run').disabled")
-    page.wait_for_function("() => !document.querySelector('#run').disabled", timeout=120_000)
-    # The server is done, but the page has shown only half of the race.
-    early = sum(len(text) for lane in LANES for text in shown(page, lane))
-    expect(page.locator("#lane-speculative .state")).to_have_text("Running")
-    page.click("[data-switch=slow]")
-    expect(page.locator("#lane-speculative .state")).to_contain_text("Finished")
-    texts_are(
-        page,
-        Client(server, verbose=False).submit("Hello", 4, 120, 0.9, 3, draft_length="3", api_name="/race").result(),
-    )
-    assert early < sum(len(text) for lane in LANES for text in shown(page, lane))
+def test_a_budget_ends_each_lane_by_its_clock(page: Page) -> None:
     fill(page, batch=4, tokens=1024)
     # This budget is so short that, even on a fast machine, no lane finishes.
     fill_more(page, "time-budget-ms", "60")

@@ -44,10 +44,10 @@ FORMULAS = {
     "verdict": Formula("the verdict",
         "speed-up = (plain steps that a round writes) / (plain steps that a round costs). Two lanes are level if "
         "their speeds differ by at most two standard errors, estimated from the scatter of their rounds."),
-    "timeline": Formula("timeline",
-        "A block is as wide as its time on the lane's clock. A round = drafts + verification or plain step + the "
-        "remaining host time. The shares are over all rounds so far, without prefills. The numbers above the "
-        "blocks are tokens written."),
+    "axis": Formula("time axis",
+        "A bar is one step of a lane: as wide as its time without prefills, as high as the tokens that it wrote "
+        "in all rows. Its lighter edge is the time for drafts. Left, hatched: the time for prefills, which have "
+        "no width. Below a lane's name: the means of its steps so far."),
     "cache_rows": Formula("the rows' lengths",
         "Left: the row's new tokens. Right: its length if every round stopped all rows at the first rejection of "
         "any row. Each round would then add 1 + the fewest drafts that any row accepted, but no more than it "

@@ -33,8 +33,6 @@ STOPS = {"speedup": DEFAULT_LANES[0], "ms_per_token": DEFAULT_LANES[0], "accepta
 SWITCHES = {
     "colours": ("Origins", True, "Colour tokens by where they came from"),
     "whole": ("Whole texts", False, "Show each text in full"),
-    "whole-race": ("Whole race", False, "Show the whole race in the timelines, not just its newest part"),
-    "slow": ("Half speed", False, "Show the race at half speed"),
     "stepping": ("Step by step", False, "Pause the page and go through the rounds one by one"),
 }
 CELLS = {
@@ -49,6 +47,9 @@ CELLS = {
 }
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
+<div class="opening" hidden><p class="opening-caption" aria-live="polite"></p>
+<div class="opening-scenes" role="group" aria-label="Scenes"></div>
+<button type="button" class="action" data-skip>Skip</button></div>
 <p class="verdict-head" aria-live="off">Three decoders, one prompt: which is fastest?</p><ul></ul>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
@@ -65,9 +66,29 @@ STEP = """<section class="step-part" aria-label="Step by step" hidden><div class
 <p class="step-rule"></p>
 <ol class="step-drafts" aria-label="The drafts of this round" tabindex="0"></ol>
 <div class="step-end"></div></section>"""
-# Timeline of a lane's time, drawn by strip.js.
-STRIP = f"""<figure class="strip" hidden><canvas tabindex="0" role="img" aria-label="Timeline"></canvas>
-<div class="strip-line"><figcaption></figcaption>{formula_button("timeline")}</div></figure>"""
+# The speeds of the playhead: the button's text, its name.
+SPEEDS = {
+    "1": ("1×", "Real speed"),
+    "0.25": ("¼", "A quarter of real speed"),
+    "0.1": ("⅒", "A tenth of real speed"),
+}
+_SPEEDS = "".join(
+    f'<button type="button" class="action motion" data-speed="{value}" aria-label="{title}" title="{title}" '
+    f"disabled>{label}</button>"
+    for value, (label, title) in SPEEDS.items()
+)
+# The time axis of all lanes, drawn by axis.js.
+AXIS = f"""<section class="axis" aria-label="The race over time" {WORD}><div class="axis-lanes"></div>
+<div class="axis-over" aria-hidden="true"><div class="axis-cover"></div><div class="axis-line"></div>
+<div class="axis-ruler"></div></div>
+<input class="axis-slider" type="range" min="0" max="1" value="0" step="any" aria-label="Time of the race"
+disabled>
+<div class="axis-play" role="group" aria-label="Playback">
+<button type="button" class="action motion" data-tape="play" disabled>Play</button>{_SPEEDS}
+<button type="button" class="action" data-tape="back" aria-label="Step back" disabled>◂</button>
+<button type="button" class="action" data-tape="next" disabled>Step ▸</button>
+<button type="button" class="action" data-tape="live" hidden>Live</button>
+<p class="axis-words"></p>{formula_button("axis")}</div></section>"""
 # The rows' lengths, drawn by cache.js and shown only if there are several rows.
 CACHE = f"""<section class="part cache-part" aria-labelledby="cache-title" hidden>
 <div class="part-head"><h2 id="cache-title">The ragged cache</h2>
@@ -87,7 +108,8 @@ GLANCE = """<section class="glance" aria-label="All lanes at a glance" hidden>
 
 def lanes() -> str:
     """Return the verdict, the legend, a section for each lane, the switches and the tip of a token."""
-    keys = "".join(f"<li>{term(origin, origin, f'token {origin}')}</li>" for origin in ORIGINS)
+    kinds = {"draft": "draft", **{origin: f"token {origin}" for origin in ORIGINS}}
+    keys = "".join(f"<li>{term(kind, kind, classes)}</li>" for kind, classes in kinds.items())
     switches = "".join(
         f'<button type="button" class="switch" data-switch="{name}" aria-pressed="{str(on).lower()}" '
         f'title="{title}">{label}</button>'
@@ -95,6 +117,7 @@ def lanes() -> str:
     )
     return f"""<div class="bass-lanes">
 {VERDICT}
+{AXIS}
 {STEP}
 <div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
 <p class="race-note"></p></div>
@@ -116,13 +139,12 @@ def _lane(name: str) -> str:
     )
     return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
 aria-labelledby="lane-{name}-title">
-<header><div class="lane-title" {BADGE}><h2 id="lane-{name}-title">{shown["label"]}</h2></div>
-<p class="about">{shown["about"]}</p></header>
+<header><div class="lane-title" {BADGE}>
+<h2 id="lane-{name}-title" title="{shown["about"]}">{shown["label"]}</h2></div></header>
 <dl class="figures">{figures}</dl>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
 <ol class="sequences" aria-labelledby="lane-{name}-title"></ol>
-{STRIP}
 </section>"""
 
 

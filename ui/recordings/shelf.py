@@ -72,6 +72,11 @@ SHIPPED = {
             "The preset On an H100: a small model wrote the texts, but the times are predicted for 7.8B and 310M "
             "on an H100, where BASS wins at batch 8 too.",
         ),
+        (
+            "one",
+            "One reader",
+            "The preset Wins with one row: one after another and all at once are the same, and both save steps.",
+        ),
     )
     if (path := FOLDER / f"{name}.json.xz").is_file()
 }
@@ -104,17 +109,10 @@ TEMPLATE = """<div class="bass-tape">
 <div class="recording-note" hidden><p class="recording-mark">Recording</p>
 <p class="recording-about" role="status"></p>
 <button type="button" class="action" data-back hidden>Back to your race</button></div></div>"""
-# A separate component, so that only this one stays in sight when the page scrolls.
-SCRUBBER = """<div class="bass-tape"><div class="scrubber" role="group" aria-label="Go back in the race" hidden>
-<button type="button" class="action" data-tape="play">Play</button>
-<input type="range" min="0" max="0" value="0" step="any" aria-label="Time of the race, on this machine"
-title="Drag, or use the arrow keys, to see any instant of the race">
-<span class="tape-time"></span>
-<button type="button" class="action" data-tape="live">Live</button></div></div>"""
 
 
 def panel(offers: Mapping[str, RecordingOffer]) -> None:
-    """Add the recordings and the slider over a run's time to the current layout."""
+    """Add the recordings to the current layout."""
 
     # A new function each time, because Gradio sets attributes on it.
     def recording(name: object) -> Response:
@@ -125,5 +123,4 @@ def panel(offers: Mapping[str, RecordingOffer]) -> None:
 
     shown = [{"name": offer.name, "title": offer.title, "look_for": offer.look_for} for offer in offers.values()]
     mount = "Bass.mountTape(element, props, server)"
-    assets.part(SCRUBBER, "Bass.mountScrubber(element)", "scrubber")
     assets.part(TEMPLATE, mount, "tape", value=text(shown), server_functions=[recording])

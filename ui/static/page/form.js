@@ -8,7 +8,7 @@
   // The line names up to NAMED differences and counts the others. A prompt is cut to LONGEST characters.
   const NAMED = 3, LONGEST = 40;
   // begun: whether the lanes show the race that was requested last.
-  let form = null, phase = "ready", begun = true, line = null;
+  let form = null, phase = "ready", begun = true, line = null, opening = false;
 
   const plain = (value) => (value === null || value === undefined ? "" : String(value));
 
@@ -31,7 +31,7 @@
 
   function sentence() {
     const settings = run()?.head.settings;
-    if (!form || !settings || busy(phase) && !begun) return "";
+    if (!form || !settings || opening || busy(phase) && !begun) return "";
     const refused = outdated(), names = different(settings);
     const shown = tape.state.recorded ? "a recording" : busy(phase) ? "a race" : "your last race";
     if (!names.length) return refused ? `The lanes still show ${shown}.` : "";
@@ -63,5 +63,9 @@
       draw();
     });
     on("instant", draw);
+    on("scene", (scene) => {
+      opening = scene !== null;
+      draw();
+    });
   };
 })();

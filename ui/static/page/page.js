@@ -1,15 +1,14 @@
 /* Passes values from the server to the scripts that draw them, and schedules the drawing.
-   - Values are passed on in order. At half speed, values are passed on at half the pace at which they came. While
-     values are held, none is passed on.
+   - Values are passed on in order. While values are held, none is passed on.
    - Events: start (the head of a run), text and line (one snapshot's part of the log, as JSON and parsed), view, charts,
-     phase, measuring, form (the settings that Run would send), instant (race/tape.js).
+     phase, measuring, form (the settings that Run would send), tape, instant (race/tape.js), playhead, touched
+     (race/playhead.js), opening and scene (race/opening.js).
    - Model text reaches the document only through textContent.
    - Bass.soon(draw) calls `draw` once in a coming frame, even if requested several times, or at once in a hidden page.
    - Bass.whole(draw) calls `draw` at the end of a race, because only parts in view are drawn during it. */
 (() => {
   "use strict";
   const listeners = {}, last = {};
-  const TICK_MS = 33;
 
   function tell(kind, value) {
     if (kind !== "text" && kind !== "line") last[kind] = value;
@@ -139,39 +138,22 @@
     if (kind === "text") tell("line", JSON.parse(value));
   }
 
-  /** Values that wait to be shown. `lag` is the delay behind the server in ms, at half speed. */
+  /** Values that wait to be shown. */
   const player = {
-    queue: [], lag: 0, slow: false, held: false, timer: null, ticked: 0,
+    queue: [], held: false,
 
     push(kind, value) {
       // After Stop, values that the server sent earlier may still arrive, even after a recording has been played.
       if (log.stopped || last.phase === "stopped" || last.phase === "playing") return;
-      const now = performance.now();
-      this.queue.push({ at: now, kind, value });
-      if (this.held) return;
-      if (!this.slow && this.lag === 0) this.play(now);
-      else if (this.timer === null) {
-        this.ticked = now;
-        this.timer = setInterval(() => this.tick(), TICK_MS);
-      }
+      this.queue.push({ kind, value });
+      if (!this.held) this.play();
     },
 
-    play(until) {
-      while (this.queue.length && this.queue[0].at <= until) {
+    play() {
+      while (this.queue.length) {
         const { kind, value } = this.queue.shift();
         pass(kind, value);
       }
-    },
-
-    tick() {
-      const now = performance.now();
-      if (this.held) return;
-      this.lag = this.slow ? this.lag + (now - this.ticked) / 2 : 0;
-      this.ticked = now;
-      this.play(now - this.lag);
-      if (this.queue.length || (this.slow && last.phase === "running")) return;
-      clearInterval(this.timer);
-      Object.assign(this, { timer: null, lag: 0 });
     },
 
     clear() {
@@ -179,17 +161,10 @@
       this.held = false;
     },
 
-    /** Turn half speed on or off. Turning it off shows all waiting values at once. */
-    halfSpeed(on) {
-      this.slow = on;
-    },
-
     /** Hold back all further values, or show all held ones at once. */
     hold(on) {
       this.held = on;
-      if (on || !this.queue.length) return;
-      this.lag = 0;
-      this.play(performance.now());
+      if (!on) this.play();
     },
 
     /** Show the values of one more snapshot. Returns false if none are waiting. */

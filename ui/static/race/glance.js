@@ -30,6 +30,11 @@
       this.bar.querySelector(".glance-stop").addEventListener("click", () => document.querySelector("#stop").click());
       on("start", (head) => this.start(head));
       on("view", () => soon(this.draw));
+      // The opening needs the room.
+      on("scene", (scene) => {
+        this.opening = scene !== null;
+        soon(this.draw);
+      });
       on("phase", (phase) => {
         this.bar.classList.toggle("racing", phase === "running");
         soon(this.draw);
@@ -67,7 +72,7 @@
 
     draw() {
       const known = [...this.seen.values()];
-      this.bar.hidden = !run() || !PHONE.matches || Boolean(this.overRun) || known.every((seen) => seen);
+      this.bar.hidden = !run() || !PHONE.matches || Boolean(this.overRun) || Boolean(this.opening) || known.every((seen) => seen);
       if (this.bar.hidden) return;
       for (const button of this.list.querySelectorAll("[data-glance]")) {
         const figures = this.lane(button.dataset.glance);

@@ -1,14 +1,14 @@
 /* The verdict and the lanes.
-   - A snapshot's tokens appear one by one until the next snapshot is due, in the order and at the pace of their lane times,
-     never before they were written. The snapshot's numbers appear with its first token.
+   - The texts are a function of the playhead (playhead.js): what each row had written by then, its drafts in grey while
+     the round works, and the drafts of the last round: accepted ones turn green, rejected ones are struck and fall.
    - From the click on Run until the race starts or fails to start, the lanes show "Waiting".
    - The verdict (ui/race/verdict.py) is updated at most once per second during the race, and at its end. Screen readers
      announce only the last one. */
 (() => {
   "use strict";
-  const { on, soon, number, percent, over, setText, make, term, run, ORIGINS, firstAndLast, lookOf, laneName, sum, tape, wear, writtenIn } = window.Bass;
+  const { on, soon, number, percent, over, setText, make, term, run, firstAndLast, lookOf, laneName, sum, tape, bisect, wear, EPSILON } = window.Bass;
   const REASONS = { eos: "end", stop: "stop string", length: "length", budget: "time up", stopped: "stopped", error: "error" };
-  const SNAPSHOT_MS = 100, VERDICT_MS = 1000;
+  const VERDICT_MS = 1000;
   const FIGURES = {
     ms_per_token: (v) => number(v, v < 10 ? 2 : v < 100 ? 1 : 0),
     speedup: (v) => number(v, 2, "×"),
@@ -21,7 +21,22 @@
   // them out in each frame. After the race, UNFOLDED texts are unfolded per frame.
   const LIVE = 400, NEWEST = 200, UNFOLDED = 4;
 
-  /** The card of one sequence. `append` adds the spans of tokens to its text. */
+  // Drafts are written over this share of a round, or over their own time if that is longer: it can be too short to see.
+  const DRAFTING = 1 / 3;
+  // A live race with more texts than this shows no drafts: they would come and go in every frame.
+  const LIVE_TEXTS = 24;
+  // On the wall, newly accepted drafts stay highlighted for FRESH_MS, and rejected ones fall within FALL_MS.
+  const FRESH_MS = 900, FALL_MS = 700;
+
+  /** A draft, or several, which are not part of the text: the style sheet shows `data-text`. */
+  function ghost(className, text) {
+    const element = make("i", className);
+    element.dataset.text = text;
+    element.setAttribute("aria-hidden", "true");
+    return element;
+  }
+
+  /** The card of one sequence. `draw` shows its row at a time. */
   class Card {
     constructor(list, lane, index) {
       const item = make("li", "card");
@@ -45,30 +60,99 @@
       this.compared.hidden = true;
       item.append(gutter, scroll, this.compared);
       list.append(item);
-      this.item = item;
-      this.count = this.live = 0;
+      // spans: the elements of the text. live: how many of them are not folded away. fresh: the first that is highlighted.
+      Object.assign(this, { item, spans: [], live: 0, fresh: 0, drafts: [], step: null, fallen: null });
+    }
+
+    /** Show the row as it was at `ms`. `lasting` is how long on the wall a ms of race time lasts. With `plain`, show no drafts. `most` bounds the tokens. */
+    draw(row, ms, { lasting, moving, plain, most }) {
+      const count = bisect(row.spans.length, (i) => row.spans[i].at <= ms + EPSILON && row.spans[i].index < most), before = this.spans.length;
+      if (count !== before) this.showDrafts(null);
+      if (count < before) this.cut(count);
+      else if (count > before) this.append(row.spans.slice(before, count));
+      if (plain) return;
+      const ended = bisect(row.steps.length, (i) => row.steps[i].round.end <= ms + EPSILON);
+      const next = row.steps[ended], working = next && next.round.begin <= ms + EPSILON ? next : null;
+      this.showDrafts(working, working && ms - working.round.begin);
+      this.showFall(row, row.steps[ended - 1], ms, lasting);
+      const since = moving ? ms - FRESH_MS / lasting : Infinity;
+      this.highlight(bisect(count, (i) => row.spans[i].at < since), count);
     }
 
     append(spans) {
-      this.text.append(...spans);
-      this.live += spans.length;
+      const elements = spans.map(({ origin, text, index }) => {
+        const span = make("span", `token ${origin}`, text);
+        span.token = index;
+        return span;
+      });
+      this.text.append(...elements);
+      this.spans.push(...elements);
+      this.live += elements.length;
       if (this.live < LIVE) return;
-      const older = make("span", "older"), all = [...this.text.children];
-      older.append(...all.slice(all.length - this.live, all.length - NEWEST));
-      this.text.insertBefore(older, this.text.children[this.text.children.length - NEWEST]);
+      const older = make("span", "older"), folded = this.spans.slice(this.spans.length - this.live, this.spans.length - NEWEST);
+      this.text.insertBefore(older, folded[0]);
+      older.append(...folded);
       this.live = NEWEST;
       this.item.classList.add("folded");
     }
 
-    /** Turn the log's tokens of this sequence into {card, span, ms}. */
-    spans(tokens) {
-      return tokens.map(([origin, text, ms]) => {
-        // "+": text that belongs to the previous token.
-        if (origin !== "+") [this.origin, this.count] = [ORIGINS[origin], this.count + 1];
-        const span = make("span", `token ${this.origin}`, text);
-        span.token = this.count - 1;
-        return { card: this, span, ms };
-      });
+    /** Remove all but the first `count` spans. */
+    cut(count) {
+      const gone = this.spans.splice(count);
+      this.fallen?.remove();
+      this.fallen = null;
+      if (gone.length <= this.live) {
+        for (const span of gone) span.remove();
+        this.live -= gone.length;
+      } else {
+        this.text.replaceChildren();
+        this.live = 0;
+        this.item.classList.remove("folded");
+        const kept = this.spans.splice(0);
+        this.text.append(...kept);
+        this.spans.push(...kept);
+        this.live = kept.length;
+      }
+    }
+
+    /** Show the drafts of a step that has worked for `ms`. null removes them. */
+    showDrafts(step, ms = 0) {
+      if (step !== this.step) {
+        for (const draft of this.drafts) draft.remove();
+        this.step = step;
+        this.drafts = step ? step.chain.map((i) => ghost("draft", step.row.drafted_text?.[i] ?? "")) : [];
+        this.text.append(...this.drafts);
+      }
+      if (!step) return;
+      const { begin, end, draft } = step.round, time = Math.max(draft ?? 0, DRAFTING * (end - begin));
+      const written = Math.floor(ms / time * step.chain.length + 1e-9);
+      this.drafts.forEach((element, i) => (element.hidden = i >= written));
+    }
+
+    /** Strike the rejected draft of the newest judged step, below the token that replaces it. "…" stands for further drafts. */
+    showFall(row, step, ms, lasting) {
+      const at = step && step.row.written > step.row.accepted ? step.row.start + step.row.accepted : -1;
+      const rejected = step?.chain.slice(step.row.accepted) ?? [];
+      const falls = at >= 0 && rejected.length > 0 && ms - step.round.end <= FALL_MS / lasting;
+      if (!falls || this.fallen?.step !== step) {
+        this.fallen?.remove();
+        this.fallen = null;
+      }
+      if (!falls || this.fallen) return;
+      const span = this.spans.findLast(({ token }) => token === at);
+      if (!span) return;
+      const text = step.row.drafted_text?.[rejected[0]] ?? "";
+      this.fallen = ghost("fallen", `${text.trim() || text}${rejected.length > 1 ? "…" : ""}`);
+      this.fallen.step = step;
+      // Inside the token, so that it is on the same line.
+      span.prepend(this.fallen);
+    }
+
+    /** Highlight the accepted drafts from span `from` on. */
+    highlight(from, count) {
+      for (let i = Math.min(this.fresh, count); i < Math.min(from, count); i += 1) this.spans[i].classList.remove("fresh");
+      for (let i = from; i < count; i += 1) this.spans[i].classList.add("fresh");
+      this.fresh = from;
     }
   }
 
@@ -89,11 +173,17 @@
       this.list.style.setProperty("--count", Math.max(count, 1));
       this.list.classList.toggle("many", count > 8);
       this.cards = Array.from({ length: count }, (_, i) => new Card(this.list, this.name, i));
-      this.clock = 0;
+      this.restart();
+    }
+
+    /** Show no figures yet, as at the start of a run. The texts stay. */
+    restart() {
+      const count = this.cards.length;
       this.running = count > 0;
       this.before = null;
       for (const figure of this.figures) setText(figure, "–");
       setText(this.state, count ? "Running" : "Ready");
+      for (const { badge, medal } of this.cards) for (const mark of [badge, medal]) setText(mark, "");
       this.showReading(null);
     }
 
@@ -146,9 +236,11 @@
       }
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
       else if (lane.finished) setText(this.state, this.summary(lane));
-      else if (this.running && !lane.reading) setText(this.state, "Running");
+      // At the playhead of a race that is over, prompts have been read.
+      const reading = tape.state.follows ? lane.reading : null;
+      if (this.running && !lane.finished && !lane.error && !reading) setText(this.state, "Running");
       if (lane.finished || lane.error) this.running = false;
-      this.showReading(this.running ? lane.reading : null);
+      this.showReading(this.running ? reading : null);
       const { first, last } = firstAndLast(run().lanes.get(this.name), lane.finish_reasons);
       // Show no badges if all rows ended with the end token.
       const allEnded = lane.finished && lane.finish_reasons.every((reason) => reason === "eos");
@@ -169,13 +261,10 @@
       return wear(`Finished ${done} of ${reasons.length} within the budget: ${spent}`);
     }
 
-    /** New tokens, each with `due`, the time to reveal it, within `span` ms from now. */
-    tokens(lane, now, span) {
-      const from = this.clock, width = Math.max(lane.clock_ms - from, 1e-6);
-      this.clock = lane.clock_ms;
-      return Object.entries(lane.new).flatMap(([i, tokens]) => this.cards[i].spans(tokens)).map((token) => ({
-        ...token, due: now + span * Math.min(1, Math.max(0, (token.ms - from) / width)),
-      }));
+    /** Show the texts at the lane's time. */
+    draw(times, look) {
+      const ms = tape.timeOf(this.name), rows = tape.bounded ? run().lanes.get(this.name).sequences : [];
+      this.cards.forEach((card, i) => card.draw(times.rows[i], ms, { ...look, most: rows[i]?.tokens.length ?? Infinity }));
     }
   }
 
@@ -184,18 +273,17 @@
       this.element = element;
       this.grid = element.querySelector(".lane-grid");
       this.lanes = [...element.querySelectorAll(".lane")].map((section) => new Lane(section));
-      this.pending = [];
       this.view = null;
-      this.draw = this.draw.bind(this);
-      this.still = window.matchMedia("(prefers-reduced-motion: reduce)");
+      this.show = this.show.bind(this);
       on("start", (head) => this.start(head));
-      on("line", (line) => this.read(line));
       on("view", (view) => {
         this.view = view;
-        if (!this.stopped) soon(this.draw);
+        if (!this.stopped) soon(this.show);
       });
       on("phase", (phase) => this.phase(phase));
-      on("instant", ({ jumped }) => jumped && this.now());
+      on("instant", ({ jumped }) => jumped && this.show());
+      on("playhead", (head) => this.draw(head));
+      window.Bass.markEqual = (counts) => this.markEqual(counts);
     }
 
     /** The section of a lane, created from the first lane's if it has none. */
@@ -212,7 +300,7 @@
       section.style.setProperty("--lane", `var(--${colour})`);
       setText(title, label);
       section.querySelector(".sequences").setAttribute("aria-labelledby", title.id);
-      setText(section.querySelector(".about"), about);
+      title.title = about;
       this.lanes.push(new Lane(section));
       return this.lanes.at(-1);
     }
@@ -220,8 +308,14 @@
     /** Prepare for a new run: show only its lanes, in its order. */
     start(head) {
       const { lanes, batch_size: count, settings } = head;
-      Object.assign(this, { pending: [], view: null, span: SNAPSHOT_MS, arrived: 0, stopped: false });
+      Object.assign(this, { view: null, stopped: false });
       const shown = lanes.map((name) => this.lane(name));
+      // The same head again means a jump back in the run, which the playhead draws.
+      if (head === this.head) {
+        for (const lane of shown) lane.restart();
+        return;
+      }
+      this.head = head;
       for (const lane of this.lanes) {
         lane.section.hidden = !shown.includes(lane);
         lane.section.classList.toggle("reference", lane.name === head.reference);
@@ -255,44 +349,22 @@
       for (const [name, rows] of Object.entries(window.Bass.compared())) this.lane(name).compare(rows);
     }
 
-    /** Take the tokens that one snapshot adds. */
-    read(line) {
-      if (this.stopped) return;
-      const now = performance.now();
-      if (this.arrived) this.span = Math.min(400, Math.max(30, 0.7 * this.span + 0.3 * (now - this.arrived)));
-      this.arrived = now;
-      // Tokens of earlier snapshots become due now, so that they are revealed before this snapshot's tokens.
-      for (const token of this.pending) token.due = Math.min(token.due, now);
-      for (const [name, update] of Object.entries(line)) {
-        this.pending.push(...this.lane(name).tokens(update, now, this.span));
+    /** Draw the texts at the playhead. */
+    draw({ speed, follows, moving }) {
+      const { race } = tape;
+      if (race?.head !== this.head) return;
+      this.grid.classList.toggle("still", !moving);
+      const plain = follows && !tape.state.ended && race.lanes.size * this.head.batch_size > LIVE_TEXTS;
+      for (const [name, times] of race.lanes) this.lane(name).draw(times, { lasting: follows ? 1 : 1 / speed, moving, plain });
+    }
+
+    /** Mark the first tokens of each row, `counts` by row, in all lanes. null removes the marks. */
+    markEqual(counts) {
+      for (const { cards } of this.lanes) {
+        cards.forEach(({ spans }, i) => {
+          for (const span of spans) span.classList.toggle("equal", counts !== null && span.token < counts[i]);
+        });
       }
-      this.pending.sort((a, b) => a.due - b.due);
-      soon(this.draw);
-    }
-
-    /** Show the newest numbers and the due tokens, or all tokens in a hidden page or with reduced motion. */
-    draw() {
-      this.show();
-      this.reveal(document.hidden || this.still.matches ? Infinity : performance.now());
-      if (this.pending.length) soon(this.draw);
-    }
-
-    /** Show everything that has arrived, at once. */
-    now() {
-      this.show();
-      this.reveal(Infinity);
-    }
-
-    /** Append every pending token that is due by `now`, in order, with one insertion per card. */
-    reveal(now) {
-      let due = 0;
-      while (due < this.pending.length && this.pending[due].due <= now) due += 1;
-      const byCard = new Map();
-      for (const { card, span } of this.pending.splice(0, due)) {
-        if (!byCard.has(card)) byCard.set(card, []);
-        byCard.get(card).push(span);
-      }
-      for (const [card, spans] of byCard) card.append(spans);
     }
 
     /** Show the folded tokens of all texts, a few texts per frame. */
@@ -307,7 +379,7 @@
       // After Stop, values that the server sent earlier may still arrive.
       this.stopped = phase === "stopped";
       if (phase === "stopped" || phase === "error") {
-        this.now();
+        this.show();
         for (const lane of this.lanes) lane.end(phase === "stopped" ? "Stopped" : "Ended early", "stopped");
       }
       if (phase !== "running") for (const lane of this.lanes) lane.wait(phase === "waiting");
@@ -385,7 +457,6 @@
       const apply = (pressed) => {
         button.setAttribute("aria-pressed", String(pressed));
         root.classList.toggle(button.dataset.switch, pressed);
-        if (button.dataset.switch === "slow") window.Bass.halfSpeed(pressed);
       };
       apply(button.getAttribute("aria-pressed") === "true");
       button.addEventListener("click", () => apply(button.getAttribute("aria-pressed") !== "true"));
@@ -399,7 +470,7 @@
     new Verdict(root.querySelector(".verdict"));
     window.Bass.mountStepper(root);
     new Board(root);
-    window.Bass.mountStrips(root);
+    window.Bass.mountAxis(root);
     window.Bass.mountCache(root);
     bindBeginnings(root);
     window.Bass.mountGlance(root);

@@ -46,7 +46,7 @@
       element.dataset.measuredText ??= element.textContent;
       setText(element, on ? element.dataset.predictedText : element.dataset.measuredText);
     }
-    for (const drawn of document.querySelectorAll("figure:has([data-predicted=badge]) .plot, .strip canvas")) {
+    for (const drawn of document.querySelectorAll("figure:has([data-predicted=badge]) .plot")) {
       drawn.setAttribute("aria-label", wear(drawn.getAttribute("aria-label").replace(/, predicted$/, "")));
     }
     const about = document.querySelector(".about-clock");

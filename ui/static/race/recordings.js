@@ -1,15 +1,12 @@
-/* The recordings that the page offers, "Save recording", and the slider over a run's time.
+/* The recordings that the page offers, the page's opening, and "Save recording".
    - A recording is fetched once, outside the queue of races, and played in the browser. A badge marks the lanes
      as a recording. On a page without models (data-replay), Run plays the first one.
-   - Texts from files reach the document only through textContent.
-   - The slider appears once there is an earlier instant. Dragging it, or its arrow keys, shows an instant of the run on the
-     whole page (tape.js), with one drawing per frame. It moves along with a live race, and is disabled while the
-     step-by-step view freezes the page. */
+   - Texts from files reach the document only through textContent. */
 (() => {
   "use strict";
-  const { on, tell, soon, setText, make, run, tape, number, bisect, busy } = window.Bass;
-  const PAGE_MS = 1000;
-  const seconds = (ms) => number(ms / 1000, 1, " s");
+  const { on, tell, setText, make, run, tape, number, busy } = window.Bass;
+  const SPEEDS = [0.1, 0.25, 1], LONGEST_MS = 12_000;
+  const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
   const FAILED = "The recording could not be loaded: try again in a moment.";
 
   class Recordings {
@@ -25,26 +22,43 @@
         const button = make("button", "action", offer.title);
         Object.assign(button, { type: "button", title: offer.look_for });
         button.dataset.recording = offer.name;
-        button.addEventListener("click", () => this.watch(offer));
+        button.addEventListener("click", () => {
+          tell("touched");
+          this.watch(offer);
+        });
         return button;
       });
       root.querySelector(".recordings-list").append(...this.buttons);
       this.back.addEventListener("click", () => tape.back());
       for (const kind of ["start", "phase", "instant"]) on(kind, () => this.draw());
       // Gradio's own handler, if there is one, does nothing on such a page.
-      if (this.noModels) document.addEventListener("click", (event) => event.target.closest("#run") && this.watch(this.chosen));
+      if (this.noModels) {
+        document.addEventListener("click", (event) => {
+          if (!event.target.closest("#run")) return;
+          tell("touched");
+          this.watch(this.chosen);
+        });
+      }
       if (offers.length && new URLSearchParams(location.search).get("play") !== "off") this.greet();
       else tell("opening", false);
     }
 
-    /** Play the first recording until a race is started, or show only its end if the visitor prefers reduced motion.
-        play=off in the address turns this off. */
+    /** Play the opening, or the first recording if the page has not those of the opening, until a race is started. With
+        reduced motion, show only the first one's end. play=off in the address turns this off. */
     async greet() {
+      const needed = window.Bass.openingScenes.map(({ name }) => name), free = () => !run() || Boolean(tape.state.recorded);
       tell("opening", true);
-      await this.watch(this.offers[0], () => !run());
-      this.greeted = true;
-      this.draw();
-      if (window.matchMedia("(prefers-reduced-motion: reduce)").matches) tape.live();
+      if (STILL.matches || !needed.every((name) => this.offers.some((offer) => offer.name === name))) {
+        await this.watch(this.offers[0], free);
+        this.greeted = true;
+        return this.draw();
+      }
+      const load = async (name) => free() && await this.load(this.offers.find((offer) => offer.name === name), free);
+      this.opening = new window.Bass.Opening(document.querySelector(".opening"), load);
+      window.Bass.scenes = { names: window.Bass.openingScenes.map(({ title }) => title), show: (i) => this.opening.show(i), skip: () => this.opening.skip() };
+      await this.opening.show(0);
+      // Ahead of the next scene.
+      this.fetch(this.offers.find((offer) => offer.name === needed[1])).catch(() => {});
     }
 
     get chosen() {
@@ -60,21 +74,31 @@
       return this.fetched.get(name);
     }
 
-    /** Play a recording from its start. */
-    async watch(offer, wanted = () => true) {
+    /** Put a recording on the tape. Resolves to whether it is there, and still wanted. */
+    async load(offer, wanted = () => true) {
       this.requested = offer;
       setText(this.about, "");
       try {
         const document = await this.fetch(offer);
         // Another recording, or a race, may have been requested meanwhile.
-        if (this.requested !== offer || this.busy || !wanted()) return;
+        if (this.requested !== offer || this.busy || !wanted()) return false;
         tape.load(document, offer);
-        tape.play();
+        return true;
       } catch {
         this.fetched.delete(offer.name);
         this.note.hidden = false;
         setText(this.about, FAILED);
+        return false;
       }
+    }
+
+    /** Play a recording from its start. With reduced motion, show its end. */
+    async watch(offer, wanted) {
+      if (!await this.load(offer, wanted)) return;
+      // The slowest speed at which the race ends soon enough.
+      tape.speed = SPEEDS.find((speed) => tape.state.end <= LONGEST_MS * speed) ?? 1;
+      if (STILL.matches) tape.live();
+      else tape.play();
     }
 
     draw() {
@@ -94,75 +118,6 @@
       this.note.hidden = !recorded;
       this.back.hidden = !own;
       if (recorded) setText(this.about, [recorded.look_for, `Recorded: ${recorded.about}.`].filter(Boolean).join(" "));
-    }
-  }
-
-  class Scrubber {
-    constructor(element) {
-      this.element = element;
-      this.at = element.querySelector("input");
-      this.time = element.querySelector(".tape-time");
-      this.buttons = Object.fromEntries([...element.querySelectorAll("[data-tape]")].map((e) => [e.dataset.tape, e]));
-      this.draw = this.draw.bind(this);
-      this.go = this.go.bind(this);
-      this.wanted = null;
-      this.at.addEventListener("input", () => this.want(this.nearest(Number(this.at.value))));
-      this.at.addEventListener("keydown", (event) => this.key(event));
-      this.buttons.play.addEventListener("click", () => (tape.state.playing ? tape.pause() : tape.play()));
-      this.buttons.live.addEventListener("click", () => tape.live());
-      for (const kind of ["start", "view", "phase", "instant"]) on(kind, () => soon(this.draw));
-    }
-
-    /** The last instant at or before `ms`. */
-    nearest(ms) {
-      return Math.max(0, bisect(tape.state.count, (i) => tape.elapsed(i) <= ms + 1e-6) - 1);
-    }
-
-    want(i) {
-      tape.pause();
-      this.wanted = i;
-      soon(this.go);
-    }
-
-    go() {
-      if (this.wanted === null) return;
-      const i = this.wanted;
-      this.wanted = null;
-      tape.jump(i);
-    }
-
-    key(event) {
-      if (event.ctrlKey || event.altKey || event.metaKey) return;
-      const { count, playing } = tape.state, now = this.wanted ?? tape.state.now, ms = tape.elapsed(Math.max(now, 0));
-      const to = {
-        ArrowLeft: now - 1, ArrowDown: now - 1, ArrowRight: now + 1, ArrowUp: now + 1, Home: 0, End: count - 1,
-        PageUp: this.nearest(ms + PAGE_MS), PageDown: this.nearest(ms - PAGE_MS),
-      }[event.key];
-      if (to !== undefined) this.want(Math.max(0, Math.min(to, count - 1)));
-      else if (event.key === " ") (playing ? tape.pause : tape.play)();
-      else return;
-      event.preventDefault();
-    }
-
-    draw() {
-      const { count, now, away, playing, recorded, ended, held } = tape.state;
-      this.element.hidden = count < 2;
-      if (count < 2) return;
-      const end = tape.elapsed(count - 1), at = now < 0 ? 0 : tape.elapsed(now), last = now === count - 1;
-      this.at.max = end;
-      if (this.wanted === null) this.at.value = at;
-      for (const control of [this.at, this.buttons.play]) control.disabled = held;
-      this.buttons.live.disabled = held || (recorded ? last : !away);
-      const followed = !recorded && !away && !ended;
-      setText(this.buttons.play, playing ? "Pause" : "Play");
-      this.buttons.play.setAttribute("aria-label", playing ? "Pause" : last ? "Play from the start" : "Play from here");
-      setText(this.buttons.live, recorded || ended ? "To the end" : "Live");
-      const words = followed ? `${seconds(end)}, live` : `${seconds(at)} of ${seconds(end)}`;
-      setText(this.time, words);
-      this.at.setAttribute("aria-valuetext", words);
-      this.element.classList.toggle("away", away || Boolean(recorded));
-      // Keep the slider in sight unless the newest instant is shown.
-      this.element.closest("#scrubber").classList.toggle("away", (away || Boolean(recorded)) && !(last && !playing));
     }
   }
 
@@ -188,5 +143,4 @@
   window.Bass.mountTape = (element, props, server) => {
     new Recordings(element.querySelector(".bass-tape"), JSON.parse(props.value || "[]"), server);
   };
-  window.Bass.mountScrubber = (element) => new Scrubber(element.querySelector(".scrubber"));
 })();

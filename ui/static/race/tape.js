@@ -1,39 +1,39 @@
-/* Records everything that the page has shown of a run, returns to any instant of it, and plays recorded runs. Draws
-   nothing. The file format is that of ui/recordings/recording.py.
-   - An instant is a view together with the log's lines that came with it.
+/* Records everything that the page has shown of a run, returns to any instant of it, and loads recorded runs. Draws
+   nothing. The file format is that of ui/recordings/recording.py. playhead.js moves through the instants.
+   - An instant is a view together with the log's lines that came with it, and the lanes' race times (times.js).
    - While the page shows an earlier instant, it is "away": values from the server are held back, and nothing is lost.
    - To show an instant, the events of the run are sent again. A start with the head of the current run means a jump back
      in it. The event instant follows once all of a jump was sent. At the last instant of a finished run, its last phase is
-     sent again too. */
+     sent again too. The event tape tells that another run, or another part of it, is on the tape. */
 (() => {
   "use strict";
-  const { on, tell, over, player: server } = window.Bass;
-  const FORMAT = 6, TICK_MS = 33;
+  const { on, tell, over, player: server, Race } = window.Bass;
+  const FORMAT = 6;
   // If there are more instants than this, every second one is dropped.
   const MAX_INSTANTS = 600;
-  // Longer pauses of the recorded machine are cut to this, in ms.
-  const LONGEST_MS = 1000;
   // replaying: whether events are being sent again. own: the visitor's run, while a recording is shown.
-  let tape = null, own = null, replaying = false, slow = false, held = false;
-  const playing = { timer: null, ticked: 0, since: 0, resume: false };
+  let tape = null, own = null, replaying = false;
 
-  // A new tape. `waiting` has the lines whose view has not arrived yet.
+  // A new tape. `waiting` has the lines whose view has not arrived yet. now, read: the instants whose view and whose
+  // lines are shown.
   const empty = (head, more) => ({
-    head, waiting: [], shown: [], charts: null, ended: null, recorded: null, now: -1, away: false, ...more,
+    head, race: new Race(head), waiting: [], shown: [], charts: null, ended: null, recorded: null, now: -1, read: -1,
+    away: false, ...more,
   });
 
   on("start", (head) => {
     if (replaying) return;
-    pause();
     [tape, own] = [empty(head), null];
+    tell("tape", "start");
   });
   on("text", (line) => tape.waiting.push(line));
+  on("line", (line) => replaying || tape.race.add(line));
   on("view", (view) => {
     if (replaying || tape?.head.run !== view.run) return;
-    tape.shown.push({ lines: tape.waiting, view, cache: tape.charts?.cache });
+    tape.shown.push({ lines: tape.waiting, view, cache: tape.charts?.cache, clocks: tape.race.clocks });
     tape.waiting = [];
     if (tape.shown.length > MAX_INSTANTS) tape.shown = thinned(tape.shown);
-    tape.now = tape.shown.length - 1;
+    tape.now = tape.read = tape.shown.length - 1;
   });
   on("charts", (charts) => {
     if (replaying || tape?.head.run !== charts.run) return;
@@ -41,9 +41,7 @@
     if (tape.shown.length) tape.shown.at(-1).cache = charts.cache;
   });
   on("phase", (phase) => {
-    if (replaying) return;
-    if (phase === "waiting") pause();
-    else if (over(phase) && tape && !tape.recorded) tape.ended ??= phase;
+    if (!replaying && over(phase) && tape && !tape.recorded) tape.ended ??= phase;
   });
 
   const parsed = (line) => (typeof line === "string" ? JSON.parse(line) : line);
@@ -88,19 +86,21 @@
     };
   }
 
-  /** Show instant `i`. `jumped` is false if the page shows the instant just before it, as while playing. */
-  function show(i, jumped = true) {
-    const last = tape.shown.length - 1, { now, head, shown, waiting } = tape;
-    const back = now < 0 || i < now;
-    const lines = [...shown.slice(back ? 0 : now + 1, i + 1).flatMap((instant) => instant.lines), ...(i === last ? waiting : [])];
+  /** Show the figures of instant `now`, and the texts and rounds of instant `read`, which may be later. `jumped` is false
+      if the page shows the instant just before, as while playing. */
+  function show(now, read = now, jumped = true) {
+    const last = tape.shown.length - 1, { head, shown, waiting } = tape;
+    const back = tape.read < 0 || now < tape.now || read < tape.read;
+    const lines = [...shown.slice(back ? 0 : tape.read + 1, read + 1).flatMap((instant) => instant.lines), ...(read === last ? waiting : [])];
+    const moved = back || now !== tape.now;
     replaying = true;
     try {
       if (back) tell("start", head);
-      tell("line", merged(lines));
-      tell("view", { ...shown[i].view, run: head.run });
-      if (tape.charts) tell("charts", chartsAt(i));
-      tape.now = i;
-      if (i === last && tape.ended) tell("phase", tape.ended);
+      if (lines.length) tell("line", merged(lines));
+      Object.assign(tape, { now, read });
+      if (moved) tell("view", { ...shown[now].view, run: head.run });
+      if (moved && tape.charts) tell("charts", chartsAt(now));
+      if (moved && now === last && tape.ended) tell("phase", tape.ended);
       tell("instant", { jumped });
     } finally {
       replaying = false;
@@ -114,92 +114,31 @@
     tape.away = true;
   }
 
-  /** Show instant `i` of the run. The last one of the visitor's own run is the live page. */
-  function jump(i) {
-    if (!tape?.shown.length) return;
-    const last = tape.shown.length - 1, to = Math.max(0, Math.min(i, last));
-    if (to === last && !tape.recorded) return live();
-    if (to === tape.now) return;
-    leave();
-    playing.since = 0;
-    show(to);
-  }
-
-  /** Show the newest instant: the live page for the visitor's own run, the end for a recording. */
-  function live() {
-    pause();
-    if (!tape?.shown.length || !(tape.away || tape.recorded)) return;
-    const last = tape.shown.length - 1;
-    if (tape.now !== last) show(last);
-    if (!tape.away) return;
-    tape.away = false;
-    server.hold(held);
-    tell("instant", { jumped: true });
-  }
-
-  const elapsed = (i) => tape.shown[i].view.elapsed_ms;
-
-  function tick() {
-    const now = performance.now(), last = tape.shown.length - 1;
-    playing.since += (now - playing.ticked) * (slow ? 0.5 : 1);
-    playing.ticked = now;
-    let to = tape.now;
-    while (to < last) {
-      const wait = to < 0 ? 0 : Math.min(Math.max(0, elapsed(to + 1) - elapsed(to)), LONGEST_MS);
-      if (wait > playing.since) break;
-      playing.since -= wait;
-      to += 1;
-    }
-    if (to === last) {
-      pause();
-      if (tape.recorded) show(last, false);
-      else live();
-    } else if (to !== tape.now) show(to, false);
-  }
-
-  /** Play from the current instant, or from the first one if it is the last. */
-  function play() {
-    if (!tape?.shown.length || playing.timer !== null || held) return;
-    if (tape.recorded) tell("phase", "playing");
-    if (tape.now === tape.shown.length - 1) {
-      leave();
-      // Show the first instant at once, unless it is also the last.
-      if (tape.shown.length > 1) show(0);
-      else tape.now = -1;
-    }
-    Object.assign(playing, { since: 0, ticked: performance.now(), timer: setInterval(tick, TICK_MS) });
-    tell("instant", { jumped: false });
-  }
-
-  function pause() {
-    if (playing.timer === null) return;
-    clearInterval(playing.timer);
-    playing.timer = null;
-    tell("instant", { jumped: false });
-  }
-
   /** Make a recording the current tape. If the file has no caches for an instant, they are those of the
       instant before. */
   function load(document, offer) {
     if (tape && !tape.recorded) {
-      live();
+      window.Bass.tape.live();
       own = tape;
     }
-    pause();
-    const { head, charts, ended, about, made } = document;
-    let cache = null;
-    const shown = document.snapshots.map((instant) => ({ ...instant, cache: (cache = instant.cache ?? cache) }));
+    const { charts, ended, about, made } = document;
     // A new run name each time, because plots keep their zoom and their pause as long as the run is the same.
-    tape = empty({ ...head, run: `${offer.name} ${performance.now()}` }, { charts, ended, shown, recorded: { ...offer, about, made, run: head.run } });
+    const head = { ...document.head, run: `${offer.name} ${performance.now()}` };
+    tape = empty(head, { charts, ended, recorded: { ...offer, about, made, run: document.head.run } });
+    let cache = null;
+    tape.shown = document.snapshots.map((instant) => {
+      for (const line of instant.lines) tape.race.add(line);
+      return { ...instant, cache: (cache = instant.cache ?? cache), clocks: tape.race.clocks };
+    });
+    tell("tape", "load");
   }
 
   /** Show the visitor's own run again. */
   function back() {
     if (!own) return;
-    pause();
     [tape, own] = [own, null];
-    tape.now = -1;
-    show(tape.shown.length - 1);
+    tape.now = tape.read = -1;
+    tell("tape", "back");
   }
 
   /** The run as the text of a file (ui/recordings/recording.py). `more` contains about and made. */
@@ -218,42 +157,28 @@
     return JSON.stringify({ recording: FORMAT, about, made, head, snapshots, charts, ended: ended ?? "stopped" });
   }
 
-  Object.assign(window.Bass, {
-    hold(on) {
-      held = on;
-      if (!tape?.away && !tape?.recorded) server.hold(on);
-      else if (on) {
-        playing.resume = playing.timer !== null;
-        pause();
-      } else if (playing.resume) play();
-      tell("instant", { jumped: false });
+  window.Bass.tape = {
+    show, leave, load, back, asRecording,
+    /** The wall time of instant `i` on the machine of the run, in ms. */
+    elapsed: (i) => tape.shown[i].view.elapsed_ms,
+    /** The lanes' race times at instant `i`. */
+    clocks: (i) => tape.shown[i].clocks,
+    /** The whole run in race time (times.js), or null. */
+    get race() {
+      return tape?.race ?? null;
     },
-    next() {
-      if (!tape?.away && !tape?.recorded) return server.next();
-      if (tape.now >= tape.shown.length - 1) return false;
-      show(tape.now + 1, false);
-      return true;
+    get replaying() {
+      return replaying;
     },
-    halfSpeed(on) {
-      slow = on;
-      server.halfSpeed(on);
+    set away(away) {
+      tape.away = away;
     },
-    tape: {
-      jump, live, play, pause, load, back, asRecording, elapsed,
-      /** The state of the tape: {count, now, away, playing, recorded, own, ended, held}. */
-      get state() {
-        return {
-          count: tape?.shown.length ?? 0, now: tape?.now ?? -1, away: Boolean(tape?.away), playing: playing.timer !== null,
-          recorded: tape?.recorded ?? null, own: Boolean(own), ended: tape?.ended ?? null, held,
-        };
-      },
+    /** {count, now, read, away, recorded, own, ended}. tape.state (playhead.js) has these too. */
+    get facts() {
+      return {
+        count: tape?.shown.length ?? 0, now: tape?.now ?? -1, read: tape?.read ?? -1, away: Boolean(tape?.away),
+        recorded: tape?.recorded ?? null, own: Boolean(own), ended: tape?.ended ?? null,
+      };
     },
-  });
-
-  // In the capture phase, before other listeners: when a race starts or ends, the page must show the newest instant.
-  document.addEventListener("click", (event) => {
-    if (!event.target.closest("#run, #stop") || !tape) return;
-    if (tape.recorded) pause();
-    else if (tape.away) live();
-  }, true);
+  };
 })();

@@ -1,0 +1,278 @@
+"""The time axis, the drafts in the lanes and the opening, with the shipped recordings and without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from tests.support.page import hosted
+from ui.recordings.shelf import SHIPPED
+
+from .browser import LANES, assert_accessible, assert_fits
+from .conftest import watched
+
+pytestmark = pytest.mark.slow
+# Resolves after the next drawing.
+DRAWN = "() => new Promise((done) => Bass.soon(() => setTimeout(() => done(true), 30)))"
+STATE = "() => Bass.tape.state"
+# What the lanes show: the texts, the drafts in sight, and the rejected drafts.
+SHOWN = """() => Object.fromEntries([...document.querySelectorAll(".lane:not([hidden])")].map((lane) => [
+  lane.dataset.lane, [...lane.querySelectorAll(".sequence")].map((text) => ({
+    text: text.textContent,
+    drafts: [...text.querySelectorAll(".draft:not([hidden])")].map((draft) => draft.dataset.text),
+    fallen: [...text.querySelectorAll(".fallen")].map((one) => one.dataset.text),
+  }))]))"""
+# The origins of the last tokens of a text.
+ORIGINS = "(text, count) => [...text.querySelectorAll('.token')].slice(-count).map((e) => e.classList[1])"
+BARS = """() => Object.fromEntries([...document.querySelectorAll("[data-axis]")]
+  .map((row) => [row.dataset.axis, row.bars]))"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with hosted(None, about="") as url:
+        yield url
+
+
+@pytest.fixture
+def film(context: BrowserContext, address: str) -> Iterator[Page]:
+    """A page that shows the end of the recording "win"."""
+    with watched(context, address) as page:
+        page.click("[data-recording=win]")
+        page.wait_for_function("() => Bass.run() && Bass.tape.state.playing")
+        page.evaluate("() => Bass.tape.live()")
+        page.wait_for_function(DRAWN)
+        yield page
+
+
+def rounds(name: str, lane: str) -> list[dict[str, Any]]:
+    """The rounds of a lane, each with `begin` and `end` in race time: the lane's clock without its prefills."""
+    found, clock, before = [], 0.0, 0.0
+    for snapshot in SHIPPED[name].recording["snapshots"]:
+        for line in snapshot["lines"]:
+            for one in line.get(lane, {"rounds": []})["rounds"]:
+                spent, before = one["time_ms"] - before, one["time_ms"]
+                if one["kind"] != "prefill":
+                    found.append(one | {"begin": clock, "end": clock + spent})
+                    clock += spent
+    return found
+
+
+def seek(page: Page, ms: float) -> dict[str, Any]:
+    """Put the playhead at `ms`, and return what the lanes show then."""
+    page.evaluate("(ms) => Bass.tape.seek(ms)", ms)
+    page.wait_for_function(DRAWN)
+    shown: dict[str, Any] = page.evaluate(SHOWN)
+    return shown
+
+
+def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
+    flags = film.evaluate("() => document.querySelector('.axis').flags")
+    figures = SHIPPED["win"].recording["snapshots"][-1]["view"]["lanes"]
+    for lane in LANES:
+        steps = rounds("win", lane)
+        assert flags[lane] == pytest.approx(steps[-1]["end"])
+        # The ratio of the flags is the headline's speed-up, because prompts have no width.
+        speedup = flags["regular"] / flags[lane]
+        assert speedup == pytest.approx(figures[lane]["metrics"]["speedup"], rel=2e-3)
+        expect(film.locator(f"[data-axis={lane}] .axis-flag")).to_have_text(f"{flags[lane] / 1000:.2f} s")
+    bass = flags["regular"] / flags["bass"]
+    expect(film.locator(".verdict-head")).to_have_text(f"BASS is ahead: {bass:.2f}× the speed of Regular.")
+    # Speculative reads each of its prompts when its turn comes: their time is written, but has no width.
+    reading = ["73 ms", "150 ms", "81 ms"]
+    assert film.locator(".axis-read").all_text_contents() == reading
+    end, bars = max(flags.values()), film.evaluate(BARS)
+    width = film.locator("[data-axis=bass] canvas").evaluate("e => e.getBoundingClientRect().width")
+    written = {lane: [sum(r["written"] for r in one["rows"]) for one in rounds("win", lane)] for lane in LANES}
+    most = max(map(max, written.values()))
+    height = film.locator("[data-axis=bass] canvas").evaluate("e => e.getBoundingClientRect().height") - 1
+    for lane in LANES:
+        for bar, one, tokens in zip(bars[lane], rounds("win", lane), written[lane], strict=True):
+            assert bar["x"] == pytest.approx(one["begin"] * width / end, abs=0.01)
+            assert bar["width"] == pytest.approx((one["end"] - one["begin"]) * width / end, abs=0.01)
+            assert bar["height"] == pytest.approx(max(2, tokens * height / most))
+        count, time = len(written[lane]), flags[lane]
+        means = f"{sum(written[lane]) / count:.1f}".removesuffix(".0"), f"{time / count:.0f}"
+        expect(film.locator(f"[data-axis={lane}] .axis-means")).to_have_text(f"{means[0]} tokens in {means[1]} ms")
+
+
+def test_drafts_stand_in_grey_and_are_judged(film: Page) -> None:
+    for lane in ("speculative", "bass"):
+        for at, one in enumerate(rounds("win", lane)[:4]):
+            begin, end = one["begin"], one["end"]
+            standing = seek(film, begin + 0.9 * (end - begin))[lane]
+            judged = seek(film, end)[lane]
+            for row in one["rows"]:
+                before, after = standing[row["sequence"]], judged[row["sequence"]]
+                assert before["drafts"] == row["drafted_text"], (lane, at)
+                kept, thrown = row["drafted_text"][: row["accepted"]], row["drafted_text"][row["accepted"] :]
+                assert after["text"].startswith(before["text"] + "".join(kept))
+                replaced = thrown and row["written"] > row["accepted"]
+                struck = [thrown[0].strip() + ("…" if len(thrown) > 1 else "")] if replaced else []
+                assert after["fallen"] == struck
+                assert after["drafts"] == []
+                text = film.locator(f"#lane-{lane} .sequence").nth(row["sequence"])
+                origins = text.evaluate(ORIGINS, row["written"])
+                assert origins[: row["accepted"]] == ["accepted"] * row["accepted"]
+                assert len(origins) == row["accepted"] or origins[-1] in ("recovered", "bonus")
+    # Early in a round, no draft is written yet.
+    first = rounds("win", "bass")[1]
+    assert seek(film, first["begin"] + 0.01)["bass"][0]["drafts"] == []
+
+
+def test_the_drawing_depends_only_on_the_time(film: Page) -> None:
+    """Going forward, back or straight to a time shows the same texts, and none that is later."""
+    times = [0.0, 30.0, 170.0, 333.0, 700.0, 1030.0]
+    tokens = "() => [...Bass.tape.race.lanes].map(([name, { rows }]) => [name, rows.map(({ spans }) => "
+    texts = dict(film.evaluate(f"{tokens}spans.map((span) => span.text))])"))
+    assert all("".join(text) == "".join(texts["regular"][0]) for lane in LANES for text in texts[lane])
+    forward = [seek(film, ms) for ms in times]
+    assert [seek(film, ms) for ms in reversed(times)] == forward[::-1]
+    for ms, shown in zip(times, forward, strict=True):
+        for lane in LANES:
+            ended = [one for one in rounds("win", lane) if one["end"] <= ms + 1e-6]
+            for at, row in enumerate(shown[lane]):
+                count = sum(r["written"] for one in ended for r in one["rows"] if r["sequence"] == at)
+                text = texts[lane][at]
+                # Besides the rounds, reading the prompt writes a first token, when its turn has come.
+                assert row["text"] in ("".join(text[: count + 1]), "" if count == 0 else None), (ms, lane, at)
+    # The rest of the page is not later than the playhead, and the run has its round.
+    film.evaluate("() => Bass.tape.seek(150)")
+    assert film.evaluate("() => Bass.tape.roundAt('bass').record.round") == 6
+    assert film.evaluate("() => Bass.run().lanes.get('bass').rounds.at(-1).round") >= 6
+    assert film.evaluate("() => Bass.run().done") is False
+
+
+def test_the_playhead_is_dragged_stepped_and_played(film: Page) -> None:
+    slider, canvas = film.locator(".axis-slider"), film.locator("[data-axis=regular] canvas")
+    end = film.evaluate(STATE)["end"]
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box
+    film.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 10)
+    film.mouse.down()
+    film.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 10, steps=5)
+    film.mouse.up()
+    assert film.evaluate(STATE)["ms"] == pytest.approx(end / 2, abs=5)
+    line = film.locator(".axis-line").bounding_box()
+    assert line and line["x"] == pytest.approx(box["x"] + box["width"] / 2, abs=3)
+    # The figures follow once the playhead rests.
+    film.wait_for_function("() => !Bass.run().done")
+    slider.focus()
+    film.keyboard.press("Home")
+    assert film.evaluate(STATE)["ms"] == 0
+    bass = rounds("win", "bass")
+    ends = sorted(one["end"] for lane in LANES for one in rounds("win", lane))
+    film.keyboard.press("ArrowRight")
+    first = film.evaluate(STATE)["ms"]
+    assert first == pytest.approx(min(ends[0], bass[0]["end"] / 2, rounds("win", "speculative")[0]["end"] / 2))
+    expect(slider).to_have_attribute(
+        "aria-valuetext", f"{first / 1000:.2f} s: Regular 0 tokens, Speculative 0 tokens, BASS 0 tokens"
+    )
+    film.keyboard.press("ArrowLeft")
+    assert film.evaluate(STATE)["ms"] == 0
+    # Each speed is written out, and plays to the end.
+    film.click("[data-speed='0.1']")
+    expect(film.locator(".axis-words")).to_contain_text(" at 1/10 speed")
+    film.click("[data-speed='1']")
+    expect(film.locator(".axis-words")).to_have_text(f"{end / 1000:.2f} s")
+    assert film.evaluate(STATE)["ms"] == end and film.evaluate("() => Bass.run().done")
+    film.click("[data-tape=next]")
+    film.evaluate("() => { Bass.tape.seek(100); Bass.tape.speed = 0.04; Bass.tape.play(); }")
+    expect(film.locator(".axis-words")).to_contain_text(" at 1/25 speed")
+    film.click("[data-tape=play]")
+    assert not film.evaluate(STATE)["playing"]
+
+
+def test_a_step_is_chosen_with_keys_or_a_click_and_opens_in_the_inspector(film: Page) -> None:
+    canvas, words = film.locator("[data-axis=bass] canvas"), film.locator(".axis-words")
+    canvas.focus()
+    for _ in range(3):
+        film.keyboard.press("ArrowRight")
+    third = rounds("win", "bass")[2]
+    expect(words).to_contain_text(f"BASS, Round 3: 16 tokens in {third['end'] - third['begin']:.1f} ms = drafts ")
+    expect(film.locator(".board-spoken")).to_contain_text("Round 3: 16 tokens")
+    film.keyboard.press("Enter")
+    expect(film.locator(".round-line")).to_contain_text("The lane's round 3,")
+    expect(film.locator("[data-pick=lane]")).to_have_value("bass")
+    assert film.evaluate(STATE)["ms"] == pytest.approx(third["end"])
+    film.evaluate("() => Bass.tape.live()")
+    film.wait_for_function(DRAWN)
+    bar = film.evaluate(BARS)["bass"][6]
+    canvas.click(position={"x": bar["x"] + bar["width"] / 2, "y": 20})
+    expect(film.locator(".round-line")).to_contain_text("The lane's round 7,")
+    # One tab stop per lane.
+    assert film.locator(".axis canvas[tabindex='0']").count() == 3
+    for width in (390, 1024, 1400):
+        assert_fits(film, width)
+    assert_accessible(film)
+
+
+def caption(page: Page, text: str) -> None:
+    expect(page.locator(".opening-caption")).to_contain_text(text, timeout=60_000)
+
+
+def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext, address: str) -> None:
+    speeds = {
+        name: {lane: rounds(name, "regular")[-1]["end"] / rounds(name, lane)[-1]["end"] for lane in LANES}
+        for name in ("one", "win")
+    }
+    assert all(2.5 < speeds["one"][lane] < 3.5 for lane in ("speculative", "bass"))
+    assert speeds["win"]["speculative"] < 1 and speeds["win"]["bass"] > 2
+    with watched(context, address) as page:
+        page.goto(address)
+        caption(page, "One reader: both drafters are about three times as fast.")
+        expect(page.locator(".axis-words")).to_contain_text(" at 1/25 speed")
+        expect(page.locator(".sequence .draft:not([hidden])").first).to_be_visible()
+        expect(page.locator(".axis-words")).to_contain_text(" at 1/10 speed")
+        caption(page, "Four readers: one after another no longer helps, all at once does.")
+        assert page.evaluate("() => Bass.tape.state.recorded.name") == "win"
+        expect(page.locator(".axis-words")).to_contain_text(" at 1/10 speed")
+        caption(page, "The text is the same, token for token")
+        caption(page, "The text is the same, token for token: 172 of 172.")
+        assert page.locator(".token.equal").count() == page.locator(".lane .sequence .token").count()
+        caption(page, "One reader")
+        page.click("[data-skip]")
+        expect(page.locator(".opening")).to_be_hidden()
+        expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead: ")
+        assert not page.evaluate(STATE)["playing"]
+
+
+def test_a_touch_of_the_axis_or_escape_ends_the_opening(context: BrowserContext, address: str) -> None:
+    with watched(context, address) as page:
+        for end in ("axis", "Escape", "scene"):
+            page.goto(address)
+            caption(page, "One reader")
+            page.wait_for_function("() => Bass.tape.state.playing")
+            if end == "axis":
+                page.click("[data-tape=next]")
+                assert page.evaluate(STATE)["recorded"]["name"] == "one"
+                assert not page.evaluate(STATE)["playing"]
+            elif end == "Escape":
+                page.keyboard.press("Escape")
+                expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead: ")
+            else:
+                page.get_by_role("button", name="Scene 3: The same text").click()
+                caption(page, "The text is the same")
+                page.click("[data-recording=loss]")
+            expect(page.locator(".opening")).to_be_hidden()
+            assert page.locator(".token.equal").count() == 0
+
+
+def test_with_reduced_motion_the_end_is_shown_and_can_be_stepped(context: BrowserContext, address: str) -> None:
+    with watched(context, address) as page:
+        page.emulate_media(reduced_motion="reduce")
+        page.goto(address)
+        page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.run()?.done")
+        expect(page.locator(".opening")).to_be_hidden()
+        expect(page.locator(".axis .motion:visible")).to_have_count(0)
+        expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead: ")
+        page.click("[data-tape=next]")
+        page.wait_for_function("() => Bass.tape.state.ms > 0 && Bass.tape.state.ms < 30")
+        shown = page.evaluate(SHOWN)
+        assert json.dumps(shown["bass"]).count(" sea") or shown["bass"][0]["text"] == "The"
+        expect(page.locator("[data-tape=back]")).to_be_enabled()
