@@ -18,7 +18,7 @@ from bass_core import ModelPair, Snapshot, measure_ahead, race
 from ui.page.choices import choices
 from ui.page.form import starting_values
 from ui.page.limits import Limits
-from ui.page.presets import presets
+from ui.page.presets import REPEAT, presets
 from ui.page.request import RaceRequest, make_request
 from ui.recordings.recording import record, save
 from ui.recordings.shelf import FOLDER
@@ -28,7 +28,7 @@ from ui.sources.source import PairOptions
 from ..report.report import command, device_name, parser, revision, table, versions
 
 # The preset whose settings each recording has.
-RECORDINGS = {"win": "Wins", "loss": "Loses", "h100": "On an H100"}
+RECORDINGS = {"win": REPEAT, "loss": "Unrelated words", "h100": "On an H100"}
 
 
 def main(argv: list[str]) -> None:

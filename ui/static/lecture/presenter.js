@@ -87,7 +87,7 @@
   const FIELDS = "input, textarea, select, [contenteditable]:not([contenteditable='false']), [role='textbox']";
   const announce = (name) => document.dispatchEvent(new CustomEvent(`bass:${name}`));
   const press = (selector) => document.querySelector(selector)?.click();
-  const presets = () => [...document.querySelectorAll("#presets button")].slice(0, 9);
+  const presets = () => [...document.querySelectorAll("#presets button:not(#more-presets)")].slice(0, 9);
 
   const KEYS = {
     r: () => press("#run"), s: () => press("#stop"), " ": () => announce("pause"), ArrowRight: () => announce("step"), ArrowLeft: () => announce("back"),
