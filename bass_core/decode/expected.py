@@ -1,4 +1,4 @@
-"""The speed-up to expect on this machine, from its stored costs of rounds. Call `expected_speedup`; no model runs."""
+"""The speed-up to expect on this machine, from its stored costs. Call `expected_speedup`; no model runs."""
 
 from __future__ import annotations
 

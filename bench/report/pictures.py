@@ -100,7 +100,11 @@ RACES: dict[str, tuple[Shot, ...]] = {
     "A long document": (Shot("lecture-long", ("[data-chart=cache]",)),),
     "On an H100": (Shot("lecture-h100", LANES, most=760),),
     SWEEP: (
-        Shot("lecture-sweep", (".readers", ".bass-sweep[data-kind=measured]", ".bass-sweep[data-kind=predicted]"), most=1300),
+        Shot(
+            "lecture-sweep",
+            (".readers", ".bass-sweep[data-kind=measured]", ".bass-sweep[data-kind=predicted]"),
+            most=1300,
+        ),
     ),
 }
 

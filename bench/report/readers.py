@@ -6,9 +6,9 @@ It writes ui/sweep/readers.json. No model runs, and each figure follows from sto
 - the drafts of questions are accepted as often as those of Spec-Bench's categories in `bench spec`, the drafts of
   a repeated text as often as in the recording "win".
 
-A step of BASS drafts DRAFTS tokens per row, as the page's first race does. Speculative serves one reader at a time,
-so its steps are those of BASS with one reader. The claims compare the predicted speed-ups with those of `bench spec`,
-which chose the draft lengths by their measured costs.
+A step of BASS drafts DRAFTS tokens per row, as the page's first race does. Speculative serves one reader at a
+time, so its steps are those of BASS with one reader. The claims compare the predicted speed-ups with those of
+`bench spec`, which chose the draft lengths by their measured costs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,11 @@ def predicted(readers: Sequence[int]) -> dict[str, Any]:
     """
     texts = {
         QUESTIONS: {"label": "Questions", "acceptance": question_acceptance(), "source": made(load(SPEC))},
-        REPEATED: {"label": "A repeated text", "acceptance": [repeated_acceptance()], "source": recording_source()},
+        REPEATED: {
+            "label": "A repeated text",
+            "acceptance": [repeated_acceptance()],
+            "source": recording_source(),
+        },
     }
     machines = {}
     for name, (label, file) in CPUS.items():
@@ -88,8 +92,8 @@ def predicted(readers: Sequence[int]) -> dict[str, Any]:
 def cpu_costs(floor: Row) -> CostTable:
     """Return the step times in a result file of `bench floor`.
 
-    A verification's time depends on its tokens, so steps of equally many tokens are averaged. A draft step with cold
-    caches counts as the first of a proposal. Its times are continued linearly to the largest number of readers.
+    A verification's time depends on its tokens, so steps of equally many tokens are averaged. A draft step with
+    cold caches counts as the first of a proposal. Its times are continued linearly to the largest number of readers.
     """
     by_tokens: dict[int, list[float]] = {}
     draft: dict[str, dict[int, float]] = {"draft step": {}, "draft step, again": {}}
@@ -112,13 +116,11 @@ def cpu_costs(floor: Row) -> CostTable:
 
 def steps(costs: RoundCosts, texts: dict[str, Any], readers: Iterable[int]) -> dict[str, Any]:
     """Return a machine's step times and tokens per step, for each number of readers."""
-    return {
-        "regular": [_short(costs.verify_ms(rows, rows)) for rows in readers],
-        "bass": {
-            text: [_step(costs, Acceptance(np.array([[rate] for rate in known["acceptance"]])), rows) for rows in readers]
-            for text, known in texts.items()
-        },
-    }  # fmt: skip
+    bass = {}
+    for text, known in texts.items():
+        acceptance = Acceptance(np.array([[rate] for rate in known["acceptance"]]))
+        bass[text] = [_step(costs, acceptance, rows) for rows in readers]
+    return {"regular": [_short(costs.verify_ms(rows, rows)) for rows in readers], "bass": bass}
 
 
 def _step(costs: RoundCosts, acceptance: Acceptance, rows: int) -> list[float]:
@@ -159,7 +161,9 @@ def made(document: Row) -> str:
 def measured() -> dict[str, float]:
     """Return the measured greedy speed-ups of BASS on Spec-Bench, by readers."""
     rows = [row for name in (SPEC_SINGLE, SPEC) for row in load(name)["results"]]
-    found = [row for row in rows if row["category"] == "all" and row["temperature"] == 0 and row["bass"] is not None]
+    found = [
+        row for row in rows if row["category"] == "all" and row["temperature"] == 0 and row["bass"] is not None
+    ]
     return {str(row["batch"]): _short(row["bass"]) for row in found}
 
 

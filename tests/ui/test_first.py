@@ -22,7 +22,9 @@ def test_four_questions_come_first_where_bass_wins_them(
     expected: float | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(first, "expected_speedup", lambda *values, **more: asked.append((values, more)) or expected)
+    monkeypatch.setattr(
+        first, "expected_speedup", lambda *values, **more: asked.append((values, more)) or expected
+    )
     pair: Any = SimpleNamespace(name="smollm2")
     assert first.first_preset(pair) == chosen
     race = presets()[QUESTIONS].values

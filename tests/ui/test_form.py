@@ -54,7 +54,7 @@ def _refusals(page: Page) -> None:
 
 
 def _presets(page: Page) -> None:
-    """A preset sets the whole form. "Four questions" runs one prompt per row, and the snippet contains the prompts."""
+    """A preset sets the whole form. "Four questions" has one prompt per row, and the snippet has the prompts."""
     note, coupled = page.locator("#preset-note"), "coupled: the same text in every lane"
     open_settings(page)
     expect(page.get_by_role("button", name="Tell a story")).to_be_hidden()

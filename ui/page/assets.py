@@ -37,7 +37,12 @@ except ImportError:  # Windows
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = (
-    "page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "sweep/readers.css", "lecture/bar.css",
+    "page/page.css",
+    "how/how.css",
+    "race/race.css",
+    "sweep/sweep.css",
+    "sweep/readers.css",
+    "lecture/bar.css",
     "lecture/bet.css",
 )
 # Gradio 6.31 replaces each rule of STYLES by a copy that applies only inside Gradio's containers. The copies would

@@ -67,7 +67,13 @@ def presets() -> dict[str, Preset]:
         ),
         QUESTIONS: Preset(
             "Each row answers its own question, and accepts drafts at its own pace.",
-            {"prompt": FOUR_QUESTIONS, "prompts": "lines", "batch_size": 4, "temperature": 0.0, "draft_length": "3"},
+            {
+                "prompt": FOUR_QUESTIONS,
+                "prompts": "lines",
+                "batch_size": 4,
+                "temperature": 0.0,
+                "draft_length": "3",
+            },
         ),
     }
     if MANUAL.is_file():

@@ -57,8 +57,8 @@ SHIPPED = {
         (
             "win",
             "A win",
-            "The preset Repeat a text, recorded on a CPU: nearly every draft is accepted, and BASS serves four rows at "
-            "once.",
+            "The preset Repeat a text, recorded on a CPU: nearly every draft is accepted, and BASS serves four "
+            "rows at once.",
         ),
         (
             "loss",

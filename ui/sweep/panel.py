@@ -1,4 +1,4 @@
-"""The tab "Sweep": the slider over readers, and below it the visitor's own measurements and predictions. Call `panel`.
+"""The tab "Sweep": the slider over readers, then the visitor's own measurements and predictions. Call `panel`.
 
 The HTML is static. sweep.js draws the states that SweepEvents yields.
 """
@@ -19,8 +19,8 @@ from .predicted import MACHINES, MODELS
 from .request import FIXED, MAX_PROMPTS
 
 # What "Measure" does. A page without a model can't measure.
-ABOUT_MEASURING = """<header class="sweep-head"><p>"Measure" races BASS against Regular for about a minute: at batch 1, 2, 4
-and 8 on the prompt of the tab "Race", or at its batch size on your own prompts.</p></header>"""
+ABOUT_MEASURING = """<header class="sweep-head"><p>"Measure" races BASS against Regular for about a minute: at
+batch 1, 2, 4 and 8 on the prompt of the tab "Race", or at its batch size on your own prompts.</p></header>"""
 OWN_PROMPTS = "2 to {most} prompts, one per line. Separate prompts of several lines by blank lines."
 ABOUT = {
     "measured": (

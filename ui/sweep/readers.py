@@ -32,6 +32,7 @@ def template() -> str:
         '<svg aria-hidden="true"></svg><p></p></li>'
         for name in ("regular", "speculative", "bass")
     )
+    most = max(known["readers"])
     shown = escape(json.dumps(known, separators=(",", ":")))
     return f"""<section class="readers" data-figures="{shown}" aria-labelledby="readers-title">
 <header><h2 id="readers-title">How many readers at once?</h2>
@@ -39,7 +40,7 @@ def template() -> str:
 {_choice("text", "Text", known["texts"])}</div></header>
 <p class="readers-said" role="status"></p>
 <div class="readers-curve"><svg aria-hidden="true"></svg>
-<input type="range" min="1" max="{max(known["readers"])}" step="1" value="{START}" aria-label="Readers at once"></div>
+<input type="range" min="1" max="{most}" step="1" value="{START}" aria-label="Readers at once"></div>
 <ul class="readers-steps" aria-label="Steps of the three decoders">{lanes}</ul>
 <p class="readers-source"></p></section>"""
 
