@@ -49,7 +49,7 @@ class Acceptance:
 
 
 def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[float, float]:
-    """Return two times in ms: of a proposal with `forwards` draft forwards, and of verifying drafted[r] drafts per row."""
+    """Return the ms of a proposal with `forwards` draft forwards, and of verifying drafted[r] drafts in row r."""
     rows = len(drafted)
     tokens = rows * (1 + max(drafted)) if costs.padded else rows + sum(drafted)
     proposal = forwards * costs.draft_ms(rows) + costs.proposal_ms(rows) if forwards else 0.0

@@ -93,7 +93,7 @@ def cpu_costs(floor: Row) -> CostTable:
     """Return the step times in a result file of `bench floor`.
 
     A verification's time depends on its tokens, so steps of equally many tokens are averaged. A draft step with
-    cold caches counts as the first of a proposal. Its times are continued linearly to the largest number of readers.
+    cold caches counts as the first of a proposal. Its times are continued linearly to the most readers.
     """
     by_tokens: dict[int, list[float]] = {}
     draft: dict[str, dict[int, float]] = {"draft step": {}, "draft step, again": {}}

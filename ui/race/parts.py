@@ -49,7 +49,7 @@ CELLS = {
 }
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
-<p class="verdict-head" aria-live="off">Three decoders, one prompt: which is fastest?</p><ul></ul>
+<p class="verdict-head" aria-live="off">Three decoders, one model: which is fastest?</p><ul></ul>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
 # One round of one row, drawn by step.js.
