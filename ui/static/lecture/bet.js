@@ -78,11 +78,11 @@
       const names = this.lanes?.length ? this.lanes : lanes;
       this.list.replaceChildren(...names.map((name, i) => {
         const button = make("button", "bet-lane"), key = String.fromCharCode(97 + i);
-        const label = this.board.querySelector(`[id="lane-${name}"] h2`)?.textContent ?? laneName(name);
+        const lane = this.board.querySelector(`[id="lane-${name}"]`), label = lane?.querySelector("h2").textContent ?? laneName(name);
         button.type = "button";
         button.dataset.key = key;
         button.dataset.bet = name;
-        button.style.setProperty("--lane", `var(--${window.Bass.lookOf(name).colour})`);
+        button.style.setProperty("--lane", lane?.style.getPropertyValue("--lane") || "var(--lane-other)");
         button.append(make("kbd", "", key), label);
         button.addEventListener("click", () => this.choose(label));
         return button;

@@ -27,7 +27,7 @@
   /** The line as [prompt, the rest]. For a recording without settings, it is the page's description. */
   function inWords({ prompt = "", prompts, batch_size: batch, temperature, max_new_tokens: tokens, draft_length: length }) {
     const rows = prompts === "lines" ? prompt.split("\n").filter((line) => line.trim()).length : batch;
-    if (!prompt) return [document.querySelector(".about-pair")?.textContent ?? "", ""];
+    if (!prompt) return [document.querySelector(".about-pair")?.textContent || "Settings", ""];
     const parts = [
       prompts === "lines" ? `${number(rows, 0)} prompts` : `batch ${number(rows, 0)}`,
       `temperature ${temperature ?? "n/a"}`, `${number(tokens, 0)} tokens`, `drafts: ${words[length] ?? length}`,

@@ -47,7 +47,8 @@
       this.slider.setAttribute("aria-valuetext", this.counted(readers));
       this.say(readers, steps, last);
       this.curve(readers, last);
-      for (const [name, step] of Object.entries(steps)) this.strip(name, step);
+      const tallest = Math.max(...Object.values(steps).map(({ tokens }) => tokens));
+      for (const [name, step] of Object.entries(steps)) this.strip(name, step, tallest);
       const { machine, known } = this, text = known.texts[this.chosen("text")];
       setText(this.root.querySelector(".readers-source"),
         `Predicted with ${known.drafts} drafts per row. Step times: ${machine.source}. Acceptance: ${text.source}.`
@@ -83,7 +84,7 @@
       if (last < counts.at(-1)) {
         const from = x(last + 0.5);
         add("rect", { class: "behind", x: from, y: top, width: width - right - from, height: height - top - bottom });
-        add("text", { class: "note", x: width - right - 6, y: top + 14, "text-anchor": "end" }, "does not pay");
+        if (width - right - from > 100) add("text", { class: "note", x: from + 8, y: top + 14 }, "does not pay");
       }
       for (let speed = 0; speed <= high; speed += 1) {
         add("line", { class: speed === 1 ? "regular" : "grid", x1: left, x2: width - right, y1: y(speed), y2: y(speed) });
@@ -101,16 +102,16 @@
       for (const [count, speed] of this.measured) add("circle", { class: "measured", cx: x(count), cy: y(speed), r: 5 });
       const end = all.at(-1);
       add("text", { class: "name of-bass", x: width - right, y: y(end.bass.speed) - 8, "text-anchor": "end" }, "BASS");
+      add("text", { class: "name", x: x(12), y: y(1) + 16, "text-anchor": "middle" }, "Regular");
       add("text", { class: "name of-speculative", x: width - right, y: y(end.speculative.speed) - 8, "text-anchor": "end" }, "Speculative");
       const picture = this.root.querySelector(".readers-curve svg");
       picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
       picture.replaceChildren(...parts);
     }
 
-    /** The steps of one decoder in SPAN_MS, all machines and readers on one scale of time. */
-    strip(name, { tokens, ms }) {
+    /** The steps of one decoder in SPAN_MS. The step with the most tokens is as tall as the picture. */
+    strip(name, { tokens, ms }, tallest) {
       const item = this.root.querySelector(`[data-lane="${name}"]`), { width, height } = STRIP, parts = [];
-      const tallest = Math.max(...this.known.readers.map((readers) => this.steps(readers).bass.tokens));
       const tall = Math.max(2, height * tokens / tallest);
       for (let start = 0; start < SPAN_MS; start += ms) {
         const from = width * start / SPAN_MS, to = Math.min(width, width * (start + ms) / SPAN_MS);
