@@ -109,6 +109,8 @@
     key(event) {
       if (!this.open || event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
       if (event.target.closest?.(FIELDS)) return;
+      // Without the page's keys, only the question itself takes some while it has the focus (WCAG 2.1.4).
+      if (new URLSearchParams(location.search).get("keys") === "off" && !this.part.contains(event.target)) return;
       const button = this.list.querySelector(`[data-key="${CSS.escape(event.key.toLowerCase())}"]`);
       if (!button && event.key !== "Escape") return;
       event.preventDefault();
