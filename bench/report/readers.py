@@ -14,8 +14,7 @@ time, so its steps are those of BASS with one reader. The claims compare the pre
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -75,7 +74,7 @@ def predicted(readers: Sequence[int]) -> dict[str, Any]:
             "source": recording_source(),
         },
     }
-    machines = {}
+    machines: dict[str, Any] = {}
     for name, (label, file) in CPUS.items():
         stored = load(file)
         machines[name] = {"label": label, "source": made(stored), **steps(cpu_costs(stored), texts, readers)}
@@ -114,7 +113,7 @@ def cpu_costs(floor: Row) -> CostTable:
     return CostTable({rows: verify for rows in again}, again, padded=False, proposal=proposal)
 
 
-def steps(costs: RoundCosts, texts: dict[str, Any], readers: Iterable[int]) -> dict[str, Any]:
+def steps(costs: RoundCosts, texts: dict[str, Any], readers: Sequence[int]) -> dict[str, Any]:
     """Return a machine's step times and tokens per step, for each number of readers."""
     bass = {}
     for text, known in texts.items():
@@ -192,7 +191,7 @@ def claims(document: dict[str, Any]) -> list[Row]:
             for at, readers in enumerate(document["readers"]):
                 if str(readers) in known:
                     off = speedup(machine, text, at, readers) / known[str(readers)] - 1
-                    holds = math.fabs(off) <= WITHIN
+                    holds = abs(off) <= WITHIN
                     what = f"predicted / measured speed-up - 1, {name}, {text}, {readers} readers"
                     compared.append(claim(what, off, f"within {WITHIN:g}", holds))
     return compared
