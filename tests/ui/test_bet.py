@@ -33,7 +33,7 @@ def test_a_bet_on_a_recording_is_compared_with_its_verdict(context: BrowserConte
         assert_accessible(page)
         page.keyboard.press("a")
         expect(bet).to_be_hidden()
-        expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
+        expect(line).to_contain_text("You said Regular; BASS, by ")
         head = page.locator(".verdict-head").inner_text()
         expect(line).to_have_text(f"You said Regular; BASS, by {head.split(': ')[1].split(' ')[0]}.")
         # Going back in the race hides the outcome, and its end shows it again.
