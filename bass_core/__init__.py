@@ -13,6 +13,7 @@ from kernels.backends import BACKENDS as ATTENTIONS
 from kernels.support import on_zero_gpu
 
 from .decode.cost_store import may_measure
+from .decode.expected import expected_speedup
 from .decode.measuring import measure_ahead
 from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
@@ -95,6 +96,7 @@ __all__ = [
     "cache_root",
     "choose_drafter",
     "count_tokens",
+    "expected_speedup",
     "generate",
     "load_pair",
     "may_measure",

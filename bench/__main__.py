@@ -29,6 +29,7 @@ MODULES = {
     "peers": "peers.command",
     "pictures": "report.pictures",
     "precision": "cpu.precision",
+    "readers": "report.readers",
     "record": "cpu.record",
     "simulate": "simulation.command",
     "smoke": "smoke",

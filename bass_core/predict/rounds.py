@@ -49,10 +49,11 @@ class Acceptance:
 
 
 def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[float, float]:
-    """Return two times in ms: of `forwards` draft forwards, and of verifying drafted[r] drafts in each row r."""
+    """Return the ms of a proposal with `forwards` draft forwards, and of verifying drafted[r] drafts in row r."""
     rows = len(drafted)
     tokens = rows * (1 + max(drafted)) if costs.padded else rows + sum(drafted)
-    return forwards * costs.draft_ms(rows), costs.verify_ms(rows, tokens)
+    proposal = forwards * costs.draft_ms(rows) + costs.proposal_ms(rows) if forwards else 0.0
+    return proposal, costs.verify_ms(rows, tokens)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from bass_core import ModelPair, Snapshot, measure_ahead, race
 from ui.page.choices import choices
 from ui.page.form import starting_values
 from ui.page.limits import Limits
-from ui.page.presets import presets
+from ui.page.presets import REPEAT, presets
 from ui.page.request import RaceRequest, make_request
 from ui.recordings.recording import record, save
 from ui.recordings.shelf import FOLDER
@@ -30,10 +30,10 @@ from ..report.report import command, device_name, parser, revision, table, versi
 
 # The settings of each recording: a preset, and what differs from it.
 RECORDINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "win": ("Wins", {}),
-    "loss": ("Loses", {}),
+    "win": (REPEAT, {}),
+    "loss": ("Unrelated words", {}),
     "h100": ("On an H100", {}),
-    "one": ("Wins", {"batch_size": 1}),
+    "one": (REPEAT, {"batch_size": 1}),
 }
 
 

@@ -32,7 +32,7 @@ WALK = """() => {
   const line = document.querySelector(".step-part .step-line"), next = document.querySelector("[data-go='1']");
   for (let i = 0; i < 100; i += 1) {
     const [, drafts, accepted] = /(\\d+) drafts?, (\\d+) accepted/.exec(line.textContent) ?? [];
-    if (drafts >= 4 && accepted >= 2 && accepted < drafts) return;
+    if (drafts >= 3 && accepted >= 1 && accepted < drafts) return;
     next.click();
   }
 }"""
@@ -85,22 +85,26 @@ class Shot:
 
 LANES = (".verdict", ".lane-grid")
 # The tab to open after the last race, and the preset with its settings.
-SWEEP, SWEPT = "Sweep", "Break-even"
+SWEEP, SWEPT = "Sweep", "Write code"
 # The preset of each race, and the pictures to take after it.
 RACES: dict[str, tuple[Shot, ...]] = {
-    "Wins": (
+    "Repeat a text": (
         Shot("page", ("body",), most=1760),
         Shot("page-how", ("body",), "() => document.querySelector('[role=tab]:last-child').click()", most=1880),
         Shot("lecture-wins", LANES, most=640),
     ),
-    "Break-even": (),
-    "Loses": (Shot("lecture-loses", LANES, most=720),),
-    "Same words": (Shot("lecture-same-words", LANES, most=740),),
-    "Ragged": (Shot("lecture-ragged", (".cache-part",), MIDDLE), Shot("lecture-step", (".step-part",), WALK)),
-    "Long document": (Shot("lecture-long", ("[data-chart=cache]",)),),
+    "Write code": (Shot("lecture-step", (".step-part",), WALK),),
+    "Unrelated words": (Shot("lecture-loses", LANES, most=720),),
+    "Tell a story": (Shot("lecture-same-words", LANES, most=740),),
+    "Four questions": (Shot("lecture-ragged", (".cache-part",), MIDDLE),),
+    "A long document": (Shot("lecture-long", ("[data-chart=cache]",)),),
     "On an H100": (Shot("lecture-h100", LANES, most=760),),
     SWEEP: (
-        Shot("lecture-sweep", (".bass-sweep[data-kind=measured]", ".bass-sweep[data-kind=predicted]"), most=820),
+        Shot(
+            "lecture-sweep",
+            (".readers", ".bass-sweep[data-kind=measured]", ".bass-sweep[data-kind=predicted]"),
+            most=1300,
+        ),
     ),
 }
 
@@ -128,6 +132,9 @@ def main(argv: list[str]) -> None:
 
 def race(page: Any, preset: str) -> list[dict[str, Any]]:
     """Run a preset to its end and return its lanes' figures."""
+    more = page.locator("#more-presets")
+    if more.is_visible():
+        more.click()
     page.get_by_role("button", name=preset, exact=True).click()
     page.locator("#preset-note").filter(has_text=".").wait_for()
     page.wait_for_timeout(1000)

@@ -26,7 +26,7 @@ BAD_INPUT = [
 
 def test_every_part_of_the_form_works(page: Page, context: BrowserContext) -> None:
     expect(page.locator("#prompt textarea")).to_have_value(REWRITING)
-    expect(page.locator("#preset-note")).to_contain_text(presets()["Wins"].look_for)
+    expect(page.locator("#preset-note")).to_contain_text(presets()["Repeat a text"].look_for)
     expect(page.locator(".prompt-length")).to_have_text(f"{len(REWRITING)} of 4,096 tokens")
     _refusals(page)
     _presets(page)
@@ -54,20 +54,23 @@ def _refusals(page: Page) -> None:
 
 
 def _presets(page: Page) -> None:
-    """A preset sets the whole form. "Ragged" runs one prompt per row, and the snippet contains the prompts."""
+    """A preset sets the whole form. "Four questions" has one prompt per row, and the snippet has the prompts."""
     note, coupled = page.locator("#preset-note"), "coupled: the same text in every lane"
     open_settings(page)
-    page.get_by_role("button", name="Same words").click()
+    expect(page.get_by_role("button", name="Tell a story")).to_be_hidden()
+    page.get_by_role("button", name="More", exact=True).click()
+    expect(page.get_by_role("button", name="More", exact=True)).to_be_hidden()
+    page.get_by_role("button", name="Tell a story").click()
     expect(page.locator("#verification input")).to_have_value(coupled)
     page.fill("#top-k input", "3")
     expect(note).to_have_text("")
-    page.get_by_role("button", name="Ragged").click()
-    expect(note).to_contain_text(presets()["Ragged"].look_for)
+    page.get_by_role("button", name="Four questions").click()
+    expect(note).to_contain_text(presets()["Four questions"].look_for)
     expect(page.locator("#top-k input")).to_have_value("0")
     expect(page.locator("#verification input")).not_to_have_value(coupled)
     expect(page.locator("#prompts input")).to_have_value("one prompt per line")
     expect(page.locator("#batch-size input")).to_have_value("4")
-    expect(page.locator("#temperature input")).to_have_value("0.7")
+    expect(page.locator("#temperature input")).to_have_value("0")
     run_to_the_end(page)
     assert len(shown(page, "bass")) == 4
     code = page.locator(".snippet code").text_content() or ""
@@ -84,8 +87,8 @@ def _presets(page: Page) -> None:
 def _lengths(page: Page) -> None:
     """The line below the prompt shows the length of the field's text."""
     line, field = page.locator(".prompt-length"), page.locator("#prompt textarea")
-    expect(line).to_contain_text("4 prompts, the longest 50 of 4,096 tokens")
-    page.get_by_role("button", name="Wins").click()
+    expect(line).to_contain_text("4 prompts, the longest 72 of 4,096 tokens")
+    page.get_by_role("button", name="Repeat a text").click()
     expect(field).to_have_value(REWRITING)
     for text, message in (
         ("Hello", "5 of 4,096 tokens"),
@@ -97,9 +100,9 @@ def _lengths(page: Page) -> None:
     field.fill("")
     expect(line).to_have_text("")
     # If the text changes quickly, the line shows the length of the last one.
-    page.get_by_role("button", name="Same words").click()
+    page.get_by_role("button", name="Tell a story").click()
     field.press_sequentially(" And more.", delay=20)
-    page.get_by_role("button", name="Break-even").click()
+    page.get_by_role("button", name="Write code").click()
     expect(field).to_have_value(CODE)
     expect(line).to_have_text(f"{len(CODE)} of 4,096 tokens")
 
@@ -139,7 +142,7 @@ def _seed_is(page: Page, value: str) -> None:
 
 def _long_example(page: Page) -> None:
     """The long example shows its prefill, and stores its prompt once."""
-    page.get_by_role("button", name="Long document").click()
+    page.get_by_role("button", name="A long document").click()
     expect(page.locator("#batch-size input")).to_have_value("8")
     expect(page.locator(".prompt-length.refused")).to_contain_text("the model holds 4096")
     # A token of the tiny model is one ASCII character, so 3000 characters fit into its context.

@@ -235,7 +235,7 @@ def _coin(page: Page, served: Served) -> None:
 
 def _measured(page: Page, served: Served) -> None:
     """A measured race has no marks."""
-    page.get_by_role("button", name="Wins").click()
+    page.get_by_role("button", name="Repeat a text").click()
     expect(page.locator("#clock-models")).to_be_hidden()
     run_race(page, served)
     assert page.evaluate("Bass.clock()") is None

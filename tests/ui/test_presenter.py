@@ -111,6 +111,7 @@ def test_axis_and_steps_are_in_view_on_a_low_screen(context: BrowserContext) -> 
     with hosted(None, about="") as address, watched(context, f"{address}/?present=1") as page:
         page.set_viewport_size({"width": 1280, "height": 720})
         page.click("#run")
+        page.keyboard.press("c")
         expect(page.locator("#lane-regular .state")).to_contain_text("Finished")
         for button in ("#run", "#stop"):
             expect(page.locator(button)).to_be_in_viewport(ratio=1)
@@ -135,13 +136,13 @@ def test_keys_work_only_in_presenter_mode_and_not_in_fields(page: Page) -> None:
     prompt, keys = page.locator("#prompt textarea"), page.locator("dialog.keys")
     open_settings(page)
     expect(temperature).to_have_value("0")
-    for key in ("3", " ", "?"):
+    for key in ("5", " ", "?"):
         page.keyboard.press(key)
     expect(panel).to_be_hidden()
     expect(keys).to_be_hidden()
     page.click("[data-present]")
     page.evaluate("() => document.activeElement.blur()")
-    page.keyboard.press("3")
+    page.keyboard.press("5")
     expect(page.locator(".present-line")).to_contain_text("temperature 1.5")
     expect(temperature).to_have_value("1.5")
     page.click(".present-line")
@@ -155,6 +156,7 @@ def test_keys_work_only_in_presenter_mode_and_not_in_fields(page: Page) -> None:
     page.keyboard.press("Escape")
     expect(prompt).to_be_hidden()
     page.keyboard.press("r")
+    page.keyboard.press("c")
     page.wait_for_function(WRITING, timeout=PATIENCE_MS)
     page.keyboard.press("s")
     expect(status).to_have_text("Stopped.")
@@ -176,8 +178,8 @@ def test_keys_work_only_in_presenter_mode_and_not_in_fields(page: Page) -> None:
     page.evaluate("() => document.activeElement.blur()")
     page.keyboard.press("?")
     expect(keys).to_be_visible()
-    expect(keys.locator("dt")).to_contain_text(["r", "s", "Space", "1", "5"])
-    expect(keys).to_contain_text("preset “Loses”")
+    expect(keys.locator("dt")).to_contain_text(["r", "s", "Space", "1", "7"])
+    expect(keys).to_contain_text("preset “Unrelated words”")
     page.keyboard.press("1")
     expect(temperature).to_have_value("0.9")
     keys.locator("[data-keys-on]").uncheck()

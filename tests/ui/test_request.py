@@ -25,7 +25,7 @@ from ui.page import clock as words
 from ui.page.choices import Choices, draft_lengths
 from ui.page.form import starting_values
 from ui.page.limits import Limits
-from ui.page.presets import FIRST_PRESET, presets
+from ui.page.presets import presets
 from ui.page.request import RaceRequest, make_request
 from ui.page.setting import SETTINGS, shown
 from ui.sweep.request import MAX_RACES, make_sweep
@@ -144,8 +144,9 @@ def values(name: str, limits: Limits | None = None, choices: Choices | None = No
 
 
 def test_a_preset_sets_the_whole_form_within_the_operators_limits() -> None:
-    names = ["Wins", "Break-even", "Loses", "Same words", "Ragged", "On an H100", "Long document"]
-    assert list(presets()) == names and FIRST_PRESET == "Wins"
+    names = ["Repeat a text", "Write code", "Four questions", "A long document"]
+    assert [name for name, preset in presets().items() if not preset.more] == names
+    assert list(presets()) == [*names, "Unrelated words", "Tell a story", "On an H100"]
     few, requests = Limits(max_batch=2, max_new_tokens=16), {}
     unshown = {name: setting.default for name, setting in SETTINGS.items() if not setting.control}
     for name, preset in presets().items():
@@ -160,20 +161,20 @@ def test_a_preset_sets_the_whole_form_within_the_operators_limits() -> None:
         assert preset.look_for.endswith(".") and preset.look_for.count(".") == 1
         small = make_request(values(name, few), few)
         assert small.batch_size <= 2 and small.max_new_tokens == 16
-    assert requests["Same words"].verification == "coupled" and requests["Same words"].temperature > 0
+    assert requests["Tell a story"].verification == "coupled" and requests["Tell a story"].temperature > 0
     # Only the preset "On an H100" sets a clock. The others set it to "measured".
     assert {name: request.clock for name, request in requests.items() if request.clock != "measured"} == {
         "On an H100": "h100"
     }
     # Settings that a preset leaves out have the operator's values. Values that a pair lacks become neutral ones.
-    assert values("Same words", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
-    assert values("Loses")["drafter"] == "auto"
+    assert values("Tell a story", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
+    assert values("Unrelated words")["drafter"] == "auto"
     choices = Choices(drafters=(("automatic", "auto"), ("the draft", "model")))
-    assert values("Loses", choices=choices)["drafter"] == "model"
+    assert values("Unrelated words", choices=choices)["drafter"] == "model"
 
 
-def test_ragged_runs_each_row_with_its_own_prompt(pair: ModelPair) -> None:
-    request = make_request(values("Ragged") | {"max_new_tokens": 6, "temperature": 0}, Limits())
+def test_four_questions_run_each_row_with_its_own_prompt(pair: ModelPair) -> None:
+    request = make_request(values("Four questions") | {"max_new_tokens": 6}, Limits())
     prompts = request.arguments()["prompt"]
     assert prompts == request.prompt.split("\n") and len(set(prompts)) == request.batch_size == 4
     *_, last = race(pair, **request.arguments())

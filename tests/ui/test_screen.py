@@ -19,7 +19,6 @@ from ui.page import early
 from ui.page.early import EarlyPage, Tee
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
-from ui.page.presets import FIRST_PRESET, presets
 from ui.sources.local import race_source
 from ui.sweep import measure
 
@@ -187,8 +186,3 @@ def test_progress_in_the_terminal_is_shown_on_the_page(line: str, words: str, sh
     tee.write(line)
     assert written == [line]
     assert f'{words}", "share": {share}}}' in tee.progress()
-
-
-def test_the_default_race_has_fixed_rows_and_draft_lengths() -> None:
-    assert presets()[FIRST_PRESET].values["batch_size"] == 4
-    assert str(presets()[FIRST_PRESET].values["draft_length"]).isdecimal()

@@ -77,7 +77,7 @@ LOOK = """([selector]) => {
 
 
 def test_the_page_shows_the_whole_race(page: Page, server: str) -> None:
-    expect(page.locator(".verdict-head")).to_have_text("Three decoders, one prompt: which is fastest?")
+    expect(page.locator(".verdict-head")).to_have_text("Three decoders, one model: which is fastest?")
     fill(page, batch=3, tokens=300, seed=11)
     page.evaluate(WATCH_GROWTH)
     run_to_the_end(page)

@@ -36,7 +36,16 @@ except ImportError:  # Windows
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
-STYLES = ("page/page.css", "how/how.css", "race/race.css", "race/axis.css", "sweep/sweep.css", "lecture/bar.css")
+STYLES = (
+    "page/page.css",
+    "how/how.css",
+    "race/race.css",
+    "race/axis.css",
+    "sweep/sweep.css",
+    "sweep/readers.css",
+    "lecture/bar.css",
+    "lecture/bet.css",
+)
 # Gradio 6.31 replaces each rule of STYLES by a copy that applies only inside Gradio's containers. The copies would
 # not apply to the body, so rules for a class on the body are in separate sheets, which Gradio does not process.
 MODES = ("lecture/presenter.css", "lecture/print.css")
@@ -77,7 +86,8 @@ SCRIPTS = (
     "race/times.js", "race/tape.js", "race/playhead.js", "page/form.js", "race/opening.js", "race/recordings.js",
     "page/plots.js", "race/tokens.js", "race/axis.js", "race/cache.js", "race/step.js", "race/glance.js",
     "race/lanes.js", "race/charts.js", "race/inspector.js", "race/why.js", "race/export.js", "race/summary.js",
-    "how/formulas.js", "how/how.js", "sweep/sweep.js", "lecture/presenter.js",
+    "how/formulas.js", "how/how.js", "sweep/sweep.js",
+    "sweep/readers.js", "lecture/presenter.js", "lecture/bet.js",
 )  # fmt: skip
 
 

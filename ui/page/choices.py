@@ -17,7 +17,9 @@ from bass_core import (
     ModelPair,
     choose_drafter,
 )
+from ui.page.first import first_preset
 from ui.page.limits import MAX_DRAFT_LENGTH
+from ui.page.presets import REPEAT
 
 Choice = tuple[str, str]
 
@@ -45,7 +47,8 @@ NEAR_TIES = (
 class Choices:
     """The (label, value) pairs of each list.
 
-    `verification` is the explanation below the label of the list `verifications`.
+    `verification` is the explanation below the label of the list `verifications`, and `preset` is the preset that
+    the form starts with.
     """
 
     lanes: tuple[Choice, ...] = field(default_factory=lambda: lanes())
@@ -56,6 +59,7 @@ class Choices:
     verifications: tuple[Choice, ...] = field(default_factory=lambda: verifications())
     verification: str = COUPLED
     draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("auto"))
+    preset: str = REPEAT
 
 
 def lanes() -> tuple[Choice, ...]:
@@ -90,6 +94,7 @@ def choices(pair: ModelPair, draft_length: str) -> Choices:
         verification=NEAR_TIES if near_ties else COUPLED,
         draft_lengths=draft_lengths(draft_length),
         attentions=(("automatic: the fastest on this device", "auto"), *((name, name) for name in ATTENTIONS)),
+        preset=first_preset(pair),
     )
 
 

@@ -18,7 +18,7 @@ import gradio as gr
 from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.limits import Limits
-from ui.page.presets import FIRST_PRESET, Preset, presets
+from ui.page.presets import Preset, presets
 from ui.page.setting import Setting, shown
 from ui.sources.source import Count
 
@@ -28,6 +28,8 @@ Fields = dict[str, gr.components.Component]
 _CHANGED = "() => window.Bass?.promptChanged?.()"
 # race.css hides the fields that do not apply to the chosen clock.
 _APPLIES = "(clock, models) => { Object.assign(document.body.dataset, { clock, clockModels: models }); }"
+# Shows the buttons of all presets.
+_MORE = "() => { document.querySelector('#presets').classList.add('all'); }"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def form(
         fields |= _section("numbers", limits, choices)
         run, stop = _buttons("Run")
     status.render()
-    note = gr.HTML(presets()[FIRST_PRESET].look_for, elem_id="preset-note", apply_default_css=False)
+    note = gr.HTML(presets()[choices.preset].look_for, elem_id="preset-note", apply_default_css=False)
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
         with gr.Accordion("Another machine", open=False, elem_id="another-machine"):
@@ -79,10 +81,11 @@ def form(
     with offered:
         for name, preset in presets().items():
             values = list(starting_values(preset, limits, choices).values())
-            gr.Button(name, size="sm", min_width=60).click(
+            gr.Button(name, size="sm", min_width=60, elem_classes="more" if preset.more else None).click(
                 None, None, [*fields.values(), note],
                 js=f"() => {json.dumps([*values, preset.look_for])}", show_progress="hidden",
             )  # fmt: skip
+        gr.Button("More", size="sm", min_width=60, elem_id="more-presets").click(None, None, None, js=_MORE)
     names = json.dumps(list(fields))
     changes = [field.change for field in fields.values()]  # type: ignore[attr-defined]
     gr.on(
@@ -143,7 +146,7 @@ def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
 def _section(name: str, limits: Limits, choices: Choices) -> Fields:
     """Build the controls of one section. Neighbouring settings with `shares_row` share a row."""
     fields: Fields = {}
-    starts = starting_values(presets()[FIRST_PRESET], limits, choices)
+    starts = starting_values(presets()[choices.preset], limits, choices)
     settings = [setting for setting in shown() if setting.section == name]
     for shares_row, neighbours in groupby(settings, lambda setting: setting.shares_row):
         with gr.Row() if shares_row else nullcontext():

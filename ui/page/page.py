@@ -117,7 +117,7 @@ def build(
                     if preparing is not None:
                         _early(preparing)
                 with gr.Column(elem_id="results", min_width=280):
-                    assets.part(parts.lanes(), "Bass.mountLanes(element)")
+                    assets.part(parts.lanes(), "Bass.mountLanes(element); Bass.mountBet(element)")
                     panel(offers)
                     assets.part(parts.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)")
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")

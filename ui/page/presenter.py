@@ -15,6 +15,7 @@ SWITCH = '<button type="button" class="action present-switch" data-present>Prese
 KEYS = {
     "r": "run",
     "s": "stop",
+    "a b c": "bet on a lane, when Run asks for it",
     "Space": "pause the page, or go on",
     "→": "pause, then next round",
     "←": "previous round",

@@ -1,8 +1,8 @@
 """Presets that fill in the whole form with one click, each with a hint for the viewer.
 
 A preset lists only the settings that differ from the form's neutral values. All others get the neutral value
-(form.starting_values), so nothing of the previous preset remains. The text of "Long document" is read from this
-version's manual when the page is built.
+(form.starting_values), so nothing of the previous preset remains. The text of "A long document" is read from this
+version's manual when the page is built. ui/page/first.py chooses the preset that the page starts with.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ REWRITING = (
 )
 # At a high temperature, the draft model can't predict the answer.
 UNRELATED = "List forty unrelated words, each from another language."
-DIFFERENT = (
-    "Count from one to thirty in words.\n"
-    "Name one unusual animal and say why it is unusual.\n"
-    "Write a Python function that reverses a string.\n"
-    "Why is the sky blue?"
+FOUR_QUESTIONS = (
+    "How do I reverse a string in Python?\n"
+    "How do I make a simple tomato soup?\n"
+    "What is a prime number? Name the first ten.\n"
+    "What are the seven days of the week, and where do their names come from?"
 )
 
 
@@ -43,58 +43,62 @@ class Preset:
     Attributes:
         look_for: a hint for the viewer, in one sentence.
         values: values by setting. Settings that are missing get the form's neutral value.
+        more: whether its button appears only after a click on "More".
     """
 
     look_for: str
     values: Mapping[str, Any]
+    more: bool = False
 
 
-# The preset that the page starts with.
-FIRST_PRESET = "Wins"
+REPEAT, QUESTIONS = "Repeat a text", "Four questions"
 
 
 def presets() -> dict[str, Preset]:
     """Return the presets by name, in the order of their buttons."""
     by_name = {
-        FIRST_PRESET: Preset(
-            "The answer is in the prompt, so nearly every draft is accepted: watch BASS serve its four rows "
-            "at once, and Speculative one after the other.",
+        REPEAT: Preset(
+            "The answer is in the prompt, so nearly every draft is accepted.",
             {"prompt": REWRITING, "batch_size": 4, "temperature": 0.0, "draft_length": "3"},
         ),
-        "Break-even": Preset(
-            "With four sampled rows, a draft costs about as much as it saves: watch how few tokens the automatic "
-            "draft length drafts, so that BASS stays close to Regular's pace.",
+        "Write code": Preset(
+            "Sampled code is harder to guess: the automatic draft length drafts only where that pays.",
             {"prompt": CODE, "batch_size": 4, "temperature": 0.7, "draft_length": "auto"},
         ),
-        "Loses": Preset(
-            "At this temperature most drafts are rejected, but Algorithm 1 keeps drafting: watch the acceptance, "
-            "and how much time the rejected drafts cost eight rows.",
-            # smollm2's default drafter would draft nothing when its head is unsure.
-            {"prompt": UNRELATED, "batch_size": 8, "temperature": 1.5, "draft_length": "bass", "drafter": "model"},
-        ),
-        "Same words": Preset(
-            "All lanes use the same random numbers, so they write the same text even though it is sampled: "
-            "compare a row across the lanes, and read the line below it.",
-            {"prompt": PROSE, "batch_size": 2, "temperature": 0.9, "verification": "coupled"},
-        ),
-        "Ragged": Preset(
-            "Each row answers its own prompt and accepts drafts at its own pace: watch BASS's rows grow by "
-            "different lengths in the same round.",
-            {"prompt": DIFFERENT, "prompts": "lines", "batch_size": 4, "temperature": 0.7, "draft_length": "bass"},
-        ),
-        "On an H100": Preset(
-            "This machine writes the texts, but the clock predicts an H100 with the paper's model sizes: watch "
-            "BASS win at batch 8 too, because there a round with drafts costs little more than a plain step.",
-            {"prompt": REWRITING, "batch_size": 8, "temperature": 0.7, "draft_length": "bass", "clock": "h100"},
+        QUESTIONS: Preset(
+            "Each row answers its own question, and accepts drafts at its own pace.",
+            {
+                "prompt": FOUR_QUESTIONS,
+                "prompts": "lines",
+                "batch_size": 4,
+                "temperature": 0.0,
+                "draft_length": "3",
+            },
         ),
     }
     if MANUAL.is_file():
-        by_name["Long document"] = Preset(
-            "Eight rows share one long prompt: watch each lane read it before the first token, and see in the "
-            "cache chart how much memory copies of it would take.",
+        by_name["A long document"] = Preset(
+            "Eight rows share one long prompt, which each lane reads once.",
             {"prompt": long_document(), "batch_size": 8, "temperature": 0.7},
         )
-    return by_name
+    return by_name | {
+        "Unrelated words": Preset(
+            "At this temperature most drafts are rejected, but Algorithm 1 keeps drafting.",
+            # smollm2's default drafter would draft nothing when its head is unsure.
+            {"prompt": UNRELATED, "batch_size": 8, "temperature": 1.5, "draft_length": "bass", "drafter": "model"},
+            more=True,
+        ),
+        "Tell a story": Preset(
+            "All lanes use the same random numbers, so they write the same sampled text.",
+            {"prompt": PROSE, "batch_size": 2, "temperature": 0.9, "verification": "coupled"},
+            more=True,
+        ),
+        "On an H100": Preset(
+            "This machine writes the texts, and the clock predicts an H100 with the paper's model sizes.",
+            {"prompt": REWRITING, "batch_size": 8, "temperature": 0.7, "draft_length": "bass", "clock": "h100"},
+            more=True,
+        ),
+    }
 
 
 def long_document() -> str:

@@ -50,7 +50,7 @@ VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
 <div class="opening" hidden><p class="opening-caption" aria-live="polite"></p>
 <div class="opening-scenes" role="group" aria-label="Scenes"></div>
 <button type="button" class="action" data-skip>Skip</button></div>
-<p class="verdict-head" aria-live="off">Three decoders, one prompt: which is fastest?</p><ul></ul>
+<p class="verdict-head" aria-live="off">Three decoders, one model: which is fastest?</p><ul></ul>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
 # One round of one row, drawn by step.js.

@@ -57,13 +57,13 @@ SHIPPED = {
         (
             "win",
             "A win",
-            "The preset Wins, recorded on a CPU: nearly every draft is accepted, and BASS serves four rows at "
-            "once.",
+            "The preset Repeat a text, recorded on a CPU: nearly every draft is accepted, and BASS serves four "
+            "rows at once.",
         ),
         (
             "loss",
             "A loss",
-            "The preset Loses, recorded on a CPU: at this temperature most drafts are rejected, but "
+            "The preset Unrelated words, recorded on a CPU: at this temperature most drafts are rejected, but "
             "drafting them still takes time.",
         ),
         (

@@ -1,4 +1,4 @@
-"""The tab "Sweep": its controls, a figure for measurements, and a separate one for predictions. Call `panel`.
+"""The tab "Sweep": the slider over readers, then the visitor's own measurements and predictions. Call `panel`.
 
 The HTML is static. sweep.js draws the states that SweepEvents yields.
 """
@@ -13,14 +13,14 @@ from ui.page import assets
 from ui.page.events import FAILED
 from ui.page.form import Form
 
+from . import readers
 from .events import SweepEvents
 from .predicted import MACHINES, MODELS
 from .request import FIXED, MAX_PROMPTS
 
-HEADING = "Where does speculation pay?"
-HEAD = """<p>"Measure" races BASS against regular decoding for about a minute, with the settings of the tab "Race":
-at batch 1, 2, 4 and 8 on its prompt, or at its batch size on your own prompts.</p>"""
-RECORDED = "<p>No model is loaded here, so nothing can be measured. Predictions need no model.</p>"
+# What "Measure" does. A page without a model can't measure.
+ABOUT_MEASURING = """<header class="sweep-head"><p>"Measure" races BASS against Regular for about a minute: at
+batch 1, 2, 4 and 8 on the prompt of the tab "Race", or at its batch size on your own prompts.</p></header>"""
 OWN_PROMPTS = "2 to {most} prompts, one per line. Separate prompts of several lines by blank lines."
 ABOUT = {
     "measured": (
@@ -49,9 +49,9 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
         form: the settings of a race.
         device: the concurrency settings of events that use the device.
     """
-    head = RECORDED if events is None else HEAD
-    title = f'<header class="sweep-head"><h2>{HEADING}</h2>{head}</header>'
-    gr.HTML(html_template=title, apply_default_css=False)
+    assets.part(readers.template(), "Bass.mountReaders(element)", "readers")
+    if events is not None:
+        gr.HTML(html_template=ABOUT_MEASURING, apply_default_css=False)
     with gr.Row(elem_id="sweep"):
         with gr.Column(min_width=280):
             with gr.Row(elem_classes="sweep-fields"):
@@ -123,15 +123,14 @@ def template(kind: str) -> str:
     title, badge, about = ABOUT[kind]
     mark = f'<span class="badge-{kind}">{badge}</span>'
     return f"""<section class="bass-sweep part" data-kind="{kind}" aria-labelledby="sweep-{kind}-title">
-<div class="part-head"><h2 id="sweep-{kind}-title">{title}</h2>{mark}</div>
-<p class="part-about">{about}</p>
+<h2 class="spoken" id="sweep-{kind}-title">{title}, {badge}</h2>
 <p class="sweep-line message" role="status" aria-live="polite"></p>
 <progress class="sweep-bar" max="1" value="0" aria-label="Progress of the sweep" hidden></progress>
+<div class="sweep-results" hidden><p class="part-about">{about}</p>
 <figure class="chart"><figcaption><h3>{TITLE} {mark}</h3><span class="sweep-of">by batch size</span>
 </figcaption><div class="plot" role="group" aria-label="{TITLE} by batch size, {badge}"></div></figure>
 <ul class="sweep-said" aria-live="polite"></ul>
 <details class="sweep-assumed" hidden><summary>What this assumes</summary><ul></ul></details>
-<div class="sweep-results" hidden>
 <div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the sweep, {badge}">
 <table class="figures-table"><caption class="spoken">Figures of the sweep, {badge}, one row per point</caption>
 <thead></thead><tbody></tbody></table></div>

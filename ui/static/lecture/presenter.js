@@ -27,7 +27,7 @@
   /** The line as [prompt, the rest]. For a recording without settings, it is the page's description. */
   function inWords({ prompt = "", prompts, batch_size: batch, temperature, max_new_tokens: tokens, draft_length: length }) {
     const rows = prompts === "lines" ? prompt.split("\n").filter((line) => line.trim()).length : batch;
-    if (!prompt) return [document.querySelector(".about-pair")?.textContent ?? "", ""];
+    if (!prompt) return [document.querySelector(".about-pair")?.textContent || "Settings", ""];
     const parts = [
       prompts === "lines" ? `${number(rows, 0)} prompts` : `batch ${number(rows, 0)}`,
       `temperature ${temperature ?? "n/a"}`, `${number(tokens, 0)} tokens`, `drafts: ${words[length] ?? length}`,
@@ -87,7 +87,7 @@
   const FIELDS = "input, textarea, select, [contenteditable]:not([contenteditable='false']), [role='textbox']";
   const announce = (name) => document.dispatchEvent(new CustomEvent(`bass:${name}`));
   const press = (selector) => document.querySelector(selector)?.click();
-  const presets = () => [...document.querySelectorAll("#presets button")].slice(0, 9);
+  const presets = () => [...document.querySelectorAll("#presets button:not(#more-presets)")].slice(0, 9);
 
   const KEYS = {
     r: () => press("#run"), s: () => press("#stop"), " ": () => announce("pause"), ArrowRight: () => announce("step"), ArrowLeft: () => announce("back"),

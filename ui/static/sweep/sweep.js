@@ -1,4 +1,4 @@
-/* The figures of the tab "Sweep": speed-up by batch size, or for each of the visitor's own prompts.
+/* The visitor's own figures in the tab "Sweep": speed-up by batch size, or for each of the visitor's own prompts.
    - A value is a state {run, phase, message, sweep} of ui/sweep/events.py. Points stay until a new sweep has its first
      points.
    - Lines differ by colour, dash and marker. The error bar of a point is two standard errors. A line at 1 marks regular
@@ -220,7 +220,7 @@
     }
 
     draw() {
-      if (!this.visible) return;
+      if (!this.visible || !this.sweep) return;
       plots.loadFor(this.plot).then(() => {
         // After a change of width, Plotly would leave the legend at its old position.
         if (this.width && this.width !== this.plot.clientWidth) {
@@ -228,8 +228,7 @@
           this.plot.emptyAs = null;
         }
         this.width = this.plot.clientWidth;
-        const empty = { kind: this.root.dataset.kind, settings: { batches: [1, 2, 4, 8] }, lines: [], points: [], ridge: { tokens: null } };
-        chart(this.plot, this.sweep ?? empty);
+        chart(this.plot, this.sweep);
       });
     }
 

@@ -1,0 +1,80 @@
+"""The bet before a race, and the line that compares it with the verdict."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from tests.support.page import hosted
+
+from .browser import assert_accessible, assert_fits, fill, run_to_the_end
+from .conftest import watched
+
+pytestmark = pytest.mark.slow
+
+HEADS = {
+    "BASS is ahead: 2.08× the speed of Regular, and 3.42× Speculative.": "You said Regular; BASS, by 2.08×.",
+    "Regular is ahead: 1.20× the speed of BASS, which comes next.": "You said Regular; Regular, by 1.20×.",
+    "BASS and Speculative are level, ahead of Regular: the difference of 3 % may be chance.":
+        "You said Regular; BASS and Speculative are level.",
+}  # fmt: skip
+
+
+def test_a_bet_on_a_recording_is_compared_with_its_verdict(context: BrowserContext) -> None:
+    """On a page without a model, presenter mode asks before a recording plays."""
+    with hosted(None, about="") as address, watched(context, f"{address}/?present=1") as page:
+        bet, line = page.locator(".bet"), page.locator(".bet-line")
+        expect(page.get_by_role("button", name="Bet first")).to_have_attribute("aria-pressed", "true")
+        page.click("#run")
+        expect(bet).to_contain_text("Which finishes first, and by how much?")
+        expect(page.locator(".bet-lane")).to_have_text(["aRegular", "bSpeculative", "cBASS"])
+        assert page.evaluate("() => Bass.run()") is None
+        assert_fits(page, 390, 1400)
+        assert_accessible(page)
+        page.keyboard.press("a")
+        expect(bet).to_be_hidden()
+        expect(line).to_contain_text("You said Regular; BASS, by ")
+        head = page.locator(".verdict-head").inner_text()
+        expect(line).to_have_text(f"You said Regular; BASS, by {head.split(': ')[1].split(' ')[0]}.")
+        # Going back in the race hides the outcome, and its end shows it again.
+        page.evaluate("() => Bass.tape.jump(1)")
+        expect(line).to_have_text("")
+        page.evaluate("() => Bass.tape.live()")
+        expect(line).to_contain_text("You said Regular; BASS, by ")
+        for head, words in HEADS.items():
+            page.evaluate("(head) => Bass.tell('view', {...Bass.run().view, verdict: {head, lanes: {}}})", head)
+            expect(line).to_have_text(words)
+
+
+def test_the_switch_asks_before_each_race(page: Page) -> None:
+    fill(page, tokens=80)
+    run_to_the_end(page)
+    expect(page.locator(".bet")).to_be_hidden()
+    expect(page.locator(".bet-line")).to_have_text("")
+    page.get_by_role("button", name="Bet first").click()
+    # A key is typed into a field, and answers the question elsewhere.
+    page.click("#run")
+    expect(page.locator(".bet")).to_be_visible()
+    page.locator("#prompt textarea").press_sequentially("b")
+    expect(page.locator(".bet")).to_be_visible()
+    page.locator(".bet-lane").nth(1).click()
+    run_to_the_end(page, running=True)
+    expect(page.locator(".bet-line")).to_contain_text("You said Speculative; ")
+    # Escape starts the race without a bet, and the next race asks again.
+    page.click("#run")
+    expect(page.locator(".bet")).to_be_visible()
+    page.keyboard.press("Escape")
+    run_to_the_end(page, running=True)
+    expect(page.locator(".bet-line")).to_have_text("")
+    # A refused race keeps no bet.
+    fill(page, temperature=-1)
+    page.click("#run")
+    page.keyboard.press("a")
+    expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "error")
+    fill(page, tokens=80)
+    page.click("#run")
+    expect(page.locator(".bet")).to_be_visible()
+    page.get_by_role("button", name="Bet first").click()
+    expect(page.locator(".bet")).to_be_hidden()
+    run_to_the_end(page)
+    expect(page.locator(".bet-line")).to_have_text("")
