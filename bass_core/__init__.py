@@ -17,6 +17,7 @@ from .decode.measuring import measure_ahead
 from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
+from .lanes.draws import Draws, draws
 from .lanes.generate import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
 from .lanes.metrics import Metrics
@@ -66,6 +67,7 @@ __all__ = [
     "CostTable",
     "DeviceReading",
     "Difference",
+    "Draws",
     "Generation",
     "Hardware",
     "LaneSnapshot",
@@ -95,6 +97,7 @@ __all__ = [
     "cache_root",
     "choose_drafter",
     "count_tokens",
+    "draws",
     "generate",
     "load_pair",
     "may_measure",

@@ -2,8 +2,8 @@
 
 `speculative` and `bass` write, token for token, what `generate` writes with the method of that name and
 verification="rejection", or "block" if `together`, because they draw the same noise. They share nothing but this
-noise with `generate`: no cache and no kernel. A model is any causal callable: token ids [B, T] in, logits
-[B, T, V] out, or an object that has them as `.logits`. The page shows `step` and its judges running on rounds of a race.
+noise with `generate`: no cache and no kernel. The page shows `step` and its judges running on a round. A model is
+any causal callable: token ids [B, T] in, logits [B, T, V] out, or an object that has them as `.logits`.
 
 The letters are those of Leviathan et al. (arXiv 2211.17192). M_p is the target and p its distributions, M_q the
 draft and q its. x are a row's drafts, gamma is their number, n how many of them are accepted. r is uniform, t is

@@ -36,7 +36,15 @@ except ImportError:  # Windows
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
-STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "lecture/bar.css")
+STYLES = (
+    "page/page.css",
+    "how/how.css",
+    "race/race.css",
+    "race/step.css",
+    "race/exact.css",
+    "sweep/sweep.css",
+    "lecture/bar.css",
+)
 # Gradio 6.31 replaces each rule of STYLES by a copy that applies only inside Gradio's containers. The copies would
 # not apply to the body, so rules for a class on the body are in separate sheets, which Gradio does not process.
 MODES = ("lecture/presenter.css", "lecture/print.css")
@@ -75,9 +83,9 @@ window.bassScripts.then(() => { PART });
 SCRIPTS = (
     "page/page.js", "page/status.js", "page/prompt.js", "page/early.js", "race/run.js", "race/predicted.js",
     "race/tape.js", "page/form.js", "race/recordings.js", "page/plots.js", "race/tokens.js", "race/strip.js",
-    "race/cache.js", "race/step.js", "race/glance.js", "race/lanes.js", "race/charts.js", "race/inspector.js",
-    "race/why.js", "race/export.js", "race/summary.js", "how/formulas.js", "how/how.js", "sweep/sweep.js",
-    "lecture/presenter.js",
+    "race/cache.js", "race/trace.js", "race/step.js", "race/glance.js", "race/lanes.js", "race/charts.js",
+    "race/inspector.js", "race/exact.js", "race/why.js", "race/export.js", "race/summary.js", "how/formulas.js",
+    "how/how.js", "sweep/sweep.js", "lecture/presenter.js",
 )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ KEYS = {
     "r": "run",
     "s": "stop",
     "Space": "pause the page, or go on",
-    "→": "pause, then next round",
-    "←": "previous round",
+    "→": "pause, then the next line of code",
+    "←": "the line before",
     "?": "this list",
     "Esc": "close this list, the rounds or the settings",
 }

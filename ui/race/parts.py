@@ -7,6 +7,7 @@ because Gradio evaluates templates as code. lanes.js adds a section for each lan
 from __future__ import annotations
 
 from bass_core import DEFAULT_LANES
+from ui.race import code
 from ui.race.formulas import FORMULAS, formula_button, term, titled
 from ui.race.looks import look
 
@@ -35,7 +36,7 @@ SWITCHES = {
     "whole": ("Whole texts", False, "Show each text in full"),
     "whole-race": ("Whole race", False, "Show the whole race in the timelines, not just its newest part"),
     "slow": ("Half speed", False, "Show the race at half speed"),
-    "stepping": ("Step by step", False, "Pause the page and go through the rounds one by one"),
+    "stepping": ("Step by step", False, "See the code run on a round, line by line"),
 }
 CELLS = {
     "past": "before this round",
@@ -50,21 +51,27 @@ CELLS = {
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
 <p class="verdict-head" aria-live="off">Three decoders, one prompt: which is fastest?</p><ul></ul>
+<p class="verdict-exact"></p>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
-# One round of one row, drawn by step.js.
-STEP = """<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
+# One round of one row and the code that runs it, drawn by step.js.
+STEP = f"""<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
 <label>Lane <select data-walk="lane"></select></label>
-<label>Sequence <select data-walk="sequence"></select></label>
-<button type="button" data-go="-1" title="Left arrow key">‹ Previous round</button>
-<button type="button" data-go="1" title="Right arrow key">Next round ›</button>
+<label>Row <select data-walk="sequence"></select></label>
+<button type="button" data-go="-1">‹ Previous round</button>
+<button type="button" data-go="1">Next round ›</button>
 <label><input type="checkbox" data-drafted checked> Only rounds with drafts</label>
-<button type="button" data-close>Go on</button></div>
+<button type="button" data-close>Close</button></div>
 <p class="step-line" role="status"></p>
 <p class="step-context"></p>
-<p class="step-rule"></p>
-<ol class="step-drafts" aria-label="The drafts of this round" tabindex="0"></ol>
-<div class="step-end"></div></section>"""
+<div class="step-sides"><div class="step-side">
+<div class="pickers step-run"><button type="button" data-line="-1" title="Left arrow key">‹ Line</button>
+<button type="button" data-run-code>Play</button>
+<button type="button" data-line="1" title="Right arrow key">Line ›</button></div>
+<p class="step-note" aria-live="polite"></p>
+<div class="step-table" tabindex="0" role="group" aria-label="The values of this round"></div>
+<div class="step-ended"></div><p class="step-rule"></p></div>
+<div class="step-code">{code.template()}</div></div></section>"""
 # Timeline of a lane's time, drawn by strip.js.
 STRIP = f"""<figure class="strip" hidden><canvas tabindex="0" role="img" aria-label="Timeline"></canvas>
 <div class="strip-line"><figcaption></figcaption>{formula_button("timeline")}</div></figure>"""

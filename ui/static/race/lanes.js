@@ -398,6 +398,7 @@
     window.Bass.mountTips(root);
     new Verdict(root.querySelector(".verdict"));
     window.Bass.mountStepper(root);
+    window.Bass.mountExact(root);
     new Board(root);
     window.Bass.mountStrips(root);
     window.Bass.mountCache(root);
