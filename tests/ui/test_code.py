@@ -214,3 +214,17 @@ def test_a_recorded_round_runs_without_a_model(context: BrowserContext) -> None:
         step = page.evaluate("() => Bass.run().lanes.get('bass').sequences[0].steps.find((s) => s.accepted).row")
         rows = panel.locator(".step-values tr:has(th:text-is('punrounded')) td")
         expect(rows).to_have_text([f"{p:.3f}" if p >= 0.001 else f"{p:.6f}" for p in step["detail"]["own_p"]])
+
+
+@pytest.mark.slow
+def test_the_lecture_opens_the_code_on_a_sampled_round(context: BrowserContext) -> None:
+    with hosted(None, about="") as address, watched(context, address) as page:
+        page.get_by_role("tab", name="How it works").click()
+        page.click("[data-real-round]")
+        expect(page.locator(".step-part")).to_be_visible()
+        expect(page.locator(".step-rule")).to_contain_text("Block verification")
+        page.keyboard.press("End")
+        step = page.evaluate("() => Bass.tape.state.recorded.name")
+        assert step == "loss"
+        accepted = page.locator(".step-values tr:last-child .is-accepted").count()
+        assert 1 < accepted < page.locator(".step-values tr:last-child td").count()

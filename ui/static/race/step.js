@@ -226,6 +226,7 @@
       this.pause();
       if (this.states.length < 2) return;
       setText(this.player, "Pause");
+      this.parts.note.setAttribute("aria-live", "off");
       this.timer = setInterval(() => {
         if (this.place < this.states.length - 1) this.set(this.place + 1);
         if (this.place === this.states.length - 1) this.pause();
@@ -236,6 +237,7 @@
       clearInterval(this.timer);
       this.timer = null;
       setText(this.player, "Play");
+      this.parts.note.setAttribute("aria-live", "polite");
     }
 
     progress() {
@@ -318,6 +320,31 @@
       act();
     }
   }
+
+  // The recording whose rounds show the rule best: sampled, with drafts that are often rejected.
+  const SAMPLED = "loss";
+
+  /** The first round of a recording's last lane that accepted some drafts and rejected others, as [lane, row, step]. */
+  function mixedRound() {
+    const lane = [...run().lanes.values()].at(-1);
+    const mixed = (step) => step.accepted > 1 && step.accepted < step.drafts.length;
+    const row = lane.sequences.findIndex((sequence) => roundsIn(sequence).some(mixed));
+    return row < 0 ? null : [lane.name, row, roundsIn(lane.sequences[row]).find(mixed)];
+  }
+
+  /** Open a round of the sampled recording in the tab "Race". */
+  async function openRecorded() {
+    document.querySelector("#tabs [role=tab]")?.click();
+    document.querySelector(`[data-recording="${SAMPLED}"]`)?.click();
+    const loaded = () => tape.state.recorded?.name === SAMPLED && run();
+    for (let i = 0; i < 200 && !loaded(); i += 1) await new Promise((resolve) => setTimeout(resolve, 50));
+    if (!loaded()) return;
+    tape.live();
+    const round = mixedRound();
+    if (round) window.Bass.openRound(...round);
+  }
+
+  document.addEventListener("click", (event) => event.target.closest("[data-real-round]") && openRecorded());
 
   window.Bass.mountStepper = (root) => {
     const stepper = new Stepper(root);

@@ -54,7 +54,7 @@
 
   /** Lines of `judge_together`. */
   function block(step, put) {
-    const { drafts } = step, gamma = drafts.length;
+    const { drafts, accepted } = step, gamma = drafts.length;
     let reach = 1, n = 0;
     put("judge_together.n", { n, note: `n = 0, gamma = ${gamma}` });
     drafts.forEach(({ p, q, u, chance: h }, i) => {
@@ -72,7 +72,9 @@
       put("judge_together.test", { tested: i + 1, testing: i, note: `${chance(u)} ${u < h ? "<" : "≥"} ${chance(h)}: ${u < h ? "passed" : "failed"}` });
       if (u < h) put("judge_together.accept", { n: (n = i + 1), note: `n = ${n}: it is accepted, with all before it.` });
     });
-    put("judge_together.for", { over: true, note: n < gamma ? `${gamma - n} of ${gamma} are rejected.` : "All are accepted." });
+    // Drafts after the end of the text are not recorded, and one of them may have been the last that passed.
+    const said = n < accepted ? "A draft after the end of the text passed." : n < gamma ? `${gamma - n} of ${gamma} are rejected.` : "All are accepted.";
+    put("judge_together.for", { n: accepted, over: true, note: said });
   }
 
   /** The last lines, the same in both judges. */
