@@ -382,7 +382,7 @@ def _values(panel: Locator, step: dict[str, Any]) -> None:
     numbers = {"pmodel says": "p", "qdraft says": "q", "runiform": "u", "hits chance": "chance"}
     if detail["rule"] == "greedy":
         numbers = {"pmodel says": "p", "qdraft says": "q"}
-        for label, name in (("qunrounded", "own_q"), ("punrounded", "own_p")):
+        for label, name in (("qtemperature 1", "own_q"), ("ptemperature 1", "own_p")):
             assert all(shows(*both) for both in zip(rows[label], detail[name], strict=True))
     for label, name in numbers.items():
         if label in rows and not (name == "q" and detail["rule"] == "coupled"):

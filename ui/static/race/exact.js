@@ -49,9 +49,12 @@
 
   window.Bass.drawsQuestion = () => [question()];
 
+  // A smaller p-value occurs by chance in one of a thousand tests.
+  const UNLIKELY = 0.001;
+
   /** A test's result in words. */
   const verdictOf = (name, { statistic, cells, chance: p }) =>
-    `${name}: χ² = ${number(statistic, 1)} in ${cells} cells, p = ${number(p, 2)}`;
+    `${name}: χ² = ${number(statistic, 1)} in ${cells} cells, p-value ${chance(p)}`;
 
   class Draws {
     constructor(element, props, watch) {
@@ -80,8 +83,8 @@
     }
 
     draw({ count, before, drafter, accepted, tokens, regular, speculative }) {
-      const fits = Math.min(regular.chance, speculative.chance) > 0.01;
-      setText(this.at.line, `${fits ? "Same distribution" : "The counts differ from p"}. ${verdictOf("Regular", regular)}. ${verdictOf("Speculation", speculative)}.`);
+      const fits = Math.min(regular.chance, speculative.chance) >= UNLIKELY;
+      setText(this.at.line, `${fits ? "Same distribution" : "Unlikely, if both draw from p: choose another seed, and try again"}. ${verdictOf("Regular", regular)}. ${verdictOf("Speculation", speculative)}.`);
       setText(this.at.before, before === null ? "" : `… ${before.replace(/\s+/g, " ")} ▁`);
       this.at.table.querySelector("thead").replaceChildren(tableRow(["token", "p, the model", "Regular", "Speculation", "q, the draft"], true));
       this.at.table.querySelector("tbody").replaceChildren(...tokens.map(({ token, text, p, q, regular: one, speculative: two }) => {
@@ -91,7 +94,7 @@
         return row;
       }));
       setText(this.at.note, `${number(count, 0)} draws of this one token each, from one forward of the model and one of the draft (${drafter}). `
-        + `Speculation: a draft drawn from q, tested by the code that tests a race's drafts; ${number(accepted, 0)} were accepted. p is the chance of a larger χ² if both draw from the model's p.`);
+        + `Speculation: a draft drawn from q, tested by the code that tests a race's drafts; ${number(accepted, 0)} were accepted. The p-value is the chance of a larger χ² if a decoder draws from p.`);
     }
   }
 

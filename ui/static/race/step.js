@@ -10,7 +10,7 @@
     ruleOf, trace,
   } = window.Bass;
   const CONTEXT = 160, LINE_MS = 420;
-  const MARKS = { accepted: "✓", rejected: "✗", untested: "–" };
+  const MARKS = { accepted: "✓", rejected: "✗", untested: "–", pending: "·" };
   const RULES = {
     rejection: "A draft is accepted if r · q < p. The first rejected one ends the round.",
     block: "Block verification: the last draft with r < h is accepted, and all before it.",
@@ -49,11 +49,12 @@
     row("q", "draft says", state.qs, (_, i) => chance(q(i)));
     row("p", "model says", state.p ? drafts.length : 0, ({ p }) => chance(p));
     if (rule === "greedy" && detail) {
-      row("q", "unrounded", state.qs, (_, i) => chance(detail.own_q?.[i] ?? null));
-      row("p", "unrounded", state.p ? drafts.length : 0, (_, i) => chance(detail.own_p?.[i] ?? null));
+      row("q", "temperature 1", state.qs, (_, i) => chance(detail.own_q?.[i] ?? null));
+      row("p", "temperature 1", state.p ? drafts.length : 0, (_, i) => chance(detail.own_p?.[i] ?? null));
     } else row("r", "uniform", state.tested, ({ u }) => chance(u));
     if (rule === "block") row("h", "its chance", state.chances, (draft) => chance(draft.chance));
-    row("", "verdict", drafts.length, (_, i) => (outcomes[i] === "pending" ? "·" : `${MARKS[outcomes[i]]} ${outcomes[i]}`));
+    row("", "verdict", drafts.length, (_, i) => MARKS[outcomes[i]]);
+    for (const [i, cell] of [...table.lastElementChild.children].slice(1).entries()) cell.append(make("span", "spoken", ` ${outcomes[i]}`));
     return table;
   }
 
@@ -274,6 +275,7 @@
       const state = this.states[place], step = this.steps()[this.at], ending = step.detail?.ending, line = this.lines.get(state.mark);
       this.parts.context.replaceChildren(...contextOf(state, step, this.sequence));
       this.parts.table.replaceChildren(...(step.drafts.length ? [tableOf(state, step)] : []));
+      this.follow(state);
       const outcome = [["n", state.n], ["t", state.t ? (this.own ? quoted(this.own.text) : "none") : null]];
       this.parts.ended.replaceChildren(...outcome.map(([name, value]) => {
         const item = make("span");
@@ -290,6 +292,13 @@
       // Scroll only the code, never the page.
       const { code } = this.parts, box = code.firstElementChild;
       box.scrollTop = line.offsetTop - (box.clientHeight - line.offsetHeight) / 2;
+    }
+
+    /** Scroll the table to the draft that the line works on. */
+    follow({ testing, drafts, over }) {
+      const { table } = this.parts, at = over ? 0 : testing ?? Math.max(0, drafts - 1);
+      const cell = table.querySelector("tr")?.cells[at + 1];
+      if (cell) table.scrollLeft = cell.offsetLeft + cell.offsetWidth - table.clientWidth;
     }
 
     /** Outline the round's tokens in the lane's text and dim the later ones. null undoes it. */
