@@ -71,7 +71,7 @@ def panel(events: Events | None, device: dict[str, Any]) -> None:
 
     figure = assets.part(TEMPLATE, "Bass.mountDraws(element, props, watch)", "draws")
     question = gr.Textbox(visible=False)
-    ask = gr.Button("Same distribution?", elem_id="draws-ask", elem_classes="draws-off", size="sm")
+    ask = gr.Button("Same distribution?", elem_id="draws-ask", size="sm")
     running = ask.click(
         answer,
         inputs=[question],

@@ -25,7 +25,7 @@
   /** The same in a sentence, which names the lanes only if their counts differ. */
   function exactness() {
     if (!run()) return "";
-    const lanes = Object.entries(equal()).filter(([, [, both]]) => both), whose = `equal to ${laneName(run().head.reference)}’s`;
+    const lanes = Object.entries(equal()).filter(([, [, both]]) => both), whose = `equal to ${laneName(run().head.reference)}’s${run().done ? "" : " so far"}`;
     const counts = [...new Set(lanes.map(([, [same, both]]) => `${number(same, 0)} of ${number(both, 0)}`))];
     if (counts.length < 2) return lanes.length ? `${counts[0]} tokens ${whose}` : "";
     return lanes.map(([name, [same, both]]) => `${laneName(name)}: ${number(same, 0)} of ${number(both, 0)} tokens`).join(", ") + ` ${whose}`;
@@ -68,16 +68,16 @@
 
     /** Show the button after a sampled race of this page's own model. */
     offer() {
-      const button = document.querySelector("#draws-ask"), asked = run()?.head.run;
-      if (asked !== this.asked) this.part.hidden = true;
+      if (run()?.head.run !== this.asked) this.part.hidden = true;
       const offered = Boolean(run()) && run().done && sampled(run()) && !tape.state.recorded && question() !== "";
-      button?.classList.toggle("draws-off", !offered);
+      // On the body, because Gradio writes the button's own classes again.
+      document.body.toggleAttribute("data-draws", offered);
     }
 
-    show({ phase, message, draws }) {
+    show({ message, draws }) {
       this.asked = run()?.head.run;
       this.part.hidden = false;
-      setText(this.at.line, draws ? "" : message || (phase === "lost" ? message : "Drawing …"));
+      setText(this.at.line, draws ? "" : message || "Drawing …");
       for (const name of ["before", "table", "note"]) this.at[name].hidden = !draws;
       if (draws) this.draw(draws);
     }
