@@ -325,13 +325,13 @@
 
   window.Bass.mountInspector = (element) => {
     const inspector = new Inspector(element.querySelector(".bass-inspector"));
-    /** Choose a step of a row, here alone. */
+    /** Show a step of a row in the inspector only. */
     window.Bass.pickRound = (lane, sequence, step) => {
       inspector.pick.lane.value = lane;
       inspector.pick.sequence.value = sequence;
       inspector.go(Math.max(0, inspector.steps().indexOf(step)));
     };
-    /** Choose a step and see its code run. While a race runs, only the inspector shows it. */
+    /** Show a step of a row and run its code. While a race runs, only the inspector shows it. */
     window.Bass.inspect = (lane, sequence, step) => {
       window.Bass.pickRound(lane, sequence, step);
       if (run().done || tape.state.recorded || tape.state.away) window.Bass.openRound(lane, sequence, step);

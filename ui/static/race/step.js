@@ -1,5 +1,5 @@
-/* Step by step: one round of one row, with the code that runs it (bass_core/reference.py, see ui/race/code.py). The lit line
-   runs; beside it stand the values that it has from this round, and the text as far as it is written. trace.js has the lines.
+/* Step by step: one round of one row, with the code that runs it (bass_core/reference.py, see ui/race/code.py). It marks the
+   line that has just run, and shows the round's values and its text up to there. trace.js has the lines.
    A round that another rule judged is shown whole, without code. While a race runs, the page is frozen, but the race goes
    on; closing the panel shows everything that came meanwhile. Arrow keys go from line to line, and on to the next round.
    bass:pause, bass:step and bass:back on the document do the same. Bass.openRound(lane, row, step) opens the panel. */
