@@ -46,8 +46,8 @@ class Drawn(TypedDict):
     text: str | None
     p: float
     q: float
-    regular: int
-    speculative: int
+    plain: int
+    speculated: int
 
 
 class Fit(TypedDict):
@@ -70,7 +70,7 @@ class Draws(TypedDict):
         drafter: the drafter whose q it is.
         accepted: how many of speculation's draws are the draft itself.
         tokens: the most likely tokens, then the rest.
-        regular, speculative: the fit of both decoders' draws to p.
+        plain, speculated: the fit to p of regular decoding's and of speculation's draws.
     """
 
     count: int
@@ -78,8 +78,8 @@ class Draws(TypedDict):
     drafter: str
     accepted: int
     tokens: list[Drawn]
-    regular: Fit
-    speculative: Fit
+    plain: Fit
+    speculated: Fit
 
 
 @ours()
@@ -141,26 +141,26 @@ def _drawn(
         q[drafted] = 1.0
     else:
         q[: proposal.probs.shape[-1]] = proposal.probs[0, 0].double().cpu()
-    regular: Counter[int] = Counter()
-    speculative: Counter[int] = Counter()
+    plain_counts: Counter[int] = Counter()
+    speculated: Counter[int] = Counter()
     accepted = 0
     for keys in _keys(request.seed, position, count, logits.device):
-        regular.update(outcome.next_token for outcome in plain(_rows(logits[:, 0], keys), keys, params))
+        plain_counts.update(outcome.next_token for outcome in plain(_rows(logits[:, 0], keys), keys, params))
         for token, is_draft in _speculate(request, proposal, logits, keys):
-            speculative[token] += 1
+            speculated[token] += 1
             accepted += is_draft
     listed = [int(token) for token in top(p[None].float(), min(LISTED, len(p)))[1][0]]
     text = _decoder_of(pair)
     entries: list[Drawn] = [
         {"token": token, "text": text([token]), "p": float(p[token]), "q": float(q[token]),
-         "regular": regular[token], "speculative": speculative[token]}
+         "plain": plain_counts[token], "speculated": speculated[token]}
         for token in listed
     ]  # fmt: skip
     sums: dict[str, Any] = {key: sum(entry[key] for entry in entries) for key in ("p", "q")}  # type: ignore[literal-required]
     entries.append(
         {"token": None, "text": None, "p": max(0.0, 1 - sums["p"]), "q": max(0.0, 1 - sums["q"]),
-         "regular": count - sum(regular[token] for token in listed),
-         "speculative": count - sum(speculative[token] for token in listed)}
+         "plain": count - sum(plain_counts[token] for token in listed),
+         "speculated": count - sum(speculated[token] for token in listed)}
     )  # fmt: skip
     return {
         "count": count,
@@ -168,8 +168,8 @@ def _drawn(
         "drafter": (proposal.sources or [getattr(decoder.drafter, "source", "")])[0],
         "accepted": accepted,
         "tokens": entries,
-        "regular": fit(regular, p),
-        "speculative": fit(speculative, p),
+        "plain": fit(plain_counts, p),
+        "speculated": fit(speculated, p),
     }
 
 

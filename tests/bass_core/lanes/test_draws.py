@@ -44,11 +44,11 @@ def test_both_decoders_follow_the_targets_distribution(rule: str) -> None:
         assert entry["p"] == pytest.approx(float(p[entry["token"]]), rel=1e-4)
         assert entry["q"] == pytest.approx(float(q[entry["token"]]), rel=1e-4)
     assert sum(entry["p"] for entry in result["tokens"]) == pytest.approx(1, abs=1e-6)
-    for name in ("regular", "speculative"):
+    for name in ("plain", "speculated"):
         assert sum(entry[name] for entry in result["tokens"]) == result["count"] == 1000
         assert result[name]["chance"] > 0.001 and result[name]["cells"] > 3
     # Both lists differ, because the decoders use different random numbers.
-    assert [entry["regular"] for entry in listed] != [entry["speculative"] for entry in listed]
+    assert [entry["plain"] for entry in listed] != [entry["speculated"] for entry in listed]
     assert 0 < result["accepted"] < 1000
     assert result["accepted"] / 1000 == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.06)
 
@@ -62,7 +62,7 @@ def test_draws_from_q_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "_speculate", accept_all)
     result = drawn()
-    assert result["speculative"]["chance"] < 1e-6 < result["regular"]["chance"]
+    assert result["speculated"]["chance"] < 1e-6 < result["plain"]["chance"]
 
 
 def test_the_fit_is_that_of_scipy() -> None:

@@ -82,12 +82,13 @@
       if (draws) this.draw(draws);
     }
 
-    draw({ count, before, drafter, accepted, tokens, regular, speculative }) {
-      const fits = Math.min(regular.chance, speculative.chance) >= UNLIKELY;
-      setText(this.at.line, `${fits ? "Same distribution" : "Unlikely, if both draw from p: choose another seed, and try again"}. ${verdictOf("Regular", regular)}. ${verdictOf("Speculation", speculative)}.`);
+    draw({ count, before, drafter, accepted, tokens, plain, speculated }) {
+      const reference = laneName(run().head.reference);
+      const fits = Math.min(plain.chance, speculated.chance) >= UNLIKELY;
+      setText(this.at.line, `${fits ? "Same distribution" : "Unlikely, if both draw from p: choose another seed, and try again"}. ${verdictOf(reference, plain)}. ${verdictOf("Speculation", speculated)}.`);
       setText(this.at.before, before === null ? "" : `… ${before.replace(/\s+/g, " ")} ▁`);
-      this.at.table.querySelector("thead").replaceChildren(tableRow(["token", "p, the model", "Regular", "Speculation", "q, the draft"], true));
-      this.at.table.querySelector("tbody").replaceChildren(...tokens.map(({ token, text, p, q, regular: one, speculative: two }) => {
+      this.at.table.querySelector("thead").replaceChildren(tableRow(["token", "p, the model", reference, "Speculation", "q, the draft"], true));
+      this.at.table.querySelector("tbody").replaceChildren(...tokens.map(({ token, text, p, q, plain: one, speculated: two }) => {
         const name = token === null ? "all others" : bare(text ?? `${token}`);
         const row = tableRow([name, `${number(100 * p, 1)} %`, `${one}`, `${two}`, `${number(100 * q, 1)} %`]);
         [p, one / count, two / count, q].forEach((share, i) => row.children[i + 1].style.setProperty("--share", Math.min(1, share)));
