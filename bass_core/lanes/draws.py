@@ -107,9 +107,14 @@ def draws(
         raise RequestError("Name a row of the race, and at least one token of its text.")
     # The prefill draws the last of `tokens` again, with the row's own random numbers.
     text = [*whole.prompts[row], *tokens[:-1]]
-    changed = {"n": 1, "max_new_tokens": 3, "draft_length": 1, "sequence_ids": [whole.sequence_ids[row]]}
+    changed: dict[str, Any] = {
+        "n": 1,
+        "max_new_tokens": 3,
+        "draft_length": 1,
+        "sequence_ids": [whole.sequence_ids[row]],
+    }
     changed |= {"eos_token_id": None, "stop": None, "time_budget_ms": None, "clock": None, "tree": None}
-    one: Options = replace(options, **changed)
+    one = replace(options, **changed)
     for drafter in (options.drafter, MODEL):
         request = make_request(pair, [text], options=replace(one, drafter=drafter))
         decoder = _after_prefill(pair, request)
@@ -156,7 +161,7 @@ def _drawn(
          "plain": plain_counts[token], "speculated": speculated[token]}
         for token in listed
     ]  # fmt: skip
-    sums: dict[str, Any] = {key: sum(entry[key] for entry in entries) for key in ("p", "q")}  # type: ignore[literal-required]
+    sums: dict[str, Any] = {key: sum(entry[key] for entry in entries) for key in ("p", "q")}
     entries.append(
         {"token": None, "text": None, "p": max(0.0, 1 - sums["p"]), "q": max(0.0, 1 - sums["q"]),
          "plain": count - sum(plain_counts[token] for token in listed),
