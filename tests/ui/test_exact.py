@@ -34,7 +34,7 @@ def test_the_verdict_counts_the_tokens_that_equal_regulars(page: Page, pair: Mod
     expect(line).to_have_text(
         f"Speculative: {total} of {total} tokens, BASS: {total - 1} of {total} tokens equal to Regular’s"
     )
-    expect(page.locator("#draws-ask")).to_be_hidden()
+    expect(page.locator(".verdict-draws")).to_be_hidden()
 
 
 def test_a_sampled_race_offers_draws_of_one_token(page: Page) -> None:
@@ -51,11 +51,12 @@ def test_a_sampled_race_offers_draws_of_one_token(page: Page) -> None:
     )
     assert (asked["row"], len(asked["tokens"])) == least[1:]
     assert asked["tokens"] == regular[least[1]]["token_ids"][: least[2]]
-    page.click("#draws-ask")
+    page.click(".verdict-draws")
     line, rows = page.locator(".draws-line"), page.locator(".draws-table tbody tr")
     expect(line).to_contain_text("χ²", timeout=120_000)
     expect(line).to_contain_text("Same distribution.")
     expect(page.locator("#draws-ask")).to_be_enabled()
+    expect(page.locator(".draws")).to_be_in_viewport()
     for column in (2, 3):
         drawn = [int(row.locator("td").nth(column - 1).text_content() or "") for row in rows.all()]
         assert sum(drawn) == 1000
@@ -71,7 +72,8 @@ def test_a_page_without_a_model_offers_no_draws(context: BrowserContext) -> None
         page.wait_for_function("() => Bass.tape.state.count > 1")
         page.evaluate("() => Bass.tape.live()")
         expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
-        assert page.locator("#draws-ask").count() == 0
+        assert page.evaluate("() => Bass.drawsQuestion()[0]") != ""
+        expect(page.locator(".verdict-draws")).to_be_hidden()
         page.click("[data-recording=win]")
         page.wait_for_function("() => Bass.tape.state.recorded.name === 'win'")
         page.evaluate("() => Bass.tape.live()")

@@ -1,7 +1,8 @@
 """1,000 draws of one token of a sampled race, by regular decoding and by speculation (bass_core's `draws`).
 
-`panel` adds the button and the figure to the page. The draws wait for the device in the queue of the races, and
-run wherever those run: for a source, a DrawsRequest is a race with a single snapshot, which has no lanes.
+`panel` adds the figure to the page; exact.js presses its invisible button. The draws wait for the device in the
+queue of the races, and run wherever those run: for a source, a DrawsRequest is a race with a single snapshot, which
+has no lanes.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def panel(events: Events | None, device: dict[str, Any]) -> None:
 
     figure = assets.part(TEMPLATE, "Bass.mountDraws(element, props, watch)", "draws")
     question = gr.Textbox(visible=False)
-    ask = gr.Button("Same distribution?", elem_id="draws-ask", size="sm")
+    ask = gr.Button("Same distribution?", elem_id="draws-ask")
     running = ask.click(
         answer,
         inputs=[question],

@@ -51,7 +51,8 @@ CELLS = {
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
 <p class="verdict-head" aria-live="off">Three decoders, one prompt: which is fastest?</p>
-<p class="verdict-exact"></p><ul></ul>
+<p class="verdict-exact"></p>
+<button type="button" class="action verdict-draws" hidden>Same distribution?</button><ul></ul>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
 # One round of one row and the code that runs it, drawn by step.js.

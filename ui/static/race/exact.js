@@ -59,6 +59,7 @@
   class Draws {
     constructor(element, props, watch) {
       this.part = element.querySelector(".draws");
+      document.addEventListener("click", (event) => event.target.closest(".verdict-draws") && this.ask());
       this.at = Object.fromEntries(["line", "before", "table", "note"].map((name) => [name, element.querySelector(`.draws-${name}`)]));
       on("start", () => this.offer());
       on("phase", () => this.offer());
@@ -70,8 +71,14 @@
     offer() {
       if (run()?.head.run !== this.asked) this.part.hidden = true;
       const offered = Boolean(run()) && run().done && sampled(run()) && !tape.state.recorded && question() !== "";
-      // On the body, because Gradio writes the button's own classes again.
-      document.body.toggleAttribute("data-draws", offered);
+      const button = document.querySelector(".verdict-draws");
+      if (button) button.hidden = !offered;
+    }
+
+    ask() {
+      document.querySelector("#draws-ask").click();
+      this.show({ message: "", draws: null });
+      this.part.scrollIntoView({ block: "center" });
     }
 
     show({ message, draws }) {
