@@ -1,8 +1,8 @@
 """1,000 draws of one token of a sampled race, by regular decoding and by speculation (bass_core's `draws`).
 
 `panel` adds the figure to the page; exact.js presses its invisible button. The draws wait for the device in the
-queue of the races, and run wherever those run: for a source, a DrawsRequest is a race with a single snapshot, which
-has no lanes.
+queue of the races, and run in the same place: for a source, a DrawsRequest is a race with one snapshot, which has
+no lanes.
 """
 
 from __future__ import annotations
