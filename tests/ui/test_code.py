@@ -202,7 +202,8 @@ def test_a_recorded_round_runs_without_a_model(context: BrowserContext) -> None:
         assert panel.locator(".step-top tr.is-written").count() == 1
         assert_fits(page, 390, 1400)
         assert_accessible(page)
-        page.click("[data-close]")
+        page.keyboard.press("Escape")
+        expect(panel).to_be_hidden()
         page.emulate_media(reduced_motion="reduce")
         page.locator("#lane-bass .sequence").first.locator(".token.recovered").first.click()
         expect(lit).to_have_attribute("data-mark", "judge_together.L18")

@@ -1,7 +1,7 @@
 /* Step by step: one round of one row, with the code that runs it (bass_core/reference.py, see ui/race/code.py). It marks the
    line that has just run, and shows the round's values and its text up to there. trace.js has the lines.
    A round that another rule judged is shown whole, without code. While a race runs, the page is frozen, but the race goes
-   on; closing the panel shows everything that came meanwhile. Arrow keys go from line to line, and on to the next round.
+   on; closing the panel shows everything that came meanwhile. Arrow keys go from line to line, and on to the next round; Escape closes.
    bass:pause, bass:step and bass:back on the document do the same. Bass.openRound(lane, row, step) opens the panel. */
 (() => {
   "use strict";
@@ -320,10 +320,12 @@
 
     key(event) {
       const end = this.states.length - 1;
-      const act = { ArrowRight: () => this.move(1), ArrowLeft: () => this.move(-1), Home: () => this.set(0), End: () => this.set(end) }[event.key];
+      const act = {
+        ArrowRight: () => this.move(1), ArrowLeft: () => this.move(-1), Home: () => this.set(0), End: () => this.set(end), Escape: () => this.toggle(),
+      }[event.key];
       const ours = this.panel.contains(event.target) || event.target === document.body || event.target === this.button;
       if (event.defaultPrevented || !this.open || !act || !ours || event.target.matches("select, input") || event.ctrlKey || event.altKey || event.metaKey) return;
-      if (end < 0 && !event.key.startsWith("Arrow")) return;
+      if (end < 0 && ["Home", "End"].includes(event.key)) return;
       event.preventDefault();
       this.pause();
       act();
