@@ -1,7 +1,7 @@
 /* Step by step: one round of one row, with the code that runs it (bass_core/reference.py, see ui/race/code.py). It marks the
    line that has just run, and shows the round's values and its text up to there. trace.js has the lines.
    A round that another rule judged is shown whole, without code. While a race runs, the page is frozen, but the race goes
-   on; closing the panel shows everything that came meanwhile. Arrow keys go from line to line, and on to the next round; Escape closes.
+   on; closing the panel shows everything that came meanwhile. Arrow keys go from line to line, and on to the next round.
    bass:pause, bass:step and bass:back on the document do the same. Bass.openRound(lane, row, step) opens the panel. */
 (() => {
   "use strict";
@@ -254,6 +254,7 @@
       const step = steps[this.at];
       this.panel.classList.toggle("empty", !step);
       this.mark(step);
+      this.states = [];
       if (!step) return setText(this.parts.line, "No round yet: press Run.");
       const { drafts, accepted, written, start } = step, count = drafts.length, rule = ruleOf(step);
       this.own = written > pathOf(step).length ? this.sequence.tokens[start + written - 1] : null;
