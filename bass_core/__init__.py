@@ -18,6 +18,7 @@ from .decode.measuring import measure_ahead
 from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
+from .lanes.draws import Draws, draws
 from .lanes.generate import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
 from .lanes.metrics import Metrics
@@ -67,6 +68,7 @@ __all__ = [
     "CostTable",
     "DeviceReading",
     "Difference",
+    "Draws",
     "Generation",
     "Hardware",
     "LaneSnapshot",
@@ -96,6 +98,7 @@ __all__ = [
     "cache_root",
     "choose_drafter",
     "count_tokens",
+    "draws",
     "expected_speedup",
     "generate",
     "load_pair",

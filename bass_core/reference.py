@@ -1,9 +1,9 @@
 """Speculative decoding and BASS in plain torch: what the engine computes, as the papers write it.
 
 `speculative` and `bass` write, token for token, what `generate` writes with the method of that name and
-verification="rejection", because they draw the same noise. They share nothing but this noise with `generate`: no
-cache and no kernel. A model is any causal callable: token ids [B, T] in, logits [B, T, V] out, or an object
-that has them as `.logits`.
+verification="rejection", or "block" if `together`, because they draw the same noise. They share nothing but this
+noise with `generate`: no cache and no kernel. The page shows `step` and its judges running on a round. A model is
+any causal callable: token ids [B, T] in, logits [B, T, V] out, or an object that has them as `.logits`.
 
 The letters are those of Leviathan et al. (arXiv 2211.17192). M_p is the target and p its distributions, M_q the
 draft and q its. x are a row's drafts, gamma is their number, n how many of them are accepted. r is uniform, t is
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class HasLogits(Protocol):
 
 
 Model = Callable[[Tensor], "Tensor | HasLogits"]
+Texts = list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Noise:
         return self.seed, ids, begins + i, stream(role, begins)
 
 
-def ask(M: Model, texts: list[list[int]], temperature: float) -> Tensor:
+def ask(M: Model, texts: Texts, temperature: float) -> Tensor:
     """Return M's distributions after each token of each text, [B, T, V], from one forward."""
     T = max(len(text) for text in texts)
     # A causal model does not see the zeros after a shorter text.
@@ -67,23 +68,21 @@ def ask(M: Model, texts: list[list[int]], temperature: float) -> Tensor:
 
 
 def step(
-    M_p: Model, M_q: Model, texts: list[list[int]], gammas: list[int], noises: list[Noise], temperature: float
-) -> list[list[int]]:
-    """A round of BASS, which is Leviathan's step for each row of a batch: the tokens that each row gets.
-
-    gammas: how much each row drafts.
-    """
+    M_p: Model, M_q: Model, texts: Texts, gammas: list[int], noise: list[Noise], temperature: float, together: bool
+) -> Texts:
+    """A round of BASS: Leviathan's step for each row b of a batch, which drafts gammas[b] tokens."""
     rows = range(len(texts))
-    x: list[list[int]] = [[] for _ in rows]
+    x: Texts = [[] for _ in rows]
     q: list[list[Tensor]] = [[] for _ in rows]
     for i in range(max(gammas)):  # L2
         behind = ask(M_q, [texts[b] + x[b] for b in rows], temperature)  # L3
         for b in rows:
             if i < gammas[b]:
                 q[b].append(behind[b, len(texts[b]) + i - 1])
-                x[b].append(noises[b].draw(q[b][i], i, Role.DRAFT))  # L4
+                x[b].append(noise[b].draw(q[b][i], i, Role.DRAFT))  # L4
     behind = ask(M_p, [texts[b] + x[b] for b in rows], temperature)  # L7, once for all drafts of all rows
-    return [judge(x[b], q[b], behind[b, len(texts[b]) - 1 :], noises[b]) for b in rows]
+    verdict = judge_together if together else judge
+    return [verdict(x[b], q[b], behind[b, len(texts[b]) - 1 :], noise[b]) for b in rows]
 
 
 def judge(x: list[int], q: list[Tensor], p: Tensor, noise: Noise) -> list[int]:
@@ -98,6 +97,24 @@ def judge(x: list[int], q: list[Tensor], p: Tensor, noise: Noise) -> list[int]:
     return [*x[:n], t]  # L18
 
 
+def judge_together(x: list[int], q: list[Tensor], p: Tensor, noise: Noise) -> list[int]:
+    """The same by block verification (Sun et al., arXiv 2403.10444), which judges a row's drafts together."""
+    n, gamma, reach = 0, len(x), [torch.tensor(1.0)]
+    for i in range(gamma):
+        reach.append((reach[i] * p[i][x[i]] / q[i][x[i]]).clamp(max=1))
+        h = reach[i + 1]
+        if i + 1 < gamma and h < 1:
+            excess = (h * p[i + 1] - q[i + 1]).clamp(min=0).sum()
+            h = excess / (excess + 1 - h)
+        if noise.r(i) < h:  # the last draft that passes is accepted, with all drafts before it
+            n = i + 1
+    adjusted, role = p[n], Role.TARGET
+    if n < gamma:
+        adjusted, role = (reach[n] * p[n] - q[n]).clamp(min=0), Role.RESIDUAL
+    t = noise.draw(adjusted, n, role)
+    return [*x[:n], t]
+
+
 def bass(
     M_p: Model,
     M_q: Model,
@@ -108,11 +125,12 @@ def bass(
     length: int | None = None,
     seed: int = 0,
     ids: Seq[int] | None = None,
+    together: bool = False,
 ) -> list[list[int]]:
     """Write `new_tokens` tokens after each prompt, all rows at once.
 
     `length` is the number of drafts per row and round; None uses BASS's Algorithm 1. `ids` are the keys of the
-    rows' noise; None means 0, 1, 2 and so on.
+    rows' noise; None means 0, 1, 2 and so on. `together` judges by block verification.
     """
     texts = [list(prompt) for prompt in prompts]
     ends = [len(text) + new_tokens for text in texts]
@@ -120,7 +138,7 @@ def bass(
     while going := [b for b, text in enumerate(texts) if len(text) < ends[b]]:  # B3
         gammas = [min(gamma, ends[b] - len(texts[b]) - 1) for b in going]
         noises = [Noise(seed, b if ids is None else ids[b], len(texts[b])) for b in going]
-        new = step(M_p, M_q, [texts[b] for b in going], gammas, noises, temperature)
+        new = step(M_p, M_q, [texts[b] for b in going], gammas, noises, temperature, together)
         for b, tokens in zip(going, new, strict=True):
             texts[b] += tokens
         if length is not None:
@@ -148,9 +166,9 @@ def speculative(
     *,
     length: int | None = None,
     seed: int = 0,
+    together: bool = False,
 ) -> list[list[int]]:
     """Write the same for one prompt after another, in batches of one."""
     alone = [([b], [prompt]) for b, prompt in enumerate(prompts)]
-    return [
-        bass(M_p, M_q, row, new_tokens, temperature, length=length, seed=seed, ids=ids)[0] for ids, row in alone
-    ]
+    options: dict[str, Any] = {"length": length, "seed": seed, "together": together}
+    return [bass(M_p, M_q, row, new_tokens, temperature, ids=ids, **options)[0] for ids, row in alone]

@@ -146,6 +146,17 @@ class BatchDecoder:
             return self._prefill_step(self._prefill)
         return self._round()
 
+    @torch.inference_mode()
+    def look_ahead(self) -> tuple[Proposal, Tensor]:
+        """Return a proposal and the target's logits [B, 1 + N, V] over it, as in the next round; commit nothing.
+
+        The logits are valid until the target's next forward. Call it after the prefill.
+        """
+        proposal = self._propose(self._usable(self._lengths(self._offers())), self._keys())
+        drafts = to_device(proposal.tokens, self.target.device)
+        output = self._forward(drafts, proposal.num_drafted)
+        return proposal, shaped(output.logits, self.params.sampling, self._rows, drafts)
+
     def _prefill_step(self, prefill: PrefillSteps) -> Round:
         prefill.step()
         if not prefill.done:

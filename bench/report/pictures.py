@@ -32,9 +32,10 @@ WALK = """() => {
   const line = document.querySelector(".step-part .step-line"), next = document.querySelector("[data-go='1']");
   for (let i = 0; i < 100; i += 1) {
     const [, drafts, accepted] = /(\\d+) drafts?, (\\d+) accepted/.exec(line.textContent) ?? [];
-    if (drafts >= 3 && accepted >= 1 && accepted < drafts) return;
+    if (drafts >= 3 && accepted >= 1 && accepted < drafts) break;
     next.click();
   }
+  document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "End", bubbles: true }));
 }"""
 MIDDLE = """() => {
   const at = document.querySelector(".cache-part input[type=range]");

@@ -23,7 +23,8 @@ METHODS = {"speculative": reference.speculative, "bass": reference.bass}
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_loop_writes_the_tokens_of_the_reference(method, temperature, rows, length):
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_loop_writes_the_tokens_of_the_reference(rule, method, temperature, rows, length):
     texts = prompts(rows, seed=rows)
     output = generate(
         PAIR,
@@ -33,13 +34,14 @@ def test_the_loop_writes_the_tokens_of_the_reference(method, temperature, rows, 
         sampling=SamplingParams(temperature),
         draft_length=length,
         drafter="model",
-        verification="rejection",
+        verification=rule,
         seed=11,
         eos_token_id=None,
     )
     fixed = None if length == "bass" else length
     with torch.inference_mode():
-        expected = METHODS[method](TARGET, DRAFT, texts, 40, temperature, length=fixed, seed=11)
+        together = rule == "block"
+        expected = METHODS[method](TARGET, DRAFT, texts, 40, temperature, length=fixed, seed=11, together=together)
     assert expected == texts_of(output)
     origins = {origin for sequence in output.sequences for origin in sequence.origins}
     assert {"accepted", "recovered"} <= origins, "drafts were never accepted, or never rejected"

@@ -182,8 +182,8 @@ def test_every_number_of_three_races_follows_from_the_export(page: Page, pair_fo
             open_settings(page)
             page.click(".snippet summary")
             page.click("[data-switch=stepping]")
-            page.keyboard.press("ArrowRight")  # half-faded texts have too little contrast
-            expect(page.locator(".step-part")).to_contain_class("at-end")
+            page.keyboard.press("End")
+            expect(page.locator(".step-top")).to_be_visible()
             assert_accessible(page)
             page.click("[data-close]")
             _snippet(page, pair_folders)
@@ -349,16 +349,13 @@ def _steps(page: Page, rule: str) -> int:
         count = len(step["drafts"])
         expect(panel.locator(".step-line")).to_contain_text(f"{count} draft")
         assert step["detail"]["rule"] == rule
-        cards = panel.locator(".step-draft")
-        assert cards.count() == count == len(step["detail"]["sources"])
-        assert panel.locator(".step-draft.is-accepted").count() == step["accepted"]
+        page.keyboard.press("End")  # the values after the round's last line
+        assert panel.locator(".step-values tr").first.locator("td").count() == count
+        assert panel.locator(".step-values tr:last-child .is-accepted").count() == step["accepted"]
         assert panel.locator(".step-context del").count() == count - step["accepted"]
         assert page.locator("#lane-bass .token.stepped").count() >= step["written"]
-        for i in range(count):
-            _draft(cards.nth(i), step, i)
+        _values(panel, step)
         residuals += _ending(panel, step, row["token_ids"][step["start"] + step["written"] - 1])
-        # The first press completes the animation, the second one goes to the next round.
-        page.keyboard.press("ArrowRight")
         if at + 1 < len(steps):
             page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -376,22 +373,24 @@ def shows(text: str | None, value: float | None) -> bool:
     return abs(float(text or "nan") - value) <= (0.00051 if value >= 0.001 or value == 0 else 6e-7)
 
 
-def _draft(card: Locator, step: dict[str, Any], i: int) -> None:
-    """A draft's card has its source, its numbers and its verdict."""
-    draft, detail = step["drafts"][i], step["detail"]
-    text = card.text_content() or ""
-    assert card.locator(".step-source").text_content() == detail["sources"][i] == "model"
+def _values(panel: Locator, step: dict[str, Any]) -> None:
+    """The table has the drafts' sources, the numbers of the rule, and the verdicts."""
+    drafts, detail = step["drafts"], step["detail"]
+    rows: dict[str, list[str]] = {}
+    for row in panel.locator(".step-values tr").all():
+        rows[row.locator("th").text_content() or ""] = row.locator("td").all_text_contents()
+    assert rows["from"] == detail["sources"] == ["model"] * len(drafts)
+    numbers = {"pmodel says": "p", "qdraft says": "q", "runiform": "u", "hits chance": "chance"}
     if detail["rule"] == "greedy":
-        assert draft["u"] is None or card.locator(".step-u").count() == 0
-        p, q = (card.locator(".step-numbers").text_content() or "").split(" · ")
-        assert shows(p[2:], detail["own_p"][i]) and shows(q[2:], detail["own_q"][i])
-        assert "most likely token" in text or "not tested" in text
-    elif detail["rule"] == "coupled":
-        assert "the target samples" in text or "not tested" in text
-    else:
-        assert ("accepted: u" in text) == (i < step["accepted"])
-        at = float(card.locator(".step-u").evaluate("ball => ball.style.getPropertyValue('--at')"))
-        assert at == draft["u"]
+        numbers = {"pmodel says": "p", "qdraft says": "q"}
+        for label, name in (("qtemperature 1", "own_q"), ("ptemperature 1", "own_p")):
+            assert all(shows(*both) for both in zip(rows[label], detail[name], strict=True))
+    for label, name in numbers.items():
+        if label in rows and not (name == "q" and detail["rule"] == "coupled"):
+            values = [draft[name] for draft in drafts]
+            assert all(shows(*both) for both in zip(rows[label], values, strict=True))
+    assert ("hits chance" in rows) == (detail["rule"] == "block")
+    assert [text.startswith("✓") for text in rows["verdict"]] == [i < step["accepted"] for i in range(len(drafts))]
 
 
 def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
@@ -405,13 +404,14 @@ def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
         numbers = [cell.text_content() for cell in row.locator(".step-share").all()]
         expected = [candidate["p"], *([candidate["q"], candidate["residual"]] if ending["mass"] else [])]
         assert all(shows(*both) for both in zip(numbers, expected, strict=True))
-        assert ("written" in (row.text_content() or "")) == (candidate["token"] == last)
+        assert ("← t" in (row.text_content() or "")) == (candidate["token"] == last)
         if ending["mass"]:
             left = max(0.0, ending["reach"] * candidate["p"] - candidate["q"]) / ending["mass"]
             assert candidate["residual"] == pytest.approx(left, abs=1e-4)
     if ending["mass"]:
         assert ending["reach"] == pytest.approx(f.running_chance(step, ending["after"]), rel=1e-3)
-        assert same((panel.locator(".step-ending").text_content() or "").rsplit("/", 1)[1], ending["mass"])
+        residual = panel.locator(".step-top tr").first.locator("th").last
+        assert same((residual.text_content() or "").rsplit("/", 1)[1], ending["mass"])
     return bool(ending["mass"])
 
 

@@ -123,7 +123,7 @@ def test_axis_and_steps_are_in_view_on_a_low_screen(context: BrowserContext) -> 
         page.keyboard.press(" ")
         expect(page.locator(".step-part")).to_be_visible()
         expect(page.locator(".verdict")).to_be_hidden()
-        assert bottom(page, ".step-drafts") <= 720
+        assert bottom(page, ".code") <= 720
         page.keyboard.press("Escape")
         expect(page.locator(".verdict")).to_be_visible()
         assert_accessible(page)

@@ -41,6 +41,8 @@ STYLES = (
     "how/how.css",
     "race/race.css",
     "race/axis.css",
+    "race/step.css",
+    "race/exact.css",
     "sweep/sweep.css",
     "sweep/readers.css",
     "lecture/bar.css",
@@ -84,8 +86,9 @@ window.bassScripts.then(() => { PART });
 SCRIPTS = (
     "page/page.js", "page/status.js", "page/prompt.js", "page/early.js", "race/run.js", "race/predicted.js",
     "race/times.js", "race/tape.js", "race/playhead.js", "page/form.js", "race/opening.js", "race/recordings.js",
-    "page/plots.js", "race/tokens.js", "race/axis.js", "race/cache.js", "race/step.js", "race/glance.js",
-    "race/lanes.js", "race/charts.js", "race/inspector.js", "race/why.js", "race/export.js", "race/summary.js",
+    "page/plots.js", "race/tokens.js", "race/axis.js", "race/cache.js", "race/trace.js",
+    "race/step.js", "race/glance.js",
+    "race/lanes.js", "race/charts.js", "race/inspector.js", "race/exact.js", "race/why.js", "race/export.js", "race/summary.js",
     "how/formulas.js", "how/how.js", "sweep/sweep.js",
     "sweep/readers.js", "lecture/presenter.js", "lecture/bet.js",
 )  # fmt: skip

@@ -75,7 +75,7 @@ class Events:
             yield unchanged, unchanged, unchanged, _status("running"), gr.update(interactive=False)
             with (
                 closing(PageFeed(uuid4().hex, request.settings(), self.pair)) as feed,
-                closing(self._race(request)) as snapshots,
+                closing(self.race(request)) as snapshots,
             ):
                 news: tuple[str, Record | None] = ("", None)
                 for snapshot in snapshots:
@@ -111,7 +111,7 @@ class Events:
     def _answer(self, given: Mapping[str, Any]) -> Iterator[Snapshot]:
         last = waiting(0, None)
         try:
-            with closing(self._race(make_request(given, self.limits))) as snapshots:
+            with closing(self.race(make_request(given, self.limits))) as snapshots:
                 for last in snapshots:
                     yield last if last["done"] else _without_rounds(last)
         except Exception as error:
@@ -120,7 +120,7 @@ class Events:
             yield {**last, "done": True, "phase": "error", "error": refusal.message}
             raise refusal from error
 
-    def _race(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
+    def race(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
         """Yield the source's snapshots. Raises BassError at the operator's time limit for a race."""
         end = time.monotonic() + self.limits.max_seconds
         try:

@@ -21,7 +21,7 @@ from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
 from ui.page.request import describe_parameters
-from ui.race import feed, formulas, how, parts
+from ui.race import draws, feed, formulas, how, parts
 from ui.recordings.shelf import SHIPPED, RecordingOffer, panel
 from ui.sources.source import Count, RaceSource, Together
 from ui.sweep import panel as sweep
@@ -118,6 +118,7 @@ def build(
                         _early(preparing)
                 with gr.Column(elem_id="results", min_width=280):
                     assets.part(parts.lanes(), "Bass.mountLanes(element); Bass.mountBet(element)")
+                    draws.panel(None if source is None else events, device)
                     panel(offers)
                     assets.part(parts.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)")
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")

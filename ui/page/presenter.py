@@ -17,8 +17,8 @@ KEYS = {
     "s": "stop",
     "a b c": "bet on a lane, when Run asks for it",
     "Space": "pause the page, or go on",
-    "→": "pause, then next round",
-    "←": "previous round",
+    "→": "pause, then the next line of code",
+    "←": "the line before",
     "?": "this list",
     "Esc": "close this list, the rounds or the settings",
 }

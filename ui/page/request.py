@@ -8,11 +8,11 @@ A request contains only the settings' values, so it can be pickled. The same tab
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from bass_core import SamplingParams
+from bass_core import ModelPair, SamplingParams, Snapshot, race
 from ui.page import clock
 from ui.page.choices import Choices
 from ui.page.limits import MAX_DRAFT_LENGTH, Limits, lines
@@ -27,6 +27,10 @@ class RaceRequest(SimpleNamespace):
     def settings(self) -> dict[str, Any]:
         """Return the settings by name, ready for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    def run(self, pair: ModelPair, stopped: Callable[[], bool]) -> Iterator[Snapshot]:
+        """Yield the snapshots of the race. `stopped` is checked after every step."""
+        yield from race(pair, **self.arguments(), stopped=stopped)
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for bass_core's `race`."""

@@ -188,7 +188,8 @@ and on average at least as many drafts are accepted.</p>
         for side, (letter, kind, name) in enumerate((("p", "target", "Target p"), ("q", "draft", "Draft q")))
     )
     more = (
-        _button("Draw 1,000 times again")
+        '<div class="walk-buttons"><button type="button" class="action" data-draw>Draw 1,000 times again</button>'
+        '<button type="button" class="action" data-real-round>Run it on a real round</button></div>'
         + "<p>Columns: the tokens that the rule wrote, accepted drafts solid and recovered tokens dashed. Thick "
         "line: p. Narrow bar: q. The weights above are scaled to sum to 1.</p>"
     )

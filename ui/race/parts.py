@@ -7,6 +7,7 @@ because Gradio evaluates templates as code. lanes.js adds a section for each lan
 from __future__ import annotations
 
 from bass_core import DEFAULT_LANES
+from ui.race import code
 from ui.race.formulas import FORMULAS, formula_button, term, titled
 from ui.race.looks import look
 
@@ -33,7 +34,7 @@ STOPS = {"speedup": DEFAULT_LANES[0], "ms_per_token": DEFAULT_LANES[0], "accepta
 SWITCHES = {
     "colours": ("Origins", True, "Colour tokens by where they came from"),
     "whole": ("Whole texts", False, "Show each text in full"),
-    "stepping": ("Step by step", False, "Pause the page and go through the rounds one by one"),
+    "stepping": ("Step by step", False, "See the code run on a round, line by line"),
 }
 CELLS = {
     "past": "before this round",
@@ -50,22 +51,29 @@ VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
 <div class="opening" hidden><p class="opening-caption" aria-live="polite"></p>
 <div class="opening-scenes" role="group" aria-label="Scenes"></div>
 <button type="button" class="action" data-skip>Skip</button></div>
-<p class="verdict-head" aria-live="off">Three decoders, one model: which is fastest?</p><ul></ul>
+<p class="verdict-head" aria-live="off">Three decoders, one model: which is fastest?</p>
+<p class="verdict-exact"></p>
+<button type="button" class="action verdict-draws" hidden>Same distribution?</button><ul></ul>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
 </section>"""
-# One round of one row, drawn by step.js.
-STEP = """<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
+# One round of one row and the code that runs it, drawn by step.js.
+STEP = f"""<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
 <label>Lane <select data-walk="lane"></select></label>
-<label>Sequence <select data-walk="sequence"></select></label>
-<button type="button" data-go="-1" title="Left arrow key">‹ Previous round</button>
-<button type="button" data-go="1" title="Right arrow key">Next round ›</button>
+<label>Row <select data-walk="sequence"></select></label>
+<button type="button" data-go="-1">‹ Previous round</button>
+<button type="button" data-go="1">Next round ›</button>
 <label><input type="checkbox" data-drafted checked> Only rounds with drafts</label>
-<button type="button" data-close>Go on</button></div>
+<button type="button" data-close>Close</button></div>
 <p class="step-line" role="status"></p>
 <p class="step-context"></p>
-<p class="step-rule"></p>
-<ol class="step-drafts" aria-label="The drafts of this round" tabindex="0"></ol>
-<div class="step-end"></div></section>"""
+<div class="step-sides"><div class="step-side">
+<div class="pickers step-run"><button type="button" data-line="-1" title="Left arrow key">‹ Line</button>
+<button type="button" data-run-code>Play</button>
+<button type="button" data-line="1" title="Right arrow key">Line ›</button></div>
+<p class="step-note" aria-live="polite"></p>
+<div class="step-table" tabindex="0" role="group" aria-label="The values of this round"></div>
+<div class="step-ended"></div><p class="step-rule"></p></div>
+<div class="step-code">{code.template()}</div></div></section>"""
 # The speeds of the playhead: the button's text, its name.
 SPEEDS = {
     "1": ("1×", "Real speed"),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from bass_core import ModelPair, RequestError, Snapshot, count_tokens, load_pair, may_measure, measure_ahead, race
+from bass_core import ModelPair, RequestError, Snapshot, count_tokens, load_pair, may_measure, measure_ahead
 from ui.page import limits
 from ui.page.choices import choices
 from ui.page.limits import Limits
@@ -78,7 +78,7 @@ def race_source(pair: ModelPair, models: Models | None = None) -> RaceSource:
     loaded = models or Models(pair)
 
     def snapshots(request: RaceRequest, stopped: Stopped = lambda: False) -> Generator[Snapshot, None, None]:
-        yield from race(loaded.get(request.pair), **request.arguments(), stopped=stopped)
+        yield from request.run(loaded.get(request.pair), stopped)
 
     return snapshots
 

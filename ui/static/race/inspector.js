@@ -7,7 +7,7 @@
   "use strict";
   const {
     on, soon, run, number, setText, make, svg, roundsIn, offerLanes, offerRows, chance, bare, quoted, pathOf, parentsOf,
-    verdicts, greedy, coin, laneTime,
+    verdicts, greedy, coin, laneTime, tape,
   } = window.Bass;
   // A node's width and the bend of the lines to its children, in columns (page.css: .tree).
   const WIDTH = 0.84, BEND = 0.92;
@@ -325,11 +325,17 @@
 
   window.Bass.mountInspector = (element) => {
     const inspector = new Inspector(element.querySelector(".bass-inspector"));
-    window.Bass.inspect = (lane, sequence, step) => {
+    /** Show a step of a row in the inspector only. */
+    window.Bass.pickRound = (lane, sequence, step) => {
       inspector.pick.lane.value = lane;
       inspector.pick.sequence.value = sequence;
       inspector.go(Math.max(0, inspector.steps().indexOf(step)));
-      inspector.element.scrollIntoView({ block: "nearest" });
+    };
+    /** Show a step of a row and run its code. While a race runs, only the inspector shows it. */
+    window.Bass.inspect = (lane, sequence, step) => {
+      window.Bass.pickRound(lane, sequence, step);
+      if (run().done || tape.state.recorded || tape.state.away) window.Bass.openRound(lane, sequence, step);
+      else inspector.element.scrollIntoView({ block: "nearest" });
     };
   };
 })();

@@ -469,6 +469,7 @@
     window.Bass.mountTips(root);
     new Verdict(root.querySelector(".verdict"));
     window.Bass.mountStepper(root);
+    window.Bass.mountExact(root);
     new Board(root);
     window.Bass.mountAxis(root);
     window.Bass.mountCache(root);

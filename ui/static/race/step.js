@@ -1,108 +1,61 @@
-/* Step by step: walks through the rounds of a lane. Shows the drafts and who proposed them, the test of each draft, and
-   the end of the round with p, q and the residual. While the panel is open, the page is frozen but the race continues.
-   Closing the panel shows everything that came meanwhile. All numbers of a round are in the document at once; only CSS
-   makes them appear one after the other, so nothing waits for an animation that is switched off. "Next round" first
-   completes a running animation. The events bass:pause, bass:step and bass:back on the document act like the buttons. */
+/* Step by step: one round of one row, with the code that runs it (bass_core/reference.py, see ui/race/code.py). It marks the
+   line that has just run, and shows the round's values and its text up to there. trace.js has the lines.
+   A round that another rule judged is shown whole, without code. While a race runs, the page is frozen, but the race goes
+   on; closing the panel shows everything that came meanwhile. Arrow keys go from line to line, and on to the next round.
+   bass:pause, bass:step and bass:back on the document do the same. Bass.openRound(lane, row, step) opens the panel. */
 (() => {
   "use strict";
   const {
-    on, hold, next, run, setText, make, roundsIn, offerLanes, offerRows, chance, bare, quoted, greedy, parentsOf, pathOf,
-    verdicts,
+    on, hold, next, run, tape, setText, make, roundsIn, offerLanes, offerRows, chance, bare, quoted, parentsOf, pathOf, verdicts,
+    ruleOf, trace,
   } = window.Bass;
-  const CONTEXT = 160;
-  // Times of the animation in ms: between two drafts, between two tests, the maximum for all tests, the final draw.
-  const APPEAR = 120, TEST = 700, TESTS = 4200, DRAW = 900;
-  const MARKS = { accepted: "✓", rejected: "✗", untested: "–" };
-
-  /** The rule (a key of RULES) that decided a round. Recordings without details don't name it, so it is inferred. */
-  function ruleOf(step) {
-    if (step.detail) return step.detail.rule;
-    if (greedy()) return "greedy";
-    if (step.drafts.every((draft) => draft.u === null)) return "coupled";
-    return step.parents ? "tree" : run().head.together ? "block" : "rejection";
-  }
-
+  const CONTEXT = 160, LINE_MS = 420;
+  const MARKS = { accepted: "✓", rejected: "✗", untested: "–", pending: "·" };
   const RULES = {
-    rejection: "Rejection sampling: a draft is accepted if u < min(1, p/q). The first rejected draft ends the round.",
-    block: "Block verification: the last draft with u < h is accepted, and so are all drafts before it. h weighs a row's drafts together.",
-    tree: "Of the drafts that follow the same token, at most one was drawn at random. It is accepted if u < min(1, p/q), the others only if the target samples them.",
-    coupled: "Coupled verification: a draft is accepted if the target samples the same token. There is no u, and q plays no part.",
-    greedy: "Temperature 0: a draft is accepted if it is the target's most likely token. Nothing is drawn. p and q are shown at temperature 1.",
+    rejection: "A draft is accepted if r · q < p. The first rejected one ends the round.",
+    block: "Block verification: the last draft with r < h is accepted, and all before it.",
+    greedy: "Temperature 0: p and q are 1 for the most likely word and 0 for the others. Their values at temperature 1 stand below.",
+    tree: "Of the drafts that follow the same token, at most one was drawn at random. It is accepted if r < min(1, p/q), the others only if the target samples them.",
+    coupled: "Coupled verification: a draft is accepted if the target samples the same token. There is no r, and q plays no part.",
     coin: "Synthetic acceptance: each draft is accepted at random, whatever it is.",
   };
 
-  /** The verdict on each draft. Block verification decides on all drafts of a row, so it leaves none untested. */
-  function judged(step, rule) {
-    const outcomes = verdicts(step);
-    return rule === "block" ? outcomes.map((verdict) => (verdict === "untested" ? "rejected" : verdict)) : outcomes;
+  /** All values of a round whose rule is not in the file, as a state of trace.js. */
+  function whole(step) {
+    const count = step.drafts.length;
+    return { mark: "", note: RULES[ruleOf(step)], drafts: count, qs: count, p: true, tested: count, chances: count, testing: null, n: step.accepted, over: true, t: true };
   }
 
-  /** The test of a draft as {share: length of the bar, u, words}. */
-  function testOf(step, i, rule, verdict) {
-    const draft = step.drafts[i], { detail } = step, isAccepted = verdict === "accepted";
-    if (verdict === "untested") return { share: null, u: null, words: "not tested" };
-    if (rule === "greedy") {
-      return { share: detail?.own_p?.[i] ?? null, u: null, words: isAccepted ? "most likely token" : "not the most likely token" };
-    }
-    if (rule === "coupled" || draft.u === null) {
-      return { share: draft.p, u: null, words: isAccepted ? "the target samples it" : "the target samples another token" };
-    }
-    const limit = draft.chance ?? (draft.q > 0 ? Math.min(1, draft.p / draft.q) : null);
-    const sign = draft.u < limit ? "<" : "≥";
-    const late = isAccepted && sign === "≥" ? ", but a later draft has u < h" : "";
-    const name = rule === "block" ? "h " : "";
-    return { share: limit, u: draft.u, words: `u ${chance(draft.u)} ${sign} ${name}${chance(limit)}${late}` };
+  /** The verdict on each draft in a state: "accepted", "rejected", "untested", or "pending" before it falls. */
+  function outcomesIn(state, step) {
+    if (state.over) return verdicts(step).map((verdict) => (ruleOf(step) === "block" && verdict === "untested" ? "rejected" : verdict));
+    return step.drafts.map((_, i) => (state.n !== null && i < state.n ? "accepted" : "pending"));
   }
 
-  /** The probabilities of draft `i` that the rule uses, in words. */
-  function numbersOf(step, i, rule) {
-    const draft = step.drafts[i], { detail } = step;
-    if (rule === "greedy") return `p ${chance(detail?.own_p?.[i] ?? null)} · q ${chance(detail?.own_q?.[i] ?? null)}`;
-    if (rule === "coin") return `chance ${chance(draft.chance ?? draft.p)}`;
-    if (rule === "coupled") return `p ${chance(draft.p)}`;
-    return `p ${chance(draft.p)} · q ${chance(draft.u === null ? null : draft.q)}`;
-  }
-
-  function cardOf(step, i, rule, verdict, per) {
-    const card = make("li", `step-draft is-${verdict}`);
-    card.style.setProperty("--appear", `${i * APPEAR}ms`);
-    card.style.setProperty("--test", `${step.drafted.length * APPEAR + i * per}ms`);
-    const { share, u, words } = testOf(step, i, rule, verdict), parent = parentsOf(step)[i];
-    const token = make("p", "step-token", bare(step.drafts[i].text));
-    const source = step.detail?.sources[i];
-    const after = step.parents ? `after ${parent < 0 ? "the text" : quoted(step.drafts[parent].text)}` : "";
-    const from = make("p", "step-source", [source, after].filter(Boolean).join(", "));
-    const bar = make("div", "step-bar");
-    bar.setAttribute("aria-hidden", "true");
-    if (share !== null) {
-      const fill = make("i", "step-fill");
-      fill.style.setProperty("--share", Math.min(1, share));
-      bar.append(fill);
-    }
-    if (u !== null) {
-      const ball = make("i", u > 0.85 ? "step-u at-right" : "step-u", "u");
-      ball.style.setProperty("--at", u);
-      bar.append(ball);
-    }
-    card.append(token, from, bar, make("p", "step-numbers", numbersOf(step, i, rule)),
-      make("p", "step-verdict", `${MARKS[verdict]} ${verdict === "untested" ? words : `${verdict}: ${words}`}`));
-    return card;
-  }
-
-  /** The end of a round in a sentence. */
-  function endingLine(step, rule, own, ending) {
-    const word = own ? quoted(own.text) : "";
-    if (step.written === pathOf(step).length || own?.origin === "accepted") return "The round ended with an accepted draft.";
-    if (!ending) return `Then the target wrote ${word} (${own.origin}).`;
-    if (ending.mass !== null) {
-      const p = ending.reach < 1 ? `${chance(ending.reach)} p` : "p";
-      if (!ending.mass) return `Then ${word} (${own.origin}) replaces the rejected draft, drawn from p, because p and q are almost equal here.`;
-      return `Then ${word} (${own.origin}) replaces the rejected draft, drawn from the residual max(0, ${p} − q) / ${chance(ending.mass)}.`;
-    }
-    const written = `Then ${word} (${own.origin})`;
-    if (rule === "greedy") return `${written}, the target's most likely token.`;
-    if (rule === "coupled") return `${written}, which the target sampled from p.`;
-    return `${written}, drawn from p${ending.draft === null ? ": no draft is left to test" : ""}.`;
+  /** The table of a state: a column for each draft, a row for each variable. */
+  function tableOf(state, step) {
+    const table = make("table", "step-values"), { drafts, detail } = step, rule = ruleOf(step), outcomes = outcomesIn(state, step);
+    const row = (name, what, known, cell) => {
+      const line = make("tr"), head = Object.assign(make("th"), { scope: "row" });
+      head.append(make("code", "", name), what);
+      line.append(head, ...drafts.map((draft, i) =>
+        make("td", `is-${outcomes[i]}${state.testing === i ? " is-now" : ""}`, i < known ? cell(draft, i) : "·")));
+      table.append(line);
+    };
+    const q = (i) => (drafts[i].u === null && rule !== "greedy" ? null : drafts[i].q);
+    row("x", "draft", state.drafts, ({ text }) => bare(text));
+    if (step.parents) row("", "follows", drafts.length, (_, i) => (parentsOf(step)[i] < 0 ? "the text" : bare(drafts[parentsOf(step)[i]].text)));
+    if (detail) row("", "from", state.drafts, (_, i) => detail.sources[i]);
+    row("q", "draft says", state.qs, (_, i) => chance(q(i)));
+    row("p", "model says", state.p ? drafts.length : 0, ({ p }) => chance(p));
+    if (rule === "greedy" && detail) {
+      row("q", "temperature 1", state.qs, (_, i) => chance(detail.own_q?.[i] ?? null));
+      row("p", "temperature 1", state.p ? drafts.length : 0, (_, i) => chance(detail.own_p?.[i] ?? null));
+    } else row("r", "uniform", state.tested, ({ u }) => chance(u));
+    if (rule === "block") row("h", "its chance", state.chances, (draft) => chance(draft.chance));
+    row("", "verdict", drafts.length, (_, i) => MARKS[outcomes[i]]);
+    for (const [i, cell] of [...table.lastElementChild.children].slice(1).entries()) cell.append(make("span", "spoken", ` ${outcomes[i]}`));
+    return table;
   }
 
   function cellOf(value, kind) {
@@ -114,14 +67,15 @@
   /** A table of the most likely tokens where the round ended. It marks the written token and the rejected draft. */
   function topOf(step, own, ending) {
     const table = make("table", "step-top"), head = make("tr"), residual = ending.mass > 0;
-    const names = ["token", "p", ...(residual ? ["q", "residual"] : [])];
+    const left = ending.reach < 1 ? `${chance(ending.reach)} p − q` : "p − q";
+    const names = ["token", "p", ...(residual ? ["q", `(${left}) / ${chance(ending.mass)}`] : [])];
     head.append(...names.map((name) => Object.assign(make("th", "", name), { scope: "col" })));
     const rejected = ending.draft === null ? null : step.drafts[ending.draft].text;
-    const rows = ending.top.map(({ token: id, text, p, q, residual: left }) => {
+    const rows = ending.top.map(({ token: id, text, p, q, residual: rest }) => {
       const written = id === own.id, row = make("tr", written ? `is-written from-${own.origin}` : text === rejected ? "is-refused" : "");
       const name = Object.assign(make("th", "step-name"), { scope: "row" });
-      name.append(make("span", "", bare(text)), make("span", "step-mark", written ? " ← written" : text === rejected ? " ✗ draft" : ""));
-      row.append(name, cellOf(p, "p"), ...(residual ? [cellOf(q, "q"), cellOf(left, "left")] : []));
+      name.append(make("span", "", bare(text)), make("span", "step-mark", written ? " ← t" : text === rejected ? " ✗ x" : ""));
+      row.append(name, cellOf(p, "p"), ...(residual ? [cellOf(q, "q"), cellOf(rest, "left")] : []));
       return row;
     });
     table.append(head, ...rows);
@@ -129,37 +83,24 @@
   }
 
   /** The drafts to strike through: in a chain all after the accepted ones, in a tree only the next ones. */
-  function struckOf(step, outcomes) {
-    const indices = step.drafts.map((_, i) => i).filter((i) => outcomes[i] !== "accepted");
-    return step.parents ? indices.filter((i) => parentsOf(step)[i] === (pathOf(step).at(-1) ?? -1)) : indices;
+  function struckOf(step) {
+    const path = pathOf(step), indices = step.drafts.map((_, i) => i).filter((i) => !path.includes(i));
+    return step.parents ? indices.filter((i) => parentsOf(step)[i] === (path.at(-1) ?? -1)) : indices;
   }
 
-  /** Draw a step of a sequence into the panel. Returns the duration of the animation in ms. */
-  function drawStep(panel, step, sequence) {
-    const rule = ruleOf(step), outcomes = judged(step, rule), count = step.drafted.length;
-    const per = Math.min(TEST, TESTS / Math.max(1, count)), tests = count * (APPEAR + per);
-    const own = sequence.tokens[step.start + step.written - 1], { detail } = step;
+  /** The newest words of the text and, after them, this round as far as the state knows it. */
+  function contextOf(state, step, sequence) {
     const before = sequence.tokens.slice(0, step.start).map((token) => token.text).join("");
-    const written = sequence.tokens.slice(step.start, step.start + step.written).map((token, i) => {
-      const span = make("span", `token ${token.origin}`, token.text);
-      span.style.setProperty("--test", `${token.origin === "accepted" ? count * APPEAR + i * per : tests + DRAW}ms`);
-      return span;
-    });
-    const struck = struckOf(step, outcomes).map((i) => {
-      const del = make("del", `is-${outcomes[i]}`, step.drafts[i].text);
-      del.style.setProperty("--test", `${i * APPEAR}ms`);
-      return del;
-    });
-    written.splice(pathOf(step).length, 0, ...struck);
-    panel.querySelector(".step-context").replaceChildren((before.length > CONTEXT ? "… " : "") + before.slice(-CONTEXT), ...written);
-    setText(panel.querySelector(".step-rule"), count ? RULES[rule] : "Nothing was drafted in this round: the target wrote one token.");
-    panel.querySelector(".step-drafts").replaceChildren(...step.drafts.map((_, i) => cardOf(step, i, rule, outcomes[i], per)));
-    const end = panel.querySelector(".step-end");
-    end.style.setProperty("--test", `${tests}ms`);
-    end.style.setProperty("--drawn", `${tests + DRAW}ms`);
-    const line = make("p", "step-ending", count ? endingLine(step, rule, own, detail?.ending) : "");
-    end.replaceChildren(line, ...(detail?.ending ? [topOf(step, own, detail.ending)] : []));
-    return tests + 2 * DRAW;
+    const written = sequence.tokens.slice(step.start, step.start + step.written), parts = [];
+    if (state.over) {
+      parts.push(...written.slice(0, pathOf(step).length).map(({ text }) => make("span", "token accepted", text)));
+      parts.push(...struckOf(step).map((i) => make("del", "", step.drafts[i].text)));
+      if (state.t) parts.push(...written.slice(pathOf(step).length).map(({ origin, text }) => make("span", `token ${origin}`, text)));
+    } else {
+      const accepted = state.n ?? 0;
+      parts.push(...step.drafts.slice(0, state.drafts).map(({ text }, i) => make("span", i < accepted ? "token accepted" : "step-pending", text)));
+    }
+    return [(before.length > CONTEXT ? "… " : "") + before.slice(-CONTEXT), ...parts];
   }
 
   class Stepper {
@@ -168,23 +109,30 @@
       this.panel = root.querySelector(".step-part");
       this.button = root.querySelector('[data-switch="stepping"]');
       this.pick = Object.fromEntries([...this.panel.querySelectorAll("[data-walk]")].map((e) => [e.dataset.walk, e]));
-      this.at = 0;
-      this.until = 0;
+      this.parts = Object.fromEntries(["line", "context", "table", "ended", "note", "code"].map((name) => [name, this.panel.querySelector(`.step-${name}`)]));
+      this.lines = new Map([...this.panel.querySelectorAll("[data-mark]")].map((line) => [line.dataset.mark, line]));
+      Object.assign(this, { at: 0, place: 0, states: [], held: false, timer: null, wanted: null });
       this.still = window.matchMedia("(prefers-reduced-motion: reduce)");
       this.button.addEventListener("click", () => this.show(this.button.getAttribute("aria-pressed") === "true"));
       for (const name of ["lane", "sequence"]) this.pick[name].addEventListener("change", () => this.go(this.first()));
       for (const button of this.panel.querySelectorAll("[data-go]")) {
         button.addEventListener("click", () => this.walk(Number(button.dataset.go)));
       }
+      for (const button of this.panel.querySelectorAll("[data-line]")) {
+        button.addEventListener("click", () => this.move(Number(button.dataset.line)));
+      }
       this.drafted = this.panel.querySelector("[data-drafted]");
+      this.player = this.panel.querySelector("[data-run-code]");
+      this.player.addEventListener("click", () => (this.timer ? this.pause() : this.play()));
       this.panel.querySelector("[data-close]").addEventListener("click", () => this.toggle());
       document.addEventListener("keydown", (event) => this.key(event));
       document.addEventListener("bass:pause", () => this.toggle());
-      document.addEventListener("bass:step", () => this.walk(1));
-      document.addEventListener("bass:back", () => this.walk(-1));
+      document.addEventListener("bass:step", () => this.move(1));
+      document.addEventListener("bass:back", () => this.move(-1));
       // A run may begin while the panel is open.
       on("start", () => this.open && this.fill());
       on("phase", (phase) => this.open && phase === "waiting" && this.toggle());
+      on("instant", () => this.open && !this.held && (tape.state.playing ? this.button.click() : this.go(this.at)));
     }
 
     get open() {
@@ -198,11 +146,27 @@
 
     show(open) {
       this.panel.hidden = !open;
-      hold(open);
+      this.pause();
+      // A finished race needs no freezing, so its slider stays usable.
+      const held = open && (!run()?.done || tape.state.playing);
+      if (held !== this.held) hold(held);
+      this.held = held;
       this.mark(null);
       if (!open) return;
       this.fill();
       this.go(run()?.done ? this.first() : this.steps().length - 1);
+    }
+
+    /** Open the panel at a step of a row, and run its code. */
+    openAt(lane, sequence, step) {
+      if (!this.open) this.button.click();
+      this.pick.lane.value = lane;
+      this.pick.sequence.value = sequence;
+      this.go(this.steps().indexOf(step));
+      this.panel.scrollIntoView({ block: "start" });
+      this.player.focus({ preventScroll: true });
+      if (this.still.matches) this.set(this.states.length - 1);
+      else this.play();
     }
 
     /** Offer the run's lanes and sequences. */
@@ -212,7 +176,9 @@
       const chosen = (lanes.find(({ name }) => name === this.pick.lane.value) ?? drafting.at(-1) ?? lanes.at(-1))?.name;
       offerLanes(this.pick.lane, lanes.map(({ name }) => name));
       this.pick.lane.value = chosen ?? "";
+      const row = this.pick.sequence.value || "0";
       offerRows(this.pick.sequence, lanes[0]?.sequences.length ?? 0);
+      if (lanes[0]?.sequences[row]) this.pick.sequence.value = row;
     }
 
     get sequence() {
@@ -237,21 +203,42 @@
       return steps[at] ? at : -1;
     }
 
-    /** Go to the next (1) or previous (-1) round. If an animation is running, going to the next round only
-        completes it. */
+    /** Go to the next (1) or previous (-1) round. */
     walk(by) {
       if (!this.open) return this.toggle();
-      if (by > 0 && performance.now() < this.until) return this.finish();
       // Snapshots that are held back may contain the next round.
       while (by > 0 && this.near(by) < 0 && next());
       const at = this.near(by);
       if (at >= 0) this.go(at);
-      else setText(this.panel.querySelector(".step-line"), `${this.progress()}: there is no ${by > 0 ? "later" : "earlier"} round${this.drafted.checked ? " with drafts" : ""}${by > 0 && !run()?.done ? " yet" : ""}.`);
+      else setText(this.parts.line, `${this.progress()}: there is no ${by > 0 ? "later" : "earlier"} round${this.drafted.checked ? " with drafts" : ""}${by > 0 && !run()?.done ? " yet" : ""}.`);
     }
 
-    finish() {
-      this.until = 0;
-      this.panel.classList.add("at-end");
+    /** Go to the next (1) or previous (-1) line, if necessary in another round. */
+    move(by) {
+      this.pause();
+      if (this.open && this.states[this.place + by]) return this.set(this.place + by);
+      const { open, at } = this;
+      this.walk(by);
+      if (by < 0 && open && this.at < at) this.set(this.states.length - 1);
+    }
+
+    play() {
+      if (this.place === this.states.length - 1) this.walk(1);
+      this.pause();
+      if (this.states.length < 2) return;
+      setText(this.player, "Pause");
+      this.parts.note.setAttribute("aria-live", "off");
+      this.timer = setInterval(() => {
+        if (this.place < this.states.length - 1) this.set(this.place + 1);
+        if (this.place === this.states.length - 1) this.pause();
+      }, LINE_MS);
+    }
+
+    pause() {
+      clearInterval(this.timer);
+      this.timer = null;
+      setText(this.player, "Play");
+      this.parts.note.setAttribute("aria-live", "polite");
     }
 
     progress() {
@@ -259,19 +246,60 @@
       return step ? `Round ${this.at + 1} of ${steps.length}${run().done ? "" : " so far"}` : "No round yet";
     }
 
+    /** Show the first line of a round. */
     go(at) {
       const steps = this.steps();
+      this.pause();
       this.at = Math.max(0, Math.min(at, steps.length - 1));
       const step = steps[this.at];
       this.panel.classList.toggle("empty", !step);
-      this.panel.classList.remove("at-end");
-      this.until = 0;
       this.mark(step);
-      if (!step) return setText(this.panel.querySelector(".step-line"), "No round yet: press Run.");
-      const ms = drawStep(this.panel, step, this.sequence), count = step.drafted.length;
-      this.until = this.still.matches ? 0 : performance.now() + ms;
-      const drafts = `${count} ${count === 1 ? "draft" : "drafts"}, ${step.accepted} accepted`;
-      setText(this.panel.querySelector(".step-line"), `${this.progress()}: ${count ? drafts : "nothing drafted"}.`);
+      this.states = [];
+      if (!step) return setText(this.parts.line, "No round yet: press Run.");
+      const { drafts, accepted, written, start } = step, count = drafts.length, rule = ruleOf(step);
+      this.own = written > pathOf(step).length ? this.sequence.tokens[start + written - 1] : null;
+      const traced = trace(step, this.own);
+      this.states = traced ?? [whole(step)];
+      this.panel.classList.toggle("no-code", !traced);
+      for (const part of this.parts.code.querySelectorAll("[data-function]")) {
+        part.hidden = !this.states.some(({ mark }) => mark.startsWith(`${part.dataset.function}.`));
+      }
+      this.panel.querySelector(".step-rule").textContent = count && traced ? RULES[rule] : "";
+      const words = `${count} ${count === 1 ? "draft" : "drafts"}, ${accepted} accepted`;
+      setText(this.parts.line, `${this.progress()}: ${count ? words : "nothing drafted"}.`);
+      this.set(0);
+    }
+
+    /** Show the state after a line of the round. */
+    set(place) {
+      this.place = place;
+      const state = this.states[place], step = this.steps()[this.at], ending = step.detail?.ending, line = this.lines.get(state.mark);
+      this.parts.context.replaceChildren(...contextOf(state, step, this.sequence));
+      this.parts.table.replaceChildren(...(step.drafts.length ? [tableOf(state, step)] : []));
+      this.follow(state);
+      const outcome = [["n", state.n], ["t", state.t ? (this.own ? quoted(this.own.text) : "none") : null]];
+      this.parts.ended.replaceChildren(...outcome.map(([name, value]) => {
+        const item = make("span");
+        item.append(make("code", "", name), ` ${value ?? "·"}`);
+        return item;
+      }));
+      if (state.t && this.own && ending) this.parts.ended.append(topOf(step, this.own, ending));
+      setText(this.parts.note, state.note);
+      this.panel.querySelector(".code-now")?.removeAttribute("aria-current");
+      this.panel.querySelector(".code-now")?.classList.remove("code-now");
+      if (!line) return;
+      line.classList.add("code-now");
+      line.setAttribute("aria-current", "step");
+      // Scroll only the code, never the page.
+      const { code } = this.parts, box = code.firstElementChild;
+      box.scrollTop = line.offsetTop - (box.clientHeight - line.offsetHeight) / 2;
+    }
+
+    /** Scroll the table to the draft that the line works on. */
+    follow({ testing, drafts, over }) {
+      const { table } = this.parts, at = over ? 0 : testing ?? Math.max(0, drafts - 1);
+      const cell = table.querySelector("tr")?.cells[at + 1];
+      if (cell) table.scrollLeft = cell.offsetLeft + cell.offsetWidth - table.clientWidth;
     }
 
     /** Outline the round's tokens in the lane's text and dim the later ones. null undoes it. */
@@ -292,13 +320,46 @@
     }
 
     key(event) {
-      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      const end = this.states.length - 1;
+      const act = {
+        ArrowRight: () => this.move(1), ArrowLeft: () => this.move(-1), Home: () => this.set(0), End: () => this.set(end), Escape: () => this.toggle(),
+      }[event.key];
       const ours = this.panel.contains(event.target) || event.target === document.body || event.target === this.button;
-      if (event.defaultPrevented || !this.open || !by || !ours || event.target.matches("select, input") || event.ctrlKey || event.altKey || event.metaKey) return;
+      if (event.defaultPrevented || !this.open || !act || !ours || event.target.matches("select, input") || event.ctrlKey || event.altKey || event.metaKey) return;
+      if (end < 0 && ["Home", "End"].includes(event.key)) return;
       event.preventDefault();
-      this.walk(by);
+      this.pause();
+      act();
     }
   }
 
-  window.Bass.mountStepper = (root) => new Stepper(root);
+  // The recording whose rounds show the rule best: sampled, with drafts that are often rejected.
+  const SAMPLED = "loss";
+
+  /** The first round of a recording's last lane that accepted some drafts and rejected others, as [lane, row, step]. */
+  function mixedRound() {
+    const lane = [...run().lanes.values()].at(-1);
+    const mixed = (step) => step.accepted > 1 && step.accepted < step.drafts.length;
+    const row = lane.sequences.findIndex((sequence) => roundsIn(sequence).some(mixed));
+    return row < 0 ? null : [lane.name, row, roundsIn(lane.sequences[row]).find(mixed)];
+  }
+
+  /** Open a round of the sampled recording in the tab "Race". */
+  async function openRecorded() {
+    document.querySelector("#tabs [role=tab]")?.click();
+    document.querySelector(`[data-recording="${SAMPLED}"]`)?.click();
+    const loaded = () => tape.state.recorded?.name === SAMPLED && run();
+    for (let i = 0; i < 200 && !loaded(); i += 1) await new Promise((resolve) => setTimeout(resolve, 50));
+    if (!loaded()) return;
+    tape.live();
+    const round = mixedRound();
+    if (round) window.Bass.openRound(...round);
+  }
+
+  document.addEventListener("click", (event) => event.target.closest("[data-real-round]") && openRecorded());
+
+  window.Bass.mountStepper = (root) => {
+    const stepper = new Stepper(root);
+    window.Bass.openRound = (lane, sequence, step) => stepper.openAt(lane, sequence, step);
+  };
 })();

@@ -46,7 +46,7 @@
       const { view, lanes } = run(), [name] = Object.keys(view?.verdict.lanes ?? {});
       const accepting = [...(lanes.get(name)?.sequences ?? [])].map(roundsIn).map((steps) => steps.find(({ accepted }) => accepted > 0));
       const row = accepting.findIndex(Boolean);
-      if (row >= 0) window.Bass.inspect(name, row, accepting[row]);
+      if (row >= 0) window.Bass.pickRound(name, row, accepting[row]);
       part.querySelector("h2").focus({ preventScroll: true });
       part.scrollIntoView({ block: "start" });
     });
