@@ -18,9 +18,11 @@ whether the figures are true.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -32,6 +34,8 @@ from ui.race.feed import PageFeed
 from ui.race.looks import looks, reference
 
 FORMAT = 6
+# Parts of the head that depend on this version of the page, not on the race. `load` adds them.
+ADDED = ("looks", "keywords", "reference")
 UNNAMED = "recorded on an unnamed machine"
 ENDS = ("done", "stopped", "error")
 ORIGINS = ("s", "a", "r", "b", "+")
@@ -94,20 +98,22 @@ def save(recording: Recording, path: Path) -> int:
 
 
 def load(path: Path) -> Recording:
-    """Read a recording, which may be compressed with gzip or xz. Lanes get the looks of this version of the page.
+    """Read a recording: JSON, which may be compressed with gzip or xz, or a saved page (webpage.py).
+
+    Lanes get the looks of this version of the page.
 
     Raises:
         BassError: if the file can't be read or drawn.
     """
     try:
-        document = json.loads(_unpacked(path.read_bytes()), parse_constant=_no_number)
+        document = json.loads(_unpacked(_embedded(path.read_bytes())), parse_constant=_no_number)
     except OSError as error:
         raise BassError(f"Cannot read the recording {path.name}: {error.strerror or 'it is damaged'}.") from error
     except (EOFError, ValueError, RecursionError, lzma.LZMAError, zlib.error) as error:
         raise BassError(f"{path.name} is not a recording: it contains no JSON document.") from error
     if not isinstance(document, dict) or document.get("recording") != FORMAT:
         raise BassError(
-            f'{path.name} is not a recording: it lacks "recording": {FORMAT}, which "Save recording" on this page '
+            f'{path.name} is not a recording: it lacks "recording": {FORMAT}, which "Save as a page" on this page '
             "writes."
         )
     for part, check in PARTS.items():
@@ -119,6 +125,14 @@ def load(path: Path) -> Recording:
     known = {"looks": looks([*head["lanes"], reference()]), "keywords": keywords(), "reference": reference()}
     about = str(document.get("about") or UNNAMED)
     return document | {"about": about, "head": {"pair": {}, **head, **known}}
+
+
+def _embedded(data: bytes) -> bytes:
+    """Return the recording inside a page of webpage.py, and any other contents as they are."""
+    if not data[:100].lstrip().lower().startswith(b"<!doctype html"):
+        return data
+    race = re.search(rb'<script type="text/plain" id="race">([^<]*)</script>', data)
+    return base64.b64decode(race[1], validate=True) if race else data
 
 
 def _unpacked(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-/* The recordings that the page offers, "Save recording", and the slider over a run's time.
+/* The recordings that the page offers, and the slider over a run's time.
    - A recording is fetched once, outside the queue of races, and played in the browser. A badge marks the lanes
      as a recording. On a page without models (data-replay), Run plays the first one.
    - Texts from files reach the document only through textContent.
@@ -7,7 +7,7 @@
      step-by-step view freezes the page. */
 (() => {
   "use strict";
-  const { on, tell, soon, setText, make, run, tape, number, bisect, busy } = window.Bass;
+  const { on, tell, soon, setText, make, run, tape, number, bisect, busy, files } = window.Bass;
   const PAGE_MS = 1000;
   const seconds = (ms) => number(ms / 1000, 1, " s");
   const FAILED = "The recording could not be loaded: try again in a moment.";
@@ -33,7 +33,7 @@
       for (const kind of ["start", "phase", "instant"]) on(kind, () => this.draw());
       // Gradio's own handler, if there is one, does nothing on such a page.
       if (this.noModels) document.addEventListener("click", (event) => event.target.closest("#run") && this.watch(this.chosen));
-      if (offers.length && new URLSearchParams(location.search).get("play") !== "off") this.greet();
+      if (offers.length && new URLSearchParams(location.search).get("play") !== "off" && !window.Bass.linked(offers)) this.greet();
       else tell("opening", false);
     }
 
@@ -166,27 +166,10 @@
     }
   }
 
-  /** The text as [blob, file ending], compressed if the browser can do it. */
-  async function saved(text) {
-    const blob = new Blob([text], { type: "application/json" });
-    if (!window.CompressionStream) return [blob, "json"];
-    const packed = new Response(blob.stream().pipeThrough(new CompressionStream("gzip")));
-    return [new Blob([await packed.arrayBuffer()], { type: "application/gzip" }), "json.gz"];
-  }
-
-  /** Save the run that is shown. Resolves to a sentence about the file. */
-  async function saveRecording() {
-    const date = new Date().toISOString().slice(0, 10), device = run().view?.device.name;
-    const about = [document.querySelector(".about-pair")?.textContent, device, date].filter(Boolean).join("; ");
-    const [blob, ending] = await saved(tape.asRecording({ about, made: { date, by: "Save recording" } }));
-    const name = `bass-race.${ending}`;
-    window.Bass.download(name, blob.type, blob);
-    return `Saved ${name}, ${number(blob.size / 1000, 0)} KB. To play it: python app.py --replay ${name}`;
-  }
-
-  window.Bass.saveRecording = saveRecording;
   window.Bass.mountTape = (element, props, server) => {
-    new Recordings(element.querySelector(".bass-tape"), JSON.parse(props.value || "[]"), server);
+    const { offers, known } = JSON.parse(props.value);
+    files.known = known;
+    new Recordings(element.querySelector(".bass-tape"), offers, server);
   };
   window.Bass.mountScrubber = (element) => new Scrubber(element.querySelector(".scrubber"));
 })();

@@ -14,7 +14,7 @@
   // Longer pauses of the recorded machine are cut to this, in ms.
   const LONGEST_MS = 1000;
   // replaying: whether events are being sent again. own: the visitor's run, while a recording is shown.
-  let tape = null, own = null, replaying = false, slow = false, held = false;
+  let tape = null, own = null, replaying = false, speed = 1, held = false;
   const playing = { timer: null, ticked: 0, since: 0, resume: false };
 
   // A new tape. `waiting` has the lines whose view has not arrived yet.
@@ -141,7 +141,7 @@
 
   function tick() {
     const now = performance.now(), last = tape.shown.length - 1;
-    playing.since += (now - playing.ticked) * (slow ? 0.5 : 1);
+    playing.since += (now - playing.ticked) * speed;
     playing.ticked = now;
     let to = tape.now;
     while (to < last) {
@@ -235,11 +235,17 @@
       return true;
     },
     halfSpeed(on) {
-      slow = on;
+      speed = on ? 0.5 : 1;
       server.halfSpeed(on);
     },
     tape: {
       jump, live, play, pause, load, back, asRecording, elapsed,
+      get speed() {
+        return speed;
+      },
+      set speed(value) {
+        speed = value;
+      },
       /** The state of the tape: {count, now, away, playing, recorded, own, ended, held}. */
       get state() {
         return {

@@ -1,0 +1,132 @@
+/* Links to what one sees. The address follows the visitor's choices, and an address shows them again:
+   - replay: the name of a recording; lane, row and round: a round of it, as the inspector counts them;
+   - speed: the speed at which it plays; tab: a tab other than the first.
+   A value that the page cannot show is left out, and one sentence says so. A race of the visitor's own has no such address:
+   its settings have one (race/export.js). */
+(() => {
+  "use strict";
+  const { on, tape, run, roundsIn, laneName } = window.Bass;
+  const PLACE = ["lane", "row", "round"], SPEEDS = [1, 0.25, 0.1];
+  // A value in a sentence is cut to LONGEST characters.
+  const LONGEST = 40;
+  const asked = new URLSearchParams(location.search);
+
+  /** Change values of the address's query. null removes one. */
+  function setQuery(changes) {
+    const address = new URL(location.href);
+    for (const [name, value] of Object.entries(changes)) {
+      if (value === null || value === undefined) address.searchParams.delete(name);
+      else address.searchParams.set(name, value);
+    }
+    if (address.href === location.href) return;
+    try {
+      history.replaceState(history.state, "", address);
+    } catch {
+      // Some browsers allow no other address for a file.
+    }
+  }
+
+  const quoted = (value) => `“${value.length > LONGEST ? `${value.slice(0, LONGEST)}…` : value}”`;
+  const listed = (names) => (names.length > 1 ? `${names.slice(0, -1).join(", ")} or ${names.at(-1)}` : `${names}`);
+  const complaints = [];
+  const complain = (words) => complaints.push(`The link asks for ${words}`);
+
+  /** The recording that the address names, the first one if it only names a round or a speed, or null. */
+  function linked(offers) {
+    if (asked.has("replay")) return offers.find(({ name }) => name === asked.get("replay")) ?? null;
+    return [...PLACE, "speed"].some((name) => asked.has(name)) ? offers[0] ?? null : null;
+  }
+
+  /** The whole number from 1 to `most` that the address has under this name, or null. */
+  function numberIn(name, most, words) {
+    const text = asked.get(name), value = Number(text);
+    if (/^\d{1,9}$/.test(text) && value >= 1 && value <= most) return value;
+    complain(`${name} ${quoted(text)}, but ${words} ${most}.`);
+    return null;
+  }
+
+  /** The round that the address names, as {lane, row, round}, or null. The whole race must be shown. */
+  function roundAsked() {
+    if (!PLACE.some((name) => asked.has(name))) return null;
+    const lanes = [...run().lanes.keys()], lane = asked.get("lane") ?? lanes.at(-1);
+    if (!lanes.includes(lane)) {
+      complain(`lane ${quoted(lane)}, but this race has ${listed(lanes)}.`);
+      return null;
+    }
+    const { sequences } = run().lanes.get(lane);
+    const row = asked.has("row") ? numberIn("row", sequences.length, "this race has rows 1 to") : 1;
+    if (row === null) return null;
+    const count = roundsIn(sequences[row - 1]).length;
+    const round = asked.has("round") ? numberIn("round", count, `row ${row} of ${laneName(lane)} has rounds 1 to`) : 1;
+    return round === null ? null : { lane, row, round };
+  }
+
+  /** The first instant that shows a round of a lane. */
+  function instantOf(lane, number) {
+    const { snapshots } = JSON.parse(tape.asRecording({ about: "", made: {} }));
+    return snapshots.findIndex(({ lines }) => lines.some((line) => line[lane]?.rounds.some(({ round }) => round === number)));
+  }
+
+  /** Show the round that the address names, at the time at which it ended. */
+  function showRound() {
+    tape.live();
+    const place = roundAsked();
+    if (!place) return false;
+    const step = () => roundsIn(run().lanes.get(place.lane).sequences[place.row - 1])[place.round - 1];
+    tape.jump(instantOf(place.lane, step().round));
+    window.Bass.inspect(place.lane, place.row - 1, step());
+    return true;
+  }
+
+  /** Resolves once a recording with this name is on the page. */
+  const shown = (name) => new Promise((resolve) => on("instant", () => tape.state.recorded?.name === name && resolve()));
+
+  /** Show what the address names. */
+  async function follow(offer, buttons) {
+    buttons.find((button) => button.dataset.recording === offer.name).click();
+    await shown(offer.name);
+    if (asked.has("speed")) {
+      const speed = SPEEDS.find((known) => `${known}` === asked.get("speed"));
+      if (speed) tape.speed = speed;
+      else complain(`speed ${quoted(asked.get("speed"))}, but it can be ${listed(SPEEDS)}.`);
+    }
+    if (PLACE.some((name) => asked.has(name)) && !showRound()) {
+      tape.jump(0);
+      tape.play();
+    }
+  }
+
+  /** The tabs of the page, by name. */
+  const tabs = () => new Map([...document.querySelectorAll("#tabs [role=tab]")].map((tab) => [tab.getAttribute("aria-controls"), tab]));
+
+  function openTab(name) {
+    const known = tabs();
+    if (known.has(name)) known.get(name).click();
+    else complain(`tab ${quoted(name)}, but ${known.size ? `there are ${listed([...known.keys()])}` : "this page has no tabs"}.`);
+  }
+
+  /** Keep the address up to date. */
+  function bind(offers) {
+    const named = () => offers.some(({ name }) => name === tape.state.recorded?.name);
+    const replay = () => (offers.length > 1 ? tape.state.recorded.name : null);
+    const nothing = Object.fromEntries(PLACE.map((name) => [name, null]));
+    document.addEventListener("click", ({ target, isTrusted }) => {
+      const recording = target.closest("[data-recording]"), tab = target.closest("#tabs [role=tab]");
+      if (recording && isTrusted) setQuery({ ...nothing, replay: offers.length > 1 ? recording.dataset.recording : null });
+      if (tab) setQuery({ tab: tab === [...tabs().values()][0] ? null : tab.getAttribute("aria-controls") });
+    });
+    on("start", () => named() || setQuery({ ...nothing, replay: null, speed: null }));
+    on("round", ({ lane, row, round }) => named() && setQuery({ replay: replay(), lane, row, round }));
+    on("playhead", ({ speed }) => named() && setQuery({ replay: replay(), speed: speed === 1 ? null : speed }));
+  }
+
+  window.Bass.mountLinks = async (element, { value }) => {
+    const { offers } = JSON.parse(value), offer = linked(offers);
+    if (asked.has("tab")) openTab(asked.get("tab"));
+    if (asked.has("replay") && !offer) complain(`the recording ${quoted(asked.get("replay"))}, but this page has ${listed(offers.map(({ name }) => name))}.`);
+    if (offer) await follow(offer, [...element.querySelectorAll("[data-recording]")]);
+    bind(offers);
+    if (complaints.length) window.Bass.files.say(complaints.join(" "));
+  };
+  Object.assign(window.Bass, { linked, setQuery });
+})();
