@@ -67,27 +67,43 @@ def record(
     Raises:
         ValueError: if no snapshot has lanes.
     """
-    feed = PageFeed("", settings or {}, pair)
-    shown: list[dict[str, Any]] = []
-    cache: Any = None
-    charts: dict[str, Any] = {}
+    recorder = Recorder(settings, pair)
     for snapshot in snapshots:
+        recorder.add(snapshot)
+    return recorder.recording(about, made)
+
+
+class Recorder:
+    """Records a race snapshot by snapshot. `record` explains the arguments."""
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, pair: Mapping[str, Any] | None = None) -> None:
+        self.feed = PageFeed("", settings or {}, pair)
+        self.shown: list[dict[str, Any]] = []
+        self.cache: Any = None
+        self.charts: dict[str, Any] = {}
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Record a snapshot, unless it has no lanes."""
         if not snapshot["lanes"]:  # costs are being measured
-            continue
-        _, view, drawn = feed.update(snapshot)
-        charts = json.loads(drawn)
-        shown.append({"lines": [json.loads(feed.lines[-1])], "view": json.loads(view)})
-        del shown[-1]["view"]["run"]
-        if charts["cache"] != cache:
-            shown[-1]["cache"] = cache = charts["cache"]
-    if not shown:
-        raise ValueError("no snapshot has lanes")
-    del charts["run"], charts["cache"]
-    head = json.loads(json.dumps(feed.head))
-    return {
-        "recording": FORMAT, "about": about, "made": dict(made or {}), "head": head, "snapshots": shown,
-        "charts": charts, "ended": "done",
-    }  # fmt: skip
+            return
+        _, view, drawn = self.feed.update(snapshot)
+        self.charts = json.loads(drawn)
+        instant = {"lines": [json.loads(self.feed.lines[-1])], "view": json.loads(view)}
+        del instant["view"]["run"]
+        if self.charts["cache"] != self.cache:
+            instant["cache"] = self.cache = self.charts["cache"]
+        self.shown.append(instant)
+
+    def recording(self, about: str, made: Mapping[str, Any] | None = None) -> Recording:
+        """Return the recording. Raises ValueError if no snapshot had lanes."""
+        if not self.shown:
+            raise ValueError("no snapshot has lanes")
+        charts = {name: part for name, part in self.charts.items() if name not in ("run", "cache")}
+        head = json.loads(json.dumps(self.feed.head))
+        return {
+            "recording": FORMAT, "about": about, "made": dict(made or {}), "head": head, "snapshots": self.shown,
+            "charts": charts, "ended": "done",
+        }  # fmt: skip
 
 
 def save(recording: Recording, path: Path) -> int:

@@ -97,7 +97,6 @@ TEMPLATE = """<div class="bass-tape">
 <p>Recorded:</p><div class="recordings-list"></div>
 <label class="action">Open… <input type="file" class="spoken" accept=".html,.json,.gz"
 aria-label="Open a saved race"></label></section>
-<p class="tape-message" role="alert"></p>
 <div class="recording-note" hidden><p class="recording-mark">Recording</p>
 <p class="recording-about" role="status"></p>
 <button type="button" class="action" data-back hidden>Back to your race</button></div></div>"""

@@ -1,4 +1,4 @@
-"""A race as one HTML file, which plays without a server or a network: `webpage`, and `save_race` for `bass race`.
+"""A race as one HTML file, which plays without a server or a network: `webpage`, and `saved` for `bass race`.
 
 The file has the page's own scripts and sheets, and the parts of viewer.py. The charts are left out, because their
 library alone is larger than a file may be. `shell` is the file without a race: the page in the browser fetches it
@@ -11,7 +11,7 @@ import base64
 import gzip
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from bass_core import BassError, Options, Snapshot, __version__
 from ui.page import assets
 from ui.page.request import SAMPLING, keywords
 from ui.race.feed import text
-from ui.recordings.recording import ADDED, Recording, record
+from ui.recordings.recording import ADDED, Recorder, Recording
 from ui.recordings.revision import revision
 from ui.recordings.viewer import header, parts
+from ui.sources.source import PairInfo
 
 # The largest file that the repository's own commands may write, in bytes.
 MAX_BYTES = 1_000_000
@@ -111,36 +112,33 @@ def check_place(path: Path) -> None:
         raise BassError(f"No file can be written at {path}: name one in an existing folder.")
 
 
-def save_race(
+def saved(
     snapshots: Iterable[Snapshot],
     path: Path,
-    *,
-    prompt: str,
-    lanes: Sequence[str],
-    options: Options,
-    pair: Mapping[str, Any],
-) -> int:
-    """Write a race as an HTML file, and return its size in bytes.
+    models: PairInfo,
+    settings: Mapping[str, Any],
+) -> Iterator[Snapshot]:
+    """Yield the snapshots of a race, then write the race as an HTML file.
 
     Args:
         snapshots: the race.
         path: the file.
-        prompt: the prompt of the race.
-        lanes: its methods.
-        options: its other options.
-        pair: the arguments of load_pair.
+        models: its models.
+        settings: its settings, see `settings_of`.
 
     Raises:
         BassError: if the file can't be written.
     """
-    date, about = time.strftime("%Y-%m-%d"), f"{pair['pair']}, {options.n} rows"
+    recorder, device = Recorder(settings, models.pair), None
+    for snapshot in snapshots:
+        recorder.add(snapshot)
+        device = snapshot["device"].get("name")
+        yield snapshot
+    date = time.strftime("%Y-%m-%d")
     made = {"date": date, "by": "bass race", "version": __version__, "revision": revision()}
-    settings = settings_of(prompt, lanes, options)
-    recording = record(snapshots, about, settings=settings, made=made, pair=pair)
-    device = recording["snapshots"][-1]["view"]["device"].get("name")
-    recording["about"] = "; ".join(filter(None, [about, device, date]))
+    about = "; ".join(filter(None, [models.about, device, date]))
     try:
-        return path.write_bytes(webpage(recording).encode())
+        path.write_bytes(webpage(recorder.recording(about, made)).encode())
     except OSError as error:
         raise BassError(f"{path} can't be written ({error.strerror}): choose another file.") from error
 

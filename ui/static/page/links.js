@@ -9,6 +9,7 @@
   const PLACE = ["lane", "row", "round"], SPEEDS = [1, 0.25, 0.1];
   // A value in a sentence is cut to LONGEST characters.
   const LONGEST = 40;
+  const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
   const asked = new URLSearchParams(location.search);
 
   /** Change values of the address's query. null removes one. */
@@ -78,26 +79,29 @@
     return true;
   }
 
-  /** Resolves once a recording with this name is on the page. */
-  const shown = (name) => new Promise((resolve) => on("instant", () => tape.state.recorded?.name === name && resolve()));
+  /** Resolves once a recording with this name is on the page, to whether no race was started meanwhile. */
+  const shown = (name) => new Promise((resolve) => {
+    on("phase", (phase) => phase === "waiting" && resolve(false));
+    on("instant", () => tape.state.recorded?.name === name && resolve(true));
+  });
 
   /** Show what the address names. */
   async function follow(offer, buttons) {
     buttons.find((button) => button.dataset.recording === offer.name).click();
-    await shown(offer.name);
+    if (!await shown(offer.name)) return;
     if (asked.has("speed")) {
       const speed = SPEEDS.find((known) => `${known}` === asked.get("speed"));
       if (speed) tape.speed = speed;
       else complain(`speed ${quoted(asked.get("speed"))}, but it can be ${listed(SPEEDS)}.`);
     }
-    if (PLACE.some((name) => asked.has(name)) && !showRound()) {
-      tape.jump(0);
-      tape.play();
-    }
+    const place = PLACE.some((name) => asked.has(name));
+    if (place && showRound()) return;
+    if (STILL.matches) tape.live();
+    else if (place) tape.play();
   }
 
   /** The tabs of the page, by name. */
-  const tabs = () => new Map([...document.querySelectorAll("#tabs [role=tab]")].map((tab) => [tab.getAttribute("aria-controls"), tab]));
+  const tabs = () => new Map([...document.querySelectorAll("#tabs [role=tab]")].map((tab) => [tab.dataset.tabId, tab]));
 
   function openTab(name) {
     const known = tabs();
@@ -113,7 +117,7 @@
     document.addEventListener("click", ({ target, isTrusted }) => {
       const recording = target.closest("[data-recording]"), tab = target.closest("#tabs [role=tab]");
       if (recording && isTrusted) setQuery({ ...nothing, replay: offers.length > 1 ? recording.dataset.recording : null });
-      if (tab) setQuery({ tab: tab === [...tabs().values()][0] ? null : tab.getAttribute("aria-controls") });
+      if (tab) setQuery({ tab: tab === [...tabs().values()][0] ? null : tab.dataset.tabId });
     });
     on("start", () => named() || setQuery({ ...nothing, replay: null, speed: null }));
     on("round", ({ lane, row, round }) => named() && setQuery({ replay: replay(), lane, row, round }));
@@ -124,8 +128,8 @@
     const { offers } = JSON.parse(value), offer = linked(offers);
     if (asked.has("tab")) openTab(asked.get("tab"));
     if (asked.has("replay") && !offer) complain(`the recording ${quoted(asked.get("replay"))}, but this page has ${listed(offers.map(({ name }) => name))}.`);
-    if (offer) await follow(offer, [...element.querySelectorAll("[data-recording]")]);
     bind(offers);
+    if (offer) await follow(offer, [...element.querySelectorAll("[data-recording]")]);
     if (complaints.length) window.Bass.files.say(complaints.join(" "));
   };
   Object.assign(window.Bass, { linked, setQuery });

@@ -5,9 +5,9 @@
    - A file that cannot be played changes nothing but the message. */
 (() => {
   "use strict";
-  const { on, tape, setText, busy, damaged } = window.Bass;
+  const { on, tape, make, busy, damaged } = window.Bass;
   const ID = "race";
-  let known = null, line = null, phase = "ready";
+  let known = null, phase = "ready";
 
   /** Send bytes through a compressing or decompressing stream. */
   const through = (bytes, stream) => new Response(new Blob([bytes]).stream().pipeThrough(stream));
@@ -72,8 +72,15 @@
     }
   }
 
-  /** Show a sentence above the lanes until the next race. */
-  const say = (words) => line && setText(line, words);
+  const line = make("p", "tape-message");
+  line.setAttribute("role", "alert");
+
+  /** Show a sentence above the verdict until the next race or recording. */
+  function say(words) {
+    line.remove();
+    line.textContent = words;
+    if (words) document.querySelector(".bass-lanes").prepend(line);
+  }
 
   function bindDrops() {
     const { classList } = document.body;
@@ -93,7 +100,6 @@
   }
 
   window.Bass.mountFiles = (element) => {
-    line = element.querySelector(".tape-message");
     on("phase", (now) => {
       phase = now;
       if (now === "waiting") say("");
