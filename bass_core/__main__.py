@@ -192,7 +192,7 @@ def _saved(
     pair: Any,
     prompt: str,
     lanes: Sequence[str],
-    race: Options,
+    settings: Options,
 ) -> Iterator[Any]:
     """Yield the snapshots of a race, then write it as a page."""
     from torch import get_num_threads
@@ -200,7 +200,7 @@ def _saved(
     webpage = import_module("ui.recordings.webpage")
     asked = import_module("ui.sources.source").PairOptions(**_loaded(options))
     models = import_module("ui.sources.local").facts(pair, asked, get_num_threads())
-    yield from webpage.saved(snapshots, options.html, models, webpage.settings_of(prompt, lanes, race))
+    yield from webpage.saved(snapshots, options.html, models, webpage.settings_of(prompt, lanes, settings))
 
 
 def _pair(options: argparse.Namespace) -> Any:

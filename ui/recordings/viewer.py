@@ -43,11 +43,12 @@ class Part:
     value: str = ""
 
 
-def parts(offers: list[dict[str, str]]) -> tuple[Part, ...]:
+def parts(offers: list[dict[str, str]], made: Mapping[str, str | None] | None = None) -> tuple[Part, ...]:
     """Return the parts that show a race, in their order on the page.
 
     Args:
         offers: name, title and look_for of each recording that the visitor can choose.
+        made: the version and the revision that run the visitor's own races, if there are any.
     """
     opening = (
         "Bass.mountTape(element, props, server); Bass.mountFiles(element, props); Bass.mountLinks(element, props)"
@@ -56,20 +57,18 @@ def parts(offers: list[dict[str, str]]) -> tuple[Part, ...]:
         Part(race.lanes(), "Bass.mountLanes(element)"),
         # Separate, so that only this one stays in sight when the page scrolls.
         Part(SCRUBBER, "Bass.mountScrubber(element)", "scrubber"),
-        Part(TEMPLATE, opening, "tape", text({"offers": offers, "known": known()})),
+        Part(TEMPLATE, opening, "tape", text({"offers": offers, "known": known(), "made": made})),
         Part(race.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)"),
     )
 
 
 def known() -> dict[str, Any]:
-    """Return what this version adds to a recording that the browser opens, and its own version and revision."""
+    """Return what this version adds to a recording that the browser opens."""
     return {
         "format": FORMAT,
         "looks": looks(list(METHODS)),
         "keywords": keywords(),
         "reference": reference(),
-        "version": __version__,
-        "revision": revision(),
     }
 
 
@@ -93,6 +92,6 @@ def build(offers: Mapping[str, RecordingOffer]) -> None:
         return Response(offers[name].packed, media_type="application/json", headers=headers)
 
     shown = [{"name": offer.name, "title": offer.title, "look_for": offer.look_for} for offer in offers.values()]
-    for part in parts(shown):
+    for part in parts(shown, {"version": __version__, "revision": revision()}):
         more = {"value": part.value, "server_functions": [recording]} if part.value else {}
         assets.part(part.template, part.script, part.elem_id, **more)

@@ -1,6 +1,6 @@
 /* Links to what one sees. The address follows the visitor's choices, and an address shows them again:
    - replay: the name of a recording; lane, row and round: a round of it, as the inspector counts them;
-   - speed: the speed at which it plays; tab: a tab other than the first.
+   - speed: the speed at which it plays; tab: a tab other than the first; scene: a scene of the opening.
    A value that the page cannot show is left out, and one sentence says so. A race of the visitor's own has no such address:
    its settings have one (race/export.js). */
 (() => {
@@ -109,24 +109,42 @@
     else complain(`tab ${quoted(name)}, but ${known.size ? `there are ${listed([...known.keys()])}` : "this page has no tabs"}.`);
   }
 
+  function openScene() {
+    const count = window.Bass.scenes?.names.length ?? 0, scene = count && numberIn("scene", count, "the opening has scenes 1 to");
+    if (scene) window.Bass.scenes.show(scene - 1);
+    else if (!count) complain("a scene of the opening, but this page does not play it.");
+  }
+
   /** Keep the address up to date. */
   function bind(offers) {
+    let speed = tape.speed, scene = null;
     const named = () => offers.some(({ name }) => name === tape.state.recorded?.name);
     const replay = () => (offers.length > 1 ? tape.state.recorded.name : null);
     const nothing = Object.fromEntries(PLACE.map((name) => [name, null]));
     document.addEventListener("click", ({ target, isTrusted }) => {
       const recording = target.closest("[data-recording]"), tab = target.closest("#tabs [role=tab]");
+      const dot = isTrusted && target.closest(".opening-scenes button");
+      if (dot) setQuery({ ...nothing, replay: null, speed: null, scene: [...dot.parentElement.children].indexOf(dot) + 1 });
       if (recording && isTrusted) setQuery({ ...nothing, replay: offers.length > 1 ? recording.dataset.recording : null });
       if (tab) setQuery({ tab: tab === [...tabs().values()][0] ? null : tab.dataset.tabId });
     });
     on("start", () => named() || setQuery({ ...nothing, replay: null, speed: null }));
     on("round", ({ lane, row, round }) => named() && setQuery({ replay: replay(), lane, row, round }));
-    on("playhead", ({ speed }) => named() && setQuery({ replay: replay(), speed: speed === 1 ? null : speed }));
+    on("scene", (at) => {
+      scene = at;
+      if (at === null) setQuery({ scene: null });
+    });
+    on("playhead", (now) => {
+      if (now.speed === speed || scene !== null) return;
+      speed = now.speed;
+      if (named()) setQuery({ replay: replay(), speed: speed === 1 ? null : speed });
+    });
   }
 
   window.Bass.mountLinks = async (element, { value }) => {
     const { offers } = JSON.parse(value), offer = linked(offers);
     if (asked.has("tab")) openTab(asked.get("tab"));
+    if (asked.has("scene")) openScene();
     if (asked.has("replay") && !offer) complain(`the recording ${quoted(asked.get("replay"))}, but this page has ${listed(offers.map(({ name }) => name))}.`);
     bind(offers);
     if (offer) await follow(offer, [...element.querySelectorAll("[data-recording]")]);

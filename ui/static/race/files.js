@@ -5,9 +5,9 @@
    - A file that cannot be played changes nothing but the message. */
 (() => {
   "use strict";
-  const { on, tape, make, busy, damaged } = window.Bass;
+  const { on, tell, tape, make, busy, damaged } = window.Bass;
   const ID = "race";
-  let known = null, phase = "ready";
+  let phase = "ready";
 
   /** Send bytes through a compressing or decompressing stream. */
   const through = (bytes, stream) => new Response(new Blob([bytes]).stream().pipeThrough(stream));
@@ -16,9 +16,9 @@
   async function packed(text) {
     const blob = await through(text, new CompressionStream("gzip")).blob();
     const reader = new FileReader();
-    const read = new Promise((resolve, reject) => Object.assign(reader, { onload: resolve, onerror: reject }));
+    const loaded = new Promise((resolve, reject) => Object.assign(reader, { onload: resolve, onerror: reject }));
     reader.readAsDataURL(blob);
-    await read;
+    await loaded;
     return reader.result.split(",")[1];
   }
 
@@ -27,7 +27,7 @@
 
   /** The recording with what this version of the page adds to its head. */
   function completed({ head, ...document }) {
-    const { looks, keywords, reference } = known;
+    const { looks, keywords, reference } = files.known;
     return { ...document, head: { pair: {}, ...head, looks, keywords, reference } };
   }
 
@@ -51,7 +51,7 @@
     } catch {
       throw new Error(`${no}: choose a file that “Save as a page” wrote.`);
     }
-    if (document.recording !== known.format) throw new Error(`${no} of format ${known.format}, which this page plays.`);
+    if (document.recording !== files.known.format) throw new Error(`${no} of format ${files.known.format}, which this page plays.`);
     const part = damaged(document);
     if (part) throw new Error(`${no}: ${part} cannot be drawn.`);
     return document;
@@ -63,6 +63,7 @@
     try {
       const document = await read(file);
       say("");
+      tell("touched");
       const about = document.about || "on an unnamed machine";
       tape.load({ ...document, about }, { name: `file ${file.name}`, look_for: `${file.name}.` });
       tape.play();
@@ -72,6 +73,8 @@
     }
   }
 
+  // known, made: what the page tells about this version (ui/recordings/viewer.py).
+  const files = { known: null, made: null, packed, embedded, say };
   const line = make("p", "tape-message");
   line.setAttribute("role", "alert");
 
@@ -111,14 +114,5 @@
     bindDrops();
   };
 
-  window.Bass.files = {
-    packed, embedded, say,
-    /** What the server, or a saved page, knows about this version (known in ui/recordings/viewer.py). */
-    get known() {
-      return known;
-    },
-    set known(value) {
-      known = value;
-    },
-  };
+  window.Bass.files = files;
 })();

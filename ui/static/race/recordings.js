@@ -167,8 +167,8 @@
   }
 
   window.Bass.mountTape = (element, props, server) => {
-    const { offers, known } = JSON.parse(props.value);
-    files.known = known;
+    const { offers, known, made } = JSON.parse(props.value);
+    Object.assign(files, { known, made });
     new Recordings(element.querySelector(".bass-tape"), offers, server);
   };
   window.Bass.mountScrubber = (element) => new Scrubber(element.querySelector(".scrubber"));

@@ -13,8 +13,7 @@
     if (recorded) return { about: recorded.about, made: recorded.made ?? {} };
     const date = new Date().toISOString().slice(0, 10), device = run().view?.device.name;
     const about = [document.querySelector(".about-pair")?.textContent, device, date].filter(Boolean).join("; ");
-    const { version, revision } = files.known;
-    return { about, made: { date, by: "Save as a page", version, revision } };
+    return { about, made: { date, by: "Save as a page", ...files.made } };
   }
 
   window.Bass.origin = origin;
