@@ -118,7 +118,11 @@ def one_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[st
 
 # Name of a part in the error -> ways to damage that part: (path in the recording, value that is put there).
 BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
-    "its head": [(("head",), None), (("head", "lanes"), []), (("head", "batch_size"), -1)],
+    "its head": [
+        (("head",), None),
+        *((("head", "lanes"), value) for value in ([], ["__proto__"], ['a"b'])),
+        *((("head", "batch_size"), value) for value in (-1, 10**9)),
+    ],
     "its snapshots": [
         *((("snapshots",), value) for value in ([], {})),
         (FIRST, 7),
@@ -146,6 +150,7 @@ BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
         (ROUNDS, one_round(DRAFTS | {"detail": DETAIL | {"ending": ENDING | {"top": [{"token": 5}]}}})),
         ((*VIEW, "lanes", "bass"), {}),
         ((*VIEW, "lanes", "bass", "finish_reasons"), [None] * 99),
+        *(((*VIEW, "comparison"), {"bass": value}) for value in (7, [{"at": "here"}], [None] * 99)),
         *(((*VIEW, key), value) for key, value in (("elapsed_ms", "soon"), ("device", None), ("verdict", None))),
     ],
     "its charts": [(("charts",), []), (("charts", "series", "rss_mb"), ["much"])],

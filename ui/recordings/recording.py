@@ -38,6 +38,8 @@ FORMAT = 6
 ADDED = ("looks", "keywords", "reference")
 UNNAMED = "recorded on an unnamed machine"
 ENDS = ("done", "stopped", "error")
+# The most rows that a recording may have, more than any page could draw.
+MAX_ROWS = 4096
 ORIGINS = ("s", "a", "r", "b", "+")
 KINDS = ("prefill", "plain", "verify")
 NUMBERS = ("p", "q", "u", "chance")
@@ -201,7 +203,9 @@ def _texts(*values: object) -> bool:
 def _head(document: Recording) -> None:
     head = document["head"]
     _need(_texts(head["run"], *_items(head["lanes"])), isinstance(head["settings"], dict), head["lanes"])
-    _need(_whole(head["batch_size"]))
+    _need(_whole(head["batch_size"]), head["batch_size"] <= MAX_ROWS)
+    # In the scripts, lanes are keys of objects and parts of selectors.
+    _need(*(name != "__proto__" and not set(name) & set('"\\') for name in head["lanes"]))
 
 
 def _snapshots(document: Recording) -> None:
@@ -289,6 +293,8 @@ def _view(view: dict[str, Any], head: dict[str, Any]) -> None:
             len(reasons) <= head["batch_size"],
         )
         _need(isinstance(lane["metrics"], dict), _number(lane["clock_ms"]))
+    for rows in (view.get("comparison") or {}).values():
+        _need(len(_items(rows)) <= head["batch_size"], *(row is None or _whole(row["at"]) for row in rows))
 
 
 def _charts(document: Recording) -> None:

@@ -93,12 +93,15 @@
     }
   }
 
-  function views({ lanes, verdict, done, elapsed_ms: elapsed, device }, names, rows) {
+  function views({ lanes, verdict, done, elapsed_ms: elapsed, device, comparison }, names, rows) {
     need(typeof done === "boolean", isNumber(elapsed), isObject(device));
     need(verdict.head === null || isText(verdict.head), isText(...entries(verdict.lanes).map(([, words]) => words)));
     for (const [name, { error, finish_reasons: reasons, metrics, clock_ms: clock }] of entries(lanes)) {
       need(names.includes(name), [error, ...items(reasons)].every((text) => text === null || isText(text)));
       need(reasons.length <= rows, isObject(metrics), isNumber(clock));
+    }
+    for (const [, differences] of entries(comparison ?? {})) {
+      need(items(differences).length <= rows, differences.every((row) => row === null || isWhole(row.at)));
     }
   }
 
