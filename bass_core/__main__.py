@@ -198,7 +198,9 @@ def _saved(
     from torch import get_num_threads
 
     webpage = import_module("ui.recordings.webpage")
-    asked = import_module("ui.sources.source").PairOptions(**_loaded(options))
+    asked = import_module("ui.sources.source").PairOptions(
+        options.pair, options.draft, options.device, options.dtype
+    )
     models = import_module("ui.sources.local").facts(pair, asked, get_num_threads())
     yield from webpage.saved(snapshots, options.html, models, webpage.settings_of(prompt, lanes, settings))
 
@@ -206,12 +208,7 @@ def _saved(
 def _pair(options: argparse.Namespace) -> Any:
     from .model.loading.catalogue import load_pair
 
-    return load_pair(**_loaded(options))
-
-
-def _loaded(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of load_pair."""
-    return {name: getattr(options, name) for name in ("pair", "draft", "device", "dtype")}
+    return load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
 
 
 def checked_options(options: argparse.Namespace) -> tuple[str, Options]:

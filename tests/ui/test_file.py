@@ -24,7 +24,7 @@ from ui.recordings.recording import load
 from ui.recordings.shelf import SHIPPED
 from ui.recordings.webpage import MAX_BYTES, PLACE, settings_of, shell, webpage
 
-from .browser import LANES, assert_accessible, fill, play, run_to_the_end, shown
+from .browser import LANES, assert_accessible, fill, play, revealed, run_to_the_end, shown
 from .test_recording import BREAKS
 
 TAPE = "() => JSON.parse(Bass.tape.asRecording({ about: 'a test', made: {} }))"
@@ -69,7 +69,7 @@ def test_no_text_of_a_race_can_end_its_element(tmp_path: Path) -> None:
     (tmp_path / "race.html").write_text(page, encoding="utf-8")
     assert load(tmp_path / "race.html") == recording
     plain, filled = Structure(shell()), Structure(page)
-    assert plain.elements == filled.elements and plain.texts["race"] == PLACE
+    assert plain.elements == filled.elements and plain.texts["race"].strip() == PLACE
     # Nor does the code of the page end its own elements.
     assert [tag for tag, _ in plain.elements].count("script") == page.count("</script") == 3
 
@@ -215,6 +215,7 @@ def test_a_race_saved_as_a_page_plays_and_can_be_dropped_on_a_page(
     file = file.rename(tmp_path / "race.html")
     with opened(context, file) as alone:
         alone.wait_for_function(AT_END)
+        revealed(alone)
         assert {lane: shown(alone, lane) for lane in LANES} == texts
         assert alone.evaluate("() => window.pwned") is None
         same = {"about": "", "made": ""}
@@ -244,6 +245,7 @@ def _dropped(page: Page, file: Path, tmp_path: Path) -> None:
     expect(line).to_have_count(0)
     expect(page.locator(".recording-about")).to_contain_text("race.html. Recorded: ")
     page.wait_for_function(AT_END)
+    revealed(page)
     assert {lane: shown(page, lane) for lane in LANES} == texts
     # The visitor's own race is still there.
     page.click("[data-back]")

@@ -137,7 +137,7 @@
     on("playhead", (now) => {
       if (now.speed === speed || scene !== null) return;
       speed = now.speed;
-      if (named()) setQuery({ replay: replay(), speed: speed === 1 ? null : speed });
+      if (named()) setQuery({ replay: replay(), speed });
     });
   }
 
