@@ -99,7 +99,7 @@ def test_the_address_follows_what_the_visitor_chooses(visit: Page, shelf: str) -
     recording(visit, "loss")
     assert query(visit) == {"replay": "loss"}
     visit.evaluate("() => Bass.tape.live()")
-    visit.select_option("[data-pick=sequence]", value="2")
+    visit.select_option("[data-pick=sequence]", label="3")
     visit.fill("[data-pick=round]", "4")
     visit.keyboard.press("Enter")
     assert query(visit) == {"replay": "loss", "lane": "bass", "row": "3", "round": "4"}
