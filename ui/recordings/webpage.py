@@ -39,8 +39,6 @@ BOOT = """(() => {
   const theme = () => document.body.classList.toggle("dark", dark.matches);
   dark.addEventListener("change", theme);
   theme();
-  // Slow enough to follow the first steps.
-  Bass.tape.speed = 0.1;
   const mounts = [MOUNTS], values = VALUES, elements = document.querySelectorAll("[data-part]");
   const server = { recording: async () => Bass.files.embedded(document) };
   mounts.forEach((mount, i) => mount(elements[i], { value: values[i] }, server));

@@ -117,28 +117,21 @@
 
   /** Keep the address up to date. */
   function bind(offers) {
-    let speed = tape.speed, scene = null;
     const named = () => offers.some(({ name }) => name === tape.state.recorded?.name);
     const replay = () => (offers.length > 1 ? tape.state.recorded.name : null);
-    const nothing = Object.fromEntries(PLACE.map((name) => [name, null]));
+    const nothing = Object.fromEntries(["replay", ...PLACE, "speed", "scene"].map((name) => [name, null]));
     document.addEventListener("click", ({ target, isTrusted }) => {
       const recording = target.closest("[data-recording]"), tab = target.closest("#tabs [role=tab]");
-      const dot = isTrusted && target.closest(".opening-scenes button");
-      if (dot) setQuery({ ...nothing, replay: null, speed: null, scene: [...dot.parentElement.children].indexOf(dot) + 1 });
-      if (recording && isTrusted) setQuery({ ...nothing, replay: offers.length > 1 ? recording.dataset.recording : null });
+      const scene = target.closest(".opening-scenes button"), speed = target.closest("[data-speed]");
+      if (!isTrusted) return;
+      if (scene) setQuery({ ...nothing, scene: [...scene.parentElement.children].indexOf(scene) + 1 });
+      if (recording) setQuery({ ...nothing, replay: offers.length > 1 ? recording.dataset.recording : null });
+      if (speed && named()) setQuery({ replay: replay(), speed: speed.dataset.speed });
       if (tab) setQuery({ tab: tab === [...tabs().values()][0] ? null : tab.dataset.tabId });
     });
-    on("start", () => named() || setQuery({ ...nothing, replay: null, speed: null }));
+    on("start", () => named() || setQuery(nothing));
     on("round", ({ lane, row, round }) => named() && setQuery({ replay: replay(), lane, row, round }));
-    on("scene", (at) => {
-      scene = at;
-      if (at === null) setQuery({ scene: null });
-    });
-    on("playhead", (now) => {
-      if (now.speed === speed || scene !== null) return;
-      speed = now.speed;
-      if (named()) setQuery({ replay: replay(), speed });
-    });
+    on("scene", (scene) => scene === null && setQuery({ scene: null }));
   }
 
   window.Bass.mountLinks = async (element, { value }) => {
