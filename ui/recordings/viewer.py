@@ -50,9 +50,7 @@ def parts(offers: list[dict[str, str]], made: Mapping[str, str | None] | None = 
         offers: name, title and look_for of each recording that the visitor can choose.
         made: the version and the revision that run the visitor's own races, if there are any.
     """
-    opening = (
-        "Bass.mountTape(element, props, server); Bass.mountFiles(element, props); Bass.mountLinks(element, props)"
-    )
+    opening = "Bass.mountTape(element, props, server); Bass.mountFiles(element); Bass.mountLinks(element, props)"
     return (
         Part(race.lanes(), "Bass.mountLanes(element)"),
         # Separate, so that only this one stays in sight when the page scrolls.
