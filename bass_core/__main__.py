@@ -12,8 +12,10 @@ import io
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from . import __version__
@@ -53,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
     _shared(race, rows=DEFAULT_BATCH)
     race.add_argument(
         "--lanes", nargs="+", metavar="METHOD", help="methods to compare; by default those of the page"
+    )
+    race.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="also write the race as a page that any browser plays",
     )
     commands.add_parser("serve", help="start the web page; for its options run bass serve --help", add_help=False)
     return root
@@ -159,7 +167,13 @@ def _race(options: argparse.Namespace) -> None:
     lanes = options.lanes or DEFAULT_LANES
     find_methods(lanes)
     prompt, settings = checked_options(options)
-    snapshots = race(_pair(options), prompt, lanes=lanes, options=settings)
+    if options.html:
+        import_module("ui.recordings.webpage").check_place(options.html)
+        settings = replace(settings, inspect=True)
+    pair = _pair(options)
+    snapshots = race(pair, prompt, lanes=lanes, options=settings)
+    if options.html:
+        snapshots = _saved(snapshots, options, pair, prompt, lanes, settings)
     last: Any = deque(snapshots, maxlen=1).pop()
     lines = [f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}"]
     for name, lane in last["lanes"].items():
@@ -170,6 +184,25 @@ def _race(options: argparse.Namespace) -> None:
             f"{name:14}{metrics['new_tokens']:8}{columns}" + (f"  {lane['error']}" if lane["error"] else "")
         )
     _write("\n".join(lines), sys.stdout)
+
+
+def _saved(
+    snapshots: Iterator[Any],
+    options: argparse.Namespace,
+    pair: Any,
+    prompt: str,
+    lanes: Sequence[str],
+    settings: Options,
+) -> Iterator[Any]:
+    """Yield the snapshots of a race, then write it as a page."""
+    from torch import get_num_threads
+
+    webpage = import_module("ui.recordings.webpage")
+    asked = import_module("ui.sources.source").PairOptions(
+        options.pair, options.draft, options.device, options.dtype
+    )
+    models = import_module("ui.sources.local").facts(pair, asked, get_num_threads())
+    yield from webpage.saved(snapshots, options.html, models, webpage.settings_of(prompt, lanes, settings))
 
 
 def _pair(options: argparse.Namespace) -> Any:

@@ -110,7 +110,7 @@ def test_generate_and_race_refuse_bad_options_before_they_load(
         ("generate", "Hello", "--method", "fast"), ("generate", "Hello", "--method="), ("generate", " "),
         ("generate", "half \udc80"), ("race", "Hello", "--lanes", "bass", "fast"), ("race", ""),
         ("race", "Hello", "--lanes", "bass", "bass"), ("generate",), ("race", "Hello", "--lanes"), ("fast",), (),
-        ("serve", "--what"),
+        ("serve", "--what"), ("race", "Hello", "--html", "no/such/race.html"), ("race", "Hello", "--html", "."),
     ],
 )  # fmt: skip
 def test_generate_and_race_refuse_bad_names_and_prompts(

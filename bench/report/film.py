@@ -1,5 +1,7 @@
 """`python -m bench film`: make the README's animation, docs/race.gif, from a shipped recording.
 
+With --html it makes docs/race.html instead, which plays the same recording in any browser.
+
 The page replays the recording without a model. Each snapshot is shown as long as in the race, and the last one for
 HOLD_MS. Nothing is measured, so every machine makes the same film.
 """
@@ -11,6 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from PIL import Image
+
+from ui.recordings.shelf import SHIPPED
+from ui.recordings.webpage import MAX_BYTES as MAX_PAGE
+from ui.recordings.webpage import webpage
 
 from ..cpu.page import browser
 from ..robustness.serving import serve
@@ -37,7 +43,10 @@ def main(argv: list[str]) -> None:
     """Photograph, write, and print the film's size."""
     cli = parser("film", __doc__ or "")
     cli.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
+    cli.add_argument("--html", action="store_true", help="make race.html instead, one page without a server")
     options = cli.parse_args(argv)
+    if options.html:
+        return _page(options.out / "race.html")
     with serve("--replay", RECORDING) as (_, address), browser(address) as page:
         page.set_viewport_size({"width": 1400, "height": 800})
         times = page.evaluate(LOAD)
@@ -63,3 +72,11 @@ def main(argv: list[str]) -> None:
     print(f"{file.name}: {len(drawn)} pictures, {times[-1] / 1000:.1f} s, {size:,} bytes, at most {MAX_BYTES:,}")
     if size > MAX_BYTES:
         raise SystemExit("The film is too large.")
+
+
+def _page(file: Path) -> None:
+    """Write the recording as a page, and print its size."""
+    size = file.write_bytes(webpage(SHIPPED[RECORDING].recording).encode())
+    print(f"{file.name}: {size:,} bytes, at most {MAX_PAGE:,}")
+    if size > MAX_PAGE:
+        raise SystemExit("The page is too large.")

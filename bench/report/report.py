@@ -14,7 +14,6 @@ import platform
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from bass_core.__main__ import Parser
 from bass_core.errors import RequestError
 from bass_core.length.options import DraftLength, check_draft_length
 from bass_core.machine.digest import sha256
+from ui.recordings.revision import revision as revision
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -248,21 +248,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return by_name
-
-
-def revision() -> str | None:
-    """Return the git revision of the tree, with a plus sign if it has changes.
-
-    Outside a checkout, it is the environment variable BASS_REVISION, or None.
-    """
-    try:
-        head, changes = (
-            subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("BASS_REVISION")
-    return head[:12] + ("+" if changes else "")
 
 
 def _cell(value: Any) -> str:

@@ -84,8 +84,8 @@ def test_snapshots_without_lanes_are_left_out(snapshots: list[Snapshot]) -> None
         (b"\x1f\x8b not gzip", "Cannot read the recording|contains no JSON document"),
         (b"\xfd7zXZ\x00 not xz", "contains no JSON document"),
         (b"[]", 'lacks "recording": 6'),
-        (b'{"run": 1, "lanes": {}}', '"Save recording" on this page writes'),
-        (b'{"recording": 4, "lines": []}', '"Save recording" on this page writes'),
+        (b'{"run": 1, "lanes": {}}', '"Save as a page" on this page writes'),
+        (b'{"recording": 4, "lines": []}', '"Save as a page" on this page writes'),
         (b'{"recording": 6}', "its head cannot be drawn"),
         (None, "Cannot read the recording"),
     ],
@@ -118,7 +118,11 @@ def one_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[st
 
 # Name of a part in the error -> ways to damage that part: (path in the recording, value that is put there).
 BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
-    "its head": [(("head",), None), (("head", "lanes"), []), (("head", "batch_size"), -1)],
+    "its head": [
+        (("head",), None),
+        *((("head", "lanes"), value) for value in ([], ["__proto__"], ['a"b'])),
+        *((("head", "batch_size"), value) for value in (-1, 10**9)),
+    ],
     "its snapshots": [
         *((("snapshots",), value) for value in ([], {})),
         (FIRST, 7),
@@ -146,6 +150,7 @@ BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
         (ROUNDS, one_round(DRAFTS | {"detail": DETAIL | {"ending": ENDING | {"top": [{"token": 5}]}}})),
         ((*VIEW, "lanes", "bass"), {}),
         ((*VIEW, "lanes", "bass", "finish_reasons"), [None] * 99),
+        *(((*VIEW, "comparison"), {"bass": value}) for value in (7, [{"at": "here"}], [None] * 99)),
         *(((*VIEW, key), value) for key, value in (("elapsed_ms", "soon"), ("device", None), ("verdict", None))),
     ],
     "its charts": [(("charts",), []), (("charts", "series", "rss_mb"), ["much"])],

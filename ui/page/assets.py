@@ -51,9 +51,11 @@ STYLES = (
 # Gradio 6.31 replaces each rule of STYLES by a copy that applies only inside Gradio's containers. The copies would
 # not apply to the body, so rules for a class on the body are in separate sheets, which Gradio does not process.
 MODES = ("lecture/presenter.css", "lecture/print.css")
+# The sheet that a page saved as a file has first, in place of Gradio's own.
+FILE_STYLE = "race/file.css"
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 _HELD: list[BinaryIO] = []
-# A bundle in the user's cache that no start has used for this long is deleted.
+# A file of `kept` in the user's cache that no start has used for this long is deleted.
 KEPT_S = 14 * 24 * 3600
 # TEXT: the content types that are compressed. LEAST_BYTES: the smallest size that is worth compressing.
 TEXT = re.compile(r"text/|application/(json|javascript)|image/svg")
@@ -85,21 +87,21 @@ window.bassScripts.then(() => { PART });
 # In this order: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/status.js", "page/prompt.js", "page/early.js", "race/run.js", "race/predicted.js",
-    "race/times.js", "race/tape.js", "race/playhead.js", "page/form.js", "race/opening.js", "race/recordings.js",
-    "page/plots.js", "race/tokens.js", "race/axis.js", "race/cache.js", "race/trace.js",
-    "race/step.js", "race/glance.js",
-    "race/lanes.js", "race/charts.js", "race/inspector.js", "race/exact.js", "race/why.js", "race/export.js", "race/summary.js",
-    "how/formulas.js", "how/how.js", "sweep/sweep.js",
-    "sweep/readers.js", "lecture/presenter.js", "lecture/bet.js",
+    "race/times.js", "race/tape.js", "race/playhead.js", "page/form.js", "page/links.js", "race/check.js",
+    "race/files.js", "race/opening.js", "race/recordings.js", "page/plots.js", "race/tokens.js", "race/axis.js",
+    "race/cache.js", "race/trace.js", "race/step.js", "race/glance.js", "race/lanes.js", "race/charts.js",
+    "race/inspector.js", "race/exact.js", "race/why.js", "race/export.js", "race/card.js", "race/save.js",
+    "race/summary.js", "how/formulas.js", "how/how.js", "sweep/sweep.js", "sweep/readers.js",
+    "lecture/presenter.js", "lecture/bet.js",
 )  # fmt: skip
 
 
-def serve() -> None:
-    """Let Gradio serve the page's scripts and plotly.min.js, and no other files of those packages."""
+def serve(*more: Path) -> None:
+    """Let Gradio serve the page's scripts, plotly.min.js and these files, and no other files of those packages."""
     # Windows reads file types from its registry, which other programs may have changed.
     mimetypes.add_type("text/javascript", ".js")
     mimetypes.add_type("text/css", ".css")
-    gr.set_static_paths([STATIC, PLOTLY, bundle()])
+    gr.set_static_paths([STATIC, PLOTLY, bundle(), *more])
 
 
 def url(file: Path) -> str:
@@ -110,24 +112,33 @@ def url(file: Path) -> str:
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for the bundle, used if the user's cache is not writable. It is deleted at exit."""
+    """Return a folder for the files of `kept`, used if the user's cache is not writable. It is deleted at exit."""
     return tempfile.TemporaryDirectory(prefix="bass-page-")
+
+
+def scripts() -> bytes:
+    """Return all scripts as one."""
+    return b"\n".join((STATIC / name).read_bytes() for name in SCRIPTS)
 
 
 @cache
 def bundle() -> Path:
-    """Return the file with all scripts, in the user's cache. Restarts and replicas get the same path."""
-    scripts = b"\n".join((STATIC / name).read_bytes() for name in SCRIPTS)
-    name = f"bass-{hashlib.sha256(scripts).hexdigest()[:12]}.js"
+    """Return the file with all scripts."""
+    return kept(scripts(), "js")
+
+
+def kept(content: bytes, ending: str) -> Path:
+    """Return a file with this content, in the user's cache. Restarts and replicas get the same path."""
+    name = f"bass-{hashlib.sha256(content).hexdigest()[:12]}.{ending}"
     try:
         path = cache_root().resolve() / "page" / name
         # Twice, because the cleanup of another process may delete the file before it is locked.
         for _ in range(2):
-            _hold(_written(path, scripts))
+            _hold(_written(path, content))
         _delete_unused(path.parent)
         return path
     except (OSError, BassError):
-        return _written(Path(_folder().name).resolve() / name, scripts)
+        return _written(Path(_folder().name).resolve() / name, content)
 
 
 def _written(path: Path, content: bytes) -> Path:
@@ -141,7 +152,7 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 def _hold(path: Path) -> None:
-    """Lock the bundle until this process ends, and mark it as used now."""
+    """Lock the file until this process ends, and mark it as used now."""
     # A read-only file can't be marked, and some file systems have no locks.
     with suppress(OSError):
         _HELD.append(path.open("rb"))
@@ -151,7 +162,7 @@ def _hold(path: Path) -> None:
 
 
 def _delete_unused(folder: Path) -> None:
-    """Delete bundles, and parts of them, that no process holds and no start has used for KEPT_S."""
+    """Delete files of `kept`, and parts of them, that no process holds and no start has used for KEPT_S."""
     for path in folder.glob("bass-*"):
         # Windows can't delete a file that a process holds open.
         with suppress(OSError):

@@ -21,14 +21,14 @@ from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
 from ui.page.request import describe_parameters
-from ui.race import draws, feed, formulas, how, parts
-from ui.recordings.shelf import SHIPPED, RecordingOffer, panel
+from ui.race import draws, feed, how, parts
+from ui.recordings import viewer, webpage
+from ui.recordings.shelf import SHIPPED, RecordingOffer
 from ui.sources.source import Count, RaceSource, Together
 from ui.sweep import panel as sweep
 from ui.sweep.events import SweepEvents
 
 TITLE = "BASS: batched speculative decoding"
-PAPER = "https://arxiv.org/abs/2404.15778"
 # System fonts cover every alphabet and weight, and need no download.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
 WRONG_TYPE = "A value in the request has the wrong type"
@@ -86,7 +86,8 @@ def build(
         preparing: returns the progress as JSON, for the page before the model is loaded (ui/page/early.py).
         early_source: answers `/race` and `/sweep` on that page.
     """
-    assets.serve()
+    shell = webpage.shell_file()
+    assets.serve(shell)
     offers = SHIPPED if offers is None else offers
     plotly = json.dumps(assets.url(assets.PLOTLY))
     answers = source or early_source
@@ -117,12 +118,10 @@ def build(
                     if preparing is not None:
                         _early(preparing)
                 with gr.Column(elem_id="results", min_width=280):
-                    assets.part(parts.lanes(), "Bass.mountLanes(element); Bass.mountBet(element)")
-                    draws.panel(None if source is None else events, device)
-                    panel(offers)
-                    assets.part(parts.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)")
+                    viewer.build(offers, lambda: draws.panel(None if source is None else events, device))
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
-                    assets.part(parts.summary(), "Bass.mountSummary(element)")
+                    saving = f"Bass.mountSaving(element, {json.dumps(assets.url(shell))})"
+                    assets.part(parts.summary(), f"Bass.mountSummary(element); {saving}")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):
                 sweep.panel(None if source is None else sweeps, settings, device)
@@ -207,13 +206,8 @@ def _feed(kind: str) -> gr.HTML:
 
 def _header(recording: bool) -> str:
     mark = "<p data-replay>Recorded races, played at their original pace; no model is loaded.</p>"
-    return (
-        f'<header class="bass-header"><h1>BASS</h1><p><a href="{PAPER}" target="_blank" rel="noopener">Batched '
-        "speculative decoding</a>: the same model, the same text, fewer steps.</p>"
-        f'{mark if recording else ""}<p class="about-pair"></p><p class="about-clock"></p>'
-        f"{presenter.SWITCH}</header>"
-        f"{formulas.template()}"
-    )
+    about = '<p class="about-pair"></p><p class="about-clock"></p>'
+    return viewer.header(f"{mark if recording else ''}{about}{presenter.SWITCH}")
 
 
 def _bind(

@@ -296,7 +296,8 @@ aria-label="Per-token latency First, Last and All by lane; acceptance by draft p
 <thead></thead><tbody></tbody></table></div>
 <div class="take">
 <button type="button" class="action" data-take="table">Copy table</button>
-<button type="button" class="action" data-take="recording">Save recording</button>
+<button type="button" class="action" data-take="page">Save as a page</button>
+<button type="button" class="action" data-take="card">Save as a picture</button>
 <button type="button" class="action" data-take="json">Download JSON</button>
 <button type="button" class="action" data-take="csv">Download CSV</button>
 <button type="button" class="action" data-take="link">Copy link to these settings</button>

@@ -18,9 +18,11 @@ whether the figures are true.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -32,8 +34,12 @@ from ui.race.feed import PageFeed
 from ui.race.looks import looks, reference
 
 FORMAT = 6
+# Parts of the head that depend on this version of the page, not on the race. `load` adds them.
+ADDED = ("looks", "keywords", "reference")
 UNNAMED = "recorded on an unnamed machine"
 ENDS = ("done", "stopped", "error")
+# The most rows that a recording may have, more than any page could draw.
+MAX_ROWS = 4096
 ORIGINS = ("s", "a", "r", "b", "+")
 KINDS = ("prefill", "plain", "verify")
 NUMBERS = ("p", "q", "u", "chance")
@@ -63,27 +69,43 @@ def record(
     Raises:
         ValueError: if no snapshot has lanes.
     """
-    feed = PageFeed("", settings or {}, pair)
-    shown: list[dict[str, Any]] = []
-    cache: Any = None
-    charts: dict[str, Any] = {}
+    recorder = Recorder(settings, pair)
     for snapshot in snapshots:
+        recorder.add(snapshot)
+    return recorder.recording(about, made)
+
+
+class Recorder:
+    """Records a race snapshot by snapshot. `record` explains the arguments."""
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, pair: Mapping[str, Any] | None = None) -> None:
+        self.feed = PageFeed("", settings or {}, pair)
+        self.shown: list[dict[str, Any]] = []
+        self.cache: Any = None
+        self.charts: dict[str, Any] = {}
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Record a snapshot, unless it has no lanes."""
         if not snapshot["lanes"]:  # costs are being measured
-            continue
-        _, view, drawn = feed.update(snapshot)
-        charts = json.loads(drawn)
-        shown.append({"lines": [json.loads(feed.lines[-1])], "view": json.loads(view)})
-        del shown[-1]["view"]["run"]
-        if charts["cache"] != cache:
-            shown[-1]["cache"] = cache = charts["cache"]
-    if not shown:
-        raise ValueError("no snapshot has lanes")
-    del charts["run"], charts["cache"]
-    head = json.loads(json.dumps(feed.head))
-    return {
-        "recording": FORMAT, "about": about, "made": dict(made or {}), "head": head, "snapshots": shown,
-        "charts": charts, "ended": "done",
-    }  # fmt: skip
+            return
+        _, view, drawn = self.feed.update(snapshot)
+        self.charts = json.loads(drawn)
+        instant = {"lines": [json.loads(self.feed.lines[-1])], "view": json.loads(view)}
+        del instant["view"]["run"]
+        if self.charts["cache"] != self.cache:
+            instant["cache"] = self.cache = self.charts["cache"]
+        self.shown.append(instant)
+
+    def recording(self, about: str, made: Mapping[str, Any] | None = None) -> Recording:
+        """Return the recording. Raises ValueError if no snapshot had lanes."""
+        if not self.shown:
+            raise ValueError("no snapshot has lanes")
+        charts = {name: part for name, part in self.charts.items() if name not in ("run", "cache")}
+        head = json.loads(json.dumps(self.feed.head))
+        return {
+            "recording": FORMAT, "about": about, "made": dict(made or {}), "head": head, "snapshots": self.shown,
+            "charts": charts, "ended": "done",
+        }  # fmt: skip
 
 
 def save(recording: Recording, path: Path) -> int:
@@ -94,20 +116,22 @@ def save(recording: Recording, path: Path) -> int:
 
 
 def load(path: Path) -> Recording:
-    """Read a recording, which may be compressed with gzip or xz. Lanes get the looks of this version of the page.
+    """Read a recording: JSON, which may be compressed with gzip or xz, or a saved page (webpage.py).
+
+    Lanes get the looks of this version of the page.
 
     Raises:
         BassError: if the file can't be read or drawn.
     """
     try:
-        document = json.loads(_unpacked(path.read_bytes()), parse_constant=_no_number)
+        document = json.loads(_unpacked(_embedded(path.read_bytes())), parse_constant=_no_number)
     except OSError as error:
         raise BassError(f"Cannot read the recording {path.name}: {error.strerror or 'it is damaged'}.") from error
     except (EOFError, ValueError, RecursionError, lzma.LZMAError, zlib.error) as error:
         raise BassError(f"{path.name} is not a recording: it contains no JSON document.") from error
     if not isinstance(document, dict) or document.get("recording") != FORMAT:
         raise BassError(
-            f'{path.name} is not a recording: it lacks "recording": {FORMAT}, which "Save recording" on this page '
+            f'{path.name} is not a recording: it lacks "recording": {FORMAT}, which "Save as a page" on this page '
             "writes."
         )
     for part, check in PARTS.items():
@@ -119,6 +143,14 @@ def load(path: Path) -> Recording:
     known = {"looks": looks([*head["lanes"], reference()]), "keywords": keywords(), "reference": reference()}
     about = str(document.get("about") or UNNAMED)
     return document | {"about": about, "head": {"pair": {}, **head, **known}}
+
+
+def _embedded(data: bytes) -> bytes:
+    """Return the recording inside a page of webpage.py, and any other contents as they are."""
+    if not data[:100].lstrip().lower().startswith(b"<!doctype html"):
+        return data
+    race = re.search(rb'<script type="text/plain" id="race">([^<]*)</script>', data)
+    return base64.b64decode(race[1], validate=True) if race else data
 
 
 def _unpacked(data: bytes) -> bytes:
@@ -171,7 +203,9 @@ def _texts(*values: object) -> bool:
 def _head(document: Recording) -> None:
     head = document["head"]
     _need(_texts(head["run"], *_items(head["lanes"])), isinstance(head["settings"], dict), head["lanes"])
-    _need(_whole(head["batch_size"]))
+    _need(_whole(head["batch_size"]), head["batch_size"] <= MAX_ROWS)
+    # In the scripts, lanes are keys of objects and parts of selectors.
+    _need(*(name != "__proto__" and not set(name) & set('"\\') for name in head["lanes"]))
 
 
 def _snapshots(document: Recording) -> None:
@@ -259,6 +293,8 @@ def _view(view: dict[str, Any], head: dict[str, Any]) -> None:
             len(reasons) <= head["batch_size"],
         )
         _need(isinstance(lane["metrics"], dict), _number(lane["clock_ms"]))
+    for rows in (view.get("comparison") or {}).values():
+        _need(len(_items(rows)) <= head["batch_size"], *(row is None or _whole(row["at"]) for row in rows))
 
 
 def _charts(document: Recording) -> None:

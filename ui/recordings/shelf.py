@@ -1,24 +1,18 @@
-"""The recordings that a page offers, and their part of the page (`panel`). Nothing here runs a model.
+"""The recordings that a page offers, and their part of the page. Nothing here runs a model.
 
 SHIPPED lists the recordings that ship; `python -m bench record` makes their files, which are read on first use.
-The HTML is static, and recordings.js fills it. A server function, outside Gradio's queue, sends a recording to the
-browser, which plays it.
+The HTML is static, and recordings.js fills it.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from starlette.responses import Response
-
 from bass_core import BassError
-from ui.page import assets
-from ui.race.feed import text
 from ui.recordings.recording import Recording, load
 
 FOLDER = Path(__file__).resolve().parent / "shipped"
@@ -105,22 +99,9 @@ def requested_recordings(replay: str) -> dict[str, RecordingOffer]:
 
 TEMPLATE = """<div class="bass-tape">
 <section class="recordings" aria-label="Recorded races" hidden>
-<p>Recorded races:</p><div class="recordings-list"></div></section>
+<p>Recorded:</p><div class="recordings-list"></div>
+<label class="action">Open… <input type="file" class="spoken" accept=".html,.json,.gz"
+aria-label="Open a saved race"></label></section>
 <div class="recording-note" hidden><p class="recording-mark">Recording</p>
 <p class="recording-about" role="status"></p>
 <button type="button" class="action" data-back hidden>Back to your race</button></div></div>"""
-
-
-def panel(offers: Mapping[str, RecordingOffer]) -> None:
-    """Add the recordings to the current layout."""
-
-    # A new function each time, because Gradio sets attributes on it.
-    def recording(name: object) -> Response:
-        if not isinstance(name, str) or name not in offers:
-            return Response(status_code=404)
-        headers = {"Content-Encoding": "gzip"}
-        return Response(offers[name].packed, media_type="application/json", headers=headers)
-
-    shown = [{"name": offer.name, "title": offer.title, "look_for": offer.look_for} for offer in offers.values()]
-    mount = "Bass.mountTape(element, props, server)"
-    assets.part(TEMPLATE, mount, "tape", value=text(shown), server_functions=[recording])

@@ -108,20 +108,7 @@ class Local:
 
     def facts(self, threads: int) -> PairInfo:
         """Return the page's information about the pair. `threads` is the number of the models' CPU threads."""
-        pair, ask = self.pair, self.ask
-        where = " and ".join(pair.places)
-        about = f"{shown_name(pair.name or ask.pair)} on {where}, {pair.weight_dtype}"
-        if pair.device.type == "cpu":
-            about += f", {threads} thread{'s' * (threads > 1)}"
-        about += f", {pair.computed_by}" if pair.computed_by else ""
-        about += f", attention by {pair.attention}" if pair.attention else ""
-        names = {
-            "pair": shown_name(ask.pair),
-            "draft": ask.draft and shown_name(ask.draft),
-            **({"device_map": ask.device_map} if ask.device_map else {"device": pair.device.type}),
-            "dtype": pair.weight_dtype,
-        }
-        return PairInfo(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None)
+        return facts(self.pair, self.ask, threads)
 
     def _load(self, name: str) -> ModelPair:
         return load_pair(name, **self._where())
@@ -132,6 +119,27 @@ class Local:
     def _refine(self) -> Generator[None, None, None]:
         if self.ask.measures and may_measure():
             yield from measure_ahead(self.pair, self.ask.max_batch)
+
+
+def facts(pair: ModelPair, ask: PairOptions, threads: int) -> PairInfo:
+    """Return the page's information about a pair that was loaded with these options.
+
+    Args:
+        threads: the number of the models' CPU threads.
+    """
+    where = " and ".join(pair.places)
+    about = f"{shown_name(pair.name or ask.pair)} on {where}, {pair.weight_dtype}"
+    if pair.device.type == "cpu":
+        about += f", {threads} thread{'s' * (threads > 1)}"
+    about += f", {pair.computed_by}" if pair.computed_by else ""
+    about += f", attention by {pair.attention}" if pair.attention else ""
+    names = {
+        "pair": shown_name(ask.pair),
+        "draft": ask.draft and shown_name(ask.draft),
+        **({"device_map": ask.device_map} if ask.device_map else {"device": pair.device.type}),
+        "dtype": pair.weight_dtype,
+    }
+    return PairInfo(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None)
 
 
 def shown_name(pair: str) -> str:

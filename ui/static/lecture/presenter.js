@@ -9,17 +9,9 @@
      command and PDFs. All settings of the run are printed on top, because the form shows only some of them. */
 (() => {
   "use strict";
-  const { on, run, number, setText, make, busy, plots } = window.Bass;
+  const { on, run, number, setText, make, busy, plots, setQuery } = window.Bass;
   const CLASS = "presenting";
   let words = {};
-
-  /** Change one value of the address's query. null removes it. */
-  function setQuery(name, value) {
-    const address = new URL(location.href);
-    if (value === null) address.searchParams.delete(name);
-    else address.searchParams.set(name, value);
-    history.replaceState(history.state, "", address);
-  }
 
   const query = (name) => new URLSearchParams(location.search).get(name);
   const presenting = () => document.body.classList.contains(CLASS);
@@ -63,7 +55,7 @@
     /** Turn the mode on or off. The run is not affected. */
     set(presented) {
       document.body.classList.toggle(CLASS, presented);
-      setQuery("present", presented ? "1" : null);
+      setQuery({ present: presented ? "1" : null });
       setText(this.button, presented ? "Leave presenter mode" : "Presenter mode");
       this.open(false);
     }
@@ -98,7 +90,7 @@
       this.list = element.querySelector("dialog.keys");
       this.box = element.querySelector("[data-keys-on]");
       this.box.checked = query("keys") !== "off";
-      this.box.addEventListener("change", () => setQuery("keys", this.box.checked ? null : "off"));
+      this.box.addEventListener("change", () => setQuery({ keys: this.box.checked ? null : "off" }));
       element.querySelector("[data-keys]").addEventListener("click", () => this.open());
       element.querySelector("[data-keys-close]").addEventListener("click", () => this.list.close());
       document.addEventListener("keydown", (event) => this.take(event));

@@ -2,7 +2,8 @@
    - Values are passed on in order. While values are held, none is passed on.
    - Events: start (the head of a run), text and line (one snapshot's part of the log, as JSON and parsed), view, charts,
      phase, measuring, form (the settings that Run would send), tape, instant (race/tape.js), playhead, touched
-     (race/playhead.js), opening and scene (race/opening.js).
+     (race/playhead.js), opening and scene (race/opening.js), round (the round
+     that the visitor chose: {lane, row, round}).
    - Model text reaches the document only through textContent.
    - Bass.soon(draw) calls `draw` once in a coming frame, even if requested several times, or at once in a hidden page.
    - Bass.whole(draw) calls `draw` at the end of a race, because only parts in view are drawn during it. */

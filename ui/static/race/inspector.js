@@ -6,7 +6,7 @@
 (() => {
   "use strict";
   const {
-    on, soon, run, number, setText, make, svg, roundsIn, offerLanes, offerRows, chance, bare, quoted, pathOf, parentsOf,
+    on, tell, soon, run, number, setText, make, svg, roundsIn, offerLanes, offerRows, chance, bare, quoted, pathOf, parentsOf,
     verdicts, greedy, coin, laneTime, tape,
   } = window.Bass;
   // A node's width and the bend of the lines to its children, in columns (page.css: .tree).
@@ -252,6 +252,7 @@
       this.pick.follow.checked = follow;
       this.at = Math.max(0, Math.min(Number.isFinite(at) ? Math.round(at) : 0, this.steps().length - 1));
       this.draw();
+      tell("round", { lane: this.pick.lane.value, row: Number(this.pick.sequence.value) + 1, round: this.at + 1 });
     }
 
     draw() {

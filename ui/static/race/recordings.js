@@ -1,10 +1,10 @@
-/* The recordings that the page offers, the page's opening, and "Save recording".
+/* The recordings that the page offers, and the page's opening.
    - A recording is fetched once, outside the queue of races, and played in the browser. A badge marks the lanes
      as a recording. On a page without models (data-replay), Run plays the first one.
    - Texts from files reach the document only through textContent. */
 (() => {
   "use strict";
-  const { on, tell, setText, make, run, tape, number, busy } = window.Bass;
+  const { on, tell, setText, make, run, tape, busy, files } = window.Bass;
   const SPEEDS = [0.1, 0.25, 1], LONGEST_MS = 12_000;
   const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
   const FAILED = "The recording could not be loaded: try again in a moment.";
@@ -39,7 +39,7 @@
           this.watch(this.chosen);
         });
       }
-      if (offers.length && new URLSearchParams(location.search).get("play") !== "off") this.greet();
+      if (offers.length && new URLSearchParams(location.search).get("play") !== "off" && !window.Bass.linked(offers)) this.greet();
       else tell("opening", false);
     }
 
@@ -121,26 +121,9 @@
     }
   }
 
-  /** The text as [blob, file ending], compressed if the browser can do it. */
-  async function saved(text) {
-    const blob = new Blob([text], { type: "application/json" });
-    if (!window.CompressionStream) return [blob, "json"];
-    const packed = new Response(blob.stream().pipeThrough(new CompressionStream("gzip")));
-    return [new Blob([await packed.arrayBuffer()], { type: "application/gzip" }), "json.gz"];
-  }
-
-  /** Save the run that is shown. Resolves to a sentence about the file. */
-  async function saveRecording() {
-    const date = new Date().toISOString().slice(0, 10), device = run().view?.device.name;
-    const about = [document.querySelector(".about-pair")?.textContent, device, date].filter(Boolean).join("; ");
-    const [blob, ending] = await saved(tape.asRecording({ about, made: { date, by: "Save recording" } }));
-    const name = `bass-race.${ending}`;
-    window.Bass.download(name, blob.type, blob);
-    return `Saved ${name}, ${number(blob.size / 1000, 0)} KB. To play it: python app.py --replay ${name}`;
-  }
-
-  window.Bass.saveRecording = saveRecording;
   window.Bass.mountTape = (element, props, server) => {
-    new Recordings(element.querySelector(".bass-tape"), JSON.parse(props.value || "[]"), server);
+    const { offers, known, made } = JSON.parse(props.value);
+    Object.assign(files, { known, made });
+    new Recordings(element.querySelector(".bass-tape"), offers, server);
   };
 })();

@@ -145,10 +145,9 @@
     }
 
     async take(kind) {
-      const { copy, download, asJson, asCsv, snippet, link, saveRecording } = window.Bass;
+      const { copy, download, asJson, asCsv, snippet, link } = window.Bass;
       const report = (done, words) => setText(this.took, done ? words : "The browser refused access to the clipboard.");
-      if (kind === "recording") setText(this.took, await saveRecording());
-      else if (kind === "json") download("bass-run.json", "application/json", asJson());
+      if (kind === "json") download("bass-run.json", "application/json", asJson());
       else if (kind === "csv") download("bass-run.csv", "text/csv", asCsv());
       else if (kind === "table") {
         const rows = this.rows(run().view.lanes).map((cells) => cells.join("\t"));
