@@ -262,9 +262,7 @@ class GraphRunner(ModelRunner):
             return None
         padded = [[*line] + [0] * (rows - len(line)) for line in numbers]
         call = self.slot.steps.get(key)
-        if isinstance(call, CapturedCall):
-            refill(call.numbers, padded)
-        else:
+        if not isinstance(call, CapturedCall):
             with setting_up(self.device):
                 static = to_device(padded, self.device)
                 forward, extra = make(static)
@@ -273,6 +271,7 @@ class GraphRunner(ModelRunner):
                 return None
             call = self.slot.steps[key] = CapturedCall(static, *captured, extra)
             self._evict()
+        refill(call.numbers, padded)
         self.slot.steps.move_to_end(key)
         return call
 

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from bass_core import DEFAULT_LANES
 from ui.race.looks import look
 
 FILE = Path(__file__).with_name("readers.json")
@@ -30,7 +31,7 @@ def template() -> str:
     lanes = "".join(
         f'<li data-lane="{name}" style="--lane: var(--{look(name)["colour"]})"><h3>{look(name)["label"]}</h3>'
         '<svg aria-hidden="true"></svg><p></p></li>'
-        for name in ("regular", "speculative", "bass")
+        for name in DEFAULT_LANES
     )
     most = max(known["readers"])
     shown = escape(json.dumps(known, separators=(",", ":")))

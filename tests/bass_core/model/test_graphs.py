@@ -188,7 +188,7 @@ def test_the_memory_of_graphs_is_not_available(monkeypatch: pytest.MonkeyPatch) 
     for slot in slots(pair):
         assert slot.pool.reserved() == pools.get(slot.pool.handle, (0, 0))[0]
         assert slot.pool.reserved() == sum(step.taken for step in slot.steps.values())
-        assert all(step.nbytes == step.taken > 0 for step in slot.steps.values())
+        assert all(step.nbytes >= step.taken > 0 for step in slot.steps.values())
 
 
 def test_the_least_used_step_is_dropped_when_a_caches_captures_are_too_large(

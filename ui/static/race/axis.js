@@ -232,7 +232,7 @@
         for (const track of this.tracks) track.look = null;
         this.draw();
       });
-      this.show(["regular", "speculative", "bass"]);
+      this.show([...root.querySelectorAll(".lane[data-lane]")].map(({ dataset }) => dataset.lane));
     }
 
     bind() {
