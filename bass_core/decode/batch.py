@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..draft.base import COPY, CommittedStates, Drafter, Proposal, TreeProposal, check_type, sources_of
+from ..draft.base import CommittedStates, Drafter, Proposal, TreeProposal, check_type, sources_of
 from ..length.base import Feedback, LengthPolicy, Offer
 from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
@@ -39,6 +39,9 @@ from ..verify.tree import verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
 from .logprobs import record_logprobs
 from .record import write_round
+
+# Sources whose drafts come with the distributions that they were drawn from.
+DRAWS = ("head", "model")
 
 
 class Verdict(NamedTuple):
@@ -125,7 +128,7 @@ class BatchDecoder:
         """Prepare the target for rounds of `width` tokens per row, with their verification if it is captured."""
         device, zeros = self.target.device, [0] * rows
         drafts, probs = torch.zeros(rows, width - 1, dtype=torch.long, device=device), None
-        if width > 1 and not self.params.sampling.greedy and self.drafter and self.drafter.source != COPY:
+        if width > 1 and not self.params.sampling.greedy and self.drafter and self.drafter.source in DRAWS:
             probs = torch.zeros(rows, width - 1, self.target.vocab, device=device)
         if not (self._branches or self.params.sampling.shapes):
             numbers = self._chain_judge.numbers(zeros, RowKeys(0, zeros, zeros, device))

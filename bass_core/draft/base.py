@@ -202,6 +202,9 @@ def wrap_user_drafter(drafter: Any) -> Drafter:
     wrapped: Any = copy.deepcopy(drafter)
     if not hasattr(wrapped, "observes_states"):
         wrapped.observes_states = hasattr(wrapped, "observe_states")
+    if hasattr(wrapped, "observe_states"):
+        observe = wrapped.observe_states
+        wrapped.observe_states = lambda rows, states: observe(rows, list(states))
     if not hasattr(wrapped, "offers"):
         wrapped.offers = partial(plain_offers, source=getattr(wrapped, "source", Drafter.source))
     for name, default in vars(Drafter).items():

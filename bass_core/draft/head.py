@@ -102,6 +102,7 @@ class HeadDrafter(Drafter):
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.clear_rows()
+        self._chains = None
         self._began, hidden = False, self.head.config.hidden
         self._texts = texts_for(self.head, len(rows))
         if self.ahead:
@@ -149,10 +150,10 @@ class HeadDrafter(Drafter):
         """Leave a round's states on the device, for the next captured chain; False if they have to be listed."""
         unread = chains.unread
         if isinstance(states, CommittedStates):
-            if not unread.takes(states) and self._gather_unread(rows) and chains.fits(rows, 0):
-                # These rows have drafted nothing for a while: feed what they have, to make room.
+            full = self._began and not unread.takes(states)
+            if full and self._gather_unread(rows) and chains.fits(rows, 0):
+                # No round has drafted since the last one: feed what the rows have, to make room.
                 chains.draft(rows, 0, RowKeys(0, [0] * len(rows), [0] * len(rows), self.runner.device))
-                self.calls += 1
             if not any(self._settled.waiting(len(rows))) and unread.takes(states):
                 unread.append(states)
                 return True

@@ -177,6 +177,7 @@ class CapturedChains:
             numbers,
             min(1 << (batch - 1).bit_length(), runner.cache.max_batch),
             graph.over(runner, self._text, self.unread.states),
+            keep=[*self.head.parameters(), *self.head.buffers()],
         )
         if drafted is None:
             return None
@@ -259,7 +260,10 @@ class _Graph(NamedTuple):
         text, ends = text[: len(starts)], starts + counts
         # Padding is written too: it lies behind the text's end, and is overwritten before it is read.
         text.scatter_(1, starts[:, None] + torch.arange(self.width, device=starts.device), fed)
-        x = self.head.inputs(fed, unread[: len(starts), : self.width])
+        # What lies behind a row's unread states is of earlier rounds.
+        is_unread = torch.arange(self.width, device=starts.device) < counts[:, None]
+        before = unread[: len(starts), : self.width].where(is_unread[..., None], 0.0)
+        x = self.head.inputs(fed, before)
         logits, states = forward(x, starts, shared)
         newest = (counts - 1).clamp(min=0)
         logits, states = logits[rows, newest], states[rows, newest]

@@ -36,7 +36,8 @@ class SettledStates:
 
         Copying is needed because the target's next step overwrites these states.
         """
-        copies = cat(list(states)).split([len(new) for new in states])
+        states = list(states)
+        copies = cat(states).split([len(new) for new in states])
         for waiting, new in zip(self._waiting[: len(states)], copies, strict=True):
             waiting.append(new)
 
@@ -125,6 +126,7 @@ class StandInStates:
         Returns:
             The first position that has to be fed again, for each row with k > 0.
         """
+        states = list(states)
         places: list[int] = []
         columns: list[int] = []
         changed = {}
@@ -140,7 +142,7 @@ class StandInStates:
             # yet, so begin at position 0.
             changed[r] = first + 1 if first else 0
         if places:
-            self._store(places, columns, cat(list(states)))
+            self._store(places, columns, cat(states))
         return changed
 
     def complete(self, row: int, length: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -166,6 +166,10 @@ class GraphRunner(ModelRunner):
         return_states: bool,
     ) -> tuple[ForwardOutput, Tensor] | None:
         batch, width = len(newest), 1 + drafts.shape[1]
+        if probs is not None and (probs.dtype, probs.device, probs.shape[2]) != (
+            torch.float32, self.device, self.vocab,
+        ):  # fmt: skip
+            return None
         longest = self.cache.max_len - self.cache.room(self._lengths[:batch])
         shape = self._shape(batch, width, longest)
         if shape is None:
@@ -178,7 +182,7 @@ class GraphRunner(ModelRunner):
         def capture_round(static: Tensor) -> tuple[Any, dict[str, Tensor]]:
             extra = {"tokens": torch.zeros(rows, columns, dtype=torch.long, device=static.device)}
             if probs is not None:
-                extra["probs"] = probs.new_zeros(rows, columns - 1, probs.shape[2])
+                extra["probs"] = torch.zeros(rows, columns - 1, self.vocab, device=self.device)
             # No reference to self, because a captured step outlives the runner.
             model, cache, backend, vocab = self.model, self.cache, self.backend, self.vocab
             shared = (static[1], static[2]) if cache.prefix is not None else None
@@ -208,7 +212,12 @@ class GraphRunner(ModelRunner):
         return ForwardOutput(output.logits[:batch, :width], states), judged[:batch]
 
     def call(
-        self, key: tuple[Any, ...], numbers: list[list[int]], rows: int, function: Callable[[Tensor], Any]
+        self,
+        key: tuple[Any, ...],
+        numbers: list[list[int]],
+        rows: int,
+        function: Callable[[Tensor], Any],
+        keep: Sequence[Tensor] = (),
     ) -> Any | None:
         """Replay `function(static)` over this runner's cache, captured on first use; None if that is impossible.
 
@@ -218,6 +227,7 @@ class GraphRunner(ModelRunner):
                 `static`, int64 [len(numbers), rows].
             rows: the rows of the function.
             function: must not refer to the runner, which it outlives.
+            keep: tensors that the function reads and that its graph has to keep alive.
 
         Returns:
             The function's output, which the next replay overwrites.
@@ -227,6 +237,7 @@ class GraphRunner(ModelRunner):
         )
         if call is None:
             return None
+        call.keeps = tuple(keep)
         call.replay()
         return call.output
 
@@ -260,12 +271,14 @@ class GraphRunner(ModelRunner):
         """Return the captured call of this key with its numbers refilled; None if it can't be captured."""
         if not self.model.capturable:
             return None
-        padded = [[*line] + [0] * (rows - len(line)) for line in numbers]
+        # An even number of columns, because Triton compiles other code for rows at odd multiples of 8 bytes.
+        columns = rows + rows % 2
+        padded = [[*line] + [0] * (columns - len(line)) for line in numbers]
         call = self.slot.steps.get(key)
         if not isinstance(call, CapturedCall):
             with setting_up(self.device):
                 static = to_device(padded, self.device)
-                forward, extra = make(static)
+                forward, extra = make(static[:, :rows])
                 captured = self._record_in_pool(forward)
             if captured is None:
                 return None

@@ -130,6 +130,7 @@ class CapturedCall:
         replay: runs it again.
         taken: as in StaticStep.
         extra: further static tensors that it reads, by name.
+        keeps: other tensors that it reads, kept alive here.
     """
 
     numbers: Tensor
@@ -137,6 +138,7 @@ class CapturedCall:
     replay: Callable[[], Any]
     taken: int = 0
     extra: dict[str, Tensor] = field(default_factory=dict)
+    keeps: tuple[Tensor, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -216,7 +216,10 @@ class RowKeys(NoiseKeys):
 
     @cached_property
     def _copied(self) -> Tensor:
-        return to_device([self.host_ids, self.host_positions], self._device)
+        # An even number of columns, so that both rows begin at a multiple of 16 bytes (Triton).
+        odd = [0] * (len(self.host_ids) % 2)
+        both = to_device([[*self.host_ids, *odd], [*self.host_positions, *odd]], self._device)
+        return both[:, : len(self.host_ids)]
 
     @property
     def sequence_ids(self) -> Tensor:  # type: ignore[override]

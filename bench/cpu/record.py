@@ -28,12 +28,15 @@ from ui.sources.source import PairOptions
 
 from ..report.report import command, device_name, parser, revision, table, versions
 
+# The recording that needs a GPU.
+GPU = "h200"
 # The settings of each recording: a preset, and what differs from it.
 RECORDINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "win": (REPEAT, {}),
     "loss": ("Unrelated words", {}),
     "h100": ("On an H100", {}),
     "one": (REPEAT, {"batch_size": 1}),
+    GPU: (REPEAT, {}),
 }
 
 
@@ -41,7 +44,9 @@ def main(argv: list[str]) -> None:
     """Record, write, and print what came out."""
     cli = parser("record", __doc__ or "", "pair", "draft", "device")
     cli.set_defaults(device="cpu")
-    cli.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(RECORDINGS)}; by default all")
+    cli.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(RECORDINGS)}; by default those of the device"
+    )
     cli.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="the folder for the files")
     options = cli.parse_args(argv)
     if unknown := set(options.names) - set(RECORDINGS):
@@ -59,7 +64,7 @@ def main(argv: list[str]) -> None:
     machine = f"{facts['device']}".rsplit(",", 1)[0]  # without the number of threads, which `about` already has
     about = f"{about_pair.about}; {machine}, {facts['date']}"
     rows = []
-    for name in options.names or RECORDINGS:
+    for name in options.names or [name for name in RECORDINGS if (name == GPU) == (pair.device.type == "cuda")]:
         request = asked(pair, *RECORDINGS[name], options.quick)
         raced = recorded(pair, request)
         document = record(raced, about, settings=request.settings(), made=facts, pair=about_pair.pair)
@@ -74,6 +79,10 @@ def recorded(pair: ModelPair, request: RaceRequest) -> Iterator[Snapshot]:
     """Measure all costs, then yield the snapshots of one race."""
     for _ in measure_ahead(pair, request.batch_size):
         pass
+    if pair.device.type != "cpu":
+        # The first race captures its graphs.
+        for _ in race(pair, **request.arguments()):
+            pass
     yield from race(pair, **request.arguments())
 
 

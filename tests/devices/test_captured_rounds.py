@@ -14,11 +14,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bass_core import SamplingParams
+from bass_core import SamplingParams, generate
 from bass_core.decode.request import make_request
 from bass_core.draft.base import Proposal
 from bass_core.draft.head import HeadDrafter
+from bass_core.draft.head_graph import CapturedChains
+from bass_core.draft.head_graph import _width as captured_width
+from bass_core.draft.lookup import PromptLookupDrafter
 from bass_core.lanes.lane import Lane
+from bass_core.model.base import CausalModel
+from bass_core.model.graphs import make_runner
+from bass_core.model.llama_cuda import LlamaCuda
+from bass_core.sample.noise import RowKeys
+from bass_core.verify.judge import Judge
+from bass_core.verify.rules import VERIFICATIONS
 
 from ..conformance import table
 from .emulation import emulated, ledger, order
@@ -77,7 +86,7 @@ def lane_of(method: str, batch: int, sampling: str, **options: Any) -> Lane:
 @pytest.mark.parametrize(("method", "batch"), [("regular", 1), ("bass", 1), ("bass", 5), ("bass", 32)])
 def test_a_round_is_two_graphs(method: str, batch: int, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = lane_of(method, batch, sampling)
-    # Some rounds see every width of unread tokens.
+    # Enough steps to capture both widths of unread tokens that three drafts can leave.
     for _ in range(16):
         lane.step()
     ledger.clear()
@@ -124,5 +133,97 @@ def test_captured_chains_draft_what_eager_ones_draft(sampling: str, monkeypatch:
     for (tokens, probs, own), (other_tokens, other_probs, other_own) in zip(captured, eager, strict=True):
         assert tokens == other_tokens
         torch.testing.assert_close(probs, other_probs, atol=1e-5, rtol=1e-4)
+        assert (own is None) == (other_own is None) == (sampling != "greedy")
         for row, other_row in zip(own or [], other_own or [], strict=True):
             assert row == pytest.approx(other_row[: len(row)], abs=1e-5)
+
+
+@pytest.mark.parametrize("length", [7, 20])
+@pytest.mark.parametrize(("sampling", "prompts"), [("greedy", "different"), ("sampled", "mixed")])
+def test_captured_chains_follow_copies_and_rows_that_leave(
+    sampling: str, prompts: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows accept many drafts, copy now and then, end at different times, and may share a prefix."""
+    models = pair("llama", table.DRAFTS["head"].kind)
+    for model in (CausalModel, LlamaCuda):
+        monkeypatch.setattr(model, "least_saved", 16)
+
+    def match(self: PromptLookupDrafter, row: int, tokens: list[int]) -> int | None:
+        return 1 if len(tokens) > 60 and (len(tokens) * 7 + tokens[-1]) % 4 == 0 else None
+
+    monkeypatch.setattr(PromptLookupDrafter, "_match", match)
+    propose, draft, widths = HeadDrafter.propose, CapturedChains.draft, set()
+
+    def noted(self: CapturedChains, rows: Any, levels: int, keys: Any) -> Any:
+        unread = [len(row.tokens) - length for row, length in zip(rows, self.runner.lengths, strict=False)]
+        widths.add((captured_width(max(unread)), levels > 0))
+        for line in RowKeys(0, [0] * len(rows), [0] * len(rows), self.runner.device)._copied:
+            assert line.data_ptr() % 16 == 0
+        return draft(self, rows, levels, keys)
+
+    monkeypatch.setattr(CapturedChains, "draft", noted)
+    results = []
+    for graphs in ("1", "0"):
+        log: list[Any] = []
+
+        def kept(self: HeadDrafter, rows: Any, most: Any, keys: Any, log: list[Any] = log) -> Proposal:
+            proposal = propose(self, rows, most, keys)
+            drafts = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
+            log.append(([row.id for row in rows], drafts))
+            return proposal
+
+        with monkeypatch.context() as patch:
+            patch.setenv("BASS_GRAPHS", graphs)
+            patch.setattr(HeadDrafter, "propose", kept)
+            request = make_request(
+                models, table.PROMPTS[prompts][:5], max_new_tokens=60, draft_length=length, drafter="adaptive",
+                sampling=SAMPLING[sampling], seed=3, eos_token_id=list(range(0, 96, 31)), synthetic_acceptance=0.8,
+            )  # fmt: skip
+            lane = Lane(models, request, "bass")
+            while not lane.finished:
+                lane.step()
+            results.append((log, [sequence.token_ids for sequence in lane.sequences]))
+    assert results[0] == results[1] and not ledger.races
+    assert {width for width, drafts in widths if drafts} >= {2, 5, 9}
+
+
+def test_a_first_round_that_only_copies_leaves_the_prompt_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verification is wider than what the head can take in, and the head has not read the prompt."""
+
+    def match(self: PromptLookupDrafter, row: int, tokens: list[int]) -> int | None:
+        return 0 if len(tokens) == 6 else None
+
+    monkeypatch.setattr(PromptLookupDrafter, "_match", match)
+    models = pair("llama", table.DRAFTS["head"].kind)
+    options: dict[str, Any] = {"max_new_tokens": 40, "eos_token_id": None}
+    texts = [
+        generate(models, [[5, 6, 7, 8, 9]], method=method, **options, **more).sequences[0].token_ids
+        for method, more in (("regular", {}), ("bass", {"draft_length": 17, "drafter": "adaptive"}))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_distributions_of_another_type_are_never_rounded() -> None:
+    """A drafter of the user's own may give q in float16. Its rounds are not captured."""
+    model = pair("llama", "none").target_step
+    runner = make_runner(model, 2, 64, model.vocab, "pad")
+    judge = Judge(SAMPLING["sampled"], VERIFICATIONS["rejection"], None)
+    drafts, numbers = torch.ones(2, 2, dtype=torch.long).to(TYPE), [[2, 2], [0, 1], [5, 5], [3, 3]]
+    q = torch.full((2, 2, model.vocab), 1 / model.vocab).to(TYPE)
+    assert runner.forward_judged([1, 1], drafts, q.half(), judge, numbers, False) is None
+    assert runner.forward_judged([1, 1], drafts, q, judge, numbers, False) is not None
+
+
+def test_states_of_an_earlier_request_are_never_read() -> None:
+    lane = lane_of("bass", 3, "greedy")
+    decoder: Any = lane._decoder
+    decoder.drafter._chains.unread.states.fill_(torch.nan)
+    while not lane.finished:
+        lane.step()
+    clean = lane_of("bass", 3, "greedy")
+    while not clean.finished:
+        clean.step()
+    drafts = [
+        [[row["drafted"] for row in round_["rows"]] for round_ in each.trace.records] for each in (lane, clean)
+    ]
+    assert drafts[0] == drafts[1]
