@@ -93,7 +93,7 @@ def test_every_file_is_served_from_a_folder_of_any_name_and_without_the_proxy(
         with serving(tmp_path / "log", "--replay", "win") as (server, _), httpx.Client(trust_env=False) as client:
             config = client.get(f"{server}/config").text
             files = sorted(set(re.findall(r'gradio_api/file=[^\\" ]+', config)))
-            assert len(files) == len(assets.MODES) + 2, "the sheets, all scripts as one, and Plotly"
+            assert len(files) == len(assets.MODES) + 3, "the sheets, all scripts as one, Plotly, the page to save"
             for file in files:
                 answer = client.get(f"{server}/{file}")
                 assert answer.status_code == 200, file
@@ -101,6 +101,7 @@ def test_every_file_is_served_from_a_folder_of_any_name_and_without_the_proxy(
                     "text/javascript",
                     "application/javascript",
                     "text/css",
+                    "text/html",
                 )
 
 

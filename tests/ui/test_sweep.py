@@ -504,6 +504,7 @@ def test_the_tab_measures_stops_and_predicts(page: Page) -> None:
     expect(page.locator("#sweep-measure")).to_be_enabled()
     kept = points(page, MEASURED).count()
     assert 2 <= kept < 12
+    page.locator(f"{MEASURED} .plot").scroll_into_view_if_needed()  # only a chart in view is drawn
     page.wait_for_function("() => document.querySelector('#sweep-measured .plot').data?.length >= 2")
     assert page.locator(f"{MEASURED} .badge-predicted").count() == 0
     _predict(page)

@@ -61,6 +61,7 @@
       this.flag.hidden = true;
       Object.assign(this.canvas, { tabIndex: 0 });
       this.canvas.setAttribute("role", "img");
+      this.canvas.setAttribute("aria-label", `${laneName(name)}: no step yet`);
       this.track = make("div", "axis-track");
       this.track.append(this.canvas, this.flag);
       this.row.append(label, this.read, this.track);
