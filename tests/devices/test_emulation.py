@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bass_core.sample.draw_triton import seed_on
+from bass_core.sample.draw_triton import _copied_seed
 from kernels.support import is_accelerator, new_stream, on, runtime
 
 from .emulation import capture, emulated, ledger, memory
@@ -156,7 +156,7 @@ def test_a_write_after_another_streams_read_is_a_race() -> None:
 def test_every_stream_can_use_the_cached_seed() -> None:
     """The seed is copied to the device once. A stream that uses it must wait for the stream that copied it."""
     module = runtime(EMUL)
-    seed = seed_on.__wrapped__
+    seed = _copied_seed.__wrapped__
     with module.stream(module.Stream(EMUL)):
         cached = seed(7, EMUL)
     with module.stream(module.Stream(EMUL)):
