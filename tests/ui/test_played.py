@@ -156,7 +156,7 @@ def start_long_race(page: Page, count: int = 4) -> None:
 
 def test_the_page_can_go_back_during_a_race_and_return(page: Page) -> None:
     start_long_race(page)
-    page.evaluate("() => Bass.tape.jump(1)")
+    show_instant(page, 1)
     state, before = page.evaluate(STATE), shown(page, "bass")
     assert state["away"] and state["now"] == 1
     # While the page shows an earlier instant, new values from the server change nothing.
