@@ -28,7 +28,7 @@ from ui.sources.source import PairOptions
 
 from ..report.report import command, device_name, parser, revision, table, versions
 
-# The recording that needs a GPU.
+# The recording that needs a GPU. Its file holds the same race, made before this command could (read, not run).
 GPU = "h200"
 # The settings of each recording: a preset, and what differs from it.
 RECORDINGS: dict[str, tuple[str, dict[str, Any]]] = {
