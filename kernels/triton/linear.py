@@ -123,8 +123,8 @@ def skinny(
 def tiles(rows: int, k_size: int, gate: bool, norm: bool, itemsize: int) -> dict[str, int]:
     """Return tile sizes: of `gemv` for one row, of `skinny` for more.
 
-    Most are the fastest of those that were tried on an H200 for SmolLM2-135M. Two sizes for 64 rows were changed later
-    so that they spill less, and were compiled but not timed.
+    Most are the fastest of those that were tried on an H200 for SmolLM2-135M. Two sizes for 64 rows were changed
+    later so that they spill less, and were compiled but not timed.
     """
     if rows == 1:
         return {"BLOCK_N": 4 if gate else 8, "BLOCK_K": 512, "STAGES": 1, "num_warps": 4}
