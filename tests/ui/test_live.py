@@ -141,7 +141,8 @@ def _pause(page: Page) -> None:
     # A change of theme redraws the paused data.
     page.evaluate("document.body.classList.add('dark')")
     page.wait_for_function(f"colour => {COLOUR} !== colour", arg=light, timeout=PATIENCE_MS)
-    assert page.evaluate(DRAWN_END) <= known < page.evaluate("window.updates.end")
+    page.wait_for_function("known => window.updates.end > known", arg=known, timeout=PATIENCE_MS)
+    assert page.evaluate(DRAWN_END) <= known
     newest = page.evaluate("window.updates.end")
     page.get_by_role("button", name="Resume charts").click()
     page.wait_for_function(f"newest => {DRAWN_END} >= newest", arg=newest, timeout=PATIENCE_MS)
