@@ -59,7 +59,7 @@ def long_race(pair: ModelPair) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
         snapshots: list[Any] = list(
-            race(pair, "Hello", n=2, sampling=SamplingParams(0.9), seed=3, max_new_tokens=150, draft_length=1)
+            race(pair, "Hello", n=2, sampling=SamplingParams(0.9), seed=3, max_new_tokens=450, draft_length=1)
         )
     return [*snapshots[: -1 : len(snapshots) // 130 + 1], snapshots[-1]]
 
