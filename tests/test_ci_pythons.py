@@ -22,7 +22,7 @@ case "$1" in
   -m) if [ "$2" = pytest ]; then exit TESTS; fi
       if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip"; exit 0; fi
       for last; do :; done; echo '{"claims": [{"name": "it works", "holds": VERDICT}]}' > "$last"; exit 0 ;;
-  install) cp "$0" "$(dirname "$0")/uv"; exit 0 ;;
+  install) echo "$@" >&2; cp "$0" "$(dirname "$0")/uv"; exit 0 ;;
   pip) echo "$@" >&2; exit 0 ;;
   -) exec REAL "$@" ;;
 esac
@@ -58,6 +58,7 @@ def test_a_failing_shim_is_skipped_and_a_pyenv_version_is_used(tmp_path: Path) -
     done = run(tmp_path, BASS_REQUIRE_PYTHONS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pyenv/versions/3.99.1/bin/python" in done.stdout and "the smoke test passed" in done.stdout
+    assert "install -c .ci/constraints.txt -r requirements.txt" in done.stderr
     assert not list(tmp_path.glob("bass-python-*")), "the environment is left"
 
 

@@ -48,9 +48,9 @@ def tracked() -> list[str]:
 
 
 def listed(file: str) -> list[str]:
-    """Return the requirements in a file, without those of the files that it includes."""
+    """Return the requirements in a file, without those of the files that it names."""
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-r"))]
+    return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-r", "-c"))]
 
 
 def normal(requirement: str) -> str:
@@ -76,6 +76,16 @@ def test_every_text_names_one_build_for_older_gpus() -> None:
     (build,) = re.findall(r'^"torch<=([\d.]+)" ', OLD_BUILDS)
     assert [int(part) for part in build.split(".")] <= [int(part) for part in bound.split(".")]
     assert OLD_BUILDS in (ROOT / "docs" / "gpu.md").read_text("utf-8")
+
+
+def test_ci_installs_one_torch_that_the_requirements_allow() -> None:
+    """The newest would bring CUDA into every environment of CI."""
+    packaging = pytest.importorskip("packaging.requirements")
+    (pin,) = map(packaging.Requirement, listed(".ci/constraints.txt"))
+    (version,) = pin.specifier
+    (allowed,) = (packaging.Requirement(line) for line in listed("requirements.txt") if line.startswith("torch>"))
+    assert (pin.name, version.operator) == ("torch", "==") and allowed.specifier.contains(version.version)
+    assert "-c .ci/constraints.txt" in (ROOT / "requirements-dev.txt").read_text("utf-8").splitlines()
 
 
 def test_every_imported_package_is_required() -> None:
