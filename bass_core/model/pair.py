@@ -7,11 +7,13 @@ changed. If the user changes them, the change takes effect at the next call (`re
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from kernels.shapes import Shape
@@ -60,6 +62,7 @@ class ModelPair:
         name: str | None = None,
         default_drafter: str = "auto",
     ) -> None:
+        _refuse_other_types(target, draft, tokenizer)
         if isinstance(draft, DraftHead) and is_split(target):
             raise PairError(HEAD_ON_SPLIT)
         self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
@@ -220,6 +223,29 @@ class ModelPair:
                 "them: correct it, or give eos_token_id."
             )
         return frozenset(ids_list)
+
+
+def _refuse_other_types(target: Any, draft: Any, tokenizer: Any) -> None:
+    """Raise PairError for values that are no models or no tokenizer, and for compiled models."""
+    for role, model in (("target", target), ("draft", draft)):
+        if role == "draft" and model is None:
+            continue
+        if hasattr(model, "_orig_mod"):
+            raise PairError(f"The {role} is a result of torch.compile: give the model that was compiled.")
+        if not (isinstance(model, nn.Module) and hasattr(model, "config")):
+            raise PairError(
+                f"The {role} must be a model of transformers; got {_shown(model)}: load_pair takes model names."
+            )
+    if tokenizer is not None and (isinstance(tokenizer, bytes) or not hasattr(tokenizer, "decode")):
+        raise PairError(
+            f"The tokenizer must be one of transformers; got {_shown(tokenizer)}: load it with "
+            "AutoTokenizer.from_pretrained."
+        )
+
+
+def _shown(value: Any) -> str:
+    plain = value is None or isinstance(value, str | bytes | os.PathLike | type)
+    return f"{value!r:.80}" if plain else f"a {type(value).__name__}"
 
 
 def _refuse_device(device: torch.device) -> None:

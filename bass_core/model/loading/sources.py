@@ -73,7 +73,7 @@ def locate(name: str, known: Sequence[str] = ()) -> Source:
             )
         others = f"one of {', '.join(known)}, " if known else ""
         raise PairError(
-            f"There is no pair and no folder called {name[:200]!r}: choose {others}a folder with a transformers "
+            f"There is no pair and no folder called {name!r}: choose {others}a folder with a transformers "
             "model, or a Hub id of the form owner/name."
         )
     return _on_hub(name, f"choose the pair smollm2 or a local folder (known pairs: {', '.join(known)})")

@@ -365,7 +365,7 @@ def test_the_state_of_a_users_forward_is_not_copied(dtype: torch.dtype) -> None:
 
 def pruned(model: Any) -> None:
     """Make a weight the result of a computation, which copy.deepcopy refuses to copy."""
-    prune.l1_unstructured(model.model.layers[0].mlp.down_proj, "weight", 0.5)
+    prune.l1_unstructured(model.requires_grad_().model.layers[0].mlp.down_proj, "weight", 0.5)
 
 
 def locked(model: Any) -> None:
