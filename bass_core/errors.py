@@ -8,13 +8,13 @@ they keep their traceback.
 class BassError(Exception):
     """Base class of all errors with a message that may be shown to a user as it is."""
 
+    def __init__(self, message: str) -> None:
+        # Shorten the message, because it may quote a user's value, which may be a megabyte long.
+        super().__init__(message if len(message) <= 600 else f"{message[:400]} ... {message[-100:]}")
+
 
 class RequestError(BassError, ValueError):
     """An argument of a request is out of range, or the request does not fit the model or the memory."""
-
-    def __init__(self, message: str) -> None:
-        # Shorten the message, because it quotes the user's value, which may be a megabyte long.
-        super().__init__(message if len(message) <= 600 else f"{message[:400]} ... {message[-100:]}")
 
 
 class PairError(BassError, ValueError):

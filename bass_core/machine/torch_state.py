@@ -1,9 +1,10 @@
 """Set the caller's global torch settings aside while we compute.
 
-In a block of `ours`, the default dtype is float32, the default device is the CPU and autocast is off. Afterwards
-the caller's settings are back. The default dtype belongs to the whole process: if several blocks are open at once,
-the last one to end restores it. Threads, gradients and deterministic algorithms need no block: kernels take any
-number of threads, our forwards run in inference mode, and their results are deterministic.
+In a block of `ours`, the default dtype is float32, the default device is the CPU, autocast is off, and products of
+float32 matrices have full precision (with less, a row's logits would depend on the number of rows). Afterwards the
+caller's settings are back. The default dtype and the precision belong to the whole process: if several blocks are
+open at once, the last one to end restores them. Threads, gradients and deterministic algorithms need no block:
+kernels take any number of threads, our forwards run in inference mode, and their results are deterministic.
 
 Limit: transformers' `from_pretrained` changes the process's default dtype while it makes a 16-bit model. If a
 block begins in another thread meanwhile, it mistakes that dtype for the caller's and may leave it set. So don't
@@ -15,15 +16,52 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 T = TypeVar("T")
 
+
+class _Settings(NamedTuple):
+    """Settings of the process: the default dtype, and the precision of float32 products per kind of device."""
+
+    dtype: torch.dtype
+    precisions: tuple[str, ...]
+
+
+_BACKENDS: list[Any] = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]
+# torch 2.8 has only one precision for all devices.
+_PER_DEVICE = all(hasattr(matmul, "fp32_precision") for matmul in _BACKENDS)
+_FULL_PRECISION = ("none", "ieee", "highest")
+
 _lock = threading.Lock()
-# The open blocks, each with the caller's default dtype before the first of them.
-_open: dict[object, torch.dtype] = {}
+# The open blocks, each with the caller's settings before the first of them.
+_open: dict[object, _Settings] = {}
+
+
+def _current() -> _Settings:
+    if _PER_DEVICE:
+        return _Settings(torch.get_default_dtype(), tuple(matmul.fp32_precision for matmul in _BACKENDS))
+    return _Settings(torch.get_default_dtype(), (torch.get_float32_matmul_precision(),))
+
+
+def _ours(before: _Settings) -> _Settings:
+    full = "ieee" if _PER_DEVICE else "highest"
+    precisions = tuple(name if name in _FULL_PRECISION else full for name in before.precisions)
+    return _Settings(torch.float32, precisions)
+
+
+def _change(before: _Settings, after: _Settings) -> None:
+    if after.dtype != before.dtype:
+        torch.set_default_dtype(after.dtype)
+    if after.precisions == before.precisions:
+        return
+    if _PER_DEVICE:
+        for matmul, precision in zip(_BACKENDS, after.precisions, strict=True):
+            matmul.fp32_precision = precision
+    else:
+        torch.set_float32_matmul_precision(after.precisions[0])
 
 
 @contextmanager
@@ -38,16 +76,16 @@ def ours() -> Iterator[None]:
         block = object()
         try:
             with _lock:
-                _open[block] = before = next(iter(_open.values()), torch.get_default_dtype())
-                if len(_open) == 1 and before != torch.float32:
-                    torch.set_default_dtype(torch.float32)
+                _open[block] = before = next(iter(_open.values()), None) or _current()
+                if len(_open) == 1:
+                    _change(before, _ours(before))
             yield
         finally:
             with _lock:
                 # Ctrl-C may have come before the block was registered.
-                before = _open.pop(block, torch.float32)
-                if not _open and before != torch.float32:
-                    torch.set_default_dtype(before)
+                before = _open.pop(block, None)
+                if before is not None and not _open:
+                    _change(_ours(before), before)
 
 
 def stepped(items: Iterable[T]) -> Iterator[T]:

@@ -15,7 +15,9 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +35,7 @@ from . import attention, probe
 from .cache import RaggedCache
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
-from .weights.modified import hooks_of
+from .weights.modified import attributes_of, hooks_of
 from .weights.placement import has_offloaded, home_device, is_split, offloaded_weights
 from .weights.quantized import QuantizedModule, outputs_of
 from .weights.shape import config_value, context_of, head_dim, is_llama, rope_depends_on_length
@@ -47,6 +49,10 @@ _MASKED = {"bloom", "falcon", "mpt"}
 # Those of _MASKED whose ALiBi uses a token's cache column as its position. In a tree, a draft's column is not its
 # position.
 _BY_COLUMN = {"bloom", "mpt"}
+# A shadow copies attributes of these packages' classes, because they may refer to modules, and shares all others.
+_COPIED = {"torch", "transformers", "accelerate", "peft", "builtins", "types", "functools"}
+_CONTAINERS = (list, tuple, dict, set)
+_REFERENCES = (nn.Module, RemovableHandle, MethodType, partial)
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -275,10 +281,11 @@ def cache_keyword(model: nn.Module) -> str:
 
 
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy the model's modules and config, but share its parameters and buffers.
+    """Copy the model's modules and config, but share its parameters, buffers and other tensors.
 
-    Rotary frequencies are copied, because some models overwrite them while they run. Hooks are shared: users go on
-    changing the objects that hook their model, not copies of them.
+    Rotary frequencies are copied, because some models overwrite them while they run. Hooks, containers and the
+    users' own objects are shared: users go on changing those, not copies of them. So are objects that can't be
+    copied, such as locks.
     """
     shared: dict[int, Any] = {
         id(tensor): tensor for tensor in chain(model.parameters(), model.buffers(), offloaded_weights(model))
@@ -290,11 +297,45 @@ def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
         # handles.
         values = (value if isinstance(value, list) else [value] for value in vars(module).values())
         shared |= {id(handle): handle for handle in chain(*values) if isinstance(handle, RemovableHandle)}
+        shared |= {id(value): value for value in attributes_of(module).values() if _is_shared(value)}
         if isinstance(module, QuantizedModule):
             shared[id(module.quantized)] = module.quantized
-    copied: PreTrainedModel = copy.deepcopy(model, shared)
+    try:
+        copied: PreTrainedModel = copy.deepcopy(model, dict(shared))
+    except Exception:
+        copied = copy.deepcopy(model, shared | _uncopyable(model, shared))
     copied.eval()
     return copied
+
+
+def _is_shared(value: Any) -> bool:
+    """Return whether shadows share this attribute: a tensor, a container, or an object of a user's class."""
+    if isinstance(value, Tensor):
+        return True
+    package = type(value).__module__.partition(".")[0]
+    return (isinstance(value, _CONTAINERS) or package not in _COPIED) and not _holds_modules(value)
+
+
+def _holds_modules(value: Any) -> bool:
+    """Return whether a value refers to modules, perhaps by a method of one."""
+    if isinstance(value, _REFERENCES):
+        return True
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, _CONTAINERS) else ()
+    fields = getattr(value, "__dict__", {}).values()
+    return any(map(_holds_modules, items)) or any(isinstance(field, _REFERENCES) for field in fields)
+
+
+def _uncopyable(model: nn.Module, shared: dict[int, Any]) -> dict[int, Any]:
+    """Return the attributes, by id, that copy.deepcopy fails on, for example locks and open files."""
+    modules = {id(module): module for module in model.modules()}
+    found = {}
+    for module in modules.values():
+        for value in attributes_of(module).values():
+            try:
+                copy.deepcopy(value, shared | modules)
+            except Exception:
+                found[id(value)] = value
+    return found
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:

@@ -7,10 +7,13 @@ changed. If the user changes them, the change takes effect at the next call (`re
 
 from __future__ import annotations
 
+import os
 import threading
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from kernels.shapes import Shape
@@ -59,6 +62,7 @@ class ModelPair:
         name: str | None = None,
         default_drafter: str = "auto",
     ) -> None:
+        _refuse_other_types(target, draft, tokenizer)
         if isinstance(draft, DraftHead) and is_split(target):
             raise PairError(HEAD_ON_SPLIT)
         self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
@@ -66,14 +70,13 @@ class ModelPair:
         # Prevents two concurrent calls from packing the same model.
         self._refreshing = threading.RLock()
         self._watches: list[Watch] = []
+        self._prepared = target, draft
         self._prepare()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the lock, which can't be pickled."""
-        return {name: value for name, value in vars(self).items() if name != "_refreshing"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _refreshing=threading.RLock())
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy only the models; packed weights and locks are made again."""
+        keywords = {"name": self.name, "default_drafter": self.default_drafter}
+        return partial(ModelPair, **keywords), (self.target, self.draft, self.tokenizer)
 
     @ours()
     def _prepare(self, target_tried: CausalModel | None = None, draft_tried: CausalModel | None = None) -> None:
@@ -125,8 +128,10 @@ class ModelPair:
         Every request starts with this call.
 
         Raises:
-            PairError: if the models no longer fit each other, or are not supported.
+            PairError: if the models no longer fit each other, are not supported, or are others.
         """
+        if self._prepared[0] is not self.target or self._prepared[1] is not self.draft:
+            raise PairError("The pair's target or draft was replaced: make a new ModelPair instead.")
         with self._refreshing:
             changed = [watch.changed() for watch in self._watches]
             if not any(changed):
@@ -220,8 +225,33 @@ class ModelPair:
         return frozenset(ids_list)
 
 
+def _refuse_other_types(target: Any, draft: Any, tokenizer: Any) -> None:
+    """Raise PairError for values that are no models or no tokenizer, and for compiled models."""
+    for role, model in (("target", target), ("draft", draft)):
+        if role == "draft" and model is None:
+            continue
+        if hasattr(model, "_orig_mod"):
+            raise PairError(f"The {role} is a result of torch.compile: give the model that was compiled.")
+        if not (isinstance(model, nn.Module) and hasattr(model, "config")):
+            raise PairError(
+                f"The {role} must be a model of transformers; got {_shown(model)}: load_pair takes model names."
+            )
+    if tokenizer is not None and (isinstance(tokenizer, bytes) or not hasattr(tokenizer, "decode")):
+        raise PairError(
+            f"The tokenizer must be one of transformers; got {_shown(tokenizer)}: load it with "
+            "AutoTokenizer.from_pretrained."
+        )
+
+
+def _shown(value: Any) -> str:
+    plain = value is None or isinstance(value, str | bytes | os.PathLike | type)
+    return f"{value!r:.80}" if plain else f"a {type(value).__name__}"
+
+
 def _refuse_device(device: torch.device) -> None:
-    """Raise PairError for a device without streams and events, such as mps."""
+    """Raise PairError for a device without streams and events, such as mps, or without values."""
+    if device.type == "meta":
+        raise PairError("The model's weights are on the device meta, so they have no values: load them first.")
     if device.type == "mps":
         raise PairError("Models on the device mps are not supported: move them to the CPU or to a CUDA device.")
 

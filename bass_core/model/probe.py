@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from ..errors import PairError
 from .attention import Seen, unsupported
@@ -60,7 +61,7 @@ class Expected:
         logits: [2, _TOKENS, V].
         sizes: three sizes of transformers' cache: the number of layers, the maximum number of key-value heads in a
             layer, and the largest size of a key or value.
-        slides: layers whose cache drops old tokens.
+        slides: layers whose cache drops old tokens of a text within the context.
         bound: the allowed difference of logits, as a share of their norm.
     """
 
@@ -93,11 +94,21 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
     # The output names the cache as the forward does (base.cache_keyword).
     cache = getattr(out, "cache" if hasattr(out, "cache") else "past_key_values", None)
     layers: Any = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
+    if all(type(layer) is DynamicLayer for layer in layers):
+        # Without the layers that the config counts, but that were removed from the model.
+        used = [layer for layer in layers if layer.is_initialized]
+        if used != layers[: len(used)]:
+            raise unsupported(name, "the layer_idx of its layers don't count from 0")
+        layers = used
     parts: list[Any] = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
     if not parts or not all(isinstance(part, Tensor) and part.dim() == 4 for part in parts):
         raise unsupported(name, "it keeps a state that can't be rolled back")
     sizes = len(layers), max(part.shape[1] for part in parts), max(part.shape[3] for part in parts)
-    slides = [index for index, layer in enumerate(layers) if getattr(layer, "is_sliding", False)]
+    slides = [
+        index
+        for index, layer in enumerate(layers)
+        if getattr(layer, "is_sliding", False) and getattr(layer, "sliding_window", 0) < context
+    ]
     # The loosest bound of all weights: for example, an output layer may have more bits than the rest.
     bounds = [_BOUNDS.get(weight.dtype, _BOUND_16) for weight in model.parameters()]
     return Expected(tokens, out.logits, sizes, slides, max(bounds, default=_BOUND_16))

@@ -84,7 +84,8 @@ def trial(model: PreTrainedModel, selected: CausalModel) -> bool:
         PairError: if the model's own code fails.
     """
     expected = probe.expect(shadow_of(model), type(model).__name__, context_of(model.config))
-    return expected is None or probe.agrees(selected, expected)
+    # Our forwards know no windows, so they would not drop the tokens that transformers' cache drops.
+    return expected is None or (not expected.slides and probe.agrees(selected, expected))
 
 
 def _class_of(model: PreTrainedModel) -> tuple[type[CausalModel], str | None]:

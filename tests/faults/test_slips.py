@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bass_core import ModelPair, PairError, RequestError, __version__, generate, load_pair, race, stream
 from bass_core.__main__ import main
@@ -67,6 +69,34 @@ def test_a_name_or_a_model_instead_of_a_pair_is_refused(call: Any) -> None:
         assert advice in str(refusal.value)
 
 
+LLAMA: Any = tiny("llama")
+NO_MODEL = "must be a model of transformers; got "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpt2",), f"The target {NO_MODEL}'gpt2': load_pair"),
+        ((None,), f"The target {NO_MODEL}None"),
+        ((LLAMA.config,), f"The target {NO_MODEL}a LlamaConfig"),
+        ((type(LLAMA),), f"The target {NO_MODEL}<class 'transformers."),
+        ((torch.nn.DataParallel(LLAMA),), f"The target {NO_MODEL}a DataParallel"),
+        ((LLAMA, "gpt2"), f"The draft {NO_MODEL}'gpt2'"),
+        ((LLAMA, [LLAMA]), f"The draft {NO_MODEL}a list"),
+        ((LLAMA, None, "gpt2"), "The tokenizer must be one of transformers; got 'gpt2'"),
+    ],
+)
+def test_a_pair_of_other_things_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(PairError, match=re.escape(message)):
+        ModelPair(*arguments)
+
+
+@pytest.mark.slow  # importing torch's compiler takes seconds
+def test_a_compiled_model_is_refused() -> None:
+    with pytest.raises(PairError, match=r"The target is a result of torch\.compile"):
+        ModelPair(torch.compile(LLAMA, backend="eager"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("ids", [2.0, [[2]], "2", [True]])
 def test_an_end_token_that_is_no_token_id_is_refused(ids: Any) -> None:
     model: Any = tiny("llama")
@@ -82,8 +112,9 @@ def test_files_and_impossible_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PairError, match="is a file, and models are read from folders"):
         locate(str(file))
     for name in ("a" * 100_000, "-" * 100_000 + "/!", "a\0b"):
-        with pytest.raises(PairError, match="no pair and no folder"):
+        with pytest.raises(PairError, match="no pair and no folder") as refusal:
             locate(name)
+        assert len(str(refusal.value)) < 600
 
 
 TEMPLATE = "{% for m in messages %}[{{ CONTENT }}]{% endfor %}"

@@ -49,12 +49,23 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def precision(name: str) -> Iterator[None]:
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+        assert torch.get_float32_matmul_precision() == name
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "float64": lambda: default_dtype(torch.float64),
     "bfloat16": lambda: default_dtype(torch.bfloat16),
     "another device": lambda: torch.device("meta"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "deterministic": deterministic,
+    "low precision": lambda: precision("medium"),
     "three threads": lambda: threads(3),
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,

@@ -8,8 +8,10 @@ model since it was packed. Nothing here changes a model.
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,11 +29,14 @@ _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_a
 _WITHOUT_EFFECT = {
     "training", "gradient_checkpointing", "attention_dropout", "padding_idx", "vocab_size", "in_features",
     "out_features", "num_embeddings", "embedding_dim", "max_seq_len_cached", "original_max_seq_len",
+    "_is_full_backward_hook",
 }  # fmt: skip
 _QUANTIZED = {QuantizedLinear: nn.Linear, QuantizedEmbedding: nn.Embedding}
 _HARMLESS = ("output_capturing_hook", "make_inputs_require_grads")
 _CONTENTS = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+# The methods that run when a module is called.
+_CALLS = ("__call__", "_call_impl", "forward")
 
 
 def _folder(file: str) -> str:
@@ -45,6 +50,11 @@ _PACKAGES = tuple(_folder(package.__file__ or "") for package in (transformers, 
 def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     """Return the module's dictionaries of forward hooks."""
     return [vars(module)[name] for name in _HOOKS]
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """Return the module's plain attributes, without those that every module has."""
+    return {name: value for name, value in vars(module).items() if name not in _BOOKKEEPING}
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -68,9 +78,13 @@ def _global_hooks() -> list[dict[int, Any]]:
 
 
 def is_patched(kind: Any) -> bool:
-    """Return whether the class's forward comes neither from transformers nor from torch."""
-    code = getattr(kind.forward, "__code__", None)
-    return code is None or not code.co_filename.startswith(_PACKAGES)
+    """Return whether the class's forward, or the call of it, comes neither from transformers nor from torch."""
+    codes = [getattr(function, "__code__", None) for function in _calls(kind)]
+    return not all(code is not None and code.co_filename.startswith(_PACKAGES) for code in codes)
+
+
+def _calls(kind: Any) -> list[Any]:
+    return [getattr(kind, name) for name in _CALLS]
 
 
 def _is_harmless(hook: Any) -> bool:
@@ -123,7 +137,7 @@ class Watch:
     """Remember a model's state, to detect changes cheaply: about a millisecond for hundreds of modules.
 
     It detects:
-    - modules, hooks and forwards that were added, removed or replaced
+    - modules, hooks and forwards that were added, removed or replaced, and functions of transformers' model files
     - parameters and buffers that were replaced, and changes of plain attributes and configs
     - writes to a tensor that torch counts; other writes (through `.data` or NumPy) only if they change a sampled
     number
@@ -138,7 +152,8 @@ class Watch:
         self._modules = list(model.modules())
         self._types = list(map(type, self._modules))
         self._classes: list[Any] = list(set(self._types))
-        self._forwards = [kind.forward for kind in self._classes]
+        self._calls = list(map(_calls, self._classes))
+        self._functions = list(_functions(self._classes))
         self._global_hooks = _global_hooks()
         # Dictionaries whose sizes must not change: attributes (which may include a forward), children and hooks.
         self._dicts: list[dict[Any, Any]] = [vars(module) for module in self._modules]
@@ -149,7 +164,6 @@ class Watch:
         self._slot_dicts, self._slot_keys, self._slot_values = (
             list(column) for column in zip(*slots, strict=True)
         )
-        self._lists = [(owner, name, copy.copy(value)) for owner, name, value in slots if _is_plain_list(value)]
         configs = {id(value): value for _, _, value in slots if isinstance(value, PreTrainedConfig)}
         self._configs = [(vars(config), dict(vars(config))) for config in configs.values()]
         tensors = {id(tensor): tensor for module in self._modules for tensor in _tensors(module)}
@@ -168,8 +182,8 @@ class Watch:
             and _global_hooks() == self._global_hooks
             and list(map(len, self._dicts)) == self._sizes
             and all(map(operator.is_, map(dict.get, self._slot_dicts, self._slot_keys), self._slot_values))
-            and all(kind.forward is forward for kind, forward in zip(self._classes, self._forwards, strict=True))
-            and all(owner.get(name) == value for owner, name, value in self._lists)
+            and list(map(_calls, self._classes)) == self._calls
+            and all(names.get(name) is function for names, name, function in self._functions)
             and all(now == before for now, before in self._configs)
             and self._addresses() == self._known_addresses
             and self._change_counts() == self._known_counts
@@ -191,6 +205,14 @@ class Watch:
         return b"".join(sample.tobytes() for tensor in self._sources if (sample := _sample(tensor)) is not None)
 
 
+def _functions(classes: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield (names, name, function) for the functions in those files of transformers that define the classes."""
+    for file in {kind.__module__ for kind in classes}:
+        if file.startswith("transformers.models.") and file in sys.modules:
+            names = vars(sys.modules[file])
+            yield from ((names, name, value) for name, value in names.items() if inspect.isfunction(value))
+
+
 def _slots(module: nn.Module) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
     """Yield (dictionary, key, value) for everything that a module consists of."""
     attributes = vars(module)
@@ -198,19 +220,14 @@ def _slots(module: nn.Module) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
         yield from ((attributes[name], key, value) for key, value in attributes[name].items())
     for hooks in hooks_of(module):
         yield from ((hooks, key, hook) for key, hook in hooks.items())
-    for name, value in attributes.items():
-        if name not in _BOOKKEEPING and name not in _WITHOUT_EFFECT:
+    for name, value in attributes_of(module).items():
+        if name not in _WITHOUT_EFFECT:
             yield attributes, name, value
 
 
 # Attributes to ignore: those that every module has, transformers' notes that no forward reads, and a draft head's
 # packed layers.
 _BOOKKEEPING = {*vars(nn.Module()), "_is_hf_initialized", "warnings_issued", "generation_config", "_packed"}
-
-
-def _is_plain_list(value: Any) -> bool:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return items is not None and all(isinstance(item, bool | int | float | str | None) for item in items)
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

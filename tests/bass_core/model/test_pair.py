@@ -107,6 +107,11 @@ def test_unsupported_models_are_refused_by_name():
             ModelPair(model)
 
 
+def test_models_without_values_are_refused() -> None:
+    with pytest.raises(PairError, match="on the device meta"):
+        ModelPair(tiny("llama").to("meta"))
+
+
 def test_weights_are_joined_on_a_gpu_but_not_on_zero_gpu(monkeypatch: pytest.MonkeyPatch):
     assert type(ModelPair(tiny("llama")).target_step) is CausalModel
     monkeypatch.setattr(select, "is_accelerator", lambda device: True)

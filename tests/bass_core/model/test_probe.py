@@ -77,6 +77,30 @@ def test_a_model_whose_own_code_fails_is_refused_in_a_sentence(monkeypatch: pyte
         ModelPair(model)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_removed_layers_are_left_out_or_refused(dtype: torch.dtype) -> None:
+    model: Any = tiny("llama").to(dtype)
+    layers, row = model.model.layers, [5, 6, 7]
+    model.model.layers = layers[:1]
+    written = generate(ModelPair(model), [row], max_new_tokens=8, eos_token_id=None, draft_length=2)
+    assert written.sequences[0].token_ids == reference(model, row, 8)
+    # Without its first layer, transformers' own cache counts no tokens.
+    model.model.layers = layers[1:]
+    with pytest.raises(PairError, match="layer_idx"):
+        ModelPair(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_that_only_transformers_cache_knows_is_refused(dtype: torch.dtype) -> None:
+    """A Llama's masks show all tokens whatever its config says, but the cache drops those outside the window."""
+    model: Any = tiny("llama").to(dtype)
+    model.config.sliding_window = context_of(model.config)
+    ModelPair(model)
+    model.config.sliding_window -= 1
+    with pytest.raises(PairError, match="its cache forgets what its masks still show"):
+        ModelPair(model)
+
+
 def test_the_cache_is_found_if_it_has_only_its_newer_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 5.40 drops the older name from the models' outputs, too."""
     monkeypatch.delattr(ModelOutput, "past_key_values", raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import ntpath
 import pickle
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -195,6 +197,24 @@ def test_a_changed_model_runs_its_own_code(reason: str, monkeypatch: pytest.Monk
     assert (pair_logits(model) - expected).norm() < 0.05 * expected.norm()
 
 
+def patched_call(model: Any, patch: pytest.MonkeyPatch) -> None:
+    call = nn.Module.__call__
+    patch.setattr(modeling_llama.LlamaMLP, "__call__", lambda *args: 3 * call(*args), raising=False)
+
+
+@needs_kernels
+@pytest.mark.parametrize("change", [patched_class, patched_call, patched_function])
+def test_patched_classes_and_functions_count_after_pairing_too(
+    change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = bfloat16_model()
+    pair = ModelPair(model)
+    change(model, monkeypatch)
+    pair.refresh()
+    assert type(pair.target_step) is CausalModel
+    assert pair.computed_by == ModelPair(model).computed_by
+
+
 @needs_kernels
 @pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -203,6 +223,7 @@ def test_an_unchanged_model_runs_our_kernels(architecture: str, quantised: bool)
     model = bfloat16_model(architecture)
     model(IDS, output_hidden_states=True)
     model.train()
+    model.lm_head.register_full_backward_hook(lambda module, before, after: None)
     model.gradient_checkpointing_enable()
     model.config.pad_token_id = 0
     if quantised:
@@ -320,6 +341,44 @@ def test_a_hook_that_is_an_object_is_not_copied() -> None:
     pair = ModelPair(model)
     before, steering.strength = texts(pair), 3.0
     assert texts(pair) == texts(ModelPair(model)) != before
+
+
+class Gain:
+    value = 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_state_of_a_users_forward_is_not_copied(dtype: torch.dtype) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.seen.append(x.shape)
+        return self.gain.value * type(self).forward(self, x)
+
+    model = tiny("llama").to(dtype)
+    mlp = model.model.layers[0].mlp
+    mlp.gain, mlp.seen, mlp.forward = Gain(), [], MethodType(forward, mlp)
+    pair = ModelPair(model)
+    before, calls = texts(pair), len(mlp.seen)
+    mlp.gain.value = -3.0
+    assert texts(pair) == texts(ModelPair(model)) != before
+    assert len(mlp.seen) > calls
+
+
+def pruned(model: Any) -> None:
+    """Make a weight the result of a computation, which copy.deepcopy refuses to copy."""
+    prune.l1_unstructured(model.requires_grad_().model.layers[0].mlp.down_proj, "weight", 0.5)
+
+
+def locked(model: Any) -> None:
+    model.model.layers[0].mlp.lock = threading.Lock()
+    model.generator = torch.Generator()
+
+
+@pytest.mark.parametrize("change", [pruned, locked])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attributes_that_cannot_be_copied_are_shared(change: Callable[[Any], None], dtype: torch.dtype) -> None:
+    model = tiny("llama").to(dtype)
+    change(model)
+    assert (pair_logits(model) - logits_of(model)).norm() < 0.05 * logits_of(model).norm()
 
 
 def renewed(model: Any) -> Any:
@@ -506,13 +565,28 @@ def test_calls_do_not_count_as_changes(architecture: str, dtype: torch.dtype) ->
     assert (pair.target_step, pair.draft_step) == steps
 
 
-def test_the_copy_of_a_pair_follows_its_own_model() -> None:
-    pair = ModelPair(tiny("llama"))
-    other = pickle.loads(pickle.dumps(pair))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_the_copy_of_a_pair_follows_its_own_model(
+    copied: Callable[[ModelPair], ModelPair], dtype: torch.dtype
+) -> None:
+    model = tiny("llama").to(dtype)
+    pair = ModelPair(model, model, name="mine", default_drafter="prompt_lookup")
     before = texts(pair)
-    assert texts(other) == before
+    other = copied(pair)
+    assert texts(other) == before and other.draft is other.target
+    assert (other.name, other.default_drafter) == ("mine", "prompt_lookup")
     late_hook(other.target)
     assert texts(pair) == before != texts(other)
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_pair_whose_model_was_replaced_is_refused(name: str) -> None:
+    model = tiny("llama")
+    pair = ModelPair(model, model)
+    setattr(pair, name, tiny("llama", seed=1))
+    with pytest.raises(PairError, match="target or draft was replaced"):
+        texts(pair)
 
 
 def test_models_that_no_longer_fit_are_refused() -> None:
