@@ -22,6 +22,7 @@ from ..errors import RequestError
 from ..length.base import Offer
 from ..machine.transfer import to_device, to_host
 from ..model.prefill import PrefillSteps
+from ..sample.distribution import Probs
 from ..sample.noise import NoiseKeys
 from ..sample.rows import copied
 from ..sequence import Sequence, WindowWork
@@ -37,8 +38,8 @@ class Proposal:
     Attributes:
         tokens: int64 [B, N]. The first num_drafted[r] tokens of row r are drafts, the rest is padding.
         num_drafted: drafts per row.
-        probs: float32 [B, N, V], the distribution that each draft was drawn from. None if the drafts are
-            point masses.
+        probs: float32 [B, N, V], the distribution that each draft was drawn from, or the same as ColumnProbs. None
+            if the drafts are point masses.
         max_probs: float32 [B, N], the largest value of each draft's distribution, or None. Only for AMUSD
             (HeadDrafter).
         token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
@@ -52,7 +53,7 @@ class Proposal:
 
     tokens: Tensor
     num_drafted: list[int]
-    probs: Tensor | None = None
+    probs: Probs | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
     windowed: WindowWork | None = None

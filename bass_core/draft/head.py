@@ -27,7 +27,7 @@ from ..model.graphs import GraphRunner
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, filters, largest, probabilities, scatter_columns
+from ..sample.distribution import ColumnProbs, argmax, filters, largest, probabilities, scatter_columns
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.noise import words as hashed
@@ -315,9 +315,8 @@ class HeadDrafter(Drafter):
             greedy_probs.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
-            full = scatter_columns(
-                torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size
-            ).transpose(0, 1)
+            probs = torch.from_numpy(drafted.probs[:width]).transpose(0, 1)
+            full = ColumnProbs(probs, self.head.vocabulary, self.head.columns_for(self.size))
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=greedy_probs.getter(width))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.plan import TokenTree
 
 from ..machine.transfer import to_device
+from ..sample.rows import RaggedRows, padded
 
 
 @dataclass(slots=True)
@@ -124,17 +125,27 @@ class CapturedBatch:
         return None
 
 
-@dataclass(slots=True)
+@dataclass
 class ForwardOutput:
     """Output of a forward, possibly in buffers that the next forward overwrites: copy it to keep it.
 
     Attributes:
-        logits: [B, S, V], or [B, V] if `take` chose one column per row.
+        scores: the logits, or RaggedRows of them if some rows have padding.
         states: [B, S, ...] if the batch asked for them, else None.
     """
 
-    logits: Tensor
+    scores: Tensor | RaggedRows
     states: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """[B, S, V], or [B, V] if `take` chose one column per row; the logits of padding may be zeros."""
+        self.scores = padded(self.scores)
+        return self.scores
+
+    @logits.setter
+    def logits(self, logits: Tensor) -> None:
+        self.scores = logits
 
     def require_states(self) -> Tensor:
         """Return the states, or raise ValueError if the batch did not ask for them."""

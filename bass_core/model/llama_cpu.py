@@ -23,6 +23,7 @@ from kernels.cpu.attention.tree import Tree
 from kernels.plan import window_start
 
 from ..machine import cpu_kernels
+from ..sample.rows import RaggedRows, scattered
 from .base import CausalModel, shadow_of
 from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput
@@ -122,7 +123,10 @@ class LlamaCompiled(CausalModel):
         if batch.return_states:
             flat_states = _concatenate([*streams, last]) if batch.raw_states else self.readout(streams, last)
             states = _scatter(flat_states, real, rows, width)
-        return ForwardOutput(_scatter(logits, real, rows, width) if batch.take is None else logits, states)
+        if real is None or batch.take is not None:
+            return ForwardOutput(logits if batch.take is not None else logits.view(rows, width, -1), states)
+        places = torch.from_numpy(firsts[:-1, None] + np.minimum(np.arange(width), counts[:, None] - 1))
+        return ForwardOutput(RaggedRows(logits, places.clamp_(min=0), real), states)
 
     def can_draft(self, fuse: Any) -> bool:
         return hasattr(fuse, "packed") and self.packed.can_draft(fuse.packed)
@@ -193,10 +197,5 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
 
 def _scatter(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
     """Scatter x [N, ...] to [B, S, ...]: real tokens at their places, zeros elsewhere."""
-    if real is not None and x.dtype == torch.float32:
-        from kernels.cpu.sampling import calls  # imports numba
-
-        x = calls.scatter_rows(x, real, rows * width)
-    elif real is not None:
-        x = x.new_zeros(rows * width, *x.shape[1:]).index_copy_(0, real, x)
+    x = x if real is None else scattered(x, real, rows * width)
     return x.view(rows, width, *x.shape[1:])

@@ -1,9 +1,9 @@
 """`python -m bench rounds`: where the time of a BASS round goes, part by part.
 
-Every part is timed on its own, without the parts inside it, in rounds in which all rows draft. Batches, temperatures
-and lengths take turns. A figure is the mean of the fastest quarter of the rounds, because other programs can only
-add time. "outside" is the round without the target's compiled forward and the head's compiled chain;
-"with chain" includes the chain.
+Every part is timed on its own, without the parts inside it, in rounds in which all rows draft. Batches,
+temperatures and lengths take turns. A figure is the mean of a part's lowest quarter of times, because other
+programs can only add time. "outside" is the sum of all parts except the target's compiled forward and the head's
+compiled chain; "with chain" includes the chain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..report.report import Row, at_most, finish, load, parser, whole
 
 TARGET, CHAIN = "target", "chain"
 PARTS = (
-    CHAIN, "head inputs", "spread q", "propose", TARGET, "around target", "judge", "commit", "round", "lane",
+    CHAIN, "head inputs", "propose", TARGET, "around target", "judge", "commit", "round", "lane",
 )  # fmt: skip
 # The bars for the time outside the forwards, by rows.
 BARS = {4: 1.5, 8: 2.0}
@@ -113,7 +113,6 @@ def _rounds(
 def _timed(parts: Parts) -> Iterator[None]:
     """Time the parts of a round inside this block."""
     from kernels.cpu.calls import pool  # imports numba
-    from kernels.cpu.sampling import calls as sampling
 
     def kernel(function: Any, phases: int, *arguments: Any) -> str:
         if function.__name__ != "forward":
@@ -122,7 +121,6 @@ def _timed(parts: Parts) -> Iterator[None]:
 
     places: list[tuple[Any, str, Any]] = [
         (pool, "run", kernel),
-        (sampling, "scatter_columns", "spread q"),
         (HeadDrafter, "propose", "propose"),
         (decoding.BatchDecoder, "_forward", "around target"),
         (decoding.BatchDecoder, "_commit", "commit"),
@@ -139,12 +137,10 @@ def _timed(parts: Parts) -> Iterator[None]:
 
 
 def _row(rows: int, temperature: float, length: int, rounds: list[dict[str, float]]) -> Row:
-    fastest = sorted(rounds, key=lambda parts: sum(parts.values()))[: max(1, len(rounds) // 4)]
-    by_part = {part: sum(parts.get(part, 0.0) for parts in fastest) / len(fastest) for part in PARTS}
+    quarter = max(1, len(rounds) // 4)
+    by_part = {part: sum(sorted(ms.get(part, 0.0) for ms in rounds)[:quarter]) / quarter for part in PARTS}
     total = sum(by_part.values())
     return {
         "rows": rows, "temperature": temperature, "length": length, "rounds": len(rounds), "ms": total, **by_part,
         "with chain": total - by_part[TARGET], "outside": total - by_part[TARGET] - by_part[CHAIN],
     }  # fmt: skip
-
-

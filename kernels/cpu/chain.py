@@ -98,7 +98,8 @@ class Drafted:
 
     Attributes:
         columns: int64 [levels, B], the drafts as columns of the head's vocabulary.
-        probs: float32 [levels, B, V'], the distribution of each draft; empty, [0, B, V'], unless `soft`.
+        probs: float32 [levels, B, V'], the distribution of each draft, zeros without a draft; empty, [0, B, V'],
+            unless `soft`.
         alive: int64 [levels, B], the bits HAS_DRAFT and GOES_ON.
     """
 
@@ -195,7 +196,7 @@ def chain_arguments(
     filters = Filters(1.0) if chain.filters is None else Filters(*chain.filters)
     drafted = Drafted(
         columns=np.zeros((levels, rows), np.int64),
-        probs=np.empty((levels if chain.soft else 0, rows, size), np.float32),
+        probs=np.zeros((levels if chain.soft else 0, rows, size), np.float32),
         alive=np.zeros((levels, rows), np.int64),
     )
     items, tokens, orders = (np.concatenate(parts) for parts in zip(NO_PLAN, *plans, strict=True))
@@ -256,13 +257,13 @@ def choose(state, phase, level, chain, logits, stride, states, wanted, hidden):
         at = (level * rows + row) * size
         has_draft = chain.most[row] > level and (level == 0 or chain.alive[level - 1, row] & GOES_ON != 0)
         _raise_pointed(chain, level, row, logits, row * stride, states, wanted[row] * hidden)
-        if chain.soft:
+        if chain.soft and has_draft:
             filters = draws.factor, draws.top_k, draws.top_p, draws.min_p
             distribution_row(logits, row * stride, size, filters, probs, at, scratch)
         column = first_largest(logits, row * stride, size, scratch[0])
         if draws.confidence > 0:
             has_draft = has_draft and chain_probs[row] * probs[at + column] >= draws.confidence
-        if not chain.greedy:
+        if has_draft and not chain.greedy:
             first, second = chain.words[0, level, row], chain.words[1, level, row]
             column = draw_row(probs, at, size, chain.ids, True, first, second, uniforms)
         chain.columns[level, row] = column
