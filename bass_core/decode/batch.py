@@ -299,7 +299,8 @@ class BatchDecoder:
         for r, path in enumerate(paths):
             # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
-        self._hand_states(rows, lambda: CommittedStates(verdict.output.require_states(), paths))
+        if (states := verdict.output.vectors) is not None:
+            self._hand_states(rows, lambda: CommittedStates(states, paths))
         no_parents: list[Any] = [None] * len(rows)
         parents = proposal.parents if isinstance(proposal, TreeProposal) and proposal.parents else no_parents
         judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)

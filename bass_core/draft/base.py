@@ -24,7 +24,7 @@ from ..machine.transfer import to_device, to_host
 from ..model.prefill import PrefillSteps
 from ..sample.distribution import Probs
 from ..sample.noise import NoiseKeys
-from ..sample.rows import copied
+from ..sample.rows import RaggedRows, copied, padded
 from ..sequence import Sequence, WindowWork
 
 # The source of drafts that were copied from the text.
@@ -170,8 +170,13 @@ class CommittedStates(Seq[Tensor]):
         paths: each row's accepted drafts, ascending.
     """
 
-    def __init__(self, states: Tensor, paths: list[list[int]]) -> None:
-        self.states, self.paths = states, paths
+    def __init__(self, states: Tensor | RaggedRows, paths: list[list[int]]) -> None:
+        self._states, self.paths = states, paths
+
+    @property
+    def states(self) -> Tensor:
+        """[B, 1 + N, ...], the states of the whole step."""
+        return padded(self._states)
 
     @property
     def chains(self) -> bool:
@@ -184,10 +189,11 @@ class CommittedStates(Seq[Tensor]):
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             return [self[r] for r in range(*row.indices(len(self)))]
-        path = self.paths[row]
+        path, states = self.paths[row], self._states
+        own = states.rows[states.firsts[row] :] if isinstance(states, RaggedRows) else states[row]
         if path == list(range(len(path))):
-            return self.states[row, : len(path) + 1]
-        return self.states[row, to_device([0, *(i + 1 for i in path)], self.states.device)]
+            return own[: len(path) + 1]
+        return own[to_device([0, *(i + 1 for i in path)], own.device)]
 
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:

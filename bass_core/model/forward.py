@@ -131,11 +131,11 @@ class ForwardOutput:
 
     Attributes:
         scores: the logits, or RaggedRows of them if some rows have padding.
-        states: [B, S, ...] if the batch asked for them, else None.
+        vectors: the hidden states in the same form if the batch asked for them, else None.
     """
 
     scores: Tensor | RaggedRows
-    states: Tensor | None = None
+    vectors: Tensor | RaggedRows | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -147,11 +147,17 @@ class ForwardOutput:
     def logits(self, logits: Tensor) -> None:
         self.scores = logits
 
+    @property
+    def states(self) -> Tensor | None:
+        """[B, S, ...], or None; the states of padding may be zeros."""
+        self.vectors = None if self.vectors is None else padded(self.vectors)
+        return self.vectors
+
     def require_states(self) -> Tensor:
         """Return the states, or raise ValueError if the batch did not ask for them."""
-        if self.states is None:
+        if (states := self.states) is None:
             raise ValueError("these logits came without states: set return_states=True in the batch")
-        return self.states
+        return states
 
 
 class StepJudge(Protocol):

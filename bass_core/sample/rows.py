@@ -25,18 +25,29 @@ class RaggedRows:
 
     Attributes:
         rows: [N, V], the rows of all texts.
-        places: int64 [B, S], where each row is among them; a valid number for padding too.
+        firsts: the first row of each text, then N.
+        width: S.
         real: int64 [N], the places of the rows in [B x S].
     """
 
     rows: Tensor
-    places: Tensor
+    firsts: list[int]
+    width: int
     real: Tensor
+
+    @property
+    def places(self) -> Tensor:
+        """int64 [B, S], where each row is among `rows`. Padding stands for some other row."""
+        places = np.array(self.firsts[:-1])[:, None] + np.arange(self.width)
+        return torch.from_numpy(np.minimum(places, self.firsts[-1] - 1))
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.firsts) - 1
 
     def padded(self) -> Tensor:
         """Return rows [B, S, V], with zeros as padding."""
-        batch, width = self.places.shape
-        return scattered(self.rows, self.real, batch * width).view(batch, width, -1)
+        return scattered(self.rows, self.real, len(self) * self.width).view(len(self), self.width, -1)
 
 
 def padded(rows: Tensor | RaggedRows) -> Tensor:

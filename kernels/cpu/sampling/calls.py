@@ -185,7 +185,7 @@ def words(seed: int, sequences: Tensor, positions: Tensor, streams: Tensor) -> t
     """Return the four hash words of each key, int64, in the common shape of the int64 arguments."""
     keys = [bits.reshape(-1).contiguous().numpy() for bits in (sequences, positions, streams)]
     out = torch.empty(4, sequences.numel(), dtype=torch.int64)
-    noise.words(_signed(seed), keys[0], keys[1], keys[2], out.numpy())
+    noise.words(signed(seed), keys[0], keys[1], keys[2], out.numpy())
     return tuple(word.view(sequences.shape) for word in out)
 
 
@@ -226,14 +226,15 @@ def verify(
         _scratch.p = np.empty(len(source), np.float32)
     _call(
         judging.verify, 3, len(source), source, size, at, filters.numbers(), rule, drafts.contiguous().numpy(),
-        _drawn_from(q), counts, _signed(seed), *keys, torch.stack(streams).numpy(),
+        _drawn_from(q), counts, signed(seed), *keys, torch.stack(streams).numpy(),
         _scratch.p[: len(source)], np.zeros((rows, width + 1), np.bool_),
         np.zeros((rows, width), np.bool_), np.zeros((rows, width)), tests, ends, chances,
     )  # fmt: skip
     return Verified(*map(torch.from_numpy, (*ends[[0, 1, 2]], *tests, chances)))
 
 
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
+    """Return a seed as the int64 with the same bits."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

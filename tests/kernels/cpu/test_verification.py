@@ -113,9 +113,7 @@ def test_logits_without_padding_and_q_without_zeros_decide_alike(rule: str, gree
     q = ColumnProbs(values, ids, columns).with_points(drafts.where(is_copied, -1))
     counts = (torch.arange(ROWS) % (WIDTH + 1)).where(is_copied[:, 0], torch.arange(ROWS) % WIDTH)
     real = (torch.arange(WIDTH + 1) <= counts[:, None]).flatten().nonzero()[:, 0]
-    ends = (counts + 1).cumsum(0)
-    places = (ends - counts - 1)[:, None] + torch.minimum(torch.arange(WIDTH + 1), counts[:, None])
-    ragged = RaggedRows(logits.flatten(0, 1)[real], places, real)
+    ragged = RaggedRows(logits.flatten(0, 1)[real], [0, *(counts + 1).cumsum(0).tolist()], WIDTH + 1, real)
     assert torch.equal(ragged.padded().flatten(0, 1)[real], ragged.rows)
     options = {"verification": VERIFICATIONS[rule]}
     ours = verify(ragged, drafts, q, counts, keys, params, **options)
