@@ -31,6 +31,7 @@ MODULES = {
     "precision": "cpu.precision",
     "readers": "report.readers",
     "record": "cpu.record",
+    "rounds": "cpu.rounds",
     "simulate": "simulation.command",
     "smoke": "smoke",
     "space": "space",

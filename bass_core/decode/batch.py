@@ -27,6 +27,7 @@ from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
+from ..sample.distribution import ColumnProbs, dense
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.shaping import shaped
 from ..sequence import Forward, Reading, Round, RowRound, Sequence
@@ -51,13 +52,13 @@ class Verdict(NamedTuple):
         outcomes: one per row.
         output: the target's output; its tensors are valid until the next forward.
         fed: input sizes of the verification, as in Round.
-        raw_logits: the target's logits before penalties.
+        raw_logits: the target's logits before penalties; None if there are no penalties.
     """
 
     outcomes: list[RowOutcome]
     output: ForwardOutput
     fed: Forward
-    raw_logits: Tensor
+    raw_logits: Tensor | None
 
 
 @dataclass
@@ -242,12 +243,12 @@ class BatchDecoder:
 
     def _verify_captured(self, proposal: Proposal, keys: RowKeys) -> Verdict | None:
         """Do the work of `_verify` in one captured graph, or return None if there is none for this round."""
-        counts, params = proposal.num_drafted, self.params
-        if isinstance(proposal, TreeProposal) or params.sampling.shapes:
+        counts, params, probs = proposal.num_drafted, self.params, proposal.probs
+        if isinstance(proposal, TreeProposal) or isinstance(probs, ColumnProbs) or params.sampling.shapes:
             return None
         newest, numbers = [row.tokens[-1] for row in self._rows], self._chain_judge.numbers(counts, keys)
         captured = self.target.forward_judged(
-            newest, proposal.tokens, proposal.probs, self._chain_judge, numbers, self.return_states
+            newest, proposal.tokens, probs, self._chain_judge, numbers, self.return_states
         )
         if captured is None:
             return None
@@ -256,7 +257,7 @@ class BatchDecoder:
         outcomes, adjust = self._chain_judge.outcomes(packed, proposal.tokens.shape[1]), params.verification.adjust
         self.target_forwards += 1
         drafted = proposal.tokens.shape[1] > 0
-        return Verdict(outcomes if adjust is None or not drafted else adjust(outcomes), output, fed, output.logits)
+        return Verdict(outcomes if adjust is None or not drafted else adjust(outcomes), output, fed, None)
 
     def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Verdict:
         """Run one forward of the target over the drafts and verify them."""
@@ -265,19 +266,21 @@ class BatchDecoder:
         fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
         drafts = to_device(proposal.tokens, self.target.device)
         output = self._forward(drafts, counts, parents)
-        raw = output.logits
-        output.logits = shaped(raw, params.sampling, self._rows, drafts, parents)
+        raw = None
+        if params.sampling.shapes:
+            raw = output.logits
+            output.logits = shaped(raw, params.sampling, self._rows, drafts, parents)
         if not proposal.tokens.shape[1]:
             outcomes = plain(output.logits[:, 0], keys, params.sampling)
         elif isinstance(proposal, TreeProposal):
-            tree = DraftTree.of(drafts, proposal.parents, proposal.drawn, proposal.probs)
+            tree = DraftTree.of(drafts, proposal.parents, proposal.drawn, dense(proposal.probs))
             outcomes = verify_tree(output.logits, tree, keys, params.sampling, params.verification)
         else:
             outcome = verify(
-                output.logits,
+                output.scores,
                 drafts,
                 proposal.probs,
-                to_device(counts, output.logits.device),
+                to_device(counts, drafts.device),
                 keys,
                 params.sampling,
                 verification=params.verification,
@@ -296,13 +299,15 @@ class BatchDecoder:
         for r, path in enumerate(paths):
             # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
-        self._hand_states(rows, lambda: CommittedStates(verdict.output.require_states(), paths))
+        if (states := verdict.output.vectors) is not None:
+            self._hand_states(rows, lambda: CommittedStates(states, paths))
         no_parents: list[Any] = [None] * len(rows)
         parents = proposal.parents if isinstance(proposal, TreeProposal) and proposal.parents else no_parents
         judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
         records = [write_round(*arguments) for arguments in judged]
         if self.params.logprobs:
-            record_logprobs(rows, records, paths, verdict.raw_logits, verdict.output.logits, self.params.sampling)
+            logits, raw = verdict.output.logits, verdict.raw_logits
+            record_logprobs(rows, records, paths, logits if raw is None else raw, logits, self.params.sampling)
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
         return records
@@ -313,7 +318,7 @@ class BatchDecoder:
         tree = proposal if isinstance(proposal, TreeProposal) else None
 
         def add_details() -> None:
-            drafts = Drafts(_tokens(proposal), sources, probs=proposal.probs, own=proposal.own)
+            drafts = Drafts(_tokens(proposal), sources, probs=dense(proposal.probs), own=proposal.own)
             if tree is not None:
                 drafts.parents, drafts.drawn = tree.parents, tree.drawn
             rule = rule_name(params.verification, params.sampling, params.synthetic, tree is not None)

@@ -22,8 +22,9 @@ from ..errors import RequestError
 from ..length.base import Offer
 from ..machine.transfer import to_device, to_host
 from ..model.prefill import PrefillSteps
+from ..sample.distribution import Probs
 from ..sample.noise import NoiseKeys
-from ..sample.rows import copied
+from ..sample.rows import RaggedRows, copied, padded
 from ..sequence import Sequence, WindowWork
 
 # The source of drafts that were copied from the text.
@@ -37,8 +38,8 @@ class Proposal:
     Attributes:
         tokens: int64 [B, N]. The first num_drafted[r] tokens of row r are drafts, the rest is padding.
         num_drafted: drafts per row.
-        probs: float32 [B, N, V], the distribution that each draft was drawn from. None if the drafts are
-            point masses.
+        probs: float32 [B, N, V], the distribution that each draft was drawn from, or the same as ColumnProbs. None
+            if the drafts are point masses.
         max_probs: float32 [B, N], the largest value of each draft's distribution, or None. Only for AMUSD
             (HeadDrafter).
         token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
@@ -52,7 +53,7 @@ class Proposal:
 
     tokens: Tensor
     num_drafted: list[int]
-    probs: Tensor | None = None
+    probs: Probs | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
     windowed: WindowWork | None = None
@@ -169,8 +170,13 @@ class CommittedStates(Seq[Tensor]):
         paths: each row's accepted drafts, ascending.
     """
 
-    def __init__(self, states: Tensor, paths: list[list[int]]) -> None:
-        self.states, self.paths = states, paths
+    def __init__(self, states: Tensor | RaggedRows, paths: list[list[int]]) -> None:
+        self._states, self.paths = states, paths
+
+    @property
+    def states(self) -> Tensor:
+        """[B, 1 + N, ...], the states of the whole step."""
+        return padded(self._states)
 
     @property
     def chains(self) -> bool:
@@ -183,10 +189,11 @@ class CommittedStates(Seq[Tensor]):
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             return [self[r] for r in range(*row.indices(len(self)))]
-        path = self.paths[row]
+        path, states = self.paths[row], self._states
+        own = states.rows[states.firsts[row] :] if isinstance(states, RaggedRows) else states[row]
         if path == list(range(len(path))):
-            return self.states[row, : len(path) + 1]
-        return self.states[row, to_device([0, *(i + 1 for i in path)], self.states.device)]
+            return own[: len(path) + 1]
+        return own[to_device([0, *(i + 1 for i in path)], own.device)]
 
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:

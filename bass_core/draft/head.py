@@ -27,10 +27,9 @@ from ..model.graphs import GraphRunner
 from ..model.pointer import SHORTEST
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, filters, largest, probabilities, scatter_columns
+from ..sample.distribution import ColumnProbs, argmax, filters, largest, probabilities, scatter_columns
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, RowKeys
-from ..sample.noise import words as hashed
 from ..sample.params import SamplingParams
 from ..sample.rows import cat, stack
 from ..sequence import Sequence
@@ -280,20 +279,21 @@ class HeadDrafter(Drafter):
 
     def _whole_chain(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal | None:
         """Do the work of `propose` in one compiled call, or return None if the tokens don't fit in one call."""
-        from kernels.cpu.chain import Chain  # imports numba
+        from kernels.cpu.chain import NO_KEYS, Chain, Keys  # imports numba
+        from kernels.cpu.sampling.calls import signed
 
         most, device = np.array(max_drafts, np.int64), self.runner.device
         levels, starts, ends = int(most.max()), self.runner.lengths[: len(rows)], [len(row.tokens) for row in rows]
         width, room = max(end - start for end, start in zip(ends, starts, strict=True)), self.runner.cache.room
         if width > CHUNK or room(starts) < width or room(ends) < levels:
             return None
-        words = np.zeros((2, levels, len(rows)), np.int64)
+        own_keys = NO_KEYS
         if not self.params.greedy:
-            at = keys.positions + torch.arange(levels)[:, None]
-            words = torch.stack(hashed(keys.seed, keys.sequence_ids, at, keys.stream(self.role))[:2]).numpy()
+            numbers = keys.sequence_ids, keys.positions, keys.stream(self.role)
+            own_keys = Keys(signed(keys.seed), *(number.contiguous().numpy() for number in numbers))
         assert self._inputs is not None
         chain = Chain(
-            most, self._inputs.fuse.packed, self._inputs.embedded.numpy(), self.head.vocabulary.numpy(), words,
+            most, self._inputs.fuse.packed, self._inputs.embedded.numpy(), self.head.vocabulary.numpy(), own_keys,
             None if self.params.greedy else filters(self.params), self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
             keep=self.report_probs and self.params.greedy,
@@ -315,9 +315,8 @@ class HeadDrafter(Drafter):
             greedy_probs.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
-            full = scatter_columns(
-                torch.from_numpy(drafted.probs[:width]), self.head.vocabulary, self.size
-            ).transpose(0, 1)
+            probs = torch.from_numpy(drafted.probs[:width]).transpose(0, 1)
+            full = ColumnProbs(probs, self.head.vocabulary, self.head.columns_for(self.size))
         tokens = self.head.vocabulary[columns].t().contiguous().to(device)
         return Proposal(tokens, num_drafted, full, own=greedy_probs.getter(width))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..length.base import Offer
 from ..machine.transfer import to_device
 from ..model.prefill import PrefillSteps
-from ..sample.distribution import compiled
+from ..sample.distribution import ColumnProbs, Probs, compiled
 from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
 from .base import COPY, Drafter, Proposal, point_masses
@@ -203,8 +203,10 @@ def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
     return merged
 
 
-def _with_points(probs: Tensor, tokens: Tensor, copies: Tensor) -> Tensor:
+def _with_points(probs: Probs, tokens: Tensor, copies: Tensor) -> Probs:
     """Return probs [B, N, V] widened to [B, W, V], with point masses at `tokens` in the rows `copies` [B, 1]."""
+    if isinstance(probs, ColumnProbs):
+        return probs.with_points(tokens.where(copies, -1))
     width, size = tokens.shape[1], probs.shape[2]
     if not compiled(probs):
         wide = probs.new_zeros(len(probs), width, size)

@@ -24,7 +24,7 @@ from ..errors import RequestError
 from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from ..options import Options, Prompt
-from ..sample.distribution import probabilities, top
+from ..sample.distribution import dense, probabilities, top
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys
 from ..verify.rejection import plain, verify
@@ -142,10 +142,11 @@ def _drawn(
     p = probabilities(logits[:, 0], params)[0].double().cpu()
     drafted = int(proposal.tokens[0, 0])
     q = torch.zeros_like(p)
-    if proposal.probs is None:
+    q_rows = dense(proposal.probs)
+    if q_rows is None:
         q[drafted] = 1.0
     else:
-        q[: proposal.probs.shape[-1]] = proposal.probs[0, 0].double().cpu()
+        q[: q_rows.shape[-1]] = q_rows[0, 0].double().cpu()
     plain_counts: Counter[int] = Counter()
     speculated: Counter[int] = Counter()
     accepted = 0
@@ -193,10 +194,11 @@ def _speculate(
     request: Request, proposal: Proposal, logits: Tensor, keys: NoiseKeys
 ) -> Iterator[tuple[int, bool]]:
     """Yield, for each key, the token that one draft and its verification write, and whether it is the draft."""
-    if proposal.probs is None:
+    q_rows = dense(proposal.probs)
+    if q_rows is None:
         drafts, probs = _rows(proposal.tokens[:, :1].to(logits.device), keys), None
     else:
-        probs = _rows(proposal.probs[:, :1].to(logits.device), keys)
+        probs = _rows(q_rows[:, :1].to(logits.device), keys)
         streams = keys.stream(request.rule.draft_role)
         drafts = draw(probs[:, 0], keys.seed, keys.sequence_ids, keys.positions, streams)[:, None]
     outcome = verify(

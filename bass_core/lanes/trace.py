@@ -1,7 +1,8 @@
 """The rounds of a lane as plain data, for inspection.
 
-`Trace.add` takes each Round once and stores its record (sequence.py), which never changes afterwards. It first
-fills in what only the lane knows: the round's number, where each row's tokens begin, and the texts of tokens.
+`Trace.add` takes each Round once, and fills in what only the lane knows: the round's number, where each row's
+tokens begin, and the texts of tokens. The round never changes afterwards. Its record (sequence.py) is made when it
+is first read, so that the next round needn't wait for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class Trace:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.records: list[Record] = []
+        self._records: list[Record] = []
+        self._new: list[Round] = []
         self._rounds = 0
         self._written: dict[int, int] = {}
         self._token_texts: dict[int, str] = {}
@@ -29,7 +31,14 @@ class Trace:
         round_.round = 0 if round_.kind == "prefill" else self._rounds
         for row in round_.rows:
             self._complete(row)
-        self.records.append(round_.record())
+        self._new.append(round_)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of all rounds so far."""
+        new, self._new = self._new, []
+        self._records += [round_.record() for round_ in new]
+        return self._records
 
     def view(self) -> list[Record]:
         """Return a new list of all records so far."""

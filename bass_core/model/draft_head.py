@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -227,6 +228,11 @@ class DraftHead(nn.Module):
     def column_of(self, ids: Tensor) -> Tensor:
         """Map ids int64 [...] to indices in the vocabulary int64 [...]; -1 for ids outside it, and for -1."""
         return torch.where(ids >= 0, self.columns[ids.clamp(min=0)], -1)
+
+    def columns_for(self, size: int) -> Tensor:
+        """Return int64 [size], for each id of a target with `size` ids its index in the vocabulary, or -1."""
+        missing = size - len(self.columns)
+        return F.pad(self.columns, (0, missing), value=-1) if missing else self.columns
 
     @property
     def raw_size(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.plan import TokenTree
 
 from ..machine.transfer import to_device
+from ..sample.rows import RaggedRows, padded
 
 
 @dataclass(slots=True)
@@ -124,23 +125,39 @@ class CapturedBatch:
         return None
 
 
-@dataclass(slots=True)
+@dataclass
 class ForwardOutput:
     """Output of a forward, possibly in buffers that the next forward overwrites: copy it to keep it.
 
     Attributes:
-        logits: [B, S, V], or [B, V] if `take` chose one column per row.
-        states: [B, S, ...] if the batch asked for them, else None.
+        scores: the logits, or RaggedRows of them if some rows have padding.
+        vectors: the hidden states in the same form if the batch asked for them, else None.
     """
 
-    logits: Tensor
-    states: Tensor | None = None
+    scores: Tensor | RaggedRows
+    vectors: Tensor | RaggedRows | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """[B, S, V], or [B, V] if `take` chose one column per row; the logits of padding may be zeros."""
+        self.scores = padded(self.scores)
+        return self.scores
+
+    @logits.setter
+    def logits(self, logits: Tensor) -> None:
+        self.scores = logits
+
+    @property
+    def states(self) -> Tensor | None:
+        """[B, S, ...], or None; the states of padding may be zeros."""
+        self.vectors = None if self.vectors is None else padded(self.vectors)
+        return self.vectors
 
     def require_states(self) -> Tensor:
         """Return the states, or raise ValueError if the batch did not ask for them."""
-        if self.states is None:
+        if (states := self.states) is None:
             raise ValueError("these logits came without states: set return_states=True in the batch")
-        return self.states
+        return states
 
 
 class StepJudge(Protocol):

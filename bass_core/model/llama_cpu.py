@@ -23,6 +23,7 @@ from kernels.cpu.attention.tree import Tree
 from kernels.plan import window_start
 
 from ..machine import cpu_kernels
+from ..sample.rows import RaggedRows
 from .base import CausalModel, shadow_of
 from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput
@@ -118,11 +119,11 @@ class LlamaCompiled(CausalModel):
             keep=batch.eager,
             tree=None if batch.tree is None else _tree(batch, counts),
         )
-        states = None
+        states: Tensor | RaggedRows | None = None
         if batch.return_states:
             flat_states = _concatenate([*streams, last]) if batch.raw_states else self.readout(streams, last)
-            states = _scatter(flat_states, real, rows, width)
-        return ForwardOutput(_scatter(logits, real, rows, width) if batch.take is None else logits, states)
+            states = _by_rows(flat_states, real, firsts, width)
+        return ForwardOutput(_by_rows(logits, real, firsts, width) if batch.take is None else logits, states)
 
     def can_draft(self, fuse: Any) -> bool:
         return hasattr(fuse, "packed") and self.packed.can_draft(fuse.packed)
@@ -191,12 +192,13 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
     return torch.from_numpy(np.concatenate([part.numpy() for part in parts], axis=-1))
 
 
-def _scatter(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
-    """Scatter x [N, ...] to [B, S, ...]: real tokens at their places, zeros elsewhere."""
-    if real is not None and x.dtype == torch.float32:
-        from kernels.cpu.sampling import calls  # imports numba
+def _by_rows(x: Tensor, real: Tensor | None, firsts: Any, width: int) -> Tensor | RaggedRows:
+    """Return numbers of the real tokens, x [N, ...], as [B, S, ...] or as RaggedRows.
 
-        x = calls.scatter_rows(x, real, rows * width)
-    elif real is not None:
-        x = x.new_zeros(rows * width, *x.shape[1:]).index_copy_(0, real, x)
-    return x.view(rows, width, *x.shape[1:])
+    Args:
+        real: their places in [B x S], or None if all tokens are real.
+        firsts: int64 [B + 1], the first real token of each row.
+    """
+    if real is None:
+        return x.view(len(firsts) - 1, width, *x.shape[1:])
+    return RaggedRows(x, firsts.tolist(), width, real)

@@ -11,12 +11,14 @@ Make runners with `graphs.runner_for` or `graphs.make_runner`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kernels.support import is_accelerator
 
+from ..sample.rows import RaggedRows
 from .base import CausalModel
 from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput, StepJudge
@@ -93,8 +95,11 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Feed a batch to rows 0 to B - 1; returns `vocab` logits per token, or per row if `take` is set."""
         output = self.model.forward(batch, self.cache, self.backend)
-        if output.logits.shape[-1] != self.vocab:
-            output.logits = output.logits[..., : self.vocab]
+        scores = output.scores
+        if isinstance(scores, RaggedRows):
+            output.scores = replace(scores, rows=scores.rows[:, : self.vocab])
+        else:
+            output.scores = scores[..., : self.vocab]
         return output
 
     def forward_judged(

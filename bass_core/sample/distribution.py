@@ -11,6 +11,7 @@ or without a finite logit, becomes NaN.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +26,47 @@ from .rows import copied, sums
 # How many of the largest values to look at before sorting all. A CPU finds them in a tenth of the time of a full
 # sort.
 _NUCLEUS_PREFIX = 1024
+
+
+@dataclass(frozen=True)
+class ColumnProbs:
+    """Distributions over V tokens with zeros nearly everywhere, stored without most of the zeros.
+
+    Attributes:
+        values: float32 [B, N, V'], the probabilities of the tokens that a draft head can propose.
+        ids: int64 [V'], those tokens.
+        columns: int64 [V], for each token its column in `values`, or -1.
+        points: int64 [B, W], or None. A token instead of -1 stands for the point mass on it; W may be more than N.
+    """
+
+    values: Tensor
+    ids: Tensor
+    columns: Tensor
+    points: Tensor | None = None
+
+    def with_points(self, points: Tensor) -> ColumnProbs:
+        """Return these distributions with point masses at `points`, as in the attribute."""
+        return replace(self, points=points)
+
+    def dense(self) -> Tensor:
+        """Return the distributions as float32 [B, W, V]."""
+        dense = scatter_columns(self.values, self.ids, len(self.columns))
+        if self.points is None:
+            return dense
+        width = self.points.shape[1] - dense.shape[1]
+        dense = torch.nn.functional.pad(dense, (0, 0, 0, width))
+        rows, places = (self.points >= 0).nonzero(as_tuple=True)
+        dense[rows, places] = 0.0
+        dense[rows, places, self.points[rows, places]] = 1.0
+        return dense
+
+
+Probs = Tensor | ColumnProbs
+
+
+def dense(probs: Probs | None) -> Tensor | None:
+    """Return distributions [B, N, V] as one tensor."""
+    return probs.dense() if isinstance(probs, ColumnProbs) else probs
 
 
 def argmax(values: Tensor) -> Tensor:

@@ -6,12 +6,62 @@ which then wait for each other, and the sum of a row could depend on the other r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from kernels.support import is_accelerator
+
+from ..machine import cpu_kernels
 from ..machine.transfer import to_device
+
+
+@dataclass(frozen=True)
+class RaggedRows:
+    """Rows [B, S, V] that are stored without the padding after each of the B texts.
+
+    Attributes:
+        rows: [N, V], the rows of all texts.
+        firsts: the first row of each text, then N.
+        width: S.
+        real: int64 [N], the places of the rows in [B x S].
+    """
+
+    rows: Tensor
+    firsts: list[int]
+    width: int
+    real: Tensor
+
+    @property
+    def places(self) -> Tensor:
+        """int64 [B, S], where each row is among `rows`. Padding stands for some other row."""
+        places = np.array(self.firsts[:-1])[:, None] + np.arange(self.width)
+        return torch.from_numpy(np.minimum(places, self.firsts[-1] - 1))
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.firsts) - 1
+
+    def padded(self) -> Tensor:
+        """Return rows [B, S, V], with zeros as padding."""
+        return scattered(self.rows, self.real, len(self) * self.width).view(len(self), self.width, -1)
+
+
+def padded(rows: Tensor | RaggedRows) -> Tensor:
+    """Return rows [B, S, V], with zeros as padding if they were ragged."""
+    return rows.padded() if isinstance(rows, RaggedRows) else rows
+
+
+def scattered(x: Tensor, places: Tensor, rows: int) -> Tensor:
+    """Return x [N, ...] as [rows, ...], with row i at places[i] and zeros elsewhere."""
+    if not is_accelerator(x.device) and x.dtype == torch.float32 and cpu_kernels.available():
+        from kernels.cpu.sampling import calls  # imports numba
+
+        return calls.scatter_rows(x, places, rows)
+    return x.new_zeros(rows, *x.shape[1:]).index_copy_(0, places, x)
 
 
 def copied(values: Tensor) -> Tensor:

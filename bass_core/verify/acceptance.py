@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.support import is_accelerator
+
 from ..errors import ModelError
 from ..machine.transfer import to_host
 from ..sample.distribution import compiled, largest
@@ -95,7 +97,13 @@ class Outcome:
 
     def host(self) -> list[RowOutcome]:
         """Return the outcome of each row, in one copy to the host."""
-        return unpack(self.packed())
+        if is_accelerator(self.p.device):
+            return unpack(self.packed())
+        rows, width = self.p.shape
+        judged = [width] * rows if self.judged is None else self.judged.tolist()
+        chances = [None] * rows if self.chance is None else self.chance.tolist()
+        numbers = (self.accepted, self.next_token, self.next_p, self.p, self.q, self.u, self.drafts)
+        return list(map(_row_outcome, judged, chances, *(number.tolist() for number in numbers)))
 
     def packed(self) -> Tensor:
         """Return all numbers as one tensor, float32 [B, 4 + 5 l], for `unpack`."""
@@ -115,13 +123,32 @@ def unpack(packed: Tensor) -> list[RowOutcome]:
     width, outcomes = (packed.shape[1] - 4) // 5, []
     for accepted, next_token, next_p, num_judged, *numbers in to_host(packed).tolist():
         p, q, u, drafts, chances = (numbers[i * width : (i + 1) * width] for i in range(5))
-        if width and chances[0] == _ALONE:
-            chances = map(single_draft_chance, p, q, u)
-        tests = list(map(DraftTest, p, q, u, map(int, drafts), chances))
-        for i in range(int(num_judged), width):
-            tests[i] = tests[i]._replace(p=math.nan, q=math.nan, chance=0.0)
-        outcomes.append(RowOutcome(int(accepted), int(next_token), next_p, tests))
+        own_chances = None if width and chances[0] == _ALONE else chances
+        drafts = list(map(int, drafts))
+        outcomes.append(
+            _row_outcome(int(num_judged), own_chances, int(accepted), int(next_token), next_p, p, q, u, drafts)
+        )
     return outcomes
+
+
+def _row_outcome(
+    judged: int,
+    chances: list[float] | None,
+    accepted: int,
+    next_token: int,
+    next_p: float,
+    p: list[float],
+    q: list[float],
+    u: list[float],
+    drafts: list[int],
+) -> RowOutcome:
+    """Return a row's outcome from its numbers in an Outcome; drafts from `judged` on could not be judged."""
+    if chances is None:
+        chances = list(map(single_draft_chance, p, q, u))
+    tests = list(map(DraftTest, p[:judged], q[:judged], u[:judged], drafts[:judged], chances[:judged]))
+    for number, token in zip(u[judged:], drafts[judged:], strict=True):
+        tests.append(DraftTest(math.nan, math.nan, number, token, 0.0))
+    return RowOutcome(accepted, next_token, next_p, tests)
 
 
 def single_draft_chance(p: float, q: float, u: float) -> float:

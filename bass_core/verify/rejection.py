@@ -21,11 +21,21 @@ from torch import Tensor
 
 from kernels.support import CompileFailed, available, is_accelerator
 
-from ..sample.distribution import argmax, compiled, filters, largest, probabilities
+from ..sample.distribution import (
+    ColumnProbs,
+    Probs,
+    argmax,
+    compiled,
+    dense,
+    filters,
+    largest,
+    probabilities,
+)
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, uniform
 from ..sample.params import SamplingParams
-from ..sample.rows import pick, residual
+from ..sample.rows import RaggedRows, pick, residual
+from ..sample.rows import padded as rows_padded
 from .acceptance import (
     UNSOUND,
     Outcome,
@@ -71,7 +81,7 @@ def _draw_targets_own(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -
     if compiled(logits):
         none = torch.zeros(len(logits), 0, dtype=torch.long)
         count = torch.zeros(len(logits), dtype=torch.long)
-        outcome = _verify_compiled(Rule.REJECTION, logits[:, None], none, None, count, keys, params)
+        outcome = _verify_compiled(Rule.REJECTION, logits[:, None], None, none, None, count, keys, params)
         return outcome.next_token, outcome.next_p
     p = probabilities(logits, params)
     tokens = draw(p, keys.seed, keys.sequence_ids, keys.positions, keys.stream(Role.TARGET))
@@ -80,9 +90,9 @@ def _draw_targets_own(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -
 
 
 def verify(
-    logits: Tensor,
+    logits: Tensor | RaggedRows,
     drafts: Tensor,
-    draft_probs: Tensor | None,
+    draft_probs: Probs | None,
     num_drafted: Tensor,
     keys: NoiseKeys,
     params: SamplingParams,
@@ -93,9 +103,11 @@ def verify(
     """Verify the drafts of each row.
 
     Args:
-        logits: [B, l+1, V], the target's, after the newest token and after each draft.
+        logits: [B, l+1, V], the target's, after the newest token and after each draft. RaggedRows have no rows for
+            padding.
         drafts: int64 [B, l].
-        draft_probs: float32 [B, l, V], the distributions that the drafts were drawn from; None for point masses.
+        draft_probs: float32 [B, l, V], the distributions that the drafts were drawn from, or the same as
+            ColumnProbs; None for point masses.
         num_drafted: int64 [B], the number of drafts of each row; the rest of `drafts` is padding.
         keys: keys of the round's random numbers.
         params: how tokens are sampled.
@@ -106,14 +118,20 @@ def verify(
         The outcome on the device. A row's next token is UNSOUND if it had no probability, or if the logits after
         the accepted drafts are unsound.
     """
-    accelerator = is_accelerator(logits.device)
-    if not accelerator and compiled(logits) and synthetic is None:
+    rows, places = (logits.rows, logits.places) if isinstance(logits, RaggedRows) else (logits, None)
+    accelerator = is_accelerator(rows.device)
+    if not accelerator and compiled(rows) and synthetic is None:
         if not params.greedy:
-            return _verify_compiled(verification.chains, logits, drafts, draft_probs, num_drafted, keys, params)
-        choices, values = largest(logits)
+            return _verify_compiled(
+                verification.chains, rows, places, drafts, draft_probs, num_drafted, keys, params
+            )
+        choices, values = largest(rows)
+        if places is not None:
+            choices, values = choices[places], values[places]
         sound = values.isfinite()
         judged = judged_drafts(sound, None, num_drafted)
         return _mark_outcome(_accept_greedy(choices, drafts, judged), sound, judged)
+    logits, draft_probs = rows_padded(logits), dense(draft_probs)
     sound, drawn_from = sound_columns(logits), draft_probs
     if params.greedy or synthetic is not None or verification.coupled:
         drawn_from = None  # no test reads q
@@ -181,13 +199,17 @@ def _mark_outcome(outcome: Outcome, sound: Tensor, judged: Tensor) -> Outcome:
 def _verify_compiled(
     rule: Rule,
     logits: Tensor,
+    places: Tensor | None,
     drafts: Tensor,
-    draft_probs: Tensor | None,
+    draft_probs: Probs | None,
     num_drafted: Tensor,
     keys: NoiseKeys,
     params: SamplingParams,
 ) -> Outcome:
-    """Verify sampled text on a CPU, in one compiled kernel; arguments as in `verify`."""
+    """Verify sampled text on a CPU, in one compiled kernel.
+
+    `places` are those of RaggedRows, or None for logits [B, l+1, V]. Other arguments are as in `verify`.
+    """
     from kernels.cpu.sampling import calls, verification  # imports numba
 
     numbers = {
@@ -196,9 +218,14 @@ def _verify_compiled(
         Rule.COUPLED: verification.COUPLED,
     }
     streams = keys.stream(Role.ACCEPT), keys.stream(Role.RESIDUAL), keys.stream(Role.TARGET)
+    if isinstance(draft_probs, ColumnProbs):
+        parts = draft_probs.values, draft_probs.ids, draft_probs.columns, draft_probs.points
+        q: Tensor | calls.Columns | None = calls.Columns(*parts)
+    else:
+        q = draft_probs
     result = calls.verify(
-        logits, drafts, draft_probs, num_drafted, keys.seed, keys.sequence_ids, keys.positions, streams,
-        calls.Filters(*filters(params)), numbers[rule],
+        logits, drafts, q, num_drafted, keys.seed, keys.sequence_ids, keys.positions, streams,
+        calls.Filters(*filters(params)), numbers[rule], places,
     )  # fmt: skip
     chance = result.chance if rule is Rule.BLOCK else None
     return Outcome(

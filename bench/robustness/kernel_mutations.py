@@ -42,7 +42,7 @@ KERNEL_MUTANTS = [
     Mutant("CPU kernels: the first failure ends a block", _VERIFICATION, "if i < judged and u < chance:",
            "if i < judged and u < chance and accepted == i:", [_VERIFIED + "decisions_equal_the_reference"]),
     Mutant("CPU kernels: a q that is no number judged like others", _VERIFICATION,
-           "rule == COUPLED or not has_q or _finite(q_all, row * q_row + i * q_place, size)", "True",
+           "rule == COUPLED or not has_q or _is_finite(q, row, i, size)", "True",
            [_VERIFIED + "unsound_numbers_discard_the_later_drafts_of_a_row"]),
     Mutant("CPU kernels: the token that reaches top-p left out", "kernels/cpu/sampling/distribution.py",
            "threshold, mass = _nucleus(out, to, size, top_p, buckets, selected)",

@@ -26,6 +26,7 @@ from .products import PLAIN, blocks_of, product, vector_buffers
 from .sampling.calls import Filters
 from .sampling.distribution import distribution_row, first_largest, scratch_for
 from .sampling.draws import BLOCK, draw_row
+from .sampling.noise import key_words
 
 Array = np.ndarray[Any, Any]
 _NO_IDS = np.empty(0, np.int64)
@@ -57,6 +58,21 @@ class Pointing(NamedTuple):
     shortest: int
 
 
+class Keys(NamedTuple):
+    """The noise keys of the drafts of a round (bass_core/sample/noise.py).
+
+    Attributes:
+        seed: int64, the bits of the seed.
+        sequences, positions, streams: int64 [B], those of each row's first draft; later drafts have the following
+            positions. They may be empty if drafts are greedy.
+    """
+
+    seed: int
+    sequences: Array
+    positions: Array
+    streams: Array
+
+
 @dataclass(frozen=True)
 class Chain:
     """A request for a chain of drafts, from a head that reads its own states.
@@ -66,7 +82,7 @@ class Chain:
         fuse: the layer that turns [embedding, state] into the body's input.
         embedded: float32 [V', hidden], the embeddings of the head's vocabulary.
         ids: int64 [V'], the token id of each of its columns, which the noise depends on.
-        words: int64 [2, levels, B], for each level and row, two words of the hash of its noise key.
+        keys: the rows' noise keys.
         filters: temperature, top_k, top_p and min_p (`Filters`), or None to draft greedily.
         confidence, headroom: `confidence` and HEADROOM of HeadDrafter (bass_core/draft/head.py); 0 for none.
         soft: whether distributions are wanted.
@@ -78,7 +94,7 @@ class Chain:
     fuse: Packed
     embedded: Array
     ids: Array
-    words: Array
+    keys: Keys
     filters: tuple[float, int, float, float] | None
     confidence: float
     headroom: float
@@ -98,7 +114,8 @@ class Drafted:
 
     Attributes:
         columns: int64 [levels, B], the drafts as columns of the head's vocabulary.
-        probs: float32 [levels, B, V'], the distribution of each draft; empty, [0, B, V'], unless `soft`.
+        probs: float32 [levels, B, V'], the distribution of each draft, zeros without a draft; empty, [0, B, V'],
+            unless `soft`.
         alive: int64 [levels, B], the bits HAS_DRAFT and GOES_ON.
     """
 
@@ -147,7 +164,7 @@ class ChainArguments(NamedTuple):
     """A Chain for the kernels: its fields, the arrays of its result, and scratch.
 
     Attributes:
-        most, embedded, ids, words, soft, pointing: the Chain's fields of the same names.
+        most, embedded, ids, keys, soft, pointing: the Chain's fields of the same names.
         fuse: the Line of the fusing layer.
         draws: how tokens are chosen.
         greedy: whether the likeliest token is taken.
@@ -164,7 +181,7 @@ class ChainArguments(NamedTuple):
     fuse: Line
     embedded: Array
     ids: Array
-    words: Array
+    keys: Keys
     draws: Draws
     greedy: bool
     soft: bool
@@ -195,7 +212,7 @@ def chain_arguments(
     filters = Filters(1.0) if chain.filters is None else Filters(*chain.filters)
     drafted = Drafted(
         columns=np.zeros((levels, rows), np.int64),
-        probs=np.empty((levels if chain.soft else 0, rows, size), np.float32),
+        probs=np.zeros((levels if chain.soft else 0, rows, size), np.float32),
         alive=np.zeros((levels, rows), np.int64),
     )
     items, tokens, orders = (np.concatenate(parts) for parts in zip(NO_PLAN, *plans, strict=True))
@@ -205,7 +222,7 @@ def chain_arguments(
         fuse=chain.fuse.line(),
         embedded=chain.embedded.ravel(),
         ids=chain.ids,
-        words=chain.words,
+        keys=chain.keys,
         draws=Draws(*filters.numbers(), np.float32(chain.confidence), np.float32(chain.headroom)),
         greedy=chain.filters is None,
         soft=chain.soft,
@@ -222,10 +239,14 @@ def chain_arguments(
     ), drafted
 
 
+# The keys of greedy drafts.
+NO_KEYS = Keys(0, _NO_IDS, _NO_IDS, _NO_IDS)
+
+
 def _no_levels() -> ChainArguments:
     table, flat = np.empty((0, 0), np.int64), np.empty(0, np.float32)
     return ChainArguments(
-        most=_NO_IDS, fuse=NO_LINE, embedded=flat, ids=_NO_IDS, words=np.empty((2, 0, 0), np.int64),
+        most=_NO_IDS, fuse=NO_LINE, embedded=flat, ids=_NO_IDS, keys=NO_KEYS,
         draws=Draws(*Filters(1.0).numbers(), np.float32(0), np.float32(0)), greedy=True, soft=False, columns=table,
         probs=flat, alive=table, lengths=table, firsts=_NO_IDS, starts=_NO_IDS, chain_probs=flat, inputs=flat,
         plans=Plans(*NO_PLAN, _NO_IDS), pointing=Pointing(table, _NO_IDS, _NO_IDS, flat, flat, 0),
@@ -256,14 +277,17 @@ def choose(state, phase, level, chain, logits, stride, states, wanted, hidden):
         at = (level * rows + row) * size
         has_draft = chain.most[row] > level and (level == 0 or chain.alive[level - 1, row] & GOES_ON != 0)
         _raise_pointed(chain, level, row, logits, row * stride, states, wanted[row] * hidden)
-        if chain.soft:
+        if chain.soft and has_draft:
             filters = draws.factor, draws.top_k, draws.top_p, draws.min_p
             distribution_row(logits, row * stride, size, filters, probs, at, scratch)
         column = first_largest(logits, row * stride, size, scratch[0])
         if draws.confidence > 0:
             has_draft = has_draft and chain_probs[row] * probs[at + column] >= draws.confidence
-        if not chain.greedy:
-            first, second = chain.words[0, level, row], chain.words[1, level, row]
+        if has_draft and not chain.greedy:
+            keys = chain.keys
+            first, second, _, _ = key_words(
+                keys.seed, keys.sequences[row], keys.positions[row] + level, keys.streams[row]
+            )
             column = draw_row(probs, at, size, chain.ids, True, first, second, uniforms)
         chain.columns[level, row] = column
         if draws.confidence > 0:

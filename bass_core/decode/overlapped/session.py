@@ -39,6 +39,7 @@ from ...model.prefill import PrefillSteps
 from ...model.prefix import CachedTexts
 from ...model.select import select_model
 from ...model.weights.modified import Watch
+from ...sample.distribution import dense
 from ...sample.noise import NoiseKeys
 from ...sequence import Sequence
 from ..base import DecodingParams
@@ -237,8 +238,9 @@ class DraftSession:
         copied = proposal.copied or [False] * len(counts)
         drawn = [r for r, count in enumerate(counts) if count and not copied[r]]
         q: dict[int, Tensor] = {}
-        if drawn and self._keeps_q and proposal.probs is not None:
-            first_probs = proposal.probs[to_device(drawn, proposal.probs.device), 0]
+        probs = dense(proposal.probs)
+        if drawn and self._keeps_q and probs is not None:
+            first_probs = probs[to_device(drawn, probs.device), 0]
             q = dict(zip(drawn, first_probs.to(self.home, non_blocking=True).unbind(), strict=True))
         # `tolist` waits for the draft's stream. After it, q is computed and the target's states have been read.
         # If the target is on another device, the copies of q are on a separate stream there.

@@ -7,6 +7,7 @@ clock starts, so that no kernel is compiled while it runs.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,25 @@ from . import verification as judging
 _LEAST_SHARED = 4 * 49_152
 _NONE = np.empty(0, np.int64)
 _NO_Q = np.empty(0, np.float32)
+_NO_POINTS = np.empty((0, 0), np.int64)
+
+
+class _Scratch(threading.local):
+    """A thread's scratch memory for `verify`: new memory would have to be mapped page by page in each round."""
+
+    p = _NO_Q
+
+
+_scratch = _Scratch()
+
+
+class Columns(NamedTuple):
+    """Distributions in the form of ColumnProbs (bass_core/sample/distribution.py), which documents the fields."""
+
+    values: Tensor
+    ids: Tensor
+    columns: Tensor
+    points: Tensor | None
 
 
 class Filters(NamedTuple):
@@ -84,6 +104,16 @@ def _in_place(q: Tensor) -> tuple[Any, int, int]:
     steps = q.stride(0), q.stride(1)
     reach = sum((count - 1) * step for count, step in zip(q.shape[:2], steps, strict=True)) + q.shape[2]
     return q.as_strided((reach if q.numel() else 0,), (1,)).numpy(), *steps
+
+
+def _drawn_from(q: Tensor | Columns | None) -> tuple[Any, ...]:
+    """Return q in the form of the kernel `verify`."""
+    if q is None:
+        return (_NO_Q, 0, 0, _NONE, _NONE, _NO_POINTS)
+    if isinstance(q, Tensor):
+        return (*_in_place(q), _NONE, _NONE, _NO_POINTS)
+    points = _NO_POINTS if q.points is None else np.ascontiguousarray(q.points.numpy())
+    return (*_in_place(q.values), q.ids.contiguous().numpy(), q.columns.contiguous().numpy(), points)
 
 
 def probabilities(logits: Tensor, filters: Filters, out: Tensor | None = None) -> Tensor:
@@ -155,14 +185,14 @@ def words(seed: int, sequences: Tensor, positions: Tensor, streams: Tensor) -> t
     """Return the four hash words of each key, int64, in the common shape of the int64 arguments."""
     keys = [bits.reshape(-1).contiguous().numpy() for bits in (sequences, positions, streams)]
     out = torch.empty(4, sequences.numel(), dtype=torch.int64)
-    noise.words(_signed(seed), keys[0], keys[1], keys[2], out.numpy())
+    noise.words(signed(seed), keys[0], keys[1], keys[2], out.numpy())
     return tuple(word.view(sequences.shape) for word in out)
 
 
 def verify(
     logits: Tensor,
     drafts: Tensor,
-    q: Tensor | None,
+    q: Tensor | Columns | None,
     num_drafted: Tensor,
     seed: int,
     ids: Tensor,
@@ -170,6 +200,7 @@ def verify(
     streams: tuple[Tensor, Tensor, Tensor],
     filters: Filters,
     rule: int,
+    places: Tensor | None = None,
 ) -> Verified:
     """Verify drafts int64 [B, w] by logits [B, w + 1, V] and one of the rules in verification.py; w may be 0.
 
@@ -179,6 +210,8 @@ def verify(
         seed, ids, positions: the parts of the round's noise keys, int64 [B].
         streams: three noise streams, int64 [B] each: for acceptance, for a recovered token, and for the target's
             own token.
+        places: int64 [B, w + 1]. If given, the logits are [N, V], and places[b, i] is the row of logits[b, i];
+            entries after a row's last draft are not read.
 
     Returns:
         int64 [B]: accepted drafts, the next token (UNSOUND if there is none), the drafts that could be judged;
@@ -188,17 +221,20 @@ def verify(
     tests, ends = np.zeros((4, rows, width), np.float32), np.empty((3, rows), np.int64)
     chances, source = np.empty(rows, np.float32), _flat(logits)
     counts, *keys = (numbers.contiguous().numpy() for numbers in (num_drafted, ids, positions))
-    drawn_from = (_NO_Q, 0, 0) if q is None else _in_place(q)
+    at = np.arange(rows * (width + 1)).reshape(rows, width + 1) if places is None else places.numpy()
+    if _scratch.p.size < len(source):
+        _scratch.p = np.empty(len(source), np.float32)
     _call(
-        judging.verify, 3, len(source), source, size, filters.numbers(), rule, drafts.contiguous().numpy(),
-        drawn_from, counts, _signed(seed), *keys, torch.stack(streams).numpy(),
-        np.empty(len(source), np.float32), np.zeros((rows, width + 1), np.bool_),
+        judging.verify, 3, len(source), source, size, at, filters.numbers(), rule, drafts.contiguous().numpy(),
+        _drawn_from(q), counts, signed(seed), *keys, torch.stack(streams).numpy(),
+        _scratch.p[: len(source)], np.zeros((rows, width + 1), np.bool_),
         np.zeros((rows, width), np.bool_), np.zeros((rows, width)), tests, ends, chances,
     )  # fmt: skip
     return Verified(*map(torch.from_numpy, (*ends[[0, 1, 2]], *tests, chances)))
 
 
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
+    """Return a seed as the int64 with the same bits."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

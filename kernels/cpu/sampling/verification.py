@@ -75,80 +75,127 @@ def _reach_after(reach, p, q):
 
 
 @helper
-def _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, tests):
+def _distribution_of(q, row, i, size, dense):
+    """Return (numbers, place): q of draft i of a row begins at numbers[place]. `dense` is scratch [size].
+
+    q: see `verify`.
+    """
+    values, row_stride, place_stride, ids, _, points = q
+    at, spread = row * row_stride + i * place_stride, len(ids) > 0
+    is_point = points.size > 0 and points[row, i] >= 0
+    if not (is_point or spread):
+        return values, at
+    for j in range(np.uintp(size)):
+        dense[j] = np.float32(0.0)
+    if is_point:
+        dense[points[row, i]] = np.float32(1.0)
+    else:
+        for j in range(np.uintp(len(ids))):
+            dense[np.uintp(ids[j])] = values[np.uintp(at) + j]
+    return dense, 0
+
+
+@helper
+def _probability_of(q, row, i, token):
+    """Return the probability of a token under q of draft i of a row."""
+    values, row_stride, place_stride, ids, columns, points = q
+    if points.size > 0 and points[row, i] >= 0:
+        return np.float32(1.0) if token == points[row, i] else np.float32(0.0)
+    at = row * row_stride + i * place_stride
+    if len(ids) == 0:
+        return values[at + token]
+    return values[at + columns[token]] if columns[token] >= 0 else np.float32(0.0)
+
+
+@helper
+def _is_finite(q, row, i, size):
+    """Return whether all numbers of q of draft i of a row are finite."""
+    values, row_stride, place_stride, ids, _, points = q
+    if points.size > 0 and points[row, i] >= 0:
+        return True
+    return _finite(values, row * row_stride + i * place_stride, len(ids) if len(ids) > 0 else size)
+
+
+@helper
+def _judged_drafts(row, size, drafts, places, p, q, counts, sound, q_finite, tests):
     """Return how many of a row's drafts can be judged; write p and q of each draft to tests[0] and tests[1]."""
     judged, count = 0, counts[row]
     while judged < count and sound[row, judged] and q_finite[row, judged]:
         judged += 1
-    for i in range(width):
-        token, at = drafts[row, i], row * (width + 1) + i
-        tests[0, row, i] = p[at * size + token] if i < count else np.float32(0.0)
-        tests[1, row, i] = q[0][row * q[1] + i * q[2] + token] if len(q[0]) > 0 else np.float32(1.0)
+    for i in range(drafts.shape[1]):
+        token, is_draft = drafts[row, i], i < count
+        tests[0, row, i] = p[places[row, i] * size + token] if is_draft else np.float32(0.0)
+        tests[1, row, i] = np.float32(1.0)
+        if len(q[0]) > 0:
+            tests[1, row, i] = _probability_of(q, row, i, token) if is_draft else np.float32(0.0)
     return judged
 
 
 @kernel
 def verify(
-    state, threads, x, size, filters, rule, drafts, q, counts, seed, ids, positions, streams, p, sound, q_finite,
-    excess, tests, ends, chances
+    state, threads, x, size, places, filters, rule, drafts, q, counts, seed, ids, positions, streams, p, sound,
+    q_finite, excess, tests, ends, chances
 ):  # fmt: skip
-    """Verify drafts int64 [B, w] by the logits x float32 [B * (w + 1) * size]; w may be 0.
+    """Verify drafts int64 [B, w] by the logits x float32 [N * size]; w may be 0.
 
     Args:
+        places: int64 [B, w + 1], the rows of x with the logits after the newest token and each draft. Entries
+            after a row's last draft are not read.
         filters: see `distribution_row`.
-        q: (float32 [...], r, s); the distribution of draft i of row b begins at b r + i s. An empty array means
-            point masses.
+        q: (float32 [...], r, s, ids, columns, points); the distribution of draft i of row b begins at b r + i s.
+            An empty array means point masses. ids int64 [V'], columns int64 [size] and points int64 [B, w] are as
+            in ColumnProbs (bass_core/sample/distribution.py). If `ids` is empty, distributions have `size`
+            numbers; `points` may be empty.
         counts: int64 [B], drafts per row; the rest is padding.
         seed, ids, positions: the parts of the round's noise keys (NoiseKeys).
         streams: int64 [3, B], the noise streams for acceptance, for a recovered token, and for the target's own
             token.
-        p, sound, q_finite, excess: scratch, float32 [B * (w + 1) * size], bool [B, w + 1] and [B, w], float64 [B,
-            w].
+        p, sound, q_finite, excess: scratch, float32 [N * size], bool [B, w + 1] and [B, w], float64 [B, w].
         tests: float32 [4, B, w], for the drafts' p, q, u and chance.
         ends: int64 [3, B], for the number of accepted drafts, the next token, and the number of judged drafts.
         chances: float32 [B], for the next token's p.
     """
     rows, width = drafts.shape
-    places, (q_all, q_row, q_place) = width + 1, q
-    has_q = len(q_all) > 0
-    scratch, uniforms = scratch_for(size), np.empty(BLOCK, np.float32)
+    has_q = len(q[0]) > 0
+    scratch, uniforms, spread = scratch_for(size), np.empty(BLOCK, np.float32), np.empty(size, np.float32)
     (lanes, _, weights), own_tests = scratch, np.empty((2, rows, width), np.float32)
     task = claim(state, 0)
-    while task < rows * places:
-        row, i = task // places, task % places
+    while task < rows * (width + 1):
+        row, i = task // (width + 1), task % (width + 1)
         if i <= counts[row]:
-            sound[row, i] = distribution_row(x, task * size, size, filters, p, task * size, scratch)
+            at = places[row, i] * size
+            sound[row, i] = distribution_row(x, at, size, filters, p, at, scratch)
         if i < counts[row]:
-            q_finite[row, i] = rule == COUPLED or not has_q or _finite(q_all, row * q_row + i * q_place, size)
+            q_finite[row, i] = rule == COUPLED or not has_q or _is_finite(q, row, i, size)
         done(state, 0)
         task = claim(state, 0)
-    wait(state, 0, rows * places)
+    wait(state, 0, rows * (width + 1))
     drawn = rows * width if rule == BLOCK_RULE and has_q else 0
     task = claim(state, 1)
     while task < drawn:
         row, i = task // width, task % width
-        if 0 < i < _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, own_tests):
+        if 0 < i < _judged_drafts(row, size, drafts, places, p, q, counts, sound, q_finite, own_tests):
             reach = np.float32(1.0)
             for j in range(i):
                 reach = _reach_after(reach, own_tests[0, row, j], own_tests[1, row, j])
-            total = 0.0
+            total, at = 0.0, places[row, i] * size
+            q_numbers, q_at = _distribution_of(q, row, i, size, spread)
             for start in range(0, size, CHUNK):
-                at, q_at = (row * places + i) * size + start, row * q_row + i * q_place + start
-                total += _excess(p, at, q_all, q_at, min(CHUNK, size - start), reach, lanes)
+                total += _excess(p, at + start, q_numbers, q_at + start, min(CHUNK, size - start), reach, lanes)
             excess[row, i] = total
         done(state, 1)
         task = claim(state, 1)
     wait(state, 1, drawn)
     row = claim(state, 2)
     while row < rows:
-        judged = _judged_drafts(row, width, size, drafts, p, q, counts, sound, q_finite, tests)
+        judged = _judged_drafts(row, size, drafts, places, p, q, counts, sound, q_finite, tests)
         accepted, token, reach = 0, np.int64(UNSOUND), np.float32(1.0)
         if rule == COUPLED:
             for i in range(width):
                 tests[2, row, i] = np.float32(np.nan)
             while True:
                 first, second, _, _ = key_words(seed, ids[row], positions[row] + accepted, streams[2, row])
-                at = (row * places + accepted) * size
+                at = places[row, accepted] * size
                 token = draw_row(p, at, size, _NO_IDS, False, first, second, uniforms)
                 if accepted >= judged or token != drafts[row, accepted]:
                     break
@@ -175,10 +222,11 @@ def verify(
                 if i < judged and u < chance:
                     accepted, accepted_reach = i + 1, before
             reach = accepted_reach
-            rejected, at = accepted < judged, (row * places + accepted) * size
+            rejected, at = accepted < judged, places[row, accepted] * size
             left = False
             if rejected and has_q:
-                left = _residual(p, at, q_all, row * q_row + accepted * q_place, size, reach, weights)
+                q_numbers, q_at = _distribution_of(q, row, accepted, size, spread)
+                left = _residual(p, at, q_numbers, q_at, size, reach, weights)
             elif rejected:
                 base = np.uintp(at)
                 for i in range(np.uintp(size)):
@@ -191,7 +239,7 @@ def verify(
             # If p and q are almost equal, rounding can make max(p - q, 0) zero everywhere. Then draw from p.
             source, start = (weights, 0) if left else (p, at)
             token = draw_row(source, start, size, _NO_IDS, False, first, second, uniforms)
-        chance = p[(row * places + accepted) * size + token]
+        chance = p[places[row, accepted] * size + token]
         ends[0, row], ends[2, row], chances[row] = accepted, judged, chance
         ends[1, row] = token if sound[row, accepted] and chance > np.float32(0.0) else UNSOUND
         done(state, 2)

@@ -11,7 +11,7 @@ from scipy import stats
 
 from bass_core import Options, RequestError, SamplingParams, draws, generate
 from bass_core.lanes import draws as module
-from bass_core.sample.distribution import probabilities
+from bass_core.sample.distribution import dense, probabilities
 from tests.support.models import prompts, tiny_pair
 
 PAIR = tiny_pair()
@@ -57,7 +57,8 @@ def test_draws_from_q_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """If every draft were accepted, the draws would follow q, and their fit to p would be bad."""
 
     def accept_all(request: Any, proposal: Any, logits: Any, keys: Any) -> Any:
-        for token in torch.multinomial(proposal.probs[0, 0], len(keys.sequence_ids), replacement=True).tolist():
+        q = dense(proposal.probs)[0, 0]
+        for token in torch.multinomial(q, len(keys.sequence_ids), replacement=True).tolist():
             yield token, True
 
     monkeypatch.setattr(module, "_speculate", accept_all)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from bass_core.machine import cpu_kernels
-from bass_core.sample.distribution import probabilities, scatter_columns
+from bass_core.sample.distribution import ColumnProbs, probabilities, scatter_columns
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role
 from bass_core.sample.params import SamplingParams
+from bass_core.sample.rows import RaggedRows
 from bass_core.verify import rejection
 from bass_core.verify.acceptance import UNSOUND, Outcome, RowOutcome
 from bass_core.verify.rejection import plain, verify
@@ -94,6 +95,33 @@ def test_decisions_equal_the_reference(
             verification=VERIFICATIONS[rule],
         )  # fmt: skip
         assert alone.next_token == ours.next_token[7] and torch.equal(alone.p[0], ours.p[7])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("greedy", [False, True])
+def test_logits_without_padding_and_q_without_zeros_decide_alike(rule: str, greedy: bool, threads: int) -> None:
+    """Every third row has copied drafts, which are point masses, and these rows are wider than the others."""
+    params, keys, size = SamplingParams(0.0 if greedy else 0.7, top_p=0.95), keys_of(ROWS), 700
+    logits, drafts, _ = a_round(size, SamplingParams(0.7), keys, rule == "coupled")
+    ids, narrow = torch.randperm(size)[:300], WIDTH - 1
+    columns = torch.full((size,), -1).scatter(0, ids, torch.arange(300))
+    values = probabilities(logits[:, :narrow, ids] + torch.randn(ROWS, narrow, 300), SamplingParams(0.7))
+    values[4, 0, 7] = math.nan
+    is_copied = (torch.arange(ROWS) % 3 == 0)[:, None]
+    drafts[:, :narrow] = ids[draw(values.nan_to_num(), 3, *keys.at(narrow), keys.stream(Role.DRAFT)[:, None])]
+    drafts[::6, :2] = logits[::6, :2].argmax(-1)
+    q = ColumnProbs(values, ids, columns).with_points(drafts.where(is_copied, -1))
+    counts = (torch.arange(ROWS) % (WIDTH + 1)).where(is_copied[:, 0], torch.arange(ROWS) % WIDTH)
+    real = (torch.arange(WIDTH + 1) <= counts[:, None]).flatten().nonzero()[:, 0]
+    ragged = RaggedRows(logits.flatten(0, 1)[real], [0, *(counts + 1).cumsum(0).tolist()], WIDTH + 1, real)
+    assert torch.equal(ragged.padded().flatten(0, 1)[real], ragged.rows)
+    options = {"verification": VERIFICATIONS[rule]}
+    ours = verify(ragged, drafts, q, counts, keys, params, **options)
+    expected = verify(logits, drafts, q.dense(), counts, keys, params, **options)
+    assert 0 < ours.accepted.sum() < counts.sum() and torch.equal(ours.next_token, expected.next_token)
+    assert torch.equal(ours.accepted, expected.accepted) and torch.equal(ours.judged, expected.judged)
+    for row, (mine, theirs) in enumerate(zip(ours.host(), expected.host(), strict=True)):
+        assert str(mine.tests[: counts[row]]) == str(theirs.tests[: counts[row]]) and mine.next_p == theirs.next_p
 
 
 @pytest.mark.parametrize("rule", RULES)
