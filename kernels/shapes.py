@@ -15,6 +15,8 @@ _CARDS = {
     75: (64, 40), 80: (163, 108), 86: (99, 72), 89: (99, 58), 90: (227, 132), 100: (227, 148), 120: (99, 170),
 }  # fmt: skip
 CAPABILITIES = tuple(_CARDS)
+# With several rows, products with more bytes of weights than this (16 MiB) are torch's by default.
+LARGEST_WEIGHT = 1 << 24
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..machine.memory import available_bytes
 from ..model.base import CausalModel
-from ..model.graphs import cache_columns, release_idle
+from ..model.graphs import cache_columns, probs_numbers, release_idle
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import least_saved, prefill_tokens, prefix_size
@@ -123,6 +123,9 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
             if request.kind.runs_model and pair.draft_step is not None:
                 cropped = texts.cropped(pair.draft_step.context)
                 total += cache_bytes(pair.draft_step, cropped, request.backend, batch)
+                if is_accelerator(pair.device) and not request.sampling.greedy:
+                    # The buffers of captured rounds, one for the draft and one for the target.
+                    total += 2 * 4 * probs_numbers(batch, request.longest_draft, pair.vocab)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
         total += logits * (_LOGIT_COPIES if request.sampling.shapes else 0)

@@ -24,7 +24,9 @@ from ..draft.base import CommittedStates, Drafter, Proposal, TreeProposal, check
 from ..length.base import Feedback, LengthPolicy, Offer
 from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
-from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
+from ..model.device_text import DeviceText
+from ..model.forward import ForwardBatch, ForwardOutput, Judged, verified_tree
+from ..model.graphs import MAX_CAPTURED_WIDTH, GraphRunner
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.distribution import ColumnProbs, dense
@@ -91,6 +93,10 @@ class BatchDecoder:
         self._branches = self.drafter is not None and self.drafter.branches
         params = self.params
         self._chain_judge = Judge(params.sampling, params.verification, params.synthetic)
+        # The texts on the device, for penalties in captured rounds.
+        self._text: DeviceText | None = None
+        if isinstance(self.target, GraphRunner) and self._chain_judge.reads_text and not self._branches:
+            self._text = DeviceText(self.target, MAX_CAPTURED_WIDTH)
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             draft_prefill = self.drafter.start(self._rows)
@@ -131,10 +137,9 @@ class BatchDecoder:
         drafts, probs = torch.zeros(rows, width - 1, dtype=torch.long, device=device), None
         if width > 1 and not self.params.sampling.greedy and self.drafter and self.drafter.source in DRAWS:
             probs = torch.zeros(rows, width - 1, self.target.vocab, device=device)
-        if not (self._branches or self.params.sampling.shapes):
-            numbers = self._chain_judge.numbers(zeros, RowKeys(0, zeros, zeros, device))
-            judge, with_states = self._chain_judge, self.return_states
-            if self.target.forward_judged(zeros, drafts, probs, judge, numbers, with_states) is not None:
+        if not self._branches:
+            numbers = self._chain_judge.numbers(self._rows, zeros, RowKeys(0, zeros, zeros, device))
+            if self._forward_judged(zeros, drafts, probs, numbers) is not None:
                 return
         tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
         self.target.prepare(ForwardBatch(tokens, zeros, return_states=self.return_states))
@@ -244,20 +249,35 @@ class BatchDecoder:
     def _verify_captured(self, proposal: Proposal, keys: RowKeys) -> Verdict | None:
         """Do the work of `_verify` in one captured graph, or return None if there is none for this round."""
         counts, params, probs = proposal.num_drafted, self.params, proposal.probs
-        if isinstance(proposal, TreeProposal) or isinstance(probs, ColumnProbs) or params.sampling.shapes:
+        if isinstance(proposal, TreeProposal) or isinstance(probs, ColumnProbs):
             return None
-        newest, numbers = [row.tokens[-1] for row in self._rows], self._chain_judge.numbers(counts, keys)
-        captured = self.target.forward_judged(
-            newest, proposal.tokens, probs, self._chain_judge, numbers, self.return_states
-        )
+        newest = [row.tokens[-1] for row in self._rows]
+        numbers = self._chain_judge.numbers(self._rows, counts, keys)
+        if self._text is not None:
+            self._text.upload(self._rows, [len(row.tokens) - 1 for row in self._rows])
+        captured = self._forward_judged(newest, proposal.tokens, probs, numbers)
         if captured is None:
             return None
         fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
-        output, packed = captured
-        outcomes, adjust = self._chain_judge.outcomes(packed, proposal.tokens.shape[1]), params.verification.adjust
+        output, judged = captured
+        width, adjust, raw = proposal.tokens.shape[1], params.verification.adjust, output.logits
+        outcomes = self._chain_judge.outcomes(judged.packed, width)
+        if adjust is not None and width:
+            outcomes = adjust(outcomes)
+        output.logits = raw if judged.logits is None else judged.logits
         self.target_forwards += 1
-        drafted = proposal.tokens.shape[1] > 0
-        return Verdict(outcomes if adjust is None or not drafted else adjust(outcomes), output, fed, None)
+        if self._text is not None:
+            # The graph wrote the newest tokens and the drafts, of which the accepted ones stay.
+            for r, (row, outcome) in enumerate(zip(self._rows, outcomes, strict=True)):
+                self._text.known[r] = len(row.tokens) + outcome.accepted
+        return Verdict(outcomes, output, fed, raw)
+
+    def _forward_judged(
+        self, newest: list[int], drafts: Tensor, probs: Tensor | None, numbers: list[list[int]]
+    ) -> tuple[ForwardOutput, Judged] | None:
+        text = None if self._text is None else self._text.tokens
+        judge = self._chain_judge
+        return self.target.forward_judged(newest, drafts, probs, judge, numbers, self.return_states, text)
 
     def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Verdict:
         """Run one forward of the target over the drafts and verify them."""
@@ -353,6 +373,8 @@ class BatchDecoder:
             if self._rows[r].finish_reason:
                 last = len(self._rows) - 1
                 self.target.move_row(last, r)
+                if self._text is not None and last != r:
+                    self._text.move_row(last, r)
                 if self.drafter is not None and last != r:
                     self.drafter.move_row(last, r)
                 self._rows[r] = self._rows[last]

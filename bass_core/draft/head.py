@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kernels.support import is_accelerator
 
 from ..length.base import Offer
-from ..machine.transfer import to_device, to_host
+from ..machine.transfer import to_device
 from ..model.draft_head import CompiledInputs, DraftHead
 from ..model.forward import ForwardBatch
 from ..model.graphs import GraphRunner
@@ -35,7 +34,8 @@ from ..sample.rows import cat, stack
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import CommittedStates, Drafter, GreedyProbs, Proposal
-from .head_graph import MAX_UNREAD, CapturedChains
+from .chain_graph import MAX_UNREAD
+from .head_graph import HeadChains
 from .head_states import SettledStates, StandInStates
 from .pending import CHUNK, feed_pending
 from .texts import Texts, append_token, texts_for
@@ -96,7 +96,7 @@ class HeadDrafter(Drafter):
         # If `_inputs` is not None, our own kernels make the body's inputs and draft whole chains.
         inputs = head.compiled_inputs
         self._inputs = inputs if inputs is not None and runner.model.can_draft(inputs.fuse) else None
-        self._chains: CapturedChains | None = None
+        self._chains: HeadChains | None = None
         self._in_one_call = self._inputs is not None and not (ahead or tree)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
@@ -109,10 +109,9 @@ class HeadDrafter(Drafter):
         else:
             self._source = SettledStates(len(rows), hidden, self.runner.device, self.head.readout().finish)
             if isinstance(self.runner, GraphRunner) and self.runner.captures and not self.branches:
-                self._chains = CapturedChains(
+                self._chains = HeadChains(
                     self.head,
                     self.runner,
-                    self._texts,
                     len(rows),
                     self.size,
                     self.params,
@@ -145,7 +144,7 @@ class HeadDrafter(Drafter):
         if self._chains is not None:
             self._chains.prepare(rows, longest)
 
-    def _observe_on_device(self, chains: CapturedChains, rows: list[Sequence], states: Seq[Tensor]) -> bool:
+    def _observe_on_device(self, chains: HeadChains, rows: list[Sequence], states: Seq[Tensor]) -> bool:
         """Leave a round's states on the device, for the next captured chain; False if they have to be listed."""
         unread = chains.unread
         if isinstance(states, CommittedStates):
@@ -184,7 +183,7 @@ class HeadDrafter(Drafter):
         return self._source
 
     def _captured_chain(
-        self, chains: CapturedChains, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys
+        self, chains: HeadChains, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys
     ) -> Proposal | None:
         """Do the work of `propose` in one CUDA graph, or return None if it can't."""
         levels = max(max_drafts)
@@ -193,9 +192,7 @@ class HeadDrafter(Drafter):
             if drafted is not None:
                 self.calls += levels
                 self.drafted += sum(max_drafts)
-                chances = drafted.chances
-                own = None if chances is None else partial(_listed, chances, max_drafts)
-                return Proposal(drafted.tokens, list(max_drafts), drafted.probs, own=own)
+                return drafted.proposal(max_drafts)
         self._spill(len(rows))
         return None
 
@@ -497,8 +494,3 @@ class HeadDrafter(Drafter):
         self._texts.move_row(source, target)
         if self._chains is not None:
             self._chains.move_row(source, target)
-
-
-def _listed(chances: Tensor, counts: list[int]) -> list[list[float | None]]:
-    """Return the probabilities [B, l] of each row's counts[r] drafts; waits for the device."""
-    return [list(row[:count]) for row, count in zip(to_host(chances).tolist(), counts, strict=True)]

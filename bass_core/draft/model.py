@@ -8,17 +8,19 @@ from torch import Tensor
 from ..length.base import Offer
 from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch
+from ..model.graphs import GraphRunner
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.distribution import argmax, compiled, probabilities
 from ..sample.draw import draw
-from ..sample.noise import NoiseKeys, Role
+from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
 from ..sample.rows import stack
 from ..sample.shaping import shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, GreedyProbs, Proposal, TreeProposal
+from .model_graph import ModelChains
 from .pending import feed_pending
 from .tree import Fed, StaticTrees, TreeFeed
 
@@ -44,10 +46,15 @@ class ModelDrafter(Drafter):
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, runner.vocab)
         self._feed = TreeFeed(runner, [0])
         self._steps: PrefillSteps | None = None
+        self._chains: ModelChains | None = None
+        self._in_graph = False
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
         self._steps = PrefillSteps(self.runner, [row.prompt[:limit] for row in rows])
+        self._chains = None
+        if isinstance(self.runner, GraphRunner) and self.runner.captures and not self.branches:
+            self._chains = ModelChains(self.runner, self.params, self.role, self.report_probs)
         return self._steps
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
@@ -64,10 +71,18 @@ class ModelDrafter(Drafter):
         ]
 
     def prepare(self, rows: int) -> None:
-        """Let the model prepare forwards of one and of two tokens per row."""
+        """Let the model prepare forwards of one and of two tokens per row, unless it captures whole chains."""
+        if self._chains is not None:
+            return
         for width in (1, 2):
             tokens = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             self.runner.prepare(ForwardBatch(tokens, [0] * rows))
+
+    @torch.inference_mode()
+    def prepare_chains(self, rows: int, longest: int) -> None:
+        """Capture the first round's chain."""
+        if self._chains is not None:
+            self._chains.prepare(rows, longest)
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
@@ -89,6 +104,13 @@ class ModelDrafter(Drafter):
         self.drafted += sum(max_drafts)
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
+        drafted = None
+        if self._chains is not None and isinstance(keys, RowKeys):
+            drafted = self._chains.draft(rows, max_drafts, keys)
+        self._in_graph = drafted is not None
+        if drafted is not None:
+            self.calls += length
+            return drafted.proposal(max_drafts)
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
         greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
         drawn: list[Tensor] = []
@@ -162,12 +184,18 @@ class ModelDrafter(Drafter):
             if proposal.num_drafted[r]:
                 before = len(row.tokens) - 1 - accepted[r]
                 self.runner.commit(r, before + min(accepted[r], width - 1))
+                if self._chains is not None and self._in_graph:
+                    self._chains.keep(r)
 
     def rewind(self, row: int, length: int) -> None:
         self.runner.commit(row, min(self.runner.lengths[row], length))
+        if self._chains is not None:
+            self._chains.rewind(row, length)
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
+        if self._chains is not None:
+            self._chains.move_row(source, target)
 
 
 def draw_draft(

@@ -52,10 +52,6 @@ class Texts:
             self._known[r] = len(row.tokens)
         return self._known[: len(rows)]
 
-    def on_device(self, rows: int, columns: int) -> Tensor:
-        """Copy the first tokens of the texts, as far as `update` has noted them: int64 [rows, columns]."""
-        return to_device(self.token_ids[:rows, :columns], self.head.vocabulary.device)
-
     def with_pointer(self, logits: Tensor, states: Tensor, last: Tensor) -> Tensor:
         """Return logits [B, W, V'] with the pointer's additions.
 
@@ -126,9 +122,6 @@ class NoTexts:
 
     def update(self, rows: list[Sequence]) -> list[int]:
         return [0] * len(rows)
-
-    def on_device(self, rows: int, columns: int) -> Tensor:
-        return torch.zeros(rows, columns, dtype=torch.long, device=self.head.vocabulary.device)
 
     def upload(self, rows: list[Sequence]) -> Tensor:
         return torch.zeros(len(rows), 1, 1, dtype=torch.long, device=self.head.vocabulary.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -160,11 +160,35 @@ class ForwardOutput:
         return states
 
 
+class Judged(NamedTuple):
+    """What a StepJudge returns.
+
+    Attributes:
+        packed: float32 [B, n], the outcomes.
+        logits: [B, S, V], the target's with penalties; None if they are the forward's.
+    """
+
+    packed: Tensor
+    logits: Tensor | None
+
+
 class StepJudge(Protocol):
     """What a captured step computes from its logits (verify/judge.py). Equal judges share captured steps."""
 
-    def run(self, logits: Tensor, drafts: Tensor, numbers: Tensor, probs: Tensor | None) -> Tensor:
-        """Return the packed outcomes float32 [B, n]; arguments as in `Judge.run`."""
+    def constants(self, device: torch.device) -> dict[str, Tensor]:
+        """Return tensors by name, which `run` reads and which live as long as the captured step."""
+        ...
+
+    def run(
+        self,
+        logits: Tensor,
+        fed: Tensor,
+        numbers: Tensor,
+        probs: Tensor | None,
+        text: Tensor | None,
+        constants: dict[str, Tensor],
+    ) -> Judged:
+        """Judge a round on its device; arguments as in `Judge.run`."""
         ...
 
     def __hash__(self) -> int: ...

@@ -32,7 +32,7 @@ from ..machine.transfer import refill, to_device
 from .base import CausalModel
 from .cache import RaggedCache
 from .capturable import refuse_capture
-from .forward import BatchTree, CapturedBatch, ForwardBatch, ForwardOutput, StepJudge
+from .forward import BatchTree, CapturedBatch, ForwardBatch, ForwardOutput, Judged, StepJudge
 from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
 from .runner import ModelRunner, least_saved, prefix_size
 from .static_step import CapturedCall, StaticStep, StepInputs, fits_tree, tensors
@@ -164,7 +164,8 @@ class GraphRunner(ModelRunner):
         judge: StepJudge,
         numbers: list[list[int]],
         return_states: bool,
-    ) -> tuple[ForwardOutput, Tensor] | None:
+        text: Tensor | None = None,
+    ) -> tuple[ForwardOutput, Judged] | None:
         batch, width = len(newest), 1 + drafts.shape[1]
         if probs is not None and (probs.dtype, probs.device, probs.shape[2]) != (
             torch.float32, self.device, self.vocab,
@@ -181,35 +182,39 @@ class GraphRunner(ModelRunner):
 
         def capture_round(static: Tensor) -> tuple[Any, dict[str, Tensor]]:
             extra = {"tokens": torch.zeros(rows, columns, dtype=torch.long, device=static.device)}
-            if probs is not None:
-                extra["probs"] = torch.zeros(rows, columns - 1, self.vocab, device=self.device)
+            extra |= judge.constants(static.device)
             # No reference to self, because a captured step outlives the runner.
             model, cache, backend, vocab = self.model, self.cache, self.backend, self.vocab
             shared = (static[1], static[2]) if cache.prefix is not None else None
             at = 1 if shared is None else 3
 
-            def forward() -> tuple[ForwardOutput, Tensor]:
+            def forward() -> tuple[ForwardOutput, Judged]:
                 extra["tokens"][:, 0].copy_(static[at])
                 fed = CapturedBatch(extra["tokens"], static[0], extent, return_states, shared)
                 output = model.forward_captured(fed, cache, backend)
                 output.logits = output.logits[..., :vocab]
-                judged = judge.run(output.logits, extra["tokens"][:, 1:], static[at + 1 :], extra.get("probs"))
-                return output, judged
+                texts = None if text is None else text[:rows]
+                return output, judge.run(
+                    output.logits, extra["tokens"], static[at + 1 :], drawn_from, texts, extra
+                )
 
             return forward, extra
 
-        call = self._captured(key, placed, rows, capture_round)
+        drawn_from = None if probs is None else self.draft_probs(rows, columns - 1, self.vocab)
+        call = self._captured(key, placed, rows, capture_round, () if probs is None else ("probs",))
         if call is None:
             return None
         if width > 1:
             target = call.extra["tokens"][:batch, 1:width]
             target.copy_(drafts if is_accelerator(drafts.device) else to_device(drafts, target.device))
-        if probs is not None:
-            call.extra["probs"][:batch, : width - 1].copy_(probs)
+        if drawn_from is not None and probs is not None:
+            drawn_from[:batch, : width - 1].copy_(probs)
         call.replay()
         output, judged = call.output
         states = None if output.states is None else output.states[:batch, :width]
-        return ForwardOutput(output.logits[:batch, :width], states), judged[:batch]
+        logits = output.logits[:batch, :width]
+        changed = logits if judged.logits is None else judged.logits[:batch, :width]
+        return ForwardOutput(logits, states), Judged(judged.packed[:batch], changed)
 
     def call(
         self,
@@ -218,6 +223,7 @@ class GraphRunner(ModelRunner):
         rows: int,
         function: Callable[[Tensor], Any],
         keep: Sequence[Tensor] = (),
+        shared: Sequence[str] = (),
     ) -> Any | None:
         """Replay `function(static)` over this runner's cache, captured on first use; None if that is impossible.
 
@@ -228,12 +234,13 @@ class GraphRunner(ModelRunner):
             rows: the rows of the function.
             function: must not refer to the runner, which it outlives.
             keep: tensors that the function reads and that its graph has to keep alive.
+            shared: names of the buffers that it uses and that may be replaced by larger ones (`draft_probs`).
 
         Returns:
             The function's output, which the next replay overwrites.
         """
         call = self._captured(
-            (*key, rows, self._kind()), numbers, rows, lambda static: (partial(function, static), {})
+            (*key, rows, self._kind()), numbers, rows, lambda static: (partial(function, static), {}), shared
         )
         if call is None:
             return None
@@ -253,6 +260,18 @@ class GraphRunner(ModelRunner):
             found = self.slot.buffers[name] = torch.zeros(*sizes, dtype=dtype, device=self.device)
         return found
 
+    def draft_probs(self, rows: int, drafts: int, size: int) -> Tensor:
+        """Return float32 [rows, drafts, size] for the distributions of a round's drafts.
+
+        All captures over this cache share one buffer (`probs_numbers`). A larger one replaces it, and then the
+        captures that use the old one are dropped.
+        """
+        buffers = self.slot.buffers
+        needed = probs_numbers(self.cache.max_batch, drafts, size)
+        if "probs" not in buffers or buffers["probs"].numel() < needed:
+            buffers["probs"] = torch.zeros(needed, dtype=torch.float32, device=self.device)
+        return buffers["probs"][: rows * drafts * size].view(rows, drafts, size)
+
     def cache_places(self, batch: int) -> list[list[int]]:
         """Return the rows' starts and groups in the cache's prefix, or [] without a prefix."""
         cache = self.cache
@@ -267,6 +286,7 @@ class GraphRunner(ModelRunner):
         numbers: list[list[int]],
         rows: int,
         make: Callable[[Tensor], tuple[Callable[[], Any], dict[str, Tensor]]],
+        shared: Sequence[str] = (),
     ) -> CapturedCall | None:
         """Return the captured call of this key with its numbers refilled; None if it can't be captured."""
         if not self.model.capturable:
@@ -275,7 +295,7 @@ class GraphRunner(ModelRunner):
         columns = rows + rows % 2
         padded = [[*line] + [0] * (columns - len(line)) for line in numbers]
         call = self.slot.steps.get(key)
-        if not isinstance(call, CapturedCall):
+        if not isinstance(call, CapturedCall) or not self._is_current(call):
             with setting_up(self.device):
                 static = to_device(padded, self.device)
                 forward, extra = make(static[:, :rows])
@@ -283,6 +303,7 @@ class GraphRunner(ModelRunner):
             if captured is None:
                 return None
             call = self.slot.steps[key] = CapturedCall(static, *captured, extra)
+            call.shared = {name: self.slot.buffers[name] for name in shared}
             self._evict()
         refill(call.numbers, padded)
         self.slot.steps.move_to_end(key)
@@ -356,7 +377,16 @@ class GraphRunner(ModelRunner):
             return None
         return output, replay, self.slot.pool.reserved() - before
 
+    def _is_current(self, step: StaticStep | CapturedCall) -> bool:
+        """Return whether no buffer that the step shares with others has been replaced since it was captured."""
+        shared = step.shared if isinstance(step, CapturedCall) else {}
+        return all(self.slot.buffers[name] is buffer for name, buffer in shared.items())
+
     def _evict(self) -> None:
+        """Drop steps with outdated buffers, and the least recently used ones beyond STEP_BYTES."""
+        # Only after a capture: torch can't capture into a pool whose graphs have all been freed.
+        for key in [key for key, step in self.slot.steps.items() if not self._is_current(step)]:
+            del self.slot.steps[key]
         while len(self.slot.steps) > 1 and sum(step.nbytes for step in self.slot.steps.values()) > STEP_BYTES:
             self.slot.steps.popitem(last=False)
 
@@ -402,6 +432,11 @@ def _return_slot(model: CausalModel, slot: _Slot) -> None:
         idle = _idle.setdefault(model, [])
         idle.append(slot)
         del idle[:-_MAX_IDLE_CACHES]
+
+
+def probs_numbers(rows: int, drafts: int, size: int) -> int:
+    """Return the numbers in the buffer of `draft_probs` for a cache of `rows` rows; drafts in powers of two."""
+    return rows * _next_power_of_two(drafts) * size if drafts else 0
 
 
 def _next_power_of_two(number: int) -> int:

@@ -24,6 +24,7 @@ from kernels.backends import BACKENDS
 from kernels.plan import AttentionPlan
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
+from kernels.shapes import LARGEST_WEIGHT
 from kernels.support import available, has_tensor_cores, is_accelerator
 
 from ..machine.memory import available_bytes
@@ -49,7 +50,7 @@ class ProductPlan:
 
     most_rows: int = 64
     gemv: bool = True
-    most_bytes: int = 1 << 24
+    most_bytes: int = LARGEST_WEIGHT
 
     def takes(self, rows: int, itemsize: int, weight_bytes: int) -> bool:
         """Return whether our kernel computes a product of `rows` rows with weights of `itemsize`-byte numbers."""

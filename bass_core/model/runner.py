@@ -21,7 +21,7 @@ from kernels.support import is_accelerator
 from ..sample.rows import RaggedRows
 from .base import CausalModel
 from .cache import RaggedCache
-from .forward import ForwardBatch, ForwardOutput, StepJudge
+from .forward import ForwardBatch, ForwardOutput, Judged, StepJudge
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
 # Backends that can attend over a shared prefix, and over part of a cache.
@@ -110,7 +110,8 @@ class ModelRunner:
         judge: StepJudge,
         numbers: list[list[int]],
         return_states: bool,
-    ) -> tuple[ForwardOutput, Tensor] | None:
+        text: Tensor | None = None,
+    ) -> tuple[ForwardOutput, Judged] | None:
         """Feed the newest tokens and chains of drafts, and judge them in the same captured graph.
 
         Args:
@@ -120,10 +121,12 @@ class ModelRunner:
             judge: what follows the forward.
             numbers: its numbers of this round, one entry per row.
             return_states: as in ForwardBatch.
+            text: int64 [max_batch, T], the rows' texts, if the judge reads them (DeviceText). The newest tokens
+                and the drafts are written to it.
 
         Returns:
-            The forward's output and the packed outcomes, both valid until the next forward; None if this runner
-            captures no graphs of this shape.
+            The forward's output and the judge's, both valid until the next forward; None if this runner captures
+            no graphs of this shape.
         """
         return None
 

@@ -131,6 +131,7 @@ class CapturedCall:
         taken: as in StaticStep.
         extra: further static tensors that it reads, by name.
         keeps: other tensors that it reads, kept alive here.
+        shared: buffers that it shares with other captures, by name.
     """
 
     numbers: Tensor
@@ -139,6 +140,7 @@ class CapturedCall:
     taken: int = 0
     extra: dict[str, Tensor] = field(default_factory=dict)
     keeps: tuple[Tensor, ...] = ()
+    shared: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

@@ -106,6 +106,21 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
+    def longer_words(self) -> tuple[tuple[int, ...], ...]:
+        """The bad words of several tokens."""
+        return tuple(word for word in self.bad_words if not isinstance(word, str) and len(word) > 1)
+
+    @property
+    def barred(self) -> tuple[int, ...]:
+        """The bad words of one token."""
+        return tuple(word[0] for word in self.bad_words if not isinstance(word, str) and len(word) == 1)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the changes to the logits depend on the text."""
+        return self.counts or bool(self.longer_words)
+
+    @property
     def unshaped(self) -> SamplingParams:
         """The same parameters without penalties, biases and bad words."""
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)

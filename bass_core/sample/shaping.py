@@ -46,24 +46,17 @@ def shaped(
     """
     if not params.shapes:
         return logits
-    batch, positions, size = logits.shape
+    batch, positions, _ = logits.shape
     count = positions - 1
     drafts = logits.new_zeros(batch, 0, dtype=torch.long) if drafts is None else drafts[:, :count]
+    if is_accelerator(logits.device):
+        return _shaped_on_device(logits, params, rows, drafts, parents)
     changed = copied(logits)
     parents_by_row = parents or [range(-1, count - 1)] * batch
     _bias(changed, params)
-    if params.counts and not is_accelerator(changed.device):
-        _penalise(
-            changed,
-            params,
-            rows,
-            drafts.tolist(),
-            [_paths([], list(range(count)), row_parents) for row_parents in parents_by_row],
-        )
-    elif params.counts:
-        drafted = torch.zeros(*drafts.shape, size, device=changed.device).scatter_(2, drafts[..., None], 1.0)
-        leads = _leads(batch, count, parents, changed.device)
-        changed = _penalised(changed, params, rows, leads.to(changed.dtype) @ drafted)
+    if params.counts:
+        leads = [_paths([], list(range(count)), row_parents) for row_parents in parents_by_row]
+        _penalise(changed, params, rows, drafts.tolist(), leads)
     _bar(changed, params)
     if tail := _tail(params):
         texts = zip(rows, drafts.tolist(), parents_by_row, strict=True)
@@ -75,38 +68,174 @@ def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], dra
     """Return the changed logits [B, V] after the rows' texts and the drafts `drawn` so far, int64 [B] per step."""
     if not params.shapes:
         return logits
+    drafts = torch.stack(list(drawn), dim=1) if drawn else logits.new_zeros(len(rows), 0, dtype=torch.long)
+    if is_accelerator(logits.device):
+        texts, ends, prompts = _on_device(rows, logits.device, len(drawn))
+        at = ends[:, None] + torch.arange(len(drawn), device=ends.device)
+        texts.scatter_(1, at, drafts)
+        shaper = Shaper(params, Shaper.constants(params, logits.device))
+        return shaper.apply(logits[:, None], texts, ends + len(drawn), prompts, drafts[:, :0])[:, 0]
     changed = copied(logits[:, None])
     _bias(changed, params)
-    if params.counts and not is_accelerator(changed.device):
-        drafts = torch.stack(list(drawn), dim=1).tolist() if drawn else [[]] * len(rows)
-        _penalise(changed, params, rows, drafts, [[list(range(len(drawn)))]] * len(rows))
-    elif params.counts:
-        ahead = torch.zeros_like(changed[:, 0])
-        for token in drawn:
-            ahead.scatter_add_(1, token[:, None], torch.ones_like(ahead[:, :1]))
-        changed = _penalised(changed, params, rows, ahead[:, None])
+    if params.counts:
+        _penalise(changed, params, rows, drafts.tolist(), [[list(range(len(drawn)))]] * len(rows))
     _bar(changed, params)
     if tail := _tail(params):
-        # Read only as many drafts on the host as a bad word can match.
-        last = list(drawn)[-tail:]
-        drafts = torch.stack(last, dim=1).tolist() if last else [[]] * len(rows)
         _forbid(
-            changed, params, [[row.tokens[-tail:] + drafted] for row, drafted in zip(rows, drafts, strict=True)]
+            changed,
+            params,
+            [[row.tokens[-tail:] + drafted] for row, drafted in zip(rows, drafts.tolist(), strict=True)],
         )
     return changed[:, 0]
 
 
-def _leads(batch: int, count: int, parents: Seq[Seq[int]] | None, device: torch.device) -> Tensor:
+class Shaper:
+    """Changes logits on an accelerator, from texts that are there. A graph can capture `apply`.
+
+    Args:
+        params: the penalties, biases and bad words.
+        constants: from `Shaper.constants`.
+    """
+
+    def __init__(self, params: SamplingParams, constants: dict[str, Tensor]) -> None:
+        self.params, self._constants = params, constants
+
+    @staticmethod
+    def constants(params: SamplingParams, device: torch.device) -> dict[str, Tensor]:
+        """Copy biases and bad words to the device: tensors by name, none without penalties."""
+        lists: dict[str, Any] = {}
+        if params.biases:
+            lists |= {"biased": [token for token, _ in params.biases], "bias": [bias for _, bias in params.biases]}
+        if params.barred:
+            lists["barred"] = list(params.barred)
+        for word in params.longer_words:
+            lists.setdefault(f"words of {len(word)}", []).append(list(word))
+        return {name: to_device(values, device) for name, values in lists.items()}
+
+    def apply(
+        self,
+        logits: Tensor,
+        text: Tensor | None,
+        ends: Tensor,
+        prompts: Tensor,
+        drafts: Tensor,
+        leads: Tensor | None = None,
+    ) -> Tensor:
+        """Return the changed logits, float32.
+
+        Args:
+            logits: [B, 1 + N, V].
+            text: int64 [B, T]; None if `SamplingParams.reads_text` is false.
+            ends: int64 [B], the lengths of the texts.
+            prompts: int64 [B], the lengths of their prompts.
+            drafts: int64 [B, N].
+            leads: bool [B, 1 + N, N], whether draft n leads to position s. None: chains.
+        """
+        params, constants = self.params, self._constants
+        changed = logits.float().clone()
+        if "biased" in constants:
+            bias = constants["bias"].to(changed.dtype).expand(*changed.shape[:-1], -1)
+            changed.index_add_(-1, constants["biased"], bias)
+        if text is not None and params.counts:
+            changed = self._penalised(changed, text, ends, prompts, _ahead(drafts, leads, changed))
+        if "barred" in constants:
+            changed.index_fill_(-1, constants["barred"], float("-inf"))
+        if text is not None and params.longer_words:
+            self._forbid(changed, _last_tokens(text, ends, drafts, leads, _tail(params)))
+        return changed
+
+    def _penalised(self, logits: Tensor, text: Tensor, ends: Tensor, prompts: Tensor, ahead: Tensor) -> Tensor:
+        params = self.params
+        if params.repetition_penalty != 1:
+            seen = _counts(text, torch.zeros_like(ends), ends, logits)[:, None] + ahead > 0
+            penalty = params.repetition_penalty
+            logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        if params.presence_penalty or params.frequency_penalty:
+            times = _counts(text, prompts, ends, logits)[:, None] + ahead
+            logits = logits - params.presence_penalty * (times > 0) - params.frequency_penalty * times
+        return logits
+
+    def _forbid(self, logits: Tensor, last: Tensor) -> None:
+        """Set a longer bad word's last token to -inf, in place, after its other tokens: last [B, S, tail]."""
+        ended = torch.zeros_like(logits)
+        for name, words in self._constants.items():
+            if not name.startswith("words"):
+                continue
+            begun = (last[:, :, None, 1 - words.shape[1] :] == words[:, :-1]).all(-1)
+            ended.scatter_add_(-1, words[:, -1].expand(*begun.shape), begun.to(ended.dtype))
+        logits.masked_fill_(ended > 0, float("-inf"))
+
+
+def _shaped_on_device(
+    logits: Tensor,
+    params: SamplingParams,
+    rows: Seq[Sequence],
+    drafts: Tensor,
+    parents: Seq[Seq[int]] | None,
+) -> Tensor:
+    texts, ends, prompts = _on_device(rows, logits.device, 0)
+    leads = None if parents is None else _leads(drafts.shape[1], parents, logits.device)
+    shaper = Shaper(params, Shaper.constants(params, logits.device))
+    return shaper.apply(logits, texts, ends, prompts, drafts, leads)
+
+
+def _on_device(rows: Seq[Sequence], device: torch.device, spare: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Copy the texts to the device, with `spare` more columns.
+
+    Returns:
+        The texts int64 [B, T], their lengths [B] and those of their prompts [B].
+    """
+    longest = max(len(row.tokens) for row in rows) + spare
+    padded = [row.tokens + [0] * (longest - len(row.tokens)) for row in rows]
+    texts = zip(rows, padded, strict=True)
+    packed = to_device([[len(row.tokens), len(row.prompt), *text] for row, text in texts], device)
+    return packed[:, 2:], packed[:, 0], packed[:, 1]
+
+
+def _ahead(drafts: Tensor, leads: Tensor | None, like: Tensor) -> Tensor:
+    """Return how often each token is among the drafts [B, N] that lead to a position: [B, 1 + N, V]."""
+    batch, count = drafts.shape
+    drafted = torch.zeros(batch, count, like.shape[-1], dtype=like.dtype, device=like.device)
+    drafted.scatter_(2, drafts[..., None], 1.0)
+    if leads is None:
+        return torch.nn.functional.pad(drafted.cumsum(1), (0, 0, 1, 0))
+    return leads.to(like.dtype) @ drafted
+
+
+def _last_tokens(text: Tensor, ends: Tensor, drafts: Tensor, leads: Tensor | None, tail: int) -> Tensor:
+    """Return the last `tail` tokens before each position, newest last: [B, S, tail], -1 before a text begins."""
+    steps = torch.arange(tail, device=text.device)
+    at = ends[:, None] - tail + steps
+    both = torch.cat((text.gather(1, at.clamp(min=0)).where(at >= 0, -1), drafts), dim=1)
+    if leads is None:
+        return both.unfold(1, tail, 1)
+    # Number the drafts of each path from 1; numbers up to 0 are tokens of the text, which ends with number 0.
+    numbers = leads.long().cumsum(-1)
+    wanted = leads.sum(-1, keepdim=True) - tail + 1 + steps
+    chosen = leads[:, :, None] & (numbers[:, :, None] == wanted[..., None])
+    columns = torch.arange(drafts.shape[1], device=text.device)
+    places = torch.where(wanted > 0, tail + (chosen * columns).sum(-1), tail - 1 + wanted)
+    return both[:, None].expand(-1, places.shape[1], -1).gather(2, places)
+
+
+def _leads(count: int, parents: Seq[Seq[int]], device: torch.device) -> Tensor:
     """Return whether draft n leads to position s: bool [B, 1 + N, N]."""
-    if parents is None:
-        chain = torch.ones(count + 1, count, dtype=torch.bool, device=device).tril(-1)
-        return chain.expand(batch, -1, -1)
-    leads = [[[False] * count for _ in range(count + 1)] for _ in range(batch)]
+    leads = [[[False] * count for _ in range(count + 1)] for _ in parents]
     for row, row_parents in zip(leads, parents, strict=True):
         for draft, parent in enumerate(row_parents):
             row[draft + 1] = list(row[parent + 1])
             row[draft + 1][draft] = True
-    return torch.tensor(leads, dtype=torch.bool, device=device).view(batch, count + 1, count)
+    return to_device(leads, device).view(len(parents), count + 1, count)
+
+
+def _counts(text: Tensor, begins: Tensor, ends: Tensor, like: Tensor) -> Tensor:
+    """Return how often each token is in text[r, begins[r] : ends[r]]: [B, V]."""
+    size, at = like.shape[-1], torch.arange(text.shape[1], device=text.device)
+    counted = (at >= begins[:, None]) & (at < ends[:, None]) & (text < size)
+    # The other tokens are counted in an extra column.
+    counts = torch.zeros(len(text), size + 1, dtype=like.dtype, device=like.device)
+    ones = torch.ones_like(text, dtype=like.dtype)
+    return counts.scatter_add_(1, text.where(counted, size), ones)[:, :size]
 
 
 def _penalise(
@@ -116,7 +245,7 @@ def _penalise(
     drafts: list[list[int]],
     leads: list[list[list[int]]],
 ) -> None:
-    """Apply `_penalised` in place on the host, to the logits of tokens in the texts and drafts only.
+    """Apply the penalties in place on the host, to the logits of tokens in the texts and drafts only.
 
     leads[r][s] lists the drafts of row r that lead to position s.
     """
@@ -141,48 +270,20 @@ def _penalise(
         row_logits[:, tokens] = numbers
 
 
-def _penalised(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], ahead: Tensor) -> Tensor:
-    """Return the penalised logits; ahead [B, S, V] counts each token in the drafts that lead to a position."""
-    if params.repetition_penalty != 1:
-        seen = _counts([row.tokens for row in rows], logits)[:, None] + ahead > 0
-        penalty = params.repetition_penalty
-        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-    if params.presence_penalty or params.frequency_penalty:
-        times = _counts([row.tokens[len(row.prompt) :] for row in rows], logits)[:, None] + ahead
-        logits = logits - params.presence_penalty * (times > 0) - params.frequency_penalty * times
-    return logits
-
-
-def _counts(texts: list[list[int]], like: Tensor) -> Tensor:
-    """Return how often each text contains each token: [B, V]."""
-    size, longest = like.shape[-1], max(map(len, texts), default=0)
-    # Padding is counted in an extra column.
-    padded = to_device([text + [size] * (longest - len(text)) for text in texts], like.device)
-    counts = torch.zeros(len(texts), size + 1, dtype=like.dtype, device=like.device)
-    return counts.scatter_add_(1, padded.view(len(texts), longest), torch.ones_like(padded, dtype=like.dtype))[
-        :, :size
-    ]
-
-
 def _bias(logits: Tensor, params: SamplingParams) -> None:
     if added := dict(params.biases):
-        ids = to_device(list(added), logits.device)
-        logits[..., ids] += to_device(list(added.values()), logits.device)
+        logits[..., list(added)] += torch.tensor(list(added.values()))
 
 
 def _bar(logits: Tensor, params: SamplingParams) -> None:
     """Set the logits of one-token bad words to -inf, in place."""
-    if barred := [word[0] for word in params.bad_words if not isinstance(word, str) and len(word) == 1]:
-        logits[..., to_device(barred, logits.device)] = float("-inf")
-
-
-def _longer(params: SamplingParams) -> list[tuple[int, ...]]:
-    return [word for word in params.bad_words if not isinstance(word, str) and len(word) > 1]
+    if params.barred:
+        logits[..., list(params.barred)] = float("-inf")
 
 
 def _tail(params: SamplingParams) -> int:
     """Return how many tokens before a position have to be read to know which bad words would end there."""
-    return max(map(len, _longer(params)), default=1) - 1
+    return max(map(len, params.longer_words), default=1) - 1
 
 
 def _paths(text: list[int], drafts: list[int], parents: Seq[int]) -> list[list[int]]:
@@ -199,8 +300,8 @@ def _forbid(logits: Tensor, params: SamplingParams, paths: list[list[list[int]]]
         [r, s, word[-1]]
         for r, row in enumerate(paths)
         for s, path in enumerate(row)
-        for word in _longer(params)
+        for word in params.longer_words
         if tuple(path[1 - len(word) :]) == word[:-1]
     ]
     if places:
-        logits[to_device(places, logits.device).unbind(1)] = float("-inf")
+        logits[torch.tensor(places).unbind(1)] = float("-inf")

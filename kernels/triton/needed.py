@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import support
 from ..plan import AttentionPlan, SharedPart, TokenTree
-from ..shapes import Card, Shape
+from ..shapes import LARGEST_WEIGHT, Card, Shape
 from ..support import CompileFailed
 from . import accept, attention, block, cache_write, linear, nucleus, pointer, walk
 from .launch import Launch, collected
@@ -92,7 +92,7 @@ def _attention(shape: Shape) -> Iterator[Call]:
 
 
 def _products(shape: Shape) -> Iterator[Call]:
-    """Yield the products of a forward, for each number of rows."""
+    """Yield the products of a forward that our kernel computes, for each number of rows."""
     attended = shape.heads * shape.head_dim
     joined = attended + 2 * shape.kv_heads * shape.head_dim
     # For each product: its inputs, its outputs, and whether it has a norm, a gate and a residual.
@@ -108,6 +108,8 @@ def _products(shape: Shape) -> Iterator[Call]:
             continue
         x = _empty(rows, k, dtype=shape.number)
         weight = _empty(2 * n if gate else n, k, dtype=shape.number)
+        if rows > 1 and weight.nbytes > LARGEST_WEIGHT:
+            continue
         options: dict[str, Any] = {"norm": x[0] if norm else None, "eps": 1e-5, "gate": gate}
         options["residual"] = _empty(rows, n, dtype=shape.number) if residual else None
         yield partial(linear.linear, x, weight, **options)

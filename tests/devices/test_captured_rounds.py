@@ -14,17 +14,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bass_core import SamplingParams, generate
+from bass_core import METHODS, SamplingParams, generate
+from bass_core.decode.admission import estimate_bytes
 from bass_core.decode.request import make_request
 from bass_core.draft.base import Proposal
+from bass_core.draft.chain_graph import captured_width
 from bass_core.draft.head import HeadDrafter
-from bass_core.draft.head_graph import CapturedChains
-from bass_core.draft.head_graph import _width as captured_width
+from bass_core.draft.head_graph import HeadChains
 from bass_core.draft.lookup import PromptLookupDrafter
+from bass_core.draft.model import ModelDrafter
 from bass_core.lanes.lane import Lane
 from bass_core.model.base import CausalModel
-from bass_core.model.graphs import make_runner
+from bass_core.model.graphs import make_runner, probs_numbers
 from bass_core.model.llama_cuda import LlamaCuda
+from bass_core.model.static_step import tensors
 from bass_core.sample.noise import RowKeys
 from bass_core.verify.judge import Judge
 from bass_core.verify.rules import VERIFICATIONS
@@ -39,6 +42,15 @@ SAMPLING = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(0.8),
     "top-p": SamplingParams(0.8, top_p=0.9),
+    "penalties": SamplingParams(
+        0.8,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        logit_bias={3: 2.0},
+        bad_words=((4,), (5, 6), (7, 8, 9)),
+    ),
+    "greedy, penalties": SamplingParams(repetition_penalty=1.3, bad_words=((5, 6),)),
+    "bias": SamplingParams(0.8, logit_bias={3: 2.0}),
 }
 
 
@@ -70,12 +82,12 @@ def allocations(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield sizes
 
 
-def lane_of(method: str, batch: int, sampling: str, **options: Any) -> Lane:
-    models = pair("llama", table.DRAFTS["head"].kind)
+def lane_of(method: str, batch: int, sampling: str, draft: str = "head", **options: Any) -> Lane:
+    models = pair("llama", table.DRAFTS[draft].kind)
     rows = (table.PROMPTS["different"] * batch)[:batch]
     request = make_request(
-        models, rows, max_new_tokens=60, draft_length=3, drafter="model", sampling=SAMPLING[sampling], seed=3,
-        eos_token_id=None, **options,
+        models, rows, drafter="model", sampling=SAMPLING[sampling], seed=3, eos_token_id=None,
+        **{"max_new_tokens": 60, "draft_length": 3, **options},
     )  # fmt: skip
     lane = Lane(models, request, method)
     lane.prepare()
@@ -83,9 +95,18 @@ def lane_of(method: str, batch: int, sampling: str, **options: Any) -> Lane:
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize(("method", "batch"), [("regular", 1), ("bass", 1), ("bass", 5), ("bass", 32)])
-def test_a_round_is_two_graphs(method: str, batch: int, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = lane_of(method, batch, sampling)
+@pytest.mark.parametrize(
+    ("method", "batch", "draft"),
+    [
+        ("regular", 1, "head"),
+        *(("bass", batch, draft) for batch in (1, 5, 32) for draft in ("head", "perturbed")),
+    ],
+)
+def test_a_round_is_two_graphs(
+    method: str, batch: int, draft: str, sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No row ends meanwhile.
+    lane = lane_of(method, batch, sampling, draft, max_new_tokens=100)
     # Enough steps to capture both widths of unread tokens that three drafts can leave.
     for _ in range(16):
         lane.step()
@@ -99,10 +120,13 @@ def test_a_round_is_two_graphs(method: str, batch: int, sampling: str, monkeypat
     lane.end("stopped")
 
 
-def drafted(monkeypatch: pytest.MonkeyPatch, sampling: str, graphs: bool) -> tuple[list[Any], list[Any]]:
+def drafted(
+    monkeypatch: pytest.MonkeyPatch, sampling: str, draft: str, graphs: bool
+) -> tuple[list[Any], list[Any]]:
     """Return each round's drafts, with the distributions that they were drawn from, and the texts."""
     proposals: list[Any] = []
-    propose = HeadDrafter.propose
+    drafter: Any = HeadDrafter if draft == "head" else ModelDrafter
+    propose = drafter.propose
 
     def kept(*arguments: Any) -> Proposal:
         proposal = propose(*arguments)
@@ -117,23 +141,26 @@ def drafted(monkeypatch: pytest.MonkeyPatch, sampling: str, graphs: bool) -> tup
 
     with monkeypatch.context() as patch:
         patch.setenv("BASS_GRAPHS", "1" if graphs else "0")
-        patch.setattr(HeadDrafter, "propose", kept)
+        patch.setattr(drafter, "propose", kept)
         # Inspecting asks for the probabilities of greedy drafts. Three rows leave graphs of four partly filled.
-        lane = lane_of("bass", 3, sampling, inspect=True)
+        lane = lane_of("bass", 3, sampling, draft, inspect=True)
         while not lane.finished:
             lane.step()
     return proposals, [sequence.token_ids for sequence in lane.sequences]
 
 
+@pytest.mark.parametrize("draft", ["head", "perturbed"])
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_captured_chains_draft_what_eager_ones_draft(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    captured, texts = drafted(monkeypatch, sampling, graphs=True)
-    eager, expected = drafted(monkeypatch, sampling, graphs=False)
+def test_captured_chains_draft_what_eager_ones_draft(
+    sampling: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured, texts = drafted(monkeypatch, sampling, draft, graphs=True)
+    eager, expected = drafted(monkeypatch, sampling, draft, graphs=False)
     assert texts == expected and len(captured) == len(eager) > 10
     for (tokens, probs, own), (other_tokens, other_probs, other_own) in zip(captured, eager, strict=True):
         assert tokens == other_tokens
         torch.testing.assert_close(probs, other_probs, atol=1e-5, rtol=1e-4)
-        assert (own is None) == (other_own is None) == (sampling != "greedy")
+        assert (own is None) == (other_own is None) == ("greedy" not in sampling)
         for row, other_row in zip(own or [], other_own or [], strict=True):
             assert row == pytest.approx(other_row[: len(row)], abs=1e-5)
 
@@ -152,16 +179,16 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
         return 1 if len(tokens) > 60 and (len(tokens) * 7 + tokens[-1]) % 4 == 0 else None
 
     monkeypatch.setattr(PromptLookupDrafter, "_match", match)
-    propose, draft, widths = HeadDrafter.propose, CapturedChains.draft, set()
+    propose, draft, widths = HeadDrafter.propose, HeadChains.draft, set()
 
-    def noted(self: CapturedChains, rows: Any, levels: int, keys: Any) -> Any:
+    def noted(self: HeadChains, rows: Any, levels: int, keys: Any) -> Any:
         unread = [len(row.tokens) - length for row, length in zip(rows, self.runner.lengths, strict=False)]
         widths.add((captured_width(max(unread)), levels > 0))
         for line in RowKeys(0, [0] * len(rows), [0] * len(rows), self.runner.device)._copied:
             assert line.data_ptr() % 16 == 0
         return draft(self, rows, levels, keys)
 
-    monkeypatch.setattr(CapturedChains, "draft", noted)
+    monkeypatch.setattr(HeadChains, "draft", noted)
     results = []
     for graphs in ("1", "0"):
         log: list[Any] = []
@@ -208,7 +235,7 @@ def test_distributions_of_another_type_are_never_rounded() -> None:
     model = pair("llama", "none").target_step
     runner = make_runner(model, 2, 64, model.vocab, "pad")
     judge = Judge(SAMPLING["sampled"], VERIFICATIONS["rejection"], None)
-    drafts, numbers = torch.ones(2, 2, dtype=torch.long).to(TYPE), [[2, 2], [0, 1], [5, 5], [3, 3]]
+    drafts, numbers = torch.ones(2, 2, dtype=torch.long).to(TYPE), [[2, 2], [1, 1], [0, 1], [5, 5], [3, 3]]
     q = torch.full((2, 2, model.vocab), 1 / model.vocab).to(TYPE)
     assert runner.forward_judged([1, 1], drafts, q.half(), judge, numbers, False) is None
     assert runner.forward_judged([1, 1], drafts, q, judge, numbers, False) is not None
@@ -227,3 +254,49 @@ def test_states_of_an_earlier_request_are_never_read() -> None:
         [[row["drafted"] for row in round_["rows"]] for round_ in each.trace.records] for each in (lane, clean)
     ]
     assert drafts[0] == drafts[1]
+
+
+class Varied:
+    """A policy whose lengths change from round to round."""
+
+    limit, rounds = 9, 0
+
+    def lengths(self, offers: Any) -> list[int]:
+        self.rounds += 1
+        return [(1, 3, 2, 9, 5)[self.rounds % 5]] * len(offers)
+
+    def observe(self, feedback: Any) -> None:
+        pass
+
+
+def test_rounds_of_all_lengths_share_one_buffer_of_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer drafts replace the buffer, and nothing that was captured over the old one is used again."""
+    lane = lane_of("bass", 3, "sampled", "perturbed", draft_length=Varied())
+    decoder: Any = lane._decoder
+    runners = [decoder.target, decoder.drafter.runner]
+    while not lane.finished:
+        lane.step()
+    monkeypatch.setenv("BASS_GRAPHS", "0")
+    eager = lane_of("bass", 3, "sampled", "perturbed", draft_length=Varied())
+    while not eager.finished:
+        eager.step()
+    assert [row.token_ids for row in lane.sequences] == [row.token_ids for row in eager.sequences]
+    for runner in runners:
+        buffer, vocab = runner.slot.buffers["probs"], runner.vocab
+        assert buffer.numel() == probs_numbers(runner.cache.max_batch, 9, vocab) == 16 * 3 * vocab
+        users = [step for step in runner.slot.steps.values() if getattr(step, "shared", None)]
+        assert len(users) >= 2 and all(step.shared["probs"] is buffer for step in users)
+        # The buffer counts towards no capture, so that many lengths don't drop each other's graphs.
+        kept = [tensor.nbytes for step in users for tensor in (*step.extra.values(), *tensors(step.output))]
+        assert 0 < max(kept) < buffer.nbytes
+
+
+def test_admission_counts_the_buffers_of_distributions() -> None:
+    models = pair("llama", table.DRAFTS["perturbed"].kind)
+    options: dict[str, Any] = {"max_new_tokens": 20, "draft_length": 5}
+    greedy, sampled = (
+        make_request(models, [[1, 2, 3]] * 3, sampling=SAMPLING[name], **options) for name in ("greedy", "sampled")
+    )
+    logits = 3 * 6 * models.vocab * 4
+    needed = [estimate_bytes(models, request, [METHODS["bass"]], 3) for request in (greedy, sampled)]
+    assert needed[1] - needed[0] == 5 * logits + 2 * 4 * probs_numbers(3, 5, models.vocab)

@@ -154,9 +154,11 @@ def test_shaped_next_computes_only_the_last_of_all_logits(
     )  # fmt: skip
     expected = shaped(logits[:, None].expand(-1, drawn + 1, -1), params, rows, drafts)[:, -1]
     seen: list[int] = []
+    owner: Any = shaping.Shaper if accelerator else shaping
     name = "_penalised" if accelerator else "_penalise"
-    penalised = getattr(shaping, name)
-    monkeypatch.setattr(shaping, name, lambda x, *rest: seen.append(x.shape[1]) or penalised(x, *rest))
+    penalised = getattr(owner, name)
+    shapes = (lambda _, x, *rest: x.shape[1]) if accelerator else (lambda x, *rest: x.shape[1])
+    monkeypatch.setattr(owner, name, lambda *args: seen.append(shapes(*args)) or penalised(*args))
     assert torch.equal(shaped_next(logits, params, rows, list(drafts.unbind(1))), expected)
     assert seen == [1] and expected.isinf().any()
 
@@ -165,12 +167,21 @@ def test_shaped_next_computes_only_the_last_of_all_logits(
 def test_an_accelerators_logits_equal_the_hosts(parents: Any, monkeypatch: pytest.MonkeyPatch):
     """The logits are equal bit for bit, although the host changes only those of tokens in the texts and drafts."""
     torch.manual_seed(0)
-    params = SamplingParams(repetition_penalty=0.7, presence_penalty=-1.1, frequency_penalty=0.3)
+    params = SamplingParams(
+        repetition_penalty=0.7, presence_penalty=-1.1, frequency_penalty=0.3, logit_bias={3: 1.5, 7: -math.inf},
+        bad_words=((9,), (21, 8), (4, 5, 6), (30, 31, 32, 33), (21, 30)),
+    )  # fmt: skip
     rows = [Sequence(r, r, torch.randint(0, 50, (5 * r + 1,)).tolist(), 99, frozenset()) for r in range(3)]
     for row in rows:
         row.write(torch.randint(0, 50, (7,)).tolist(), ["sampled"] * 7)
-    args: Any = (torch.randn(3, 4, 50) * 3, params, rows, torch.randint(0, 50, (3, 3)), parents)
+    rows[0].write([30], ["sampled"])
+    rows[1].write([4], ["sampled"])
+    rows[2].write([30, 31], ["sampled"] * 2)
+    drafts = torch.tensor([[31, 32, 33], [5, 21, 5], [32, 21, 4]])
+    args: Any = (torch.randn(3, 4, 50) * 3, params, rows, drafts, parents)
     ours = shaped(*args)
+    # More than the bias and the word of one token are forbidden.
+    assert (ours.isinf().sum((1, 2)) > 2 * ours.shape[1]).any()
     monkeypatch.setattr(shaping, "is_accelerator", lambda device: True)
     assert torch.equal(ours, shaped(*args)) and not torch.equal(ours, args[0])
 
