@@ -15,6 +15,7 @@ from bass_core import BassError  # must come before torch, see bass_core/machine
 MODULES = {
     "batch": "cpu.batch",
     "default": "cpu.default",
+    "episodes": "simulation.episodes",
     "exactness": "cpu.exactness",
     "film": "report.film",
     "floor": "cpu.floor",

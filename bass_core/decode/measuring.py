@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from statistics import fmean
 
 from ..draft.registry import choose_drafter
 from ..draft.window import WINDOW
+from ..length.acceptance import PastDrafts
 from ..length.base import LengthPolicy
 from ..length.costs import RoundCosts
 from ..length.options import AUTO, make_policy, wants_costs
@@ -39,12 +40,15 @@ COARSE_SECONDS = 5.0
 MAX_COARSE_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
+# This process's greedy drafts so far, for each table of costs. Drafts of the same pair and drafter are likely to
+# be accepted as often again.
+_past_drafts: defaultdict[Path | None, PastDrafts] = defaultdict(dict)
 _log = logging.getLogger(__name__)
 
 
 def policy_of_request(request: Request) -> LengthPolicy:
     """Return a fresh policy for a decoder. It uses the costs that are stored in the request."""
-    return make_policy(request.draft_length, request.costs, timed=request.clock is None)
+    return make_policy(request.draft_length, request.costs, request.clock is None, request.past_drafts)
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
@@ -129,7 +133,10 @@ class Measuring:
             yield from self._coarsely(costs)
         else:
             return
-        self.request = replace(request, costs=costs.table)
+        # Don't remember sampled drafts: another text with the same random numbers must not depend on them.
+        shared = request.sampling.greedy and request.synthetic_acceptance is None and costs.path is not None
+        past_drafts = _past_drafts[costs.path] if shared else None
+        self.request = replace(request, costs=costs.table, past_drafts=past_drafts)
         yield from measure_peaks(self.pair.device, self.pair.dtype)
 
     def _thoroughly(self, costs: MeasuredCosts) -> Iterator[None]:

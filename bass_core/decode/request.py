@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 
 from ..draft.registry import DrafterKind, choose_drafter, default_drafter
 from ..errors import RequestError
+from ..length.acceptance import PastDrafts
 from ..length.costs import RoundCosts
 from ..length.options import check_draft_length, longest_draft
 from ..model.attention import choose_backend
@@ -61,6 +62,7 @@ class Request(Options):
         tokenizer: the pair's; needed if `stop` has strings.
         costs: the costs of rounds, measured or those of the simulated clock; None unless the draft length depends
             on costs (measuring.py).
+        past_drafts: how many drafts earlier calls tested and accepted, which the lanes add to (measuring.py).
         clock: the simulated clock, with its number of GPUs chosen.
     """
 
@@ -76,6 +78,7 @@ class Request(Options):
     context: int
     tokenizer: Any = field(default=None, repr=False)
     costs: RoundCosts | None = None
+    past_drafts: PastDrafts | None = field(default=None, repr=False)
 
     @property
     def longest_draft(self) -> int:

@@ -6,8 +6,6 @@ depend neither on times nor on the drafts of the coming round. cost_aware.py use
 
 from __future__ import annotations
 
-from collections import defaultdict
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,14 @@ from numpy.typing import NDArray
 # An observation's weight is multiplied by this in every later round in which its source drafts. Acceptance changes
 # along a text, and that of copies changes suddenly when a text stops repeating another.
 MEMORY, COPY_MEMORY = 0.97, 0.85
+# The same for a round in which nothing drafts, so that an old observation does not count for ever.
+IDLE_MEMORY = 0.99
+# The first position's rate before any observation is that of all drafts so far, those of earlier calls included
+# (PastDrafts). They count as at most MAX_PAST tries, next to FIRST_WEIGHT tries with the first guess.
+MAX_PAST, FIRST_WEIGHT = 400.0, 8.0
 # Before its first observation, a position counts as tried PRIOR times with the rate of the position before it. The
 # first position has FIRST_RATE instead.
-PRIOR = 4.0
+PRIOR = 8.0
 # Some texts are easier than others, but one round says little about a row. So a new row counts as tried ROW_PRIOR
 # times with the rates of all rows. We forget a row once its observations together weigh less than FORGOTTEN,
 # because the row has left the batch or has not drafted for a long time.
@@ -28,6 +31,8 @@ ROW_PRIOR, FORGOTTEN = 8.0, 0.05
 FIRST_RATE, FIRST_COPY_RATE = 0.55, 0.7
 
 Rates = NDArray[np.floating[Any]]
+# By source: float64 [2], how many drafts were tested (accepted or the first rejected one), and how many accepted.
+PastDrafts = dict[str, NDArray[np.float64]]
 
 
 class SurvivalRate:
@@ -37,8 +42,8 @@ class SurvivalRate:
     i. For example, a row with 4 drafts, of which 2 were accepted, reached 1 and 2 but not 3.
     """
 
-    def __init__(self, limit: int, first: float, memory: float = MEMORY) -> None:
-        self.first, self.memory = first, memory
+    def __init__(self, limit: int, first: float) -> None:
+        self.first = first
         self._tried, self._reached = np.zeros(limit), np.zeros(limit)
         self._cached_rates: Rates | None = None
 
@@ -47,10 +52,10 @@ class SurvivalRate:
         """The total weight of the observations of the first position."""
         return float(self._tried[0])
 
-    def fade(self) -> None:
-        """Reduce the weight of all observations, because a round has passed."""
-        self._tried *= self.memory
-        self._reached *= self.memory
+    def fade(self, memory: float) -> None:
+        """Multiply the weight of all observations by `memory`."""
+        self._tried *= memory
+        self._reached *= memory
         self._cached_rates = None
 
     def add(self, count: int, allowed: int) -> None:
@@ -69,9 +74,19 @@ class SurvivalRate:
             self._cached_rates = np.array(rates)
         return self._cached_rates
 
-    def row_rates(self, all_rows: SurvivalRate) -> Rates:
-        """Return one row's rates: those of all rows, corrected by the row's own observations."""
-        return np.asarray((self._reached + ROW_PRIOR * all_rows.rates()) / (self._tried + ROW_PRIOR))
+    def row_rates(self, all_rows: SurvivalRate, doubt: float = 0.0) -> Rates:
+        """Return one row's rates: those of all rows, corrected by the row's own observations.
+
+        Args:
+            all_rows: the observations of all rows, this one included.
+            doubt: add this many standard errors of the rates of all rows.
+        """
+        return np.asarray((self._reached + ROW_PRIOR * all_rows.upper(doubt)) / (self._tried + ROW_PRIOR))
+
+    def upper(self, doubt: float) -> Rates:
+        """Return the rates plus `doubt` standard errors, at most 1."""
+        rates = self.rates()
+        return np.minimum(1.0, rates + doubt * np.sqrt(rates * (1 - rates) / (self._tried + PRIOR + 1)))
 
     def chances(self) -> Rates:
         """Return float64 [limit], the probabilities that a count is at least 1, 2, ..., if nothing limits it."""
@@ -81,22 +96,32 @@ class SurvivalRate:
 class AcceptanceEstimate:
     """Estimates for one source: how many of the allowed tokens it drafts, and how many of them are accepted."""
 
-    def __init__(self, limit: int, copies: bool) -> None:
-        self.drafted = SurvivalRate(limit, 1.0)
-        first = (FIRST_COPY_RATE, COPY_MEMORY) if copies else (FIRST_RATE, MEMORY)
-        self._new_survival = partial(SurvivalRate, limit, *first)
-        self._accepted, self._rows = self._new_survival(), defaultdict[int, SurvivalRate](self._new_survival)
+    def __init__(self, limit: int, copies: bool, past: NDArray[np.float64] | None = None) -> None:
+        self.limit, self.drafted = limit, SurvivalRate(limit, 1.0)
+        self.memory = COPY_MEMORY if copies else MEMORY
+        self._guess = FIRST_COPY_RATE if copies else FIRST_RATE
+        self._past = np.zeros(2) if past is None else past
+        self._accepted, self._rows = SurvivalRate(limit, self._past_rate()), dict[int, SurvivalRate]()
 
-    def accepted(self, row: int) -> Rates:
-        """Return float64 [limit], the probabilities that at least 1, 2, ... of a row's drafts are accepted."""
-        if row not in self._rows:
-            return self._accepted.chances()
-        return np.cumprod(self._rows[row].row_rates(self._accepted))
+    def _past_rate(self) -> float:
+        tested, accepted = self._past.tolist()
+        return float((accepted + FIRST_WEIGHT * self._guess) / (tested + FIRST_WEIGHT))
 
-    def fade(self) -> None:
-        """Reduce the weight of older observations, because a round with this source has passed."""
+    def accepted(self, row: int, doubt: float = 0.0) -> Rates:
+        """Return float64 [limit], the probabilities that at least 1, 2, ... of a row's drafts are accepted.
+
+        Args:
+            row: the row's id.
+            doubt: add this many standard errors to each position's rate.
+        """
+        seen = self._rows.get(row)
+        rates = self._accepted.upper(doubt) if seen is None else seen.row_rates(self._accepted, doubt)
+        return np.cumprod(rates)
+
+    def fade(self, memory: float | None = None) -> None:
+        """Multiply the weight of all observations by `memory`, or by that of a round that drafts."""
         for survival in (self.drafted, self._accepted, *self._rows.values()):
-            survival.fade()
+            survival.fade(self.memory if memory is None else memory)
         for row in [row for row, survival in self._rows.items() if survival.tried < FORGOTTEN]:
             del self._rows[row]
 
@@ -104,4 +129,7 @@ class AcceptanceEstimate:
         """Add what one row did in a round: how many drafts it was allowed, drafted and accepted."""
         self.drafted.add(drafted, allowed)
         self._accepted.add(accepted, allowed)
-        self._rows[row].add(accepted, allowed)
+        self._rows.setdefault(row, SurvivalRate(self.limit, self._guess)).add(accepted, allowed)
+        self._past += min(accepted + 1, allowed), accepted
+        self._past *= min(1.0, MAX_PAST / self._past[0])
+        self._accepted.first = self._past_rate()

@@ -10,9 +10,11 @@ gives more tokens per millisecond, none are taken.
 
 The lengths depend only on earlier rounds, so every verification rule stays exact.
 
-Costs come from a table (costs.py), corrected with the measured time of each round. The option that looks worse
-(drafting, or a plain step) is still tried now and then, for at most the share EXPLORE of the time. So a lane
-notices when drafting begins to pay, and loses little if it never does.
+Costs come from a table (costs.py), corrected with the measured time of each round. If a plain step looks best,
+drafting is still tried as long as it would pay at rates of acceptance one standard error above the estimates, and
+as long as the expected losses of these trials stay within a budget: the share START of the time that the batch
+would take without drafts, plus EXPLORE of the time so far. So a drafter that is better than expected is found
+early, and others cost little. If drafting looks best, a plain round is tried now and then.
 Sources: expected tokens by position, Leviathan et al. 2211.17192, equation 1; one allotment over all rows by
 goodput, vLLM's adaptive verification (#47808) and DSpark (arXiv 2607.05147).
 """
@@ -27,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .acceptance import AcceptanceEstimate, Rates, SurvivalRate
+from .acceptance import IDLE_MEMORY, MEMORY, AcceptanceEstimate, PastDrafts, Rates, SurvivalRate
 from .base import Feedback, Offer
 from .costs import CorrectedCosts, RoundCosts
 
@@ -38,31 +40,43 @@ LIMIT, MAX_DRAFTS_PER_ROUND = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
 # Draft only if the expected tokens per millisecond are at least this many times those of a plain step. The margin
 # is there because the estimates for drafting are less certain than those for a plain step.
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.05
 # Before it drafts, a draft model has to read the text that it has not read yet. The time for this is spread over
 # the rounds that are left, but over at most this many (before the first round: over all of them).
 HORIZON = 16
 # How much of the last row's delay counts. Less than all of it, because rounds cost less and drafts pay more as
 # soon as other rows have finished. Half is a guess.
 LAST_ROW_WEIGHT = 0.5
-# Share of the time that may be lost by trying the option that looks worse.
-EXPLORE = 0.01
+# The budget for trials of drafting, as shares of the batch's time without drafts and of the time so far.
+START, EXPLORE = 0.015, 0.005
+# A trial hopes for rates of acceptance DOUBT standard errors above the estimates. It may cost at most CHANCE of
+# the time that drafting would then save, because the hope seldom comes true.
+DOUBT, CHANCE = 1.0, 0.3
 # After a plain round, skip planning for rounds with the same sources until a round drafts, but at most for this
 # many rounds and for this many milliseconds. Planning takes a noticeable time compared with a small model's step.
 MAX_SKIPPED_PLANS, MAX_SKIP_MS = 31, 100.0
-# After FIRST_ROUNDS rounds that all drafted, a plain round may be tried early: the time that it may lose is raised
-# by the time of FIRST_TRY plain steps.
-FIRST_TRY, FIRST_ROUNDS = 0.4, 4
+# If drafting looks best, PLAIN_TRIALS rounds after the first FIRST_ROUNDS are plain, then one in PLAIN_EVERY,
+# unless a plain round would lose more than MAX_LOSS of its time.
+FIRST_ROUNDS, PLAIN_TRIALS, PLAIN_EVERY, MAX_LOSS = 4, 2, 48, 0.4
+# A row's pace, for its weight, is its expected number of tokens per round with this many drafts.
+PACE = 2
 
 
 Places = NDArray[np.int64]
 
 
 class RoundPlan(NamedTuple):
-    """The draft length of each row, and the expected loss in ms compared with the option that looks best."""
+    """The draft lengths of a round.
+
+    Attributes:
+        lengths: one per row.
+        lost: the expected loss in ms if the round is a trial of drafting, else 0.
+        tries_plain: whether the round is a trial of a plain step.
+    """
 
     lengths: list[int]
     lost: float
+    tries_plain: bool = False
 
 
 class Candidates(NamedTuple):
@@ -70,11 +84,13 @@ class Candidates(NamedTuple):
 
     Attributes:
         tokens: expected tokens of all rows, weighted, for each option.
+        hoped: the same if the rates of acceptance are DOUBT standard errors higher.
         ms: time of each option.
         lengths: returns the draft lengths per row of option i.
     """
 
     tokens: Rates
+    hoped: Rates
     ms: Rates
     lengths: Callable[[int], list[int]]
 
@@ -85,18 +101,22 @@ class CostAware:
     Args:
         table: costs of rounds.
         timed: whether the rounds' own times correct them.
+        past: counts of earlier calls, which this policy adds to. None: there were none.
     """
 
     limit = LIMIT
 
-    def __init__(self, table: RoundCosts, timed: bool = True) -> None:
+    def __init__(self, table: RoundCosts, timed: bool = True, past: PastDrafts | None = None) -> None:
         self.costs = CorrectedCosts(table, timed)
+        self._past: PastDrafts = {} if past is None else past
         self._estimates: dict[str, AcceptanceEstimate] = {}
         self._forwards = SurvivalRate(LIMIT, 1.0)
-        # Milliseconds that may still be lost by trying the option that looks worse.
+        # Milliseconds that trials may still lose: of the share EXPLORE, and of START (None: no row had an offer).
         self._allowance = 0.0
-        # Rounds so far, and whether any of them was plain.
-        self._rounds, self._plain = 0, False
+        self._start: float | None = None
+        # Rounds so far, the plain ones among them, the round of the next plain trial, and that of the last
+        # observation.
+        self._rounds, self._plain, self._plain_due, self._observed = 0, 0, FIRST_ROUNDS, 0
         # The newest plan and the offers that it was made for.
         self._planned: tuple[Sequence[Offer], RoundPlan] | None = None
         # Keyed by the sources of a plain round's rows: the round until which planning is skipped for them.
@@ -107,7 +127,7 @@ class CostAware:
         return self.plan(offers).lengths
 
     def plan(self, offers: Sequence[Offer]) -> RoundPlan:
-        """Return the plan of the next round: the best option, or the one that looks worse if it may be tried."""
+        """Return the plan of the next round: the best option, or a trial of another one."""
         if self._planned is not None and self._planned[0] is offers:
             return self._planned[1]
         usable, plan = [min(max(offer.most, 0), LIMIT) for offer in offers], RoundPlan([0] * len(offers), 0.0)
@@ -117,109 +137,101 @@ class CostAware:
         return plan
 
     def _plan(self, offers: Sequence[Offer], usable: list[int]) -> RoundPlan:
-        candidates = (
-            self._common_lengths(offers, usable) if self.costs.padded else self._per_row_lengths(offers, usable)
-        )
-        rates = candidates.tokens / candidates.ms
+        tokens, hoped, ms, lengths = self._candidates(offers, usable)
+        plain, rates = tokens[0] / ms[0], tokens / ms
         best = 1 + int(rates[1:].argmax())
-        chosen, other = (best, 0) if rates[best] > LEAST_GAIN * rates[0] else (0, best)
-        lost = max(0.0, float(candidates.ms[other] - candidates.tokens[other] / rates[chosen]))
-        if other:
-            # This may be the only trial for a long time, so charge it the full cost of catching up.
-            lost += self._reading_ms(offers)
-        # Try a plain round early, because a wrong time for it in the table would otherwise go unnoticed. Don't do
-        # so in the first rounds: if the first round drafts, the draft model reads the prompts during the prefill.
-        early = other == 0 and not self._plain and self._rounds >= FIRST_ROUNDS
-        spare = FIRST_TRY * float(candidates.ms[0]) if early else 0.0
-        if lost > self._allowance + spare:
-            return RoundPlan(candidates.lengths(chosen), 0.0)
-        return RoundPlan(candidates.lengths(other), lost)
+        if rates[best] > LEAST_GAIN * plain:
+            # Try plain rounds too, because a wrong time for them in the table would otherwise go unnoticed. Don't
+            # do so in the first rounds: if the first round drafts, the draft model reads the prompts during the
+            # prefill.
+            lost = float(ms[0] - tokens[0] / rates[best])
+            tried = self.costs.timed and self._rounds >= self._plain_due and lost <= MAX_LOSS * ms[0]
+            return RoundPlan(lengths(0 if tried else best), 0.0, tried)
+        # This may be the only trial for a long time, so charge it the full cost of catching up.
+        best = 1 + int((hoped / ms)[1:].argmax())
+        lost = max(0.0, float(ms[best] - tokens[best] / plain)) + self._reading_ms(offers)
+        left_ms = float(ms[0]) * _left(offers)
+        saved = CHANCE * left_ms * float(1 - plain * ms[best] / hoped[best])
+        budget = self._allowance + (START * left_ms if self._start is None else self._start)
+        # A trial without such a hope shows whether the times are still true.
+        tried = lost <= min(saved, budget) or lost <= self._allowance
+        return RoundPlan(lengths(best), lost) if tried else RoundPlan(lengths(0), 0.0)
 
-    def _per_row_lengths(self, offers: Sequence[Offer], usable: list[int]) -> Candidates:
-        """Return one candidate per total number of drafts 0, 1, 2, ...: the drafts with the highest worths.
+    def _candidates(self, offers: Sequence[Offer], usable: list[int]) -> Candidates:
+        """Return the options for a round.
 
-        Used if padding costs nothing.
+        If padding costs as much as tokens, option i is that every row drafts i tokens, or as many as it can.
+        Otherwise, it is the i drafts with the highest worths.
         """
-        rows = len(offers)
-        estimates = [self._estimate_for(offer) for offer in offers]
+        rows, estimates = len(offers), [self._estimate_for(offer) for offer in offers]
         allowed = np.array(usable)[:, None] >= PLACES
+        # float64 [2, rows, LIMIT]: the chances that are expected, and those that are hoped for.
         chances = np.array(
-            [estimate.accepted(offer.row) for estimate, offer in zip(estimates, offers, strict=True)]
+            [
+                [estimate.accepted(offer.row, doubt) for estimate, offer in zip(estimates, offers, strict=True)]
+                for doubt in (0.0, DOUBT)
+            ]
         )
-        worths = np.where(allowed, chances * _remaining_weights(offers)[:, None], -1.0).ravel()
-        # A stable sort, so that drafts of one row with equal worth stay in their order.
-        order = np.argsort(-worths, kind="stable")[: min(MAX_DRAFTS_PER_ROUND, sum(usable))]
-        shares = np.array([estimate.drafted.chances() for estimate in estimates]).ravel()[order]
-        places = np.tile(PLACES, rows)[order]
-        depths = np.where(np.array([offer.forwards for offer in offers])[order // LIMIT], places, 0)
-        start = np.zeros(1)
-        tokens = rows + np.concatenate((start, worths[order].cumsum()))
-        squares = np.concatenate((start, ((2 * places - 1) * worths[order]).cumsum()))
-        steps = rows + np.concatenate((start, shares.cumsum()))
-        deepest = np.concatenate(([0], np.maximum.accumulate(depths)))
-        tokens, ms = self._until_the_last_row(offers, tokens, squares, steps, deepest)
-        return Candidates(tokens, ms, lambda index: np.bincount(order[:index] // LIMIT, minlength=rows).tolist())
+        worths = allowed * chances * _remaining_weights(offers, 1 + chances[0, :, :PACE].sum(1))[:, None]
+        modelled = np.array([offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True)])
+        if self.costs.padded:
+            places = PLACES[: max(usable)]
+            gains, verified, depths = worths.sum(1)[:, : len(places)], rows * places, places * modelled.any()
+        else:
+            # A stable sort, so that drafts of one row with equal worth stay in their order.
+            order = np.argsort(-np.where(allowed, worths[0], -1.0).ravel(), kind="stable")
+            order = order[: min(MAX_DRAFTS_PER_ROUND, sum(usable))]
+            drafted = np.array([estimate.drafted.chances() for estimate in estimates]).ravel()[order]
+            gains, verified = worths.reshape(2, -1)[:, order], drafted.cumsum()
+            places = PLACES[order % LIMIT]
+            depths = np.maximum.accumulate(places * modelled[order // LIMIT])
 
-    def _common_lengths(self, offers: Sequence[Offer], usable: list[int]) -> Candidates:
-        """Return one candidate per length 0, 1, 2, ...: every row drafts that many tokens, or as many as it can.
+        def lengths(index: int) -> list[int]:
+            if self.costs.padded:
+                return [min(most, index) for most in usable]
+            counts: list[int] = np.bincount(order[:index] // LIMIT, minlength=rows).tolist()
+            return counts
 
-        Used if padding costs as much as tokens.
-        """
-        rows, places = len(offers), np.arange(max(usable) + 1)
-        tokens, squares = np.full(len(places), float(rows)), np.zeros(len(places))
-        for offer, most, weight in zip(offers, usable, _remaining_weights(offers), strict=True):
-            chances, allowed = self._estimate_for(offer).accepted(offer.row), np.minimum(places, most)
-            tokens += weight * np.concatenate(([0.0], chances.cumsum()))[allowed]
-            squares += weight * np.concatenate(([0.0], ((2 * PLACES - 1) * chances).cumsum()))[allowed]
-        deepest = places * any(offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True))
-        tokens, ms = self._until_the_last_row(offers, tokens, squares, rows * (1.0 + places), deepest)
-        return Candidates(tokens, ms, lambda index: [min(max(most, 0), index) for most in usable])
-
-    def _until_the_last_row(
-        self, offers: Sequence[Offer], tokens: Rates, squares: Rates, verified: Rates, deepest: Places
-    ) -> tuple[Rates, Rates]:
-        """Return each candidate's tokens at the pace of the row that finishes last, and its time.
-
-        Args:
-            offers: of the coming round.
-            tokens: float64 [candidates], the weighted tokens of all rows.
-            squares: float64 [candidates], the weighted expected square of the number of accepted drafts, summed
-                over all rows. If c_i is the chance of i or more, the expected square is the sum of (2i - 1) c_i.
-            verified: float64 [candidates], the tokens that the target verifies.
-            deepest: int64 [candidates], the longest draft of any row.
-        """
-        rows, left = len(offers), 1 + max(offer.most for offer in offers)
-        pace = tokens / rows
+        gains, verified, depths = (np.insert(each, 0, 0, axis=-1) for each in (gains, verified, depths))
+        tokens, left = rows + gains.cumsum(1), _left(offers)
+        pace = tokens[0] / rows
         # The time to read unread tokens is spread over the rounds that are left: fewer if the pace is faster.
         rounds = left / pace if not self._rounds else np.minimum(HORIZON, left / pace)
-        forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[deepest]
-        drafting = (
-            self.costs.draft_ms(rows, forwards, np.zeros(1)) + (deepest > 0) * self._reading_ms(offers) / rounds
-        )
-        variance = np.maximum(squares / rows - (pace - 1) ** 2, 0)
-        ms = self.costs.verify_ms(rows, verified) + drafting
-        return tokens * _last_row_share(rows, pace, variance, left), ms
+        forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[depths]
+        ms = self.costs.verify_ms(rows, rows + verified) + self.costs.draft_ms(rows, forwards, np.zeros(1))
+        ms = ms + (depths > 0) * self._reading_ms(offers) / rounds
+        # The expected square of the number of accepted drafts is the sum of (2i - 1) x (chance of i or more).
+        squares = np.concatenate(([0.0], ((2 * places - 1) * gains[0, 1:]).cumsum())) / rows
+        share = _last_row_share(rows, pace, np.maximum(squares - (pace - 1) ** 2, 0), left)
+        return Candidates(*(share * tokens), ms, lengths)
 
     def _reading_ms(self, offers: Sequence[Offer]) -> float:
         """Return the time that the draft model needs to read its unread tokens."""
         return float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
 
     def _estimate_for(self, offer: Offer) -> AcceptanceEstimate:
-        return self._estimates.setdefault(offer.source, AcceptanceEstimate(LIMIT, not offer.forwards))
+        if offer.source not in self._estimates:
+            past = self._past.setdefault(offer.source, np.zeros(2))
+            self._estimates[offer.source] = AcceptanceEstimate(LIMIT, not offer.forwards, past)
+        return self._estimates[offer.source]
 
     def observe(self, feedback: Feedback) -> None:
         """See LengthPolicy."""
         offers, rows, forwards = feedback.offers, len(feedback.offers), feedback.draft_forwards
-        # Compute the plan that was made before this round. The allowance grows by a share of the round's time, and
-        # shrinks by the plan's loss if the round followed the plan.
+        # Compute the plan that was made before this round, and pay for its trial if the round followed it.
         plan = self.plan(offers)
-        tried = plan.lost if feedback.lengths == plan.lengths else 0.0
-        self._allowance += EXPLORE * self._ms(feedback) - tried
+        if self._start is None and any(offer.most > 0 for offer in offers):
+            self._start = START * _left(offers) * self._plain_ms(rows)
+        if plan.lost and feedback.lengths == plan.lengths:
+            spent = min(plan.lost, self._allowance)
+            self._allowance, self._start = self._allowance - spent, (self._start or 0.0) - (plan.lost - spent)
+        self._allowance += EXPLORE * self._ms(feedback)
         skipped = self._skips_plan(offers)
-        self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.lengths)
+        self._rounds, self._plain = self._rounds + 1, self._plain + (not any(feedback.lengths))
+        if not any(feedback.lengths):
+            self._plain_due = self._rounds + (1 if self._plain < PLAIN_TRIALS else PLAIN_EVERY)
         self._planned = None
-        if any(plan.lengths) or plan.lost:
-            # The plan drafts, or its plain round is only a trial, so don't skip the next planning.
+        if any(plan.lengths) or plan.tries_plain:
             self._plain_until.clear()
         elif skipped:
             # While planning is skipped, don't observe plain rounds: their cost was observed a few rounds ago.
@@ -227,6 +239,10 @@ class CostAware:
         elif any(_sources(offers)):
             num_rounds = int(MAX_SKIP_MS / max(1e-3, self._ms(feedback)))
             self._plain_until[_sources(offers)] = self._rounds + min(MAX_SKIPPED_PLANS, num_rounds)
+        if not any(feedback.lengths):
+            for estimate in self._estimates.values():
+                estimate.fade(IDLE_MEMORY ** (self._rounds - self._observed))
+        self._observed = self._rounds
         drafted = list(zip(offers, feedback.lengths, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in drafted if allowed}:
             self._estimates[source].fade()
@@ -235,7 +251,7 @@ class CostAware:
                 self._estimate_for(offer).add(offer.row, *(min(n, LIMIT) for n in (allowed, count, accepted)))
         deepest = max((allowed for offer, allowed, _, _ in drafted if offer.forwards), default=0)
         if deepest:
-            self._forwards.fade()
+            self._forwards.fade(MEMORY)
             self._forwards.add(min(forwards, deepest, LIMIT), min(deepest, LIMIT))
         width = max(feedback.drafted)
         tokens = rows * (1 + width) if self.costs.padded else rows + sum(feedback.drafted)
@@ -251,7 +267,9 @@ class CostAware:
         """Return the time of the round, measured if possible, else from the costs."""
         if self.costs.timed and not math.isnan(feedback.ms):
             return feedback.ms
-        rows = len(feedback.offers)
+        return self._plain_ms(len(feedback.offers))
+
+    def _plain_ms(self, rows: int) -> float:
         return float(self.costs.verify_ms(rows, np.array([float(rows)]))[0])
 
 
@@ -260,12 +278,17 @@ def _sources(offers: Sequence[Offer]) -> tuple[str, ...]:
     return tuple(sorted(offer.source if offer.most > 0 else "" for offer in offers))
 
 
-def _remaining_weights(offers: Sequence[Offer]) -> Rates:
+def _left(offers: Sequence[Offer]) -> int:
+    """Return the number of tokens that the longest row has left to write."""
+    return 1 + max(offer.most for offer in offers)
+
+
+def _remaining_weights(offers: Sequence[Offer], paces: Rates) -> Rates:
     """Return float64 [rows], the weight of one extra token in each row, smaller with fewer tokens left to write.
 
     The mean over the rows that offer drafts is 1. For the other rows, the number of remaining tokens is unknown.
     """
-    left = np.array([max(offer.most, 0.0) for offer in offers])
+    left = np.array([max(offer.most, 0.0) for offer in offers]) / paces
     weights = (left / left.max()) ** REMAINING_EXPONENT
     return np.asarray(weights / weights[left > 0].mean())
 

@@ -162,9 +162,10 @@ SAMPLES, MAX_AGE = 5, 128
 # Limit of a round's correction, in both directions. For example, a round that takes 20 times the table's time is
 # treated as if it took 8 times the table's time.
 MAX_CORRECTION = 8.0
-# Time to read one unread token, as a share of a draft forward. Measured for the shipped head on two cores: with
-# 200 tokens at once, 0.13 ms per token, while a forward takes 1 ms.
-READING = 1 / 8
+# Time to read one unread token, as a share of a draft forward. Measured for the shipped head on one core: 0.06 to
+# 0.12 ms per token, while a forward takes 0.5 to 0.6 ms. If padding costs as much as tokens, the device is a GPU,
+# which reads many tokens in the time of one forward.
+READING, PADDED_READING = 1 / 6, 1 / 64
 
 
 class CorrectedCosts:
@@ -203,7 +204,8 @@ class CorrectedCosts:
         return self._table_draft_ms(rows, forwards, unread) * median(self._draft_ratios)
 
     def _table_draft_ms(self, rows: int, forwards: Array, unread: Array) -> Array:
-        each = self.table.draft_ms(rows) * (forwards + READING * unread)
+        reading = PADDED_READING if self.padded else READING
+        each = self.table.draft_ms(rows) * (forwards + reading * unread)
         return np.asarray(each + self.table.proposal_ms(rows) * (forwards > 0))
 
     def observe(self, rows: int, tokens: int, ms: float, drafting: tuple[float, float, float] | None) -> None:
@@ -229,6 +231,8 @@ class CorrectedCosts:
         self._factors[rows] = self._recent_factors(sizes_seen)
         if drafting is not None:
             forwards, unread, draft_ms = drafting
+            if unread > 8 * rows:
+                return
             expected = self._table_draft_ms(rows, np.array([forwards]), np.array([unread]))
             self._draft_ratios.append(_clamped_ratio(draft_ms, float(expected[0])))
 

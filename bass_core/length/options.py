@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 
 from ..errors import RequestError
+from .acceptance import PastDrafts
 from .base import LengthPolicy
 from .cost_aware import LIMIT, CostAware
 from .costs import RoundCosts
@@ -56,20 +57,26 @@ def wants_costs(option: DraftLength) -> bool:
     return isinstance(option, str) and option in (AUTO, COST_AWARE)
 
 
-def make_policy(option: DraftLength, costs: RoundCosts | None = None, timed: bool = True) -> LengthPolicy:
+def make_policy(
+    option: DraftLength,
+    costs: RoundCosts | None = None,
+    timed: bool = True,
+    past_drafts: PastDrafts | None = None,
+) -> LengthPolicy:
     """Return a fresh policy for a checked option; a user's object is copied.
 
     Args:
         option: the checked option.
         costs: costs of rounds, or None. Without costs, "auto" means Algorithm 1.
         timed: whether the rounds' own times correct the costs.
+        past_drafts: counts of earlier calls (acceptance.py), which a cost-aware policy adds to.
 
     Raises:
         ValueError: if the option is "cost-aware" and there are no costs.
     """
     check_draft_length(option)
     if wants_costs(option) and costs is not None:
-        return CostAware(costs, timed)
+        return CostAware(costs, timed, past_drafts)
     if option == COST_AWARE:
         raise ValueError(f'draft_length="{option}" needs costs: see with_costs in decode/measuring.py.')
     if isinstance(option, str):

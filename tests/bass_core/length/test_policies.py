@@ -1,10 +1,12 @@
 """Draft-length policies: Algorithm 1 of the BASS paper, number by number."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
+from bass_core.decode import batch
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.draft.model import ModelDrafter
@@ -113,3 +115,25 @@ def test_a_policy_sets_the_length_of_each_row():
     assert [len(row.drafted) for row in second.rows] == [0, 0, 2]
     regular = generate(ModelPair(target), prompts(3), method="regular", max_new_tokens=tokens)
     assert [row.token_ids for row in rows] == texts_of(regular)
+
+
+def test_set_up_is_no_part_of_a_rounds_time(monkeypatch):
+    """Each verification captures a graph for a second, and takes 7 ms besides."""
+    clock = SimpleNamespace(ms=0.0, setup=0.0)
+    monkeypatch.setattr(batch, "time", SimpleNamespace(perf_counter=lambda: clock.ms / 1000))
+    monkeypatch.setattr(batch, "setup_ms", lambda: clock.setup, raising=False)
+    verify = BatchDecoder._verify
+
+    def captures(*arguments):
+        clock.ms, clock.setup = clock.ms + 1007, clock.setup + 1000
+        return verify(*arguments)
+
+    monkeypatch.setattr(BatchDecoder, "_verify", captures)
+    target, policy = tiny("llama"), OddRows()
+    runners = [ModelRunner(ModelPair(target).target_step, 1, 60, VOCAB, "pad") for _ in range(2)]
+    rows, params = [Sequence(0, 0, [1, 2, 3], 9, frozenset())], SamplingParams()
+    decoder = BatchDecoder(rows, runners[0], DecodingParams(params), ModelDrafter(runners[1], params), policy)
+    while not decoder.finished:
+        decoder.step()
+    times = [call.ms for call in policy.calls if isinstance(call, Feedback)]
+    assert times == pytest.approx([7.0, 7.0])
