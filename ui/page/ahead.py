@@ -34,7 +34,12 @@ class Pieces:
 
 
 def pieces(
-    offers: Mapping[str, RecordingOffer], header: gr.HTML, parts: Mapping[Part, gr.HTML], tabs: Sequence[str], *, replay: bool
+    offers: Mapping[str, RecordingOffer],
+    header: gr.HTML,
+    parts: Mapping[Part, gr.HTML],
+    tabs: Sequence[str],
+    *,
+    replay: bool,
 ) -> Pieces | None:
     """Return the pieces for a page, or None if it doesn't have the opening's first recording.
 
