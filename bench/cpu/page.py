@@ -1,6 +1,7 @@
-"""`python -m bench page`: how much a watching browser slows the lanes.
+"""`python -m bench page`: how fast the page opens, and how much a watching browser slows the lanes.
 
-We run the same race (three lanes, fair) in turns: in a process without a server ("library"), through the running
+The opening is measured in cold loads of the page, here and on an emulated fast 3G network (opening.py). Then we
+run the same race (three lanes, fair) in turns: in a process without a server ("library"), through the running
 app.py by gradio_client ("client"), and in headless Chromium on the page of app.py ("browser"). All use the page's
 thread count and wait policy. Figures are medians of each lane's ms per token. For the page we also report how
 often it rendered new text, and its longest main-thread task after the charts were first drawn.
@@ -22,8 +23,9 @@ import torch
 
 from app import parse, set_threads
 
-from ..report.report import CPU, ROOT, at_least, at_most, claim, finish, median, parser, whole
+from ..report.report import CPU, ROOT, Row, at_least, at_most, claim, document, median, parser, show, table, whole
 from ..robustness.serving import serve
+from . import opening
 
 PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."
 TEMPERATURE, SEED = 0.7, 0
@@ -57,10 +59,11 @@ def main(argv: list[str]) -> None:
     cli.add_argument("--batch", type=whole(), default=4)
     cli.add_argument("--max-new-tokens", type=whole(), default=64)
     cli.add_argument("--repeats", type=whole(), default=3)
+    cli.add_argument("--loads", type=whole(), default=7, help="cold loads of the page on each network")
     cli.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = cli.parse_args(argv)
     if options.quick:
-        options.repeats, options.max_new_tokens = 1, 16
+        options.repeats, options.max_new_tokens, options.loads = 1, 16, 1
     if options.worker:
         work(options)
         return
@@ -70,6 +73,8 @@ def main(argv: list[str]) -> None:
     with ExitStack() as stack:
         library = stack.enter_context(worker(options))
         address = stack.enter_context(app(options))
+        with chromium() as started:
+            opened = opening.measure(started, address, options.loads)
         page = stack.enter_context(browser(address))
         run: dict[str, Callable[[], Lanes]] = {
             "library": library,
@@ -82,12 +87,15 @@ def main(argv: list[str]) -> None:
                 lanes = arm()
                 if repeat:
                     arms[name].append(lanes)
-    report(options, arms)
+    report(options, arms, *opened)
 
 
-def report(options: argparse.Namespace, arms: dict[str, list[Lanes]]) -> None:
-    """Print and write the table and the claims."""
-    results, claims, quick = [], [], options.quick
+def report(
+    options: argparse.Namespace, arms: dict[str, list[Lanes]], opened: list[Row], claims: list[Row]
+) -> None:
+    """Print and write the tables and the claims; `opened` are the rows of opening.py, and `claims` its claims."""
+    results: list[Row] = []
+    quick = options.quick
     for lane in LANES:
         times = {name: median([run[lane]["ms_per_token"] for run in runs]) for name, runs in arms.items()}
         cost = times["browser"] / times["library"] - 1
@@ -100,7 +108,8 @@ def report(options: argparse.Namespace, arms: dict[str, list[Lanes]]) -> None:
     texts = [[run[lane]["texts"] for lane in LANES] for runs in arms.values() for run in runs]
     same = all(text == texts[0] for text in texts)
     claims.append(claim("runs whose texts agree", len(texts), f"all {len(texts)}", same))
-    finish("page", options, CPU, results, claims)
+    print(f"{table(opened)}\n\n{table(results)}")
+    show(document("page", options, CPU, [*opened, *results], claims), options)
 
 
 def environment() -> dict[str, str]:
@@ -181,8 +190,8 @@ def client(address: str, options: argparse.Namespace) -> Lanes:
 
 
 @contextmanager
-def browser(address: str) -> Iterator[Any]:
-    """Open the page in headless Chromium and yield Playwright's page."""
+def chromium() -> Iterator[Any]:
+    """Start headless Chromium and yield Playwright's browser."""
     from playwright.sync_api import sync_playwright
 
     names = (os.environ.get("BASS_BROWSER"), "chromium", "chromium-browser", "google-chrome")
@@ -190,14 +199,21 @@ def browser(address: str) -> Iterator[Any]:
     if executable is None:
         raise SystemExit("No Chromium or Chrome is installed: install one, or name it in BASS_BROWSER.")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
-        page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+        started = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@contextmanager
+def browser(address: str) -> Iterator[Any]:
+    """Open the page in headless Chromium and yield Playwright's page."""
+    with chromium() as started:
+        page = started.new_page(viewport={"width": 1400, "height": 1000})
         page.set_default_timeout(PATIENCE_MS)
         page.goto(f"{address}?play=off#race?draft_length=bass")
         page.locator("[data-chart=latency]").scroll_into_view_if_needed()  # loads Plotly
         page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
         yield page
-        chromium.close()
 
 
 def watched(page: Any, options: argparse.Namespace) -> Lanes:

@@ -147,7 +147,8 @@ def _claims() -> str:
 def _page() -> str:
     """Return the cost of a watching browser: ms per token with the browser / ms per token of only the library."""
     document = load("page-cpu")
-    rows = [row | {"cost": row["browser ms/token"] / row["library ms/token"]} for row in document["results"]]
+    lanes = [row for row in document["results"] if "lane" in row]
+    rows = [row | {"cost": row["browser ms/token"] / row["library ms/token"]} for row in lanes]
     columns = _columns(
         "lane | library ms/token = library alone | client ms/token = gradio_client | "
         "browser ms/token = browser | cost = browser / library (bar: 1.10)"
@@ -253,6 +254,13 @@ _SPEC = (
 
 TABLES: dict[str, Callable[[], str]] = {
     "gpu-rounds": _gpu_rounds,
+    "opening": _table(
+        "page-cpu",
+        "network | loads | first token ms = first token, ms | first token, least = least | "
+        "first token, most = most | longest task ms = longest task, ms | tasks over 100 ms | layout shift | "
+        "KB | requests",
+        lambda row: "network" in row,
+    ),
     "batch": _table(
         "batch-cpu",
         "batch | arm = decoder | ms/token | speed-up | PTL First | PTL Last | PTL All | tokens/s | "

@@ -256,7 +256,11 @@ def test_benches_of_the_real_server_run(name):
 
 @pytest.mark.slow
 def test_page_runs(tiny, browser_executable):
-    run_in_subprocess("page", "--quick", *tiny, "--batch", 2)
+    document = run_in_subprocess("page", "--quick", *tiny, "--batch", 2)
+    networks = {row["network"]: row for row in document["results"] if "network" in row}
+    assert networks.keys() == {"here", "fast 3G"}
+    assert 0 < networks["here"]["first token ms"] < networks["fast 3G"]["first token ms"]
+    assert all(row["requests"] > 10 and row["KB"] > 100 for row in networks.values())
 
 
 @pytest.mark.slow

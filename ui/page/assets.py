@@ -92,7 +92,7 @@ SCRIPTS = (
     "race/cache.js", "race/trace.js", "race/step.js", "race/glance.js", "race/lanes.js", "race/charts.js",
     "race/inspector.js", "race/exact.js", "race/why.js", "race/export.js", "race/card.js", "race/save.js",
     "race/summary.js", "how/formulas.js", "how/how.js", "sweep/sweep.js", "sweep/readers.js",
-    "lecture/presenter.js", "lecture/bet.js",
+    "lecture/presenter.js", "lecture/bet.js", "page/ahead.js",
 )  # fmt: skip
 
 

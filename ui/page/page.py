@@ -15,7 +15,7 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from ui.page import assets, presenter
+from ui.page import ahead, assets, presenter
 from ui.page.choices import Choices
 from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
@@ -29,6 +29,7 @@ from ui.sweep import panel as sweep
 from ui.sweep.events import SweepEvents
 
 TITLE = "BASS: batched speculative decoding"
+TABS = ("Race", "Sweep", "How it works")
 # System fonts cover every alphabet and weight, and need no download.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
 WRONG_TYPE = "A value in the request has the wrong type"
@@ -36,7 +37,13 @@ BROWSER_ONLY = "This event belongs to the page's own script and does nothing on 
 
 
 class Page(gr.Blocks):
-    """Blocks that answer a malformed request with one sentence and log no traceback."""
+    """Blocks that answer a malformed request with one sentence and log no traceback.
+
+    Attributes:
+        ahead: what its document holds for the opening (ui/page/ahead.py).
+    """
+
+    ahead: ahead.Pieces | None = None
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *rest: Any, **options: Any) -> Any:
         """Return the handler's arguments from the values of a request.
@@ -95,14 +102,14 @@ def build(
     sweeps = None if events is None else SweepEvents(events)
     device = {"concurrency_limit": at_once, "concurrency_id": "device"}
     with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(
+        header = gr.HTML(
             html_template=_header(source is None and preparing is None),
             value=about,
             js_on_load=_ABOUT,
             apply_default_css=False,
         )
         with gr.Tabs(elem_id="tabs"):
-            with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
+            with gr.Tab(TABS[0], id="race"), gr.Row(elem_id="workspace"):
                 offered = choices or Choices()
                 assets.part(presenter.template(offered), "Bass.mountPresenter(element)", elem_id="presenter")
                 with gr.Column(elem_id="settings", min_width=280, scale=0):
@@ -118,14 +125,14 @@ def build(
                     if preparing is not None:
                         _early(preparing)
                 with gr.Column(elem_id="results", min_width=280):
-                    viewer.build(offers, lambda: draws.panel(None if source is None else events, device))
+                    viewed = viewer.build(offers, lambda: draws.panel(None if source is None else events, device))
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
                     saving = f"Bass.mountSaving(element, {json.dumps(assets.url(shell))})"
                     assets.part(parts.summary(), f"Bass.mountSummary(element); {saving}")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
-            with gr.Tab("Sweep", id="sweep", render_children=True):
+            with gr.Tab(TABS[1], id="sweep", render_children=True):
                 sweep.panel(None if source is None else sweeps, settings, device)
-            with gr.Tab("How it works", id="how", render_children=True):
+            with gr.Tab(TABS[2], id="how", render_children=True):
                 assets.part(how.template(), "Bass.mountHow(element)")
         if events is not None and sweeps is not None:
             gr.api(sweeps.api, api_name="sweep", **device)
@@ -134,6 +141,8 @@ def build(
             endpoint = gr.api(events.api, api_name="race", **device)
             inputs = [page.blocks[block_id] for block_id in endpoint["inputs"]]
             describe_parameters(inputs, limits, offered)
+    played = {part: component for part, component in viewed.items() if part.name in ("lanes", "tape")}
+    page.ahead = ahead.pieces(offers, header, played, TABS, replay=source is None)
     page.queue(max_size=16)
     # Except on Windows, Gradio's queue polls every millisecond, and each poll takes the GIL from the decoder.
     page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = 0.05
@@ -158,7 +167,7 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
     )
     return {
         "theme": theme,
-        "app_kwargs": {"middleware": [Middleware(assets.Compressed)]},
+        "app_kwargs": {"middleware": [Middleware(assets.Compressed), Middleware(ahead.Ahead)]},
         "css": assets.style(),
         "footer_links": ["api"],
         "show_error": False,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import gradio as gr
 from starlette.responses import Response
 
 from bass_core import METHODS, __version__
@@ -31,16 +32,25 @@ class Part:
     """One part of the page.
 
     Attributes:
+        name: identifies it.
         template: its HTML, without values from outside.
         script: JavaScript that mounts it.
         elem_id: its id in the document.
         value: JSON for its script.
+        after: JavaScript that runs once the whole page is there.
     """
 
+    name: str
     template: str
     script: str
     elem_id: str | None = None
     value: str = ""
+    after: str = ""
+
+    @property
+    def adopting(self) -> str:
+        """JavaScript that takes the part from the stage (ui/static/page/ahead.js) or else mounts it."""
+        return f"if (!Bass.adopt('{self.name}', element, server)) {{ {self.script}; }} {self.after}"
 
 
 def parts(offers: list[dict[str, str]], made: Mapping[str, str | None] | None = None) -> tuple[Part, ...]:
@@ -50,11 +60,12 @@ def parts(offers: list[dict[str, str]], made: Mapping[str, str | None] | None = 
         offers: name, title and look_for of each recording that the visitor can choose.
         made: the version and the revision that run the visitor's own races, if there are any.
     """
-    opening = "Bass.mountTape(element, props, server); Bass.mountFiles(element); Bass.mountLinks(element, props)"
+    tape = "Bass.mountTape(element, props, server); Bass.mountFiles(element)"
+    offered = text({"offers": offers, "known": known(), "made": made})
     return (
-        Part(race.lanes(), "Bass.mountLanes(element); Bass.mountBet(element)"),
-        Part(TEMPLATE, opening, "tape", text({"offers": offers, "known": known(), "made": made})),
-        Part(race.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)"),
+        Part("lanes", race.lanes(), "Bass.mountLanes(element); Bass.mountBet(element)"),
+        Part("tape", TEMPLATE, tape, "tape", offered, after="Bass.mountLinks(element, props)"),
+        Part("inspector", race.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)"),
     )
 
 
@@ -77,10 +88,13 @@ def header(more: str) -> str:
     )
 
 
-def build(offers: Mapping[str, RecordingOffer], below_lanes: Callable[[], object]) -> None:
+def build(offers: Mapping[str, RecordingOffer], below_lanes: Callable[[], object]) -> dict[Part, gr.HTML]:
     """Add the parts to the current layout, and call `below_lanes` after the first one.
 
     A server function sends the recordings, outside Gradio's queue.
+
+    Returns:
+        The components of the parts.
     """
 
     # A new function each time, because Gradio sets attributes on it.
@@ -91,8 +105,10 @@ def build(offers: Mapping[str, RecordingOffer], below_lanes: Callable[[], object
         return Response(offers[name].packed, media_type="application/json", headers=headers)
 
     shown = [{"name": offer.name, "title": offer.title, "look_for": offer.look_for} for offer in offers.values()]
+    components: dict[Part, gr.HTML] = {}
     for i, part in enumerate(parts(shown, {"version": __version__, "revision": revision()})):
         if i == 1:
             below_lanes()
         more = {"value": part.value, "server_functions": [recording]} if part.value else {}
-        assets.part(part.template, part.script, part.elem_id, **more)
+        components[part] = assets.part(part.template, part.adopting, part.elem_id, **more)
+    return components

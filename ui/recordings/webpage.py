@@ -52,7 +52,7 @@ def shell() -> str:
     body = "\n".join(
         f"<div data-part{f' id={part.elem_id!r}' if part.elem_id else ''}>{part.template}</div>" for part in viewer
     )
-    mounts = ", ".join(f"(element, props, server) => {{ {part.script}; }}" for part in viewer)
+    mounts = ", ".join(f"(element, props, server) => {{ {part.script}; {part.after} }}" for part in viewer)
     boot = BOOT.replace("MOUNTS", mounts).replace("VALUES", text([part.value for part in viewer]))
     sheet = f"{(assets.STATIC / assets.FILE_STYLE).read_text(encoding='utf-8')}\n{assets.style()}"
     return f"""<!doctype html>

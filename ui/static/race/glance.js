@@ -19,14 +19,8 @@
         for (const { target, isIntersecting } of entries) this.seen.set(target, isIntersecting);
         this.draw();
       });
-      // Hide the bar while Run is in the lower third of the screen, so that the bar does not cover Run.
-      const start = document.querySelector("#run");
-      if (start) {
-        new IntersectionObserver((entries) => {
-          this.overRun = entries.at(-1).isIntersecting;
-          this.draw();
-        }, { rootMargin: "-65% 0px 0px 0px" }).observe(start);
-      }
+      this.watchRun();
+      on("adopted", () => this.watchRun());
       this.bar.querySelector(".glance-stop").addEventListener("click", () => document.querySelector("#stop").click());
       on("start", (head) => this.start(head));
       on("view", () => soon(this.draw));
@@ -40,6 +34,16 @@
         soon(this.draw);
       });
       PHONE.addEventListener("change", this.draw);
+    }
+
+    /** Hide the bar while Run is in the lower third of the screen, so that the bar does not cover Run. */
+    watchRun() {
+      const start = document.querySelector("#run");
+      if (!start) return;
+      new IntersectionObserver((entries) => {
+        this.overRun = entries.at(-1).isIntersecting;
+        this.draw();
+      }, { rootMargin: "-65% 0px 0px 0px" }).observe(start);
     }
 
     lane(name) {

@@ -1,0 +1,57 @@
+"""Names of controls, what charts say and offer, and a prediction while a race has the device."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from .browser import fill
+from .conftest import watched
+
+pytestmark = pytest.mark.slow
+NAMED = re.compile(r"\w")
+# Opens the hover box of each chart that has data, at its middle, and returns the texts of all boxes.
+HOVERED = """() => [...document.querySelectorAll("[data-chart] .plot, .summary-figure .plot")].flatMap((plot) => {
+  if (!plot.data?.length) return [];
+  const [low, high] = plot._fullLayout.xaxis.range.map(Number);
+  Plotly.Fx.hover(plot, { xval: (low + high) / 2 });
+  return [...plot.querySelectorAll(".hoverlayer text")].map((text) => text.textContent);
+})"""
+BUTTONS = "() => [...document.querySelectorAll('.modebar-btn')].map(({ dataset }) => dataset.title)"
+
+
+def test_every_slider_and_button_has_a_name_of_its_own(page: Page) -> None:
+    page.get_by_role("tab", name="How it works").click()
+    for role in ("slider", "combobox", "checkbox", "spinbutton"):
+        controls = page.get_by_role(role, include_hidden=True)
+        assert page.get_by_role(role, name=NAMED, include_hidden=True).count() == controls.count(), role
+    assert page.get_by_role("slider", include_hidden=True).count() > 20
+    assert page.get_by_role("button", name="Formula", exact=True, include_hidden=True).count() == 0
+    assert page.get_by_role("button", name=re.compile("^Formula: "), include_hidden=True).count() > 20
+
+
+def test_charts_offer_no_dead_button_and_hover_shows_rounded_numbers(page: Page) -> None:
+    page.locator("[data-recording=win]").click()
+    page.wait_for_function("() => Bass.tape.state.recorded?.name === 'win'")
+    page.evaluate("() => { Bass.tape.live(); return Bass.plots.load().then(() => Bass.plots.drawAll()); }")
+    page.wait_for_function("() => document.querySelector('[data-chart=race] .plot').data?.length > 1")
+    titles = page.evaluate(BUTTONS)
+    assert titles and not [title for title in titles if re.search("share|cloud|studio|edit", title, re.IGNORECASE)]
+    boxes = page.evaluate(HOVERED)
+    assert any(re.search(r"\d", text) for text in boxes)
+    assert [text for text in boxes if re.search(r"\.\d{4}|^\(", text)] == []
+
+
+def test_a_prediction_does_not_wait_for_the_device(page: Page, context: BrowserContext, server: str) -> None:
+    fill(page, batch=16, tokens=1024)
+    page.click("#run")
+    expect(page.locator("#lane-regular .state")).to_have_text("Running")
+    with watched(context, server) as other:
+        other.get_by_role("tab", name="Sweep").click()
+        other.click("#sweep-predict")
+        expect(other.locator("#sweep-predicted tbody tr")).to_have_count(21)
+    assert page.locator("#status-line .message").get_attribute("data-phase") == "running"
+    page.click("#stop")
+    expect(page.locator("#status-line .message")).to_have_text("Stopped.")

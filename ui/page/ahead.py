@@ -1,0 +1,126 @@
+"""What the document holds for an opening that plays before Gradio has mounted: `pieces`, added by `Ahead`.
+
+ui/static/page/ahead.js builds the stage. It finds the parts' templates in Gradio's config, which the document has
+anyway, so only the first recording and the order to begin are added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import gradio as gr
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ui.page import assets
+from ui.recordings.shelf import RecordingOffer
+from ui.recordings.viewer import Part
+
+# The recording of the opening's first scene (ui/static/race/opening.js).
+FIRST = "one"
+SHEET = "page/ahead.css"
+# Gradio's document: the pieces go after the first and before the second.
+HEAD, BODY = b'<meta charset="utf-8" />', b"<gradio-app"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """HTML for the start of the document's head, and for its body."""
+
+    head: bytes
+    body: bytes
+
+
+def pieces(
+    offers: Mapping[str, RecordingOffer],
+    header: gr.HTML,
+    parts: Mapping[Part, gr.HTML],
+    tabs: Sequence[str],
+    *,
+    replay: bool,
+) -> Pieces | None:
+    """Return the pieces for a page, or None if it doesn't have the opening's first recording.
+
+    Args:
+        offers: the recordings of the page.
+        header: the page's header.
+        parts: the components of viewer.parts that play the opening.
+        tabs: the labels of the page's tabs.
+        replay: whether the page has no model.
+    """
+    if FIRST not in offers:
+        return None
+    stage = {
+        "header": header._id,
+        "parts": {part.name: component._id for part, component in parts.items()},
+        "tabs": tabs,
+        "name": FIRST,
+        "recording": offers[FIRST].recording,
+        "replay": replay,
+    }
+    mounts = ", ".join(f"{part.name}: (element, props, server) => {{ {part.script}; }}" for part in parts)
+    script = assets.loading(f"Bass.raise({{ {mounts} }})")
+    # "<" could end the element.
+    document = json.dumps(stage, separators=(",", ":")).replace("<", "\\u003c")
+    sheet = (assets.STATIC / SHEET).read_text(encoding="utf-8")
+    head = f'<link rel="preload" as="script" href="{assets.url(assets.bundle())}">'
+    body = (
+        f"<style>{sheet}</style>"
+        f'<script type="application/json" id="ahead">{document}</script><script>(() => {{ {script} }})();</script>'
+    )
+    return Pieces(head.encode(), body.encode())
+
+
+class Ahead:
+    """Middleware that adds the pieces of the served page to its document."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        added = _pieces_of(scope) if scope["type"] == "http" and scope["method"] == "GET" else None
+        if added is None:
+            await self.app(scope, receive, send)
+            return
+        start: Message | None = None
+        body = bytearray()
+
+        async def answer(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and _is_document(message):
+                start = message
+            elif start is None or message["type"] != "http.response.body":
+                await send(message)
+            else:
+                body.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    document = _with(bytes(body), added)
+                    MutableHeaders(raw=start["headers"])["Content-Length"] = str(len(document))
+                    await send(start)
+                    await send({"type": "http.response.body", "body": document})
+
+        await self.app(scope, receive, answer)
+
+
+def _pieces_of(scope: Scope) -> Pieces | None:
+    """Return the pieces of the page that Gradio's app serves."""
+    page = getattr(scope.get("app"), "blocks", None)
+    found: Pieces | None = getattr(page, "ahead", None)
+    return found
+
+
+def _is_document(start: Message) -> bool:
+    headers = Headers(raw=start["headers"])
+    return start["status"] == 200 and headers.get("content-type", "").startswith("text/html")
+
+
+def _with(document: bytes, added: Pieces) -> bytes:
+    """Return the document with the pieces, or unchanged if it isn't Gradio's."""
+    if HEAD not in document or BODY not in document:
+        return document
+    head, rest = document.split(HEAD, 1)
+    before, after = rest.rsplit(BODY, 1)
+    return b"".join((head, HEAD, added.head, before, added.body, BODY, after))

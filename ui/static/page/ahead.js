@@ -1,0 +1,90 @@
+/* Draws the opening ahead of Gradio: header, lanes and recordings stand on a stage in front of Gradio's page, which is
+   hidden until it has mounted. Then the stage's parts move into it, and go on playing.
+   - The document has the parts' templates (Gradio's config) and the first recording (ui/page/ahead.py). Other recordings
+     come from Gradio's server, once it can be asked.
+   - The event adopted follows when the parts have moved.
+   - There is no stage on a narrow screen, where the settings come first, nor if something else than the opening is shown. */
+(() => {
+  "use strict";
+  const { tell, make, setText, linked, openingScenes } = window.Bass;
+  const OTHERS = ["tab", "scene", "present"], LONGEST_MS = 5000;
+  const media = (query) => window.matchMedia(query).matches;
+  let stage = null;
+
+  function playsOpening(offers, first) {
+    const asked = new URLSearchParams(location.search), names = openingScenes.map(({ name }) => name);
+    return asked.get("play") !== "off" && !linked(offers) && !OTHERS.some((name) => asked.has(name))
+      && !media("(prefers-reduced-motion: reduce)") && media("(min-width: 901px)")
+      && names[0] === first && names.every((name) => offers.some((offer) => offer.name === name));
+  }
+
+  /** Set the theme as Gradio will. */
+  function setTheme() {
+    const asked = new URLSearchParams(location.search).get("__theme");
+    document.body.classList.toggle("dark", asked === "dark" || (asked !== "light" && media("(prefers-color-scheme: dark)")));
+  }
+
+  /** The header as Gradio will show it. Presenter mode needs the settings. */
+  function header({ html_template: template, value }) {
+    const element = make("div");
+    element.innerHTML = template;
+    setText(element.querySelector(".about-pair"), value ?? "");
+    element.querySelector("[data-present]").removeAttribute("data-present");
+    return element;
+  }
+
+  /** Build the stage. `mounts` has a function for each of its parts, which mounts it. */
+  function raise(mounts) {
+    const { header: head, parts, tabs, name, recording, replay } = JSON.parse(document.getElementById("ahead").textContent);
+    const known = new Map((window.gradio_config.components ?? []).map(({ id, props }) => [id, props]));
+    const props = Object.fromEntries(Object.entries(parts).map(([part, id]) => [part, known.get(id)]));
+    // Without components, this is the page that asks for a password.
+    if (!props.tape || !playsOpening(JSON.parse(props.tape.value).offers, name)) return;
+    setTheme();
+    let resolve = null;
+    const later = new Promise((go) => (resolve = go));
+    const server = { recording: async (asked) => (asked === name ? recording : (await later).recording(asked)) };
+    const root = make("div", "ahead"), workspace = make("div", "ahead-workspace"), results = make("div", "ahead-results"), tablist = make("div", "ahead-tabs");
+    tablist.append(...tabs.map((tab) => make("span", "", tab)));
+    root.toggleAttribute("data-replay", replay);
+    root.append(make("style", "", window.gradio_config.css), header(known.get(head)), tablist, workspace);
+    workspace.append(make("div"), results);
+    stage = { root, resolve, waiting: new Map(), elements: new Map() };
+    for (const part of Object.keys(mounts)) {
+      const element = make("div", "adopted");
+      element.innerHTML = props[part].html_template;
+      stage.elements.set(part, element);
+      results.append(element);
+    }
+    document.body.prepend(root);
+    for (const [part, mount] of Object.entries(mounts)) mount(stage.elements.get(part), props[part], server);
+  }
+
+  /** Let a part of the stage move into Gradio's element, once all can. Returns whether there is such a part. */
+  function adopt(part, place, server) {
+    if (!stage?.elements.has(part)) return false;
+    stage.waiting.set(part, place);
+    if (server) stage.resolve(server);
+    if (stage.waiting.size === stage.elements.size) lowerSoon(performance.now());
+    return true;
+  }
+
+  /** Move the parts once Gradio has drawn the form. */
+  function lowerSoon(since) {
+    const drawn = document.querySelector("#run")?.getClientRects().length;
+    if (!drawn && performance.now() - since < LONGEST_MS) return void setTimeout(() => lowerSoon(since), 50);
+    const { root, waiting, elements } = stage;
+    stage = null;
+    for (const [part, place] of waiting) {
+      const element = elements.get(part);
+      place.replaceChildren();
+      // Where a browser can, keep the focus and the animations.
+      if (place.moveBefore) place.moveBefore(element, null);
+      else place.append(element);
+    }
+    root.remove();
+    tell("adopted", true);
+  }
+
+  Object.assign(window.Bass, { raise, adopt });
+})();
