@@ -16,6 +16,7 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import Page, expect
 
+from bass_core import METHODS
 from ui.race.formulas import FORMULAS
 
 from .browser import (
@@ -160,6 +161,10 @@ def _question_marks(page: Page) -> None:
         assert min(abs(box["y"] - at["y"] - at["height"]), abs(at["y"] - box["y"] - box["height"])) < 12
         page.keyboard.press("Escape")
         expect(opened).to_have_count(0)
+    # A lane's name opens the description of its method, from the keyboard too.
+    page.locator("#lane-bass h2 .term").press("Enter")
+    expect(opened).to_contain_text(METHODS["bass"].about)
+    page.keyboard.press("Escape")
     # Opening another formula closes the first.
     mark.click()
     page.locator("#lane-regular .figures .term").first.click()
