@@ -88,7 +88,7 @@ def shown(page: Page, lane: str) -> list[str]:
 
 
 def compared(page: Page, lane: str) -> list[str | None]:
-    """The comparison with Regular below each of a lane's rows, or None if there is none."""
+    """How each of a lane's rows differs from Regular's, or None if there is no such line."""
     texts = "all => all.map(e => (e.hidden ? null : e.textContent))"
     comparisons: list[str | None] = page.eval_on_selector_all(f"#lane-{lane} .compared", texts)
     return comparisons

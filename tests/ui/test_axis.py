@@ -80,7 +80,7 @@ def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
         assert speedup == pytest.approx(figures[lane]["metrics"]["speedup"], rel=2e-3)
         expect(film.locator(f"[data-axis={lane}] .axis-flag")).to_have_text(f"{flags[lane] / 1000:.2f} s")
     bass = flags["regular"] / flags["bass"]
-    expect(film.locator(".verdict-head")).to_have_text(f"BASS is ahead: {bass:.2f}× the speed of Regular.")
+    expect(film.locator(".verdict-head")).to_have_text(f"BASS was fastest: {bass:.2f}× the speed of Regular.")
     # Speculative reads each of its prompts when its turn comes: their time is written, but has no width.
     reading = ["73 ms", "150 ms", "81 ms"]
     assert film.locator(".axis-read").all_text_contents() == reading
@@ -237,7 +237,7 @@ def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext,
         caption(page, "One reader")
         page.click("[data-skip]")
         expect(page.locator(".opening")).to_be_hidden()
-        expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead: ")
+        expect(page.locator(".verdict-head")).to_contain_text("BASS was fastest: ")
         assert not page.evaluate(STATE)["playing"]
 
 
@@ -253,7 +253,7 @@ def test_a_touch_of_the_axis_or_escape_ends_the_opening(context: BrowserContext,
                 assert not page.evaluate(STATE)["playing"]
             elif end == "Escape":
                 page.keyboard.press("Escape")
-                expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead: ")
+                expect(page.locator(".verdict-head")).to_contain_text("BASS was fastest: ")
             else:
                 page.get_by_role("button", name="Scene 3: The same text").click()
                 caption(page, "The text is the same")
@@ -269,7 +269,7 @@ def test_with_reduced_motion_the_end_is_shown_and_can_be_stepped(context: Browse
         page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.run()?.done")
         expect(page.locator(".opening")).to_be_hidden()
         expect(page.locator(".axis .motion:visible")).to_have_count(0)
-        expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead: ")
+        expect(page.locator(".verdict-head")).to_contain_text("BASS was fastest: ")
         page.click("[data-tape=next]")
         page.wait_for_function("() => Bass.tape.state.ms > 0 && Bass.tape.state.ms < 30")
         # The lanes are drawn in the next frame.

@@ -13,10 +13,12 @@ from .conftest import watched
 pytestmark = pytest.mark.slow
 
 HEADS = {
-    "BASS is ahead: 2.08× the speed of Regular, and 3.42× Speculative.": "You said Regular; BASS, by 2.08×.",
-    "Regular is ahead: 1.20× the speed of BASS, which comes next.": "You said Regular; Regular, by 1.20×.",
-    "BASS and Speculative are level, ahead of Regular: the difference of 3 % may be chance.":
-        "You said Regular; BASS and Speculative are level.",
+    "BASS was fastest: 2.08× the speed of Regular, and 3.42× Speculative.": "You said Regular; BASS, by 2.08×.",
+    "Regular was fastest: 1.20× the speed of BASS, which came next.": "You said Regular; Regular, by 1.20×.",
+    "BASS and Speculative were level, ahead of Regular: the difference of 3 % may be chance.":
+        "You said Regular; BASS and Speculative were level.",
+    # As older versions wrote it.
+    "BASS is ahead: 2.00× the speed of Regular.": "You said Regular; BASS, by 2.00×.",
 }  # fmt: skip
 
 

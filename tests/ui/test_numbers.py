@@ -215,7 +215,7 @@ def _figures(run: Run, race: str) -> None:
 
 
 def _verdict(run: Run) -> None:
-    """The verdict has the right equation for each lane, and names the lane that is ahead."""
+    """The verdict has the right equation for each lane, and names the fastest lane."""
     words = re.compile(
         r"([\d.]+)×: a round.*? writes as much as ([\d.]+) plain steps, (?:and|but) costs as much as (\d+\.\d+)"
     )
@@ -416,13 +416,13 @@ def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
 
 
 def _comparison(page: Page, race: str) -> None:
-    """Rows that must equal Regular's are marked as equal, sampled rows are not. Medals mark the first and last."""
+    """No row is marked, because all that must equal Regular's do. Medals mark the first and last."""
     if race == "sampled":
         assert [compared(page, lane) for lane in LANES] == [[None] * 2] * 3
         assert exported(page)["comparison"] is None
         expect(page.locator(".race-note")).to_have_text("")
         return
-    assert [compared(page, lane) for lane in LANES] == [[""] * 2] + [["same as Regular"] * 2] * 2
+    assert [compared(page, lane) for lane in LANES] == [[None] * 2] * 3
     assert exported(page)["comparison"] == {"speculative": [None] * 2, "bass": [None] * 2}
     if race == "greedy":
         expect(page.locator(".race-note")).to_contain_text("the 2 rows of a lane are the same")

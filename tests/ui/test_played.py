@@ -211,7 +211,7 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         assert all(text.startswith(part) for text, part in zip(recorded, shown(page, "bass"), strict=True))
         page.click("[data-recording=loss]")
         page.wait_for_function("() => Bass.tape.state.recorded.name === 'loss' && Bass.tape.state.now > 1")
-        differs = "The lanes show a recording with batch size 8, temperature 1.5, draft length bass and 2 more"
+        differs = "Recorded with batch size 8, temperature 1.5, draft length bass and 2 more"
         expect(page.locator(".of-lanes")).to_contain_text(differs)
         # Run ends the recording, and shows the race once the device is free.
         fill(page, tokens=6)

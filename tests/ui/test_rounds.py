@@ -348,21 +348,27 @@ def test_a_row_that_differs_shows_where_and_how_near_the_tie_was(page: Page, pai
         "bass": [tie(4, 0.02, 0.9, 0.02), tie(7, None, None, None), tie(2, 0.30661, 0.30661, 1.0)],
     }
     play(page, [final | {"comparison": comparison}])
+
+    def differs(lane: str, row: int, at: int, more: str = "") -> str:
+        sequences = (final["lanes"][name]["sequences"][row] for name in (lane, "regular"))
+        ours, other = (json.dumps(sequence["pieces"][at]) for sequence in sequences)
+        return f"differs at token {at + 1}: {ours}, not {other}{more}"
+
     assert compared(page, "regular") == [""] * 3
     assert compared(page, "speculative") == [
-        "differs at token 27 (a near tie: 0.31 against 0.30)",
-        "same as Regular",
-        "differs at token 1 (a near tie: 0.3031 against 0.3035)",
+        differs("speculative", 0, 26, " (a near tie: 0.31 against 0.30)"),
+        "",
+        differs("speculative", 2, 0, " (a near tie: 0.3031 against 0.3035)"),
     ]
     assert compared(page, "bass") == [
-        "differs at token 5 (0.02 against 0.90)",
-        "differs at token 8",
-        "differs at token 3 (a near tie: 0.31 each)",
+        differs("bass", 0, 4, " (0.02 against 0.90)"),
+        differs("bass", 1, 7),
+        differs("bass", 2, 2, " (a near tie: 0.31 each)"),
     ]
     assert exported(page)["comparison"] == comparison
     page.evaluate("() => { Bass.run().head.settings.temperature = 0.7; }")
-    words = "differs at token 27 (a near tie after the random draw: 0.31 against 0.30)"
-    assert page.evaluate("() => Bass.compared().speculative[0].text") == words
+    words = page.evaluate("() => Bass.compared().speculative[0]")
+    assert words == differs("speculative", 0, 26, " (a near tie after the random draw: 0.31 against 0.30)")
     # A race without settings has no snippet, because it can't be repeated. Without a comparison, no row is marked.
     expect(page.locator(".snippet")).to_be_hidden()
     final.pop("comparison", None)

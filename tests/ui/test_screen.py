@@ -1,10 +1,10 @@
-"""The first screen: its contents at five sizes, its opening recording, and its stable layout."""
+"""The first screen: its contents at all sizes, its opening recording, and its stable layout."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ui.page.page import build, launch_options
 from ui.sources.local import race_source
 from ui.sweep import measure
 
-from .browser import LANES, assert_accessible, revealed, run_to_the_end
+from .browser import LANES, PATIENCE_MS, assert_accessible, revealed, run_to_the_end
 from .conftest import watched
 
 WIDE = ((1536, 864), (1400, 900), (1280, 720), (1024, 768))
@@ -31,6 +31,67 @@ PHONE = (390, 844)
 EDGES = """() => Object.fromEntries(["#prompt", "#batch-size", "#presets", "#run", "#stop", ".verdict",
   "#lane-regular .sequences", "#lane-speculative .sequences", "#lane-bass .sequences"].map((at) =>
   [at, document.querySelector(at).getBoundingClientRect().bottom + scrollY]))"""
+# All sizes at which nothing may be cut off.
+SIZES = ((390, 844), (360, 740), (768, 1024), (1024, 768), (1280, 720), (1400, 900))
+# The most words of the first screen at a size: in the opening, and after it.
+WORDS = {(1400, 900): (170, 245), PHONE: (120, 135)}
+# Texts outside the window or cut off by a box, and parts outside their boxes. Left out: boxes that scroll
+# sideways, the lanes' texts, and the prompt in presenter mode's line.
+CUT = """() => {
+  const found = new Set(), shown = (e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true });
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    if (!node.data.trim() || !shown(parent)) continue;
+    if (parent.closest("script, style, svg, .spoken, .window, .present-prompt")) continue;
+    range.selectNodeContents(node);
+    for (const { left, right, width } of range.getClientRects()) {
+      for (let box = parent; width && box; box = box.parentElement) {
+        const { position, overflowX } = getComputedStyle(box), edge = box.getBoundingClientRect();
+        if (/auto|scroll/.test(overflowX) || position === "fixed") break;
+        const cuts = box === document.documentElement || /hidden|clip/.test(overflowX);
+        if (cuts && (right > Math.min(innerWidth, edge.right) + 1 || left < Math.max(0, edge.left) - 1)) {
+          found.add(`${parent.className || parent.tagName}: ${node.data.trim().slice(0, 40)}`);
+          break;
+        }
+      }
+    }
+  }
+  const BOXES = {
+    ".legend > li": ".toolbar", ".race-note": ".toolbar", ".axis-play > *": ".axis-play", ".axis-flag": ".axis",
+    ".axis-name > *": ".axis", ".figures > div": ".lane", ".state-row > *": ".lane", ".lane h2": ".lane",
+    ".opening > *": ".verdict", ".verdict-more": ".verdict", ".present-bar > *": ".present-bar",
+    ".switches > *": ".bass-lanes", ".cache-row > *": ".cache-row", ".take > *": ".take",
+    "#buttons > *": "#workspace",
+    ".glance-lane > *": ".glance-lane", ".glance > *": ".glance", ".bass-header > *": ".bass-header",
+    ".step-part > *": ".step-part", "#presets > *": "#presets",
+  };
+  for (const [part, box] of Object.entries(BOXES)) {
+    for (const element of document.querySelectorAll(part)) {
+      const own = element.getBoundingClientRect(), outer = element.closest(box).getBoundingClientRect();
+      if (!own.width || !shown(element)) continue;
+      const leaves = own.right > outer.right + 1 || own.left < outer.left - 1 || own.bottom > outer.bottom + 1;
+      if (leaves) found.add(`${part} leaves ${box}`);
+    }
+  }
+  return { sideways: document.documentElement.scrollWidth - innerWidth, cut: [...found] };
+}"""
+# The words on the screen, without the lanes' texts and without what only screen readers get.
+COUNT = """() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+  const words = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    if (parent.closest("script, style, svg, .spoken, .sequence, [aria-hidden=true] button")) continue;
+    if (!parent.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
+    range.selectNodeContents(node);
+    const { width, top, bottom } = range.getBoundingClientRect();
+    if (!width || top >= innerHeight || bottom <= 0) continue;
+    words.push(...node.data.trim().split(/\\s+/).filter(Boolean));
+  }
+  return words.length;
+}"""
+FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 60)))"
 SHIFTS = """() => {
   window.shifted = 0;
   new PerformanceObserver((list) => list.getEntries().forEach((one) => (window.shifted += one.value)))
@@ -44,11 +105,11 @@ def test_the_screen_fits_a_race_plays_a_recording_and_does_not_shift(context: Br
         page.goto(server)
         page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.tape.state.playing")
         expect(page.locator(".race-note")).to_contain_text("Recorded on 20")
-        expect(page.locator(".race-note")).to_contain_text("press Run to race on this machine")
+        expect(page.locator(".race-note")).to_contain_text("press Run to race here")
         page.click("[data-skip]")
         page.wait_for_function(PLAYED)
         revealed(page)
-        expect(page.locator(".verdict-head")).to_contain_text("BASS is ahead")
+        expect(page.locator(".verdict-head")).to_contain_text("BASS was fastest")
         _above_the_fold(page)
         _presented(page)
         assert_accessible(page)
@@ -69,20 +130,84 @@ def _above_the_fold(page: Page) -> None:
         page.wait_for_function("() => new Promise((done) => requestAnimationFrame(() => done(true)))")
         edges = page.evaluate(EDGES)
         assert {at: edge for at, edge in edges.items() if edge > height} == {}, (width, height)
-    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
-    assert page.evaluate(EDGES)["#run"] < PHONE[1]
     page.set_viewport_size({"width": 1400, "height": 900})
 
 
 def _presented(page: Page) -> None:
     """In presenter mode, four rows of each lane fit on the screen too."""
     page.click("[data-present]")
-    for width, height in WIDE[:2]:
+    for width, height in WIDE:
         page.set_viewport_size({"width": width, "height": height})
         page.wait_for_function("() => new Promise((done) => requestAnimationFrame(() => done(true)))")
         edges = page.evaluate(EDGES)
         assert all(edges[f"#lane-{lane} .sequences"] <= height for lane in LANES), (width, height, edges)
     page.click("[data-present]")
+
+
+@pytest.fixture(scope="module")
+def ended(context: BrowserContext, server: str) -> Iterator[Page]:
+    """A page that shows the end of the opening's recording."""
+    with watched(context, server) as page:
+        page.click("[data-recording=win]")
+        page.wait_for_function("() => Bass.run() && Bass.tape.state.playing")
+        page.evaluate("() => Bass.tape.live()")
+        revealed(page)
+        yield page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("presents", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_nothing_is_cut_off_at_any_size(ended: Page, size: tuple[int, int], presents: bool) -> None:
+    ended.set_viewport_size({"width": size[0], "height": size[1]})
+    if ended.evaluate("() => document.body.classList.contains('presenting')") != presents:
+        ended.click("[data-present]")
+    for stepping in (False, True):
+        if stepping:
+            ended.evaluate("() => document.querySelector('[data-switch=stepping]').click()")
+        ended.evaluate("() => scrollTo(0, 0)")
+        ended.wait_for_function(FRAME)
+        assert ended.evaluate(CUT) == {"sideways": 0, "cut": []}, stepping
+    ended.evaluate("() => document.querySelector('[data-switch=stepping]').click()")
+
+
+@pytest.mark.slow
+def test_a_phone_shows_the_race_first_and_run(context: BrowserContext, server: str) -> None:
+    with watched(context, server) as page:
+        page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+        page.goto(server)
+        page.wait_for_function("() => document.querySelector('#lane-regular .token') && Bass.tape.state.playing")
+        bar, run = page.locator(".glance"), page.locator(".glance-run")
+        expect(run).to_have_text("Run")
+        expect(page.locator(".opening-caption")).to_be_in_viewport(ratio=1)
+        for part in (".axis-lanes", "#lane-regular .window"):
+            box, below = page.locator(part).first.bounding_box(), bar.bounding_box()
+            assert box and below and box["y"] > 0 and box["y"] + box["height"] <= below["y"], part
+        lanes, form = page.locator(".bass-lanes").bounding_box(), page.locator("#prompt").bounding_box()
+        assert lanes and form and lanes["y"] + lanes["height"] <= form["y"]
+        # While the form's own button is in sight, there is no other one.
+        page.locator("#run").scroll_into_view_if_needed()
+        expect(run).to_be_hidden()
+        page.evaluate("() => scrollTo(0, 0)")
+        run.click()
+        page.wait_for_function("() => Bass.run() && !Bass.tape.state.recorded")
+        expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=PATIENCE_MS)
+        expect(run).to_have_text("Run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", WORDS)
+def test_the_first_screen_has_few_words(context: BrowserContext, server: str, size: tuple[int, int]) -> None:
+    with watched(context, server) as page:
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.goto(server)
+        page.wait_for_function("() => Bass.run() && Bass.tape.state.playing && Bass.tape.state.ms > 20")
+        opening = page.evaluate(COUNT)
+        page.click("[data-skip]")
+        page.wait_for_function(PLAYED)
+        revealed(page)
+        counts, most = (opening, page.evaluate(COUNT)), WORDS[size]
+        assert counts[0] <= most[0] and counts[1] <= most[1], counts
 
 
 @pytest.mark.slow

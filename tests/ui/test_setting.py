@@ -207,7 +207,7 @@ def test_each_method_has_a_distinct_colour_and_line() -> None:
     assert look("my_lane")["label"] == "my lane" and look("my_lane")["colour"] == OTHER_COLOUR
     for name in DEFAULT_LANES:
         label = METHODS[name].label
-        assert f'id="lane-{name}"' in lanes() and f">{label}</h2>" in lanes()
+        assert f'id="lane-{name}"' in lanes() and f">{label}</button></h2>" in lanes()
         assert f"</span>{label}</li>" in charts()
 
 

@@ -165,7 +165,7 @@ def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
             page.get_by_role("checkbox", name="Toy").check()
             run_to_the_end(page, (*DEFAULT_LANES, "toy"))
             assert page.inner_text("#lane-toy h2") == "Toy"
-            assert page.get_attribute("#lane-toy h2", "title") == "Decodes for a test."
+            assert page.get_attribute("#lane-toy h2 .term", "title") == "Decodes for a test."
             assert shown(page, "toy") == shown(page, reference()) != ["", ""]
             labels = [METHODS[name].label for name in (*DEFAULT_LANES, "toy")]
             assert page.locator(".line-key li").all_text_contents() == labels

@@ -1,4 +1,4 @@
-"""The verdict: the lane that is ahead, the equation with the race's numbers, ties, predicted machines."""
+"""The verdict: the fastest lane, the equation with the race's numbers, ties, predicted machines."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ PLAIN: Rounds = [(10.0, 2, 2)] * 20
 def test_a_lanes_speed_is_split_into_tokens_and_cost_of_a_round() -> None:
     """Rounds with drafts write three tokens for two rows. In lane "speculative", each round has only one row."""
     ahead = verdict_on(regular=lane(PLAIN), bass=lane([(10.0, 2, 3)] * 14))
-    assert ahead["head"] == "BASS is ahead: 1.50× the speed of Regular."
+    assert ahead["head"] == "BASS was fastest: 1.50× the speed of Regular."
     assert ahead["lanes"] == {
         "bass": "BASS 1.50×: a round writes as much as 1.50 plain steps, and costs as much as 1.00."
     }
     behind = verdict_on({"draft_length": "auto"}, regular=lane(PLAIN), bass=lane([(20.0, 2, 3)] * 14))
-    assert behind["head"] == "Regular is ahead: 1.33× the speed of BASS, which comes next."
+    assert behind["head"] == "Regular was fastest: 1.33× the speed of BASS, which came next."
     assert behind["lanes"]["bass"] == (
         "BASS 0.75×: a round writes as much as 1.50 plain steps, but costs as much as 2.00."
     )
@@ -92,7 +92,7 @@ def test_a_lanes_speed_is_split_into_tokens_and_cost_of_a_round() -> None:
     beside = verdict_on(regular=lane(PLAIN), amusd=lane([(8.0, 2, 3)] * 14))
     assert beside["lanes"]["amusd"].startswith("AMUSD 1.88×: draft and target work at the same time")
     two = verdict_on(speculative=lane(PLAIN), bass=lane([(10.0, 2, 4)] * 10))
-    assert two == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
+    assert two == {"head": "BASS was fastest: 2.00× the speed of Speculative, which came next.", "lanes": {}}
 
 
 @pytest.mark.parametrize(("drafted", "words"), [(0, "none"), (4, "4")])
@@ -109,13 +109,13 @@ def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
     chance = random.Random(0)
     noisy: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]
     other: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]
-    assert "are level: the" in verdict_on(regular=lane(noisy), bass=lane(other))["head"]
+    assert "were level: the" in verdict_on(regular=lane(noisy), bass=lane(other))["head"]
     # If the means differ by as much but the rounds have no scatter, it is no tie.
     even = [[(sum(ms for ms, _, _ in rounds) / 20, 2, 2)] * 20 for rounds in (noisy, other)]
-    assert "is ahead" in verdict_on(regular=lane(even[0]), bass=lane(even[1]))["head"]
+    assert "was fastest" in verdict_on(regular=lane(even[0]), bass=lane(even[1]))["head"]
     fast: Rounds = [(10.0, 2, 3), (10.0, 2, 5)] * 8
     verdict = verdict_on(regular=lane(PLAIN), speculative=lane(fast), bass=lane(fast))
-    assert verdict["head"] == "Speculative and BASS are level, ahead of Regular."
+    assert verdict["head"] == "Speculative and BASS were level, ahead of Regular."
 
 
 def test_a_tie_during_a_race_is_not_announced() -> None:
@@ -143,7 +143,7 @@ def test_other_lanes_are_compared_if_the_reference_failed() -> None:
     failed["sequences"] = [{"token_ids": [], "finish_reason": "error"}] * 2
     lanes = {"speculative": lane(PLAIN), "bass": lane([(10.0, 2, 4)] * 10)}
     verdict = verdict_on(regular=(failed, counted), **lanes)
-    assert verdict == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
+    assert verdict == {"head": "BASS was fastest: 2.00× the speed of Speculative, which came next.", "lanes": {}}
     waits = lane([], finished=False)
     assert verdict_on(regular=waits, **lanes) == {"head": None, "lanes": {}}, (
         "the verdict waits for a running reference"

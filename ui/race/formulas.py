@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from bass_core import METHODS
+
 
 @dataclass(frozen=True)
 class Formula:
@@ -131,6 +133,8 @@ FORMULAS = {
 }  # fmt: skip
 
 
+# Before a method's name: the key of its description.
+LANE = "lane-"
 # Words of the first screen that open an explanation.
 WORDS = {
     "row": "One of the texts of a batch, which are written at the same time: a batch of four has four rows.",
@@ -151,12 +155,12 @@ def term(key: str, label: str, classes: str = "", again: bool = False) -> str:
     """Return a label that shows its explanation on hover, and in a popover when it is pressed.
 
     Args:
-        key: a key of WORDS or FORMULAS.
+        key: a key of WORDS or FORMULAS, or "lane-" and a method's name.
         label: the visible text.
         classes: further CSS classes.
         again: whether the page already shows this label elsewhere. The Tab key then skips this one.
     """
-    text = WORDS.get(key) or FORMULAS[key].text
+    text = METHODS[key[len(LANE) :]].about if key.startswith(LANE) else WORDS.get(key) or FORMULAS[key].text
     return (
         f'<button type="button" class="term {classes}" popovertarget="what-{key.replace(" ", "-")}" '
         f'{"tabindex=-1 " if again else ""}title="{escape(text)}">{label}</button>'
@@ -181,9 +185,10 @@ def titled(key: str, title: str, tag: str = "h3", mark: str = "") -> str:
 
 
 def template() -> str:
-    """Return a popover for each formula and word."""
+    """Return a popover for each formula, word and method."""
     entries = [(key, formula.name, formula.text) for key, formula in FORMULAS.items()]
     entries += [(word.replace(" ", "-"), word, text) for word, text in WORDS.items()]
+    entries += [(f"{LANE}{name}", method.label, method.about) for name, method in METHODS.items()]
     popovers = "".join(
         f'<div popover id="what-{key}" class="formula"><strong>{escape(name)}</strong> {escape(text)}</div>'
         for key, name, text in entries

@@ -108,10 +108,9 @@ rounds if the whole batch stopped at its first rejection. On the right: both len
 <ul class="cache-key" aria-label="Kinds of cells">{_KEY}</ul>
 <ol class="cache-rows" aria-label="Rows"></ol>
 <p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
-# All lanes' figures on a phone, filled by glance.js.
+# All lanes' figures and Run on a phone, filled by glance.js.
 GLANCE = """<section class="glance" aria-label="All lanes at a glance" hidden>
-<p>speed over Regular, and ms per token</p><ul></ul>
-<button type="button" class="glance-stop">Stop</button></section>"""
+<p></p><ul></ul><button type="button" class="glance-run"></button></section>"""
 
 
 def lanes() -> str:
@@ -148,7 +147,7 @@ def _lane(name: str) -> str:
     return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
 aria-labelledby="lane-{name}-title">
 <header><div class="lane-title" {BADGE}>
-<h2 id="lane-{name}-title" title="{shown["about"]}">{shown["label"]}</h2></div></header>
+<h2 id="lane-{name}-title">{term(f"lane-{name}", shown["label"])}</h2></div></header>
 <dl class="figures">{figures}</dl>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>

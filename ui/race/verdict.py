@@ -1,4 +1,4 @@
-"""The verdict above the lanes: which lane is ahead, by how much, and why. Call `judge`.
+"""The verdict above the lanes: which lane is or was fastest, by how much, and why. Call `judge`.
 
 All figures come from Metrics (bass_core/lanes/pace.py). A lane's speed-up over the reference is split into
 
@@ -31,7 +31,7 @@ class Verdict(TypedDict):
     """The sentences of a verdict.
 
     Attributes:
-        head: a sentence about the lane that is ahead, or None while no lane is.
+        head: a sentence about the fastest lane, or None while no lane is ahead.
         lanes: a sentence for each lane but the reference, the fastest first.
     """
 
@@ -108,11 +108,11 @@ def _speeds(lanes: Mapping[str, LaneSnapshot]) -> dict[str, float]:
 def _head(
     lanes: Mapping[str, LaneSnapshot], speeds: Mapping[str, float], fastest_first: list[str], done: bool
 ) -> str | None:
-    """Return a sentence about the lane that is ahead, or None while the race runs and no lane is."""
+    """Return a sentence about the fastest lane, or None while the race runs and no lane is ahead."""
     first, second = fastest_first[:2]
-    ratio, so_far, other = speeds[first] / speeds[second], "" if done else " so far", reference()
+    ratio, other = speeds[first] / speeds[second], reference()
     if level(ratio, lanes[first], lanes[second]):
-        both = f"{_name(first)} and {_name(second)} are"
+        both = f"{_name(first)} and {_name(second)}"
         rest = [
             name
             for name in fastest_first[2:]
@@ -120,16 +120,17 @@ def _head(
         ]
         beaten = other if other in rest else rest[0] if rest else None
         if not done:
-            return None if beaten is None else f"{both} ahead of {_name(beaten)} so far."
+            return None if beaten is None else f"{both} are ahead of {_name(beaten)} so far."
         before = "" if beaten is None else f", ahead of {_name(beaten)}"
         gap = f"{100 * (ratio - 1):.0f}"
         chance = "" if gap == "0" else f": the difference of {gap} % may be chance"
-        return f"{both} level{before}{chance}."
+        return f"{both} were level{before}{chance}."
+    lead = f"{_name(first)} was fastest" if done else f"{_name(first)} is ahead so far"
     if first != other and other in speeds:
         speed = speeds[first] / speeds[other]
         next_one = "" if second == other else f", and {ratio:.2f}× {_name(second)}"
-        return f"{_name(first)} is ahead{so_far}: {speed:.2f}× the speed of {_name(other)}{next_one}."
-    return f"{_name(first)} is ahead{so_far}: {ratio:.2f}× the speed of {_name(second)}, which comes next."
+        return f"{lead}: {speed:.2f}× the speed of {_name(other)}{next_one}."
+    return f"{lead}: {ratio:.2f}× the speed of {_name(second)}, which {'came' if done else 'comes'} next."
 
 
 def level(ratio: float, faster: LaneSnapshot, slower: LaneSnapshot) -> bool:

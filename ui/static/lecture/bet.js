@@ -5,15 +5,15 @@
    - The outcome is that of the verdict's first sentence (ui/race/verdict.py), so it needs no server. */
 (() => {
   "use strict";
-  const { on, run, make, setText, busy, over, laneName, soon } = window.Bass;
+  const { on, run, make, setText, busy, over, lookOf, soon } = window.Bass;
   const FIELDS = "input, textarea, select, [contenteditable]:not([contenteditable='false']), [role='textbox']";
-  // "BASS is ahead: 2.08× the speed of Regular, ..." or "BASS and Speculative are level, ..."
-  const AHEAD = /^(.+?) is ahead: ([\d.]+×)/, LEVEL = /^(.+?) are level/;
+  // "BASS was fastest: 2.08× the speed of Regular, ..." or "BASS and Speculative were level, ...", or as older versions wrote it.
+  const FASTEST = /^(.+?) (?:was fastest|is ahead): ([\d.]+×)/, LEVEL = /^(.+?) (?:were|are) level/;
 
   /** The outcome in words, from the first sentence of a verdict, or "" if it names no lane. */
   function outcome(head) {
-    const ahead = AHEAD.exec(head ?? ""), level = LEVEL.exec(head ?? "");
-    return ahead ? `${ahead[1]}, by ${ahead[2]}` : level ? `${level[1]} are level` : "";
+    const fastest = FASTEST.exec(head ?? ""), level = LEVEL.exec(head ?? "");
+    return fastest ? `${fastest[1]}, by ${fastest[2]}` : level ? `${level[1]} were level` : "";
   }
 
   class Bet {
@@ -78,11 +78,11 @@
       const names = this.lanes?.length ? this.lanes : lanes;
       this.list.replaceChildren(...names.map((name, i) => {
         const button = make("button", "bet-lane"), key = String.fromCharCode(97 + i);
-        const lane = this.board.querySelector(`[id="lane-${name}"]`), label = lane?.querySelector("h2").textContent ?? laneName(name);
+        const { label, colour } = lookOf(name);
         button.type = "button";
         button.dataset.key = key;
         button.dataset.bet = name;
-        button.style.setProperty("--lane", lane?.style.getPropertyValue("--lane") || "var(--lane-other)");
+        button.style.setProperty("--lane", `var(--${colour})`);
         button.append(make("kbd", "", key), label);
         button.addEventListener("click", () => this.choose(label));
         return button;

@@ -120,6 +120,8 @@
   document.addEventListener("visibilitychange", () => document.hidden && drawAll());
 
   function soon(draw) {
+    // Last requested, last drawn: a part that shows another part's figures requests its drawing after it.
+    wanted.delete(draw);
     wanted.add(draw);
     if (document.hidden) drawAll();
     else if (!waiting) request();

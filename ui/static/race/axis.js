@@ -50,11 +50,10 @@
       Object.assign(this, { axis, name, at: null, look: null });
       this.row = make("div", "axis-lane");
       this.row.dataset.axis = name;
-      const { colour, about } = lookOf(name), label = make("div", "axis-name");
+      const { colour } = lookOf(name), label = make("div", "axis-name");
       this.row.style.setProperty("--lane", `var(--${colour})`);
       this.means = make("span", "axis-means");
       label.append(make("b", "", laneName(name)), this.means);
-      label.title = about;
       this.read = make("span", "axis-read");
       this.canvas = make("canvas");
       this.flag = make("span", "axis-flag");

@@ -4,10 +4,10 @@
    - The ghost has as many rounds as the lane. In each, a row gains 1 + the fewest drafts that any row accepted, but no
      more than it wrote. For example, rows that accept 3, 1 and 2 drafts all gain 2 tokens. A row that ended in the middle
      of its accepted drafts does not limit the others.
-   - It draws once for each view that arrives, and only while the picture is in sight. */
+   - It shows rounds that have ended by the playhead. It draws only while the picture is in sight. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, run, sum, offerLanes, verdicts, lookOf } = window.Bass;
+  const { on, soon, number, setText, make, run, sum, offerLanes, verdicts, lookOf, tape, bisect } = window.Bass;
   // Bounds of a cell's width in pixels. Between them, it is the width of the track / max_new_tokens.
   const CELL = { least: 4, most: 14 };
   const known = new WeakMap();
@@ -126,7 +126,7 @@
         this.draw();
       });
       on("start", (head) => this.start(head));
-      on("view", () => this.seen && soon(this.draw));
+      on("playhead", () => this.seen && this.frames().length !== this.count && soon(this.draw));
       window.Bass.whole(this.draw);
       window.Bass.plots.onTheme(() => this.draw());
       new IntersectionObserver((entries) => {
@@ -156,16 +156,23 @@
       this.draw();
     }
 
+    /** The frames of the chosen lane up to the playhead. */
+    frames() {
+      const lane = run()?.lanes.get(this.pick.value), frames = lane ? framesOf(lane) : [], clock = tape.clockAt(lane?.name);
+      return frames.slice(0, bisect(frames.length, (i) => frames[i].round.time_ms <= clock));
+    }
+
     draw() {
       const lane = run()?.lanes.get(this.pick.value);
       if (!lane || this.element.hidden) return;
       this.element.style.setProperty("--lane", `var(--${lookOf(lane.name).colour})`);
-      const frames = framesOf(lane);
+      const frames = this.frames();
+      this.count = frames.length;
       this.at.max = Math.max(0, frames.length - 1);
       if (this.following) this.at.value = this.at.max;
       this.at.disabled = frames.length < 2;
       const frame = frames[Number(this.at.value)];
-      if (!frame) return;
+      if (!frame) return setText(this.line, "No round yet.");
       const width = this.rows[0].track.clientWidth, ends = frame.lengths.map((length, row) =>
         length + sum((frame.cells[row] ?? []).filter(([kind]) => kind === "rejected" || kind === "untested").map(([, n]) => n)));
       const end = Math.max(...ends), fullLength = Math.max(run().head.settings.max_new_tokens ?? 0, end);

@@ -1,33 +1,29 @@
 /* Below the verdict: that this race's texts are exact.
    - Greedy and coupled races: how many tokens equal the reference lane's, counted from the tokens that both lanes have
-     written, e.g. "172 of 172 tokens equal to Regular's".
+     written by the playhead, e.g. "172 of 172 tokens equal to Regular's".
    - Other sampled races: the button "Same distribution?" asks the server for 1,000 draws of one token by both decoders
      (ui/race/draws.py). Its question is the position at which Regular wrote its least likely token. */
 (() => {
   "use strict";
-  const { on, run, over, owed, make, setText, tape, tableRow, laneName, number, chance, bare, quoted } = window.Bass;
+  const { on, run, owed, make, setText, tape, tableRow, laneName, number, chance, bare, quoted, sum } = window.Bass;
 
   /** {lane: [equal tokens, tokens that both have written]} for the lanes whose text must equal the reference lane's. */
   function equal() {
-    const { head, lanes } = run(), theirs = lanes.get(head.reference)?.sequences;
-    if (!theirs || !owed(head)) return {};
-    return Object.fromEntries([...lanes.values()].filter(({ name }) => name !== head.reference).map(({ name, sequences }) => {
-      let same = 0, both = 0;
-      sequences.forEach(({ tokens }, row) => {
-        const count = Math.min(tokens.length, theirs[row].tokens.length);
-        both += count;
-        for (let i = 0; i < count; i += 1) same += tokens[i].id === theirs[row].tokens[i].id;
-      });
-      return [name, [same, both]];
+    const { race } = tape, head = run()?.head;
+    if (!head || race?.head !== head || !owed(head)) return {};
+    return Object.fromEntries([...race.lanes.values()].filter(({ name }) => name !== head.reference).map(({ name, rows }) => {
+      const counts = rows.map((_, row) => Math.min(tape.tokensAt(name, row), tape.tokensAt(head.reference, row)));
+      return [name, [sum(counts.map((count, row) => race.equal(name, row, count))), sum(counts)]];
     }));
   }
 
   /** The same in a sentence, which names the lanes only if their counts differ. */
   function exactness() {
-    if (!run()) return "";
-    const lanes = Object.entries(equal()).filter(([, [, both]]) => both), whose = `equal to ${laneName(run().head.reference)}’s${run().done ? "" : " so far"}`;
+    const lanes = Object.entries(equal()).filter(([, [, both]]) => both);
+    if (!lanes.length) return "";
+    const whose = `equal to ${laneName(run().head.reference)}’s${run().done ? "" : " so far"}`;
     const counts = [...new Set(lanes.map(([, [same, both]]) => `${number(same, 0)} of ${number(both, 0)}`))];
-    if (counts.length < 2) return lanes.length ? `${counts[0]} tokens ${whose}` : "";
+    if (counts.length < 2) return `${counts[0]} tokens ${whose}`;
     return lanes.map(([name, [same, both]]) => `${laneName(name)}: ${number(same, 0)} of ${number(both, 0)} tokens`).join(", ") + ` ${whose}`;
   }
 
@@ -111,10 +107,7 @@
     mountDraws: (element, props, watch) => new Draws(element, props, watch),
     mountExact(root) {
       const line = root.querySelector(".verdict-exact");
-      const draw = () => setText(line, exactness());
-      on("start", () => setText(line, ""));
-      on("phase", (phase) => over(phase) && draw());
-      on("instant", ({ jumped }) => jumped && draw());
+      for (const kind of ["playhead", "instant", "phase"]) on(kind, () => setText(line, exactness()));
     },
   });
 })();

@@ -1,49 +1,55 @@
-/* For phones, where one lane fills the screen: scrolls to the lanes when a race starts, and shows the figures of all lanes
-   at the bottom while some lanes are out of sight. The figures are copied from the lanes. A tap on one shows its lane. */
+/* For phones, where one lane fills the screen and the form is below the lanes: a bar at the bottom with the figures of all
+   lanes while some of them are out of sight, and with Run, or Stop during a race, while the form's own buttons are.
+   - The figures are copied from the lanes. A tap on one shows its lane. Run and Stop press the form's buttons.
+   - When a race starts, the page scrolls to the lanes. */
 (() => {
   "use strict";
-  const { on, soon, run, setText, make, laneName, lookOf, wear } = window.Bass;
+  const { on, soon, run, setText, make, busy, laneName, lookOf, wear } = window.Bass;
   const PHONE = window.matchMedia("(max-width: 700px)");
   const STACKED = window.matchMedia("(max-width: 900px)");
   const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
-  const FIGURES = ["speedup", "ms_per_token"];
+  const FIGURES = ["speedup", "ms_per_token"], WORDS = "speed over Regular, and ms per token";
 
   class Glance {
     constructor(root) {
       this.root = root;
       this.bar = root.querySelector(".glance");
+      this.words = this.bar.querySelector("p");
       this.list = this.bar.querySelector("ul");
+      this.button = this.bar.querySelector(".glance-run");
       this.seen = new Map();
       this.draw = this.draw.bind(this);
       this.watch = new IntersectionObserver((entries) => {
         for (const { target, isIntersecting } of entries) this.seen.set(target, isIntersecting);
         this.draw();
       });
-      this.watchRun();
-      on("adopted", () => this.watchRun());
-      this.bar.querySelector(".glance-stop").addEventListener("click", () => document.querySelector("#stop").click());
+      this.watchForm();
+      on("adopted", () => this.watchForm());
+      this.button.addEventListener("click", () => document.querySelector(busy(this.phase) ? "#stop" : "#run").click());
       on("start", (head) => this.start(head));
-      on("view", () => soon(this.draw));
+      for (const kind of ["view", "measuring"]) on(kind, () => soon(this.draw));
       // The opening needs the room.
       on("scene", (scene) => {
         this.opening = scene !== null;
         soon(this.draw);
       });
       on("phase", (phase) => {
-        this.bar.classList.toggle("racing", phase === "running");
+        this.phase = phase;
         soon(this.draw);
       });
       PHONE.addEventListener("change", this.draw);
     }
 
-    /** Hide the bar while Run is in the lower third of the screen, so that the bar does not cover Run. */
-    watchRun() {
-      const start = document.querySelector("#run");
-      if (!start) return;
-      new IntersectionObserver((entries) => {
-        this.overRun = entries.at(-1).isIntersecting;
-        this.draw();
-      }, { rootMargin: "-65% 0px 0px 0px" }).observe(start);
+    /** Hide the bar while the form's Run is in the lower third of the screen, so that the bar does not cover it. */
+    watchForm() {
+      this.form = document.querySelector("#run");
+      for (const [name, rootMargin] of [["sees", "0px"], ["covers", "-65% 0px 0px 0px"]]) {
+        if (!this.form) break;
+        new IntersectionObserver((entries) => {
+          this[name] = entries.at(-1).isIntersecting;
+          this.draw();
+        }, { rootMargin }).observe(this.form);
+      }
     }
 
     lane(name) {
@@ -65,7 +71,7 @@
         return item;
       }));
       for (const name of lanes) this.watch.observe(this.lane(name).querySelector(".figures"));
-      // On a phone the lanes are below the settings, so they may be out of sight.
+      // The lanes may be out of sight.
       const top = this.root.querySelector(".lane-grid").getBoundingClientRect().top;
       if (STACKED.matches && !window.Bass.tape.state.recorded && (top < 0 || top > 0.6 * window.innerHeight)) this.show(this.root);
     }
@@ -74,10 +80,21 @@
       element.scrollIntoView({ behavior: STILL.matches ? "auto" : "smooth", block: "start" });
     }
 
+    /** What the status line says about a race that waits or was refused. */
+    status() {
+      if (!["waiting", "error"].includes(this.phase)) return "";
+      return [".message", ".place"].map((part) => document.querySelector(`#status-line ${part}`)?.textContent).filter(Boolean).join(" ");
+    }
+
     draw() {
-      const known = [...this.seen.values()];
-      this.bar.hidden = !run() || !PHONE.matches || Boolean(this.overRun) || Boolean(this.opening) || known.every((seen) => seen);
+      const figures = Boolean(run()) && !this.opening && [...this.seen.values()].some((seen) => !seen), said = this.status();
+      this.button.hidden = !this.form || Boolean(this.sees);
+      this.list.hidden = !figures;
+      this.bar.hidden = !PHONE.matches || Boolean(this.covers) || !figures && this.button.hidden;
       if (this.bar.hidden) return;
+      setText(this.button, busy(this.phase) ? "Stop" : this.form?.textContent.trim() ?? "");
+      this.words.hidden = !figures && !said;
+      setText(this.words, said || WORDS);
       for (const button of this.list.querySelectorAll("[data-glance]")) {
         const figures = this.lane(button.dataset.glance);
         const [speedup, ms] = FIGURES.map((key) => figures.querySelector(`[data-figure="${key}"]`).textContent);

@@ -214,6 +214,8 @@
       on("line", () => this.seen && soon(this.newest));
       on("phase", this.newest);
       on("instant", ({ jumped }) => jumped && soon(this.redraw));
+      // While a recording plays, rounds end between two instants.
+      on("playhead", () => this.seen && this.steps().length !== this.count && soon(this.redraw));
       new IntersectionObserver((entries) => {
         this.seen = entries.at(-1).isIntersecting;
         this.newest();
@@ -257,6 +259,7 @@
 
     draw() {
       const steps = this.steps(), step = steps[this.at];
+      this.count = steps.length;
       setText(this.element.querySelector("[data-rounds]"), `of ${steps.length}`);
       this.pick.round.max = steps.length;
       const lane = run()?.lanes.get(this.pick.lane.value);

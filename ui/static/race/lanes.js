@@ -2,11 +2,11 @@
    - The texts are a function of the playhead (playhead.js): what each row had written by then, its drafts in grey while
      the round works, and the drafts of the last round: accepted ones turn green, rejected ones are struck and fall.
    - From the click on Run until the race starts or fails to start, the lanes show "Waiting".
-   - The verdict (ui/race/verdict.py) is updated at most once per second during the race, and at its end. Screen readers
+   - The verdict (ui/race/verdict.py) is updated at most once per second while time passes, and at the end. Screen readers
      announce only the last one. */
 (() => {
   "use strict";
-  const { on, soon, number, percent, over, setText, make, term, run, firstAndLast, lookOf, laneName, sum, tape, bisect, wear, EPSILON } = window.Bass;
+  const { on, soon, number, percent, over, setText, make, term, run, firstAndLast, lookOf, laneName, tape, bisect, EPSILON } = window.Bass;
   const REASONS = { eos: "end", stop: "stop string", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const VERDICT_MS = 1000;
   const FIGURES = {
@@ -64,9 +64,9 @@
       Object.assign(this, { item, spans: [], live: 0, fresh: 0, drafts: [], step: null, fallen: null });
     }
 
-    /** Show the row as it was at `ms`. `lasting` is how long on the wall a ms of race time lasts. With `plain`, show no drafts. `most` bounds the tokens. */
-    draw(row, ms, { lasting, moving, plain, most }) {
-      const count = bisect(row.spans.length, (i) => row.spans[i].at <= ms + EPSILON && row.spans[i].index < most), before = this.spans.length;
+    /** Show the row as it was at `ms`, with its first `count` spans. `lasting` is how long on the wall a ms of race time lasts. With `plain`, show no drafts. */
+    draw(row, ms, count, { lasting, moving, plain }) {
+      const before = this.spans.length;
       if (count !== before) this.showDrafts(null);
       if (count < before) this.cut(count);
       else if (count > before) this.append(row.spans.slice(before, count));
@@ -207,13 +207,12 @@
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
 
-    /** Show below each row whether it equals that of the reference lane, which gets empty lines to stay aligned. */
-    compare(rows) {
+    /** Show below each row how it differs from the reference lane's. A row that differs in any lane has this line in all lanes, so that
+        they stay aligned. */
+    compare(rows, differing) {
       this.cards.forEach(({ compared }, i) => {
-        compared.hidden = false;
-        compared.title = rows[i]?.title ?? "";
-        compared.classList.toggle("differs", Boolean(rows[i]?.differs));
-        setText(compared, rows[i]?.text ?? "");
+        compared.hidden = !differing[i];
+        setText(compared, rows[i] ?? "");
       });
     }
 
@@ -250,21 +249,17 @@
       });
     }
 
-    /** The lane's time in words. The time for the prompt is separate, because no speed includes it. */
-    summary(lane) {
-      const seconds = (ms) => number(ms / 1000, 2, " s"), reasons = lane.finish_reasons;
-      const { rounds } = run().lanes.get(this.name);
-      const reading = sum(rounds.map(({ kind, time_ms: ms }, i) => (kind === "prefill" ? ms - (rounds[i - 1]?.time_ms ?? 0) : 0)));
-      const spent = `${seconds(lane.clock_ms - reading)} + prompt ${seconds(reading)}`;
-      if (!reasons.includes("budget")) return wear(`Finished: ${spent}`);
+    /** How the lane ended, in words. Its times are on the axis. */
+    summary({ finish_reasons: reasons }) {
+      if (!reasons.includes("budget")) return "Finished";
       const done = reasons.filter((reason) => ["eos", "length", "stop"].includes(reason)).length;
-      return wear(`Finished ${done} of ${reasons.length} within the budget: ${spent}`);
+      return `Finished ${done} of ${reasons.length} within the budget`;
     }
 
     /** Show the texts at the lane's time. */
     draw(times, look) {
-      const ms = tape.timeOf(this.name), rows = tape.bounded ? run().lanes.get(this.name).sequences : [];
-      this.cards.forEach((card, i) => card.draw(times.rows[i], ms, { ...look, most: rows[i]?.tokens.length ?? Infinity }));
+      const ms = tape.timeOf(this.name);
+      this.cards.forEach((card, i) => card.draw(times.rows[i], ms, tape.spansAt(this.name, i, ms), look));
     }
   }
 
@@ -298,9 +293,8 @@
       title.id = `lane-${name}-title`;
       const { label, about, colour } = lookOf(name);
       section.style.setProperty("--lane", `var(--${colour})`);
-      setText(title, label);
+      title.replaceChildren(about ? term(`lane-${name}`, label) : label);
       section.querySelector(".sequences").setAttribute("aria-labelledby", title.id);
-      title.title = about;
       this.lanes.push(new Lane(section));
       return this.lanes.at(-1);
     }
@@ -321,7 +315,6 @@
         lane.section.classList.toggle("reference", lane.name === head.reference);
         lane.reset(shown.includes(lane) ? count : 0);
       }
-      if (window.Bass.owed(head)) for (const lane of shown) lane.compare([]);
       this.grid.append(...shown.map((lane) => lane.section));
       this.grid.dataset.count = shown.length;
       const { recorded } = tape.state;
@@ -335,7 +328,7 @@
       const of = `Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
       // With models, page/form.js lists the settings in which the recording differs from the form. Without models, name
       // the main settings here.
-      const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race on this machine.";
+      const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race here.";
       return `Recorded${date ? ` on ${date}` : ""}${then}`;
     }
 
@@ -343,19 +336,19 @@
     show() {
       const lanes = this.view?.lanes ?? {};
       this.view = null;
-      for (const [name, value] of Object.entries(lanes)) {
-        this.lane(name).showNumbers(value);
-      }
-      for (const [name, rows] of Object.entries(window.Bass.compared())) this.lane(name).compare(rows);
+      for (const [name, value] of Object.entries(lanes)) this.lane(name).showNumbers(value);
     }
 
-    /** Draw the texts at the playhead. */
+    /** Draw the texts at the playhead, and mark the rows that differ. */
     draw({ speed, follows, moving }) {
       const { race } = tape;
       if (race?.head !== this.head) return;
       this.grid.classList.toggle("still", !moving);
       const plain = follows && !tape.state.ended && race.lanes.size * this.head.batch_size > LIVE_TEXTS;
       for (const [name, times] of race.lanes) this.lane(name).draw(times, { lasting: follows ? 1 : 1 / speed, moving, plain });
+      const compared = window.Bass.compared(), rows = Object.values(compared);
+      const differing = Array.from({ length: this.head.batch_size }, (_, i) => rows.some((row) => row[i]));
+      for (const lane of this.lanes) lane.compare(compared[lane.name] ?? [], differing);
     }
 
     /** Mark the first tokens of each row, `counts` by row, in all lanes. null removes the marks. */
@@ -397,6 +390,7 @@
         this.clear();
       });
       on("view", (view) => this.take(view));
+      on("instant", () => tape.state.playing || this.show(run()?.view));
       on("phase", (phase) => ["stopped", "error"].includes(phase) && this.show(run()?.view));
     }
 

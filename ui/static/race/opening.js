@@ -106,7 +106,7 @@
 
     /** Mark the tokens that all lanes wrote alike, up to this share of the texts. */
     compare(share) {
-      const lanes = [...tape.race.lanes.values()], ids = lanes.map(({ rows }) => rows.map(({ spans }) => spans.filter(({ id }) => id !== null).map(({ id }) => id)));
+      const lanes = [...tape.race.lanes.values()], ids = lanes.map(({ rows }) => rows.map((row) => row.ids));
       const longest = Math.max(...ids[0].map((row) => row.length)), upTo = Math.round(Math.min(1, share) * longest);
       let same = 0, all = 0;
       const equal = ids[0].map((row, r) => {

@@ -4,8 +4,9 @@
      While the page follows a live race, each lane's time grows steadily until the next snapshot is due.
    - Bass.tape.roundAt(lane) is the lane's round at the playhead, or null. Bass.tape.stepAt(lane, row) is the newest round
      of a row in which it drafted, as {round, row}.
+   - Bass.tape.spansAt(lane, row) and .tokensAt(lane, row) are how many pieces and tokens of a row are written by then.
    - The figures are those of the newest instant that is not later than the playhead. The run (run.js) has all rounds up
-     to the playhead, and at most one snapshot more.
+     to the playhead, and at most one snapshot more: those up to Bass.tape.clockAt(lane) have ended by then.
    - Links and other scripts: Bass.tape.seek(ms), .speed = 0.1, .play(), .pause(), .step(1), .live(), .jump(instant).
    - The event touched tells that the visitor took over the playhead. */
 (() => {
@@ -184,8 +185,6 @@
   });
 
   Object.defineProperties(tape, {
-    /** Whether the page shows an instant, in which a lane may not have read its prompt yet. */
-    bounded: { get: () => head.limit !== null },
     /** {ms, end, speed, playing, follows, held}, and what tape.js knows. */
     state: {
       get() {
@@ -202,8 +201,23 @@
       },
     },
   });
+  function spansAt(name, row, ms = timeOf(name)) {
+    const { spans } = tape.race.lanes.get(name).rows[row];
+    // At an instant, a lane may not have read its prompt yet.
+    const most = head.limit ? window.Bass.run().lanes.get(name).sequences[row].tokens.length : Infinity;
+    return bisect(spans.length, (i) => spans[i].at <= ms + EPSILON && spans[i].index < most);
+  }
+
   Object.assign(tape, {
-    play, pause, live, seek, step, jump, timeOf,
+    play, pause, live, seek, step, jump, timeOf, spansAt,
+    tokensAt: (name, row) => (tape.race.lanes.get(name).rows[row].spans[spansAt(name, row) - 1]?.index ?? -1) + 1,
+    /** The lane's own clock, prompts included, at the end of its newest round at the playhead. */
+    clockAt(name) {
+      const lane = tape.race?.lanes.get(name);
+      if (head.follows || !lane) return Infinity;
+      const ms = timeOf(name), count = bisect(lane.ends.length, (i) => lane.ends[i].at <= ms + EPSILON);
+      return lane.ends[count - 1]?.ms ?? -1;
+    },
     roundAt: (name) => tape.race?.lanes.get(name)?.roundAt(timeOf(name)) ?? null,
     stepAt(name, row) {
       const steps = tape.race?.lanes.get(name)?.rows[row]?.steps ?? [], ms = timeOf(name);

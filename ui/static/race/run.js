@@ -1,13 +1,13 @@
 /* The run so far as plain objects, for other scripts and the console. Draws nothing.
    Bass.run() is null or {head, view, done, lanes: Map name -> {name, clock, sequences, rounds, trees}}.
-   - A sequence is {tokens, steps}, a token {origin, text, ms, id}.
+   - A sequence is {lane, tokens, steps}, a token {origin, text, ms, id}.
    - A round is Round.record() of bass_core/sequence.py. A step is one sequence's part of a round: its row, the round's
      {round, kind, time_ms}, the row's draft length, and drafts: [{text, p, q, u, chance}].
    - trees: whether any row drafted a tree. head.together: whether the drafts of a round are tested together.
    Bass.comparison() compares each row's text with the reference lane's, in runs in which they must be equal (greedy or
    coupled): {lane: [row, ...]}. A row is null if the texts agree so far, else {at, ours, theirs, p_ours, p_theirs, tie}.
    The last snapshot contains it. For a run that was cut short it is computed here, without the probabilities. In other
-   runs it is null. Bass.compared() is the same in words, or {} for null. */
+   runs it is null. Bass.compared() describes in words the rows that differ by the playhead: {lane: ["", ...]}. */
 (() => {
   "use strict";
   const { on, number, bisect } = window.Bass;
@@ -60,7 +60,7 @@
     Object.assign(looks, head.looks);
     const lanes = head.lanes.map((name) => [name, {
       name, clock: 0, rounds: [], trees: false,
-      sequences: Array.from({ length: head.batch_size }, () => ({ tokens: [], steps: [] })),
+      sequences: Array.from({ length: head.batch_size }, () => ({ lane: name, tokens: [], steps: [] })),
     }]);
     current = { head, view: null, done: false, lanes: new Map(lanes) };
   });
@@ -129,16 +129,25 @@
   /** A probability with three decimals, or six if it is small. */
   const chance = (value) => number(value, value > 0 && value < 0.001 ? 6 : 3);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
-  /** The rounds of a sequence, without its prefill. */
-  const roundsIn = (sequence) => (sequence?.steps ?? []).filter((step) => step.kind !== "prefill");
+  /** The rounds of a sequence that have ended by the playhead, without its prefill. */
+  function roundsIn(sequence) {
+    const clock = sequence ? window.Bass.tape.clockAt(sequence.lane) : 0;
+    return (sequence?.steps ?? []).filter(({ kind, time_ms: ms }) => kind !== "prefill" && ms <= clock);
+  }
 
   /** offerLanes fills a select element with the lanes, offerRows with the numbers of `count` sequences. */
   const offerLanes = (select, names) => select.replaceChildren(...names.map((name) => new Option(laneName(name), name)));
   const offerRows = (select, count) =>
     select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1}`, i)));
 
+  /** The part of a lane's look that the page has before the first race. */
+  function template(name) {
+    const section = document.getElementById(`lane-${name}`), colour = section?.style.getPropertyValue("--lane").slice("var(--".length, -1);
+    return colour && { label: section.querySelector("h2").textContent, colour };
+  }
+
   /** The look of a lane: {label, about, colour, dash, lengths}, see ui/race/looks.py. */
-  const lookOf = (name) => looks[name] ?? { ...OTHER, label: name };
+  const lookOf = (name) => looks[name] ?? { ...OTHER, label: name, ...template(name) };
   const laneName = (name) => lookOf(name).label;
 
   // Two tokens are a near tie if the smaller score is at least this share of the larger one. For comparison: bfloat16
@@ -178,33 +187,30 @@
     return digits ? `${a.toFixed(digits)} against ${b.toFixed(digits)}` : `${a.toFixed(2)} each`;
   }
 
-  function differs({ at, p_ours: ours, p_theirs: theirs, tie }) {
-    const where = `differs at token ${at + 1}`;
-    if (!Number.isFinite(ours) || !Number.isFinite(theirs)) return where;
+  function differs({ at, p_ours: p, p_theirs: other, tie }, ours, theirs) {
+    const where = `differs at token ${at + 1}: ${ours}, not ${theirs}`;
+    if (!Number.isFinite(p) || !Number.isFinite(other)) return where;
     const dice = current.head.settings.temperature > 0 ? " after the random draw" : "";
-    return `${where} (${tie >= NEAR ? `a near tie${dice}: ` : ""}${chances(ours, theirs)})`;
+    return `${where} (${tie >= NEAR ? `a near tie${dice}: ` : ""}${chances(p, other)})`;
   }
 
-  function words(lane, mismatch, i) {
-    const { head: { reference }, view, lanes } = current;
-    const [ours, theirs] = [lane, reference].map((name) => lanes.get(name).sequences[i].tokens);
-    if (mismatch) {
-      const [own, other] = [ours, theirs].map((tokens) => quoted(tokens[mismatch.at]?.text ?? ""));
-      return { text: differs(mismatch), title: `${own} here, ${other} in ${laneName(reference)}`, differs: true };
-    }
-    if (!ours.length || !theirs.length) return { text: "" };
-    const ended = (name) => ["eos", "length", "stop"].includes(view?.lanes[name]?.finish_reasons[i]);
-    return { text: `same as ${laneName(reference)}${ended(lane) && ended(reference) ? "" : " so far"}` };
+  /** How a row differs, in words, or "" if it does not yet. */
+  function words(lane, row, known) {
+    const { tape } = window.Bass, { race } = tape, { reference } = race.head, names = [lane, reference];
+    const both = Math.min(...names.map((name) => tape.tokensAt(name, row)));
+    const found = known ?? { at: race.difference(lane, row, both) };
+    if (found.at < 0 || found.at >= both) return "";
+    const [ours, theirs] = names.map((name) => quoted(current.lanes.get(name).sequences[row].tokens[found.at]?.text ?? ""));
+    return differs(found, ours, theirs);
   }
 
-  /** {lane: [{text, title, differs}]}, with an empty list for the reference lane. */
   function compared() {
-    const byLane = comparison(), reference = current?.head.reference;
-    if (!byLane || !current.lanes.has(reference)) return {};
-    const lanes = Object.entries(byLane).filter(([name]) => current.lanes.has(name));
-    return Object.fromEntries([
-      [reference, []], ...lanes.map(([name, rows]) => [name, rows.map((row, i) => words(name, row, i))]),
-    ]);
+    const head = current?.head, known = comparison();
+    if (!head || window.Bass.tape.race?.head !== head || !current.lanes.has(head.reference) || !known && !owed(head)) return {};
+    const others = head.lanes.filter((name) => name !== head.reference);
+    return Object.fromEntries(others.map((name) => [
+      name, current.lanes.get(name).sequences.map((_, row) => words(name, row, known?.[name]?.[row] ?? null)),
+    ]));
   }
 
   Object.assign(window.Bass, {

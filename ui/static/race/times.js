@@ -5,8 +5,9 @@
    - A lane is {name, rounds, reads, rows, clock, reading}. A round is {record, kind, begin, end, draft, verify, written,
      total}: `draft` and `verify` in ms or null, `total` all tokens up to its end, without those of prefills. A read is
      {at, ms}: a prompt, read at race time `at`. `clock` is the end of the newest round, `reading` the sum of all reads.
-   - A row is {spans, steps}. A span is {index, origin, text, id, at}, a piece of text and when it was written. A step is a
-     round in which the row drafted: {round, row, chain}, with the indices of a line of drafts, the accepted ones first. */
+   - A row is {spans, steps, ids}. A span is {index, origin, text, id, at}, a piece of text and when it was written. A step is
+     a round in which the row drafted: {round, row, chain}, with the indices of a line of drafts, the accepted ones first.
+     `ids` are its tokens. */
 (() => {
   "use strict";
   const { bisect } = window.Bass;
@@ -26,7 +27,7 @@
   class LaneTimes {
     constructor(name, count) {
       Object.assign(this, { name, rounds: [], reads: [], clock: 0, reading: 0, ends: [], before: 0 });
-      this.rows = Array.from({ length: count }, () => ({ spans: [], steps: [], count: 0 }));
+      this.rows = Array.from({ length: count }, () => ({ spans: [], steps: [], ids: [], same: [0] }));
     }
 
     add({ rounds, new: texts }) {
@@ -54,7 +55,7 @@
       for (const [origin, text, ms, id] of tokens) {
         // "+": text that belongs to the previous token.
         if (origin === "+") row.spans.push({ ...row.spans.at(-1), text, id: null, at: Math.max(row.spans.at(-1).at, this.raceTime(ms)) });
-        else row.spans.push({ index: row.count++, origin: ORIGINS[origin], text, id, at: this.raceTime(ms) });
+        else row.spans.push({ index: row.ids.push(id) - 1, origin: ORIGINS[origin], text, id, at: this.raceTime(ms) });
       }
     }
 
@@ -99,6 +100,19 @@
     /** The race time of each lane. */
     get clocks() {
       return Object.fromEntries([...this.lanes].map(([name, { clock }]) => [name, clock]));
+    }
+
+    /** How many of the first `length` tokens of a row equal the reference lane's. */
+    equal(name, row, length) {
+      const { ids, same } = this.lanes.get(name).rows[row], theirs = this.lanes.get(this.head.reference).rows[row].ids;
+      for (let i = same.length - 1; i < length; i += 1) same.push(same[i] + Number(ids[i] === theirs[i]));
+      return same[length];
+    }
+
+    /** Index of the first of these tokens that differs, or -1. */
+    difference(name, row, length) {
+      const at = bisect(length, (i) => this.equal(name, row, i + 1) === i + 1);
+      return at < length ? at : -1;
     }
 
     /** When the last lane ended. */

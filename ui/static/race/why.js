@@ -3,11 +3,11 @@
    fastest lane first gained on the reference: the first one that accepted a draft. */
 (() => {
   "use strict";
-  const { on, run, number, make, over, roundsIn, laneName, lookOf, sum, writtenIn, wear } = window.Bass;
+  const { on, run, number, make, over, roundsIn, laneName, lookOf, sum, writtenIn, wear, tape, soon } = window.Bass;
 
   /** The means over a lane's rounds: {ms, tokens, drafted, accepted}, or null without rounds. */
-  function means({ rounds }) {
-    const spent = rounds.map(({ time_ms: ms }, i) => ms - (rounds[i - 1]?.time_ms ?? 0));
+  function means({ name, rounds: all }) {
+    const clock = tape.clockAt(name), rounds = all.filter(({ time_ms: ms }) => ms <= clock), spent = rounds.map(({ time_ms: ms }, i) => ms - (rounds[i - 1]?.time_ms ?? 0));
     const counted = rounds.map((round, i) => ({ round, ms: spent[i] })).filter(({ round }) => round.kind !== "prefill");
     const mean = (value) => sum(counted.map(value)) / counted.length;
     const rows = (value) => mean(({ round }) => sum(round.rows.map(value)));
@@ -40,6 +40,7 @@
     };
     on("start", () => (part.hidden = true));
     on("phase", (phase) => over(phase) && run() && draw());
+    on("view", () => part.hidden || soon(draw));
     document.addEventListener("click", (event) => {
       if (!event.target.closest("[data-why]") || !run()) return;
       draw();
