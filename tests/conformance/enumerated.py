@@ -167,9 +167,14 @@ class Uniforms:
         passed = [u < bar for u, bar in zip(self.numbers, each, strict=True)]
         return torch.tensor(passed, dtype=torch.bool).view(self.shape)
 
-    def tolist(self) -> list[Uniform]:
-        assert len(self.shape) == 1
-        return self.numbers
+    def tolist(self) -> list[Any]:
+        """Return the numbers of a tree's tests; for rows of records, numbers that fit their verdicts."""
+        if len(self.shape) == 1:
+            return list(self.numbers)
+        return self._fitting().tolist()
+
+    def _fitting(self) -> Tensor:
+        return torch.tensor([float(u) for u in self.numbers]).view(self.shape)
 
     def _each(self, values: Any) -> list[float]:
         expanded: list[float] = torch.as_tensor(values).expand(self.shape).flatten().tolist()
@@ -179,10 +184,7 @@ class Uniforms:
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         """Give records numbers that fit their verdicts; no other function may read the numbers."""
         assert function is torch.cat, f"{function} reads a uniform number in a way that is not enumerated"
-        parts = [
-            torch.tensor([float(u) for u in part.numbers]).view(part.shape) if isinstance(part, cls) else part
-            for part in arguments[0]
-        ]
+        parts = [part._fitting() if isinstance(part, cls) else part for part in arguments[0]]
         return torch.cat(parts, *arguments[1:], **(named or {}))
 
 
