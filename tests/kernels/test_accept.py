@@ -7,6 +7,7 @@ either answer is right.
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from triton.runtime import interpreter
 
 from bass_core.sample import distribution as sampling
 from bass_core.sample.distribution import probabilities
@@ -322,6 +324,21 @@ def test_the_threshold_of_rows_that_are_read_in_blocks() -> None:
     for top_p in (0.2, 0.5, 0.9):
         expected = sampling._threshold(rows[:2], top_p)
         assert torch.equal(nucleus.threshold(rows, top_p)[:2], expected)
+
+
+@pytest.mark.parametrize("spread", [4.0, 8.0])
+def test_a_peaked_row_is_read_twice_in_large_blocks(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, load = [], interpreter._interpreter.load
+
+    def counted(pointers: Any, mask: Any, *rest: Any) -> Any:
+        reads.append(int(mask.sum()))
+        return load(pointers, mask, *rest)
+
+    monkeypatch.setattr(interpreter._interpreter, "load", counted)
+    torch.manual_seed(0)
+    nucleus.threshold(torch.softmax(torch.randn(1, 128 * 1024) * spread, -1), 0.9)
+    collected = reads.pop()
+    assert reads == [8192] * 32 and 0 < collected < 8192
 
 
 def test_top_p_on_an_accelerator_equals_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,18 @@
-"""A GPU that this PyTorch can't use is refused or left alone in one sentence. CUDA is replaced by stubs."""
+"""A GPU that this PyTorch can't use is refused or left alone in one sentence. CUDA is replaced by stubs.
+
+The last test needs a PyTorch with CUDA, but no GPU: only the driver is a stub.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +20,9 @@ import torch
 from bass_core import RequestError
 from bass_core.machine import cuda
 from bass_core.model.loading.catalogue import pick_device
+from tests.support import ROOT
 
-# The errors of torch 2.13's c10/cuda.
+# The errors of c10/cuda in torch 2.13 and 2.14.
 TOO_OLD = (
     "The NVIDIA driver on your system is too old (found version 12040). Please update your GPU driver by "
     "downloading and installing a new\nversion from the URL: http://www.nvidia.com/Download/index.aspx"
@@ -105,3 +114,39 @@ def test_zero_gpu_tries_no_kernel(gpu: Callable[..., None], monkeypatch: pytest.
     monkeypatch.setenv("SPACES_ZERO_GPU", "true")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick_device("auto") == pick_device("cuda") == torch.device("cuda")
+
+
+# Everything that CUDA's runtime asks a driver for CUDA 12.4.
+OLD_DRIVER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+int cuGetProcAddress(const char *name, void **function, int version, unsigned long long flags) {
+    return (*function = dlsym(RTLD_DEFAULT, name)) == 0;
+}
+"""
+ASK = "import torch; from bass_core.machine import cuda; print(cuda.why_unusable(torch.device('cuda')))"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch is built without CUDA")
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [
+        (OLD_DRIVER, f"^{CUDA_13[0][:-3]}.*supports CUDA 12.4.*: install driver 580"),
+        ("", "^PyTorch finds no NVIDIA driver"),
+    ],
+)
+def test_torchs_own_errors_are_explained(driver: str, words: str, tmp_path: Path) -> None:
+    environment = {**os.environ}
+    if driver:
+        if shutil.which("gcc") is None:
+            pytest.skip("there is no gcc")
+        (tmp_path / "driver.c").write_text(driver)
+        command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "driver.c", "-o", "libcuda.so.1", "-ldl"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        environment["LD_PRELOAD"] = str(tmp_path / "libcuda.so.1")
+    elif "libcuda.so.1" in subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout:
+        pytest.skip("this machine has a driver")
+    answer = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert re.search(words, answer.stdout), answer
