@@ -9,7 +9,8 @@ class BassError(Exception):
     """Base class of all errors with a message that may be shown to a user as it is."""
 
     def __init__(self, message: str) -> None:
-        # Shorten the message, because it may quote a user's value, which may be a megabyte long.
+        # The message may quote a user's value, which may have many lines or a million letters.
+        message = " ".join(message.split("\n"))
         super().__init__(message if len(message) <= 600 else f"{message[:400]} ... {message[-100:]}")
 
 

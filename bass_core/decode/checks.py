@@ -74,7 +74,7 @@ def check_end_ids(pair: ModelPair, eos: str | int | Collection[int] | None) -> f
     if eos is None:
         return frozenset()
     ids = [eos] if isinstance(eos, int) else eos
-    if not isinstance(ids, list | tuple | set | frozenset) or not all(isinstance(i, int) for i in ids):
+    if not isinstance(ids, list | tuple | set | frozenset) or not all(type(i) is int for i in ids):
         raise RequestError(f'eos_token_id must be "auto", None, a token id or a list of them; got {eos!r}.')
     return frozenset(ids)
 

@@ -57,9 +57,10 @@ def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, chat: Chat) 
         RequestError: if a prompt can't be encoded, is empty or is too long for the model.
     """
     keyed = [(item if isinstance(item, str) else id(item), item) for item in _prompt_per_row(prompt, n)]
-    ids_by_key = {key: _encode(pair, item, chat) for key, item in dict(keyed).items()}
-    for item in ids_by_key.values():
-        _check_prompt(pair, item)
+    items = dict(keyed)
+    ids_by_key = {key: _encode(pair, item, chat) for key, item in items.items()}
+    for key, ids in ids_by_key.items():
+        _check_prompt(pair, ids, tokenized=ids != list(items[key]))
     return [list(ids_by_key[key]) for key, _ in keyed]
 
 
@@ -233,13 +234,18 @@ def _first_line(error: Exception) -> str:
     return f"{first}."
 
 
-def _check_prompt(pair: ModelPair, ids: list[int]) -> None:
+def _check_prompt(pair: ModelPair, ids: list[int], tokenized: bool) -> None:
     if not ids:
         raise RequestError("The prompt is empty: write something for the model to answer.")
     if len(ids) >= pair.context_length:
         raise RequestError(
             f"The prompt has {len(ids)} tokens and the model holds {pair.context_length}, answer included: "
             "shorten the prompt."
+        )
+    if tokenized and max(ids) >= pair.vocab:
+        raise RequestError(
+            f"The tokenizer made token {max(ids)} of this prompt, and the model knows 0 to {pair.vocab - 1}: "
+            "use the model's own tokenizer, or resize the model's embeddings and make a new pair."
         )
     if min(ids) < 0 or max(ids) >= pair.vocab:
         raise RequestError(f"Token ids must be from 0 to {pair.vocab - 1}; got {min(ids)} to {max(ids)}.")

@@ -30,7 +30,8 @@ class _Settings(NamedTuple):
     precisions: tuple[str, ...]
 
 
-_BACKENDS: list[Any] = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]
+_MODULES: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cuda)
+_BACKENDS: list[Any] = [getattr(module, "matmul", None) for module in _MODULES]
 # torch 2.8 has only one precision for all devices.
 _PER_DEVICE = all(hasattr(matmul, "fp32_precision") for matmul in _BACKENDS)
 _FULL_PRECISION = ("none", "ieee", "highest")

@@ -75,8 +75,8 @@ class ModelPair:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy only the models; packed weights and locks are made again."""
-        keywords = {"name": self.name, "default_drafter": self.default_drafter}
-        return partial(ModelPair, **keywords), (self.target, self.draft, self.tokenizer)
+        make = partial(ModelPair, name=self.name, default_drafter=self.default_drafter)
+        return make, (self.target, self.draft, self.tokenizer)
 
     @ours()
     def _prepare(self, target_tried: CausalModel | None = None, draft_tried: CausalModel | None = None) -> None:

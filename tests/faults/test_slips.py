@@ -91,6 +91,24 @@ def test_a_pair_of_other_things_is_refused(arguments: Any, message: str) -> None
         ModelPair(*arguments)
 
 
+def test_messages_have_one_line_and_a_limited_length() -> None:
+    with pytest.raises(RequestError, match="The draft must be a name, a Hub id or a folder") as refusal:
+        load_pair("smollm2", draft=LLAMA)
+    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 600
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_by_name() -> None:
+    tokenizer = byte_tokenizer()
+    with pytest.raises(
+        RequestError, match=r"The tokenizer made token \d+ of this prompt, and the model knows 0 to 95"
+    ):
+        generate(ModelPair(LLAMA, None, tokenizer), "hi ~~~ \xff\xfe")
+    with pytest.raises(RequestError, match="Token ids must be from 0 to 95; got 5 to 96"):
+        generate(ModelPair(LLAMA), [5, 96])
+    with pytest.raises(RequestError, match='eos_token_id must be "auto", None, a token id'):
+        generate(ModelPair(LLAMA), [5], eos_token_id=True)
+
+
 @pytest.mark.slow  # importing torch's compiler takes seconds
 def test_a_compiled_model_is_refused() -> None:
     with pytest.raises(PairError, match=r"The target is a result of torch\.compile"):
