@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -188,6 +189,8 @@ class Cascade(Drafter):
 
 def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
     """Return one proposal of both, on the model's device. A copied draft has q = 1 at its token."""
+    if not any(copied.num_drafted):
+        return replace(modelled, sources=copied.sources)
     device = modelled.tokens.device
     width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
     # Move the copies from the host to the model's device.

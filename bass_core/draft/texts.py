@@ -48,7 +48,7 @@ class Texts:
         if missing > 0:
             self.token_ids = F.pad(self.token_ids, (0, missing + self.token_ids.shape[1]))
         for r, row in enumerate(rows):
-            self.token_ids[r, self._known[r] : len(row.tokens)] = torch.tensor(row.tokens[self._known[r] :])
+            self.token_ids.numpy()[r, self._known[r] : len(row.tokens)] = row.tokens[self._known[r] :]
             self._known[r] = len(row.tokens)
         return self._known[: len(rows)]
 

@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageSequence
 
 from bench.__main__ import MODULES
-from bench.cpu import floor
+from bench.cpu import floor, rounds
 from bench.cpu.batch import BASS, speedup
 from bench.cpu.default import ARMS, speed_claims
 from bench.cpu.default import main as default
@@ -202,6 +202,13 @@ def test_floor_runs(tiny):
     document = run("floor", "--quick", *tiny)
     assert {row["what"] for row in document["results"]} == {floor.STEP, floor.DRAFT, floor.AGAIN}
     assert all(row["lowest / floor"] > 0 for row in document["results"])
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_round_add_up(tiny):
+    for row in run("rounds", "--quick", *tiny)["results"]:
+        assert row["ms"] > row["with chain"] >= row["outside"] > 0 and row["judge"] > 0 < row["target"]
+        assert row["ms"] == pytest.approx(sum(row[part] for part in rounds.PARTS)) and row["rounds"] > 0
 
 
 @pytest.mark.slow
