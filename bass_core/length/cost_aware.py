@@ -136,9 +136,9 @@ class CostAware:
 
     def _plan(self, offers: Sequence[Offer], usable: list[int]) -> RoundPlan:
         tokens, hoped, ms, lengths = self._candidates(offers, usable)
-        plain, rates = tokens[0] / ms[0], tokens / ms
-        best = 1 + int(rates[1:].argmax())
-        if rates[best] > LEAST_GAIN * plain:
+        rates = tokens / ms
+        best, least = 1 + int(rates[1:].argmax()), LEAST_GAIN * rates[0]
+        if rates[best] > least:
             # Try plain rounds too, because a wrong time for them in the table would otherwise go unnoticed. Don't
             # do so in the first rounds: if the first round drafts, the draft model reads the prompts during the
             # prefill.
@@ -148,9 +148,9 @@ class CostAware:
             return RoundPlan(lengths(best), 0.0)
         # This may be the only trial for a long time, so charge it the full cost of catching up.
         best = 1 + int((hoped / ms)[1:].argmax())
-        lost = max(0.0, float(ms[best] - tokens[best] / plain)) + self._reading_ms(offers)
+        lost = max(0.0, float(ms[best] - tokens[best] / least)) + self._reading_ms(offers)
         left_ms = float(ms[0]) * _left(offers)
-        saved = CHANCE * left_ms * float(1 - plain * ms[best] / hoped[best])
+        saved = CHANCE * left_ms * float(1 - least * ms[best] / hoped[best])
         budget = self._allowance + (START * left_ms if self._start is None else self._start)
         # A trial without such a hope shows whether the times are still true.
         tried = lost <= min(saved, budget) or lost <= self._allowance
