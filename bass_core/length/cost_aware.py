@@ -197,12 +197,12 @@ class CostAware:
         # The time to read unread tokens is spread over the rounds that are left: fewer if the pace is faster.
         rounds = left / pace if not self._rounds else np.minimum(HORIZON, left / pace)
         forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[depths]
-        ms = self.costs.verify_ms(rows, rows + verified) + self.costs.draft_ms(rows, forwards, np.zeros(1))
+        ms = self.costs.verify_ms(rows, float(rows) + verified) + self.costs.draft_ms(rows, forwards, np.zeros(1))
         ms = ms + (depths > 0) * self._reading_ms(offers) / rounds
         # The expected square of the number of accepted drafts is the sum of (2i - 1) x (chance of i or more).
         squares = np.concatenate(([0.0], ((2 * places - 1) * gains[0, 1:]).cumsum())) / rows
         share = _last_row_share(rows, pace, np.maximum(squares - (pace - 1) ** 2, 0), left)
-        return Candidates(*(share * tokens), ms, lengths)
+        return Candidates(share * tokens[0], share * tokens[1], ms, lengths)
 
     def _reading_ms(self, offers: Sequence[Offer]) -> float:
         """Return the time that the draft model needs to read its unread tokens."""
