@@ -55,11 +55,9 @@ DOUBT, CHANCE = 1.0, 0.3
 # After a plain round, skip planning for rounds with the same sources until a round drafts, but at most for this
 # many rounds and for this many milliseconds. Planning takes a noticeable time compared with a small model's step.
 MAX_SKIPPED_PLANS, MAX_SKIP_MS = 31, 100.0
-# If drafting looks best, PLAIN_TRIALS rounds after the first FIRST_ROUNDS are plain, then one in PLAIN_EVERY,
-# unless a plain round would lose more than MAX_LOSS of its time.
+# If drafting looks best, PLAIN_TRIALS rounds after the first FIRST_ROUNDS are plain, then one in PLAIN_EVERY. If a
+# plain round would lose more than MAX_LOSS of its time, the rest has to fit the budget.
 FIRST_ROUNDS, PLAIN_TRIALS, PLAIN_EVERY, MAX_LOSS = 4, 2, 48, 0.4
-# A row's pace, for its weight, is its expected number of tokens per round with this many drafts.
-PACE = 2
 
 
 Places = NDArray[np.int64]
@@ -70,7 +68,7 @@ class RoundPlan(NamedTuple):
 
     Attributes:
         lengths: one per row.
-        lost: the expected loss in ms if the round is a trial of drafting, else 0.
+        lost: the part of a trial's expected loss, in ms, that its budget has to pay.
         tries_plain: whether the round is a trial of a plain step.
     """
 
@@ -138,20 +136,21 @@ class CostAware:
 
     def _plan(self, offers: Sequence[Offer], usable: list[int]) -> RoundPlan:
         tokens, hoped, ms, lengths = self._candidates(offers, usable)
-        plain, rates = tokens[0] / ms[0], tokens / ms
-        best = 1 + int(rates[1:].argmax())
-        if rates[best] > LEAST_GAIN * plain:
+        rates = tokens / ms
+        best, least = 1 + int(rates[1:].argmax()), LEAST_GAIN * rates[0]
+        if rates[best] > least:
             # Try plain rounds too, because a wrong time for them in the table would otherwise go unnoticed. Don't
             # do so in the first rounds: if the first round drafts, the draft model reads the prompts during the
             # prefill.
-            lost = float(ms[0] - tokens[0] / rates[best])
-            tried = self.costs.timed and self._rounds >= self._plain_due and lost <= MAX_LOSS * ms[0]
-            return RoundPlan(lengths(0 if tried else best), 0.0, tried)
+            lost = max(0.0, float(ms[0] - tokens[0] / rates[best]) - MAX_LOSS * float(ms[0]))
+            if self.costs.timed and self._rounds >= self._plain_due and lost <= self._allowance:
+                return RoundPlan(lengths(0), lost, True)
+            return RoundPlan(lengths(best), 0.0)
         # This may be the only trial for a long time, so charge it the full cost of catching up.
         best = 1 + int((hoped / ms)[1:].argmax())
-        lost = max(0.0, float(ms[best] - tokens[best] / plain)) + self._reading_ms(offers)
+        lost = max(0.0, float(ms[best] - tokens[best] / least)) + self._reading_ms(offers)
         left_ms = float(ms[0]) * _left(offers)
-        saved = CHANCE * left_ms * float(1 - plain * ms[best] / hoped[best])
+        saved = CHANCE * left_ms * float(1 - least * ms[best] / hoped[best])
         budget = self._allowance + (START * left_ms if self._start is None else self._start)
         # A trial without such a hope shows whether the times are still true.
         tried = lost <= min(saved, budget) or lost <= self._allowance
@@ -172,7 +171,7 @@ class CostAware:
                 for doubt in (0.0, DOUBT)
             ]
         )
-        worths = allowed * chances * _remaining_weights(offers, 1 + chances[0, :, :PACE].sum(1))[:, None]
+        worths = allowed * chances * _remaining_weights(offers)[:, None]
         modelled = np.array([offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True)])
         if self.costs.padded:
             places = PLACES[: max(usable)]
@@ -198,12 +197,12 @@ class CostAware:
         # The time to read unread tokens is spread over the rounds that are left: fewer if the pace is faster.
         rounds = left / pace if not self._rounds else np.minimum(HORIZON, left / pace)
         forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[depths]
-        ms = self.costs.verify_ms(rows, rows + verified) + self.costs.draft_ms(rows, forwards, np.zeros(1))
+        ms = self.costs.verify_ms(rows, float(rows) + verified) + self.costs.draft_ms(rows, forwards, np.zeros(1))
         ms = ms + (depths > 0) * self._reading_ms(offers) / rounds
         # The expected square of the number of accepted drafts is the sum of (2i - 1) x (chance of i or more).
         squares = np.concatenate(([0.0], ((2 * places - 1) * gains[0, 1:]).cumsum())) / rows
         share = _last_row_share(rows, pace, np.maximum(squares - (pace - 1) ** 2, 0), left)
-        return Candidates(*(share * tokens), ms, lengths)
+        return Candidates(share * tokens[0], share * tokens[1], ms, lengths)
 
     def _reading_ms(self, offers: Sequence[Offer]) -> float:
         """Return the time that the draft model needs to read its unread tokens."""
@@ -283,12 +282,12 @@ def _left(offers: Sequence[Offer]) -> int:
     return 1 + max(offer.most for offer in offers)
 
 
-def _remaining_weights(offers: Sequence[Offer], paces: Rates) -> Rates:
+def _remaining_weights(offers: Sequence[Offer]) -> Rates:
     """Return float64 [rows], the weight of one extra token in each row, smaller with fewer tokens left to write.
 
     The mean over the rows that offer drafts is 1. For the other rows, the number of remaining tokens is unknown.
     """
-    left = np.array([max(offer.most, 0.0) for offer in offers]) / paces
+    left = np.array([max(offer.most, 0.0) for offer in offers])
     weights = (left / left.max()) ** REMAINING_EXPONENT
     return np.asarray(weights / weights[left > 0].mean())
 

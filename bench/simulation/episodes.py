@@ -91,8 +91,12 @@ class Text:
     rate: Callable[[int, float], float]
 
 
+def _constant(rate: float) -> Text:
+    return Text(f"{rate:g}", lambda row, at: rate)
+
+
 TEXTS = (
-    *(Text(f"{rate:g}", lambda row, at, rate=rate: rate) for rate in (0.2, 0.35, 0.45, 0.6, 0.8)),
+    *map(_constant, (0.2, 0.35, 0.45, 0.6, 0.8)),
     Text("0.3 to 0.8 by row", lambda row, at: 0.3 + 0.5 * ((row * 5) % 8) / 7),
     Text("0.8, then 0.3", lambda row, at: 0.8 if at < 0.5 else 0.3),
     Text("0.3, then 0.8", lambda row, at: 0.3 if at < 0.5 else 0.8),

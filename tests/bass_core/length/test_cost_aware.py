@@ -71,7 +71,7 @@ def test_costs_are_interpolated_and_extrapolated():
 def test_it_drafts_as_many_tokens_as_are_accepted():
     assert play(CostAware(CHEAP), 60, [HEAD], 16)[-1] == [16]
     assert median(length for (length,) in play(CostAware(CHEAP), 60, [HEAD], 3)[-20:]) == 3
-    assert set(map(max, play(CostAware(CHEAP), 60, [HEAD] * 8, 2)[-5:])) == {2}
+    assert set(map(max, play(CostAware(CHEAP), 60, [HEAD] * 8, 2)[-4:])) == {2}
 
 
 def test_the_best_drafts_of_all_rows_are_taken_first():
@@ -170,7 +170,7 @@ def test_costs_that_were_measured_under_load_are_corrected():
     """Rounds really take a third of the table's time, and wide ones a tenth, so the policy soon drafts."""
     policy = CostAware(DEAR)
     lengths = play(policy, 400, [HEAD] * 8, 16, lambda tokens, forwards: 26 + 0.1 * tokens)
-    assert min(lengths[-1]) > 3
+    assert min(lengths[-1]) >= 3
 
 
 def test_it_drafts_again_once_drafts_are_accepted_again():
@@ -327,14 +327,16 @@ def test_a_single_row_has_no_last_row_to_wait_for():
     assert cost_aware._last_row_share(1, np.array([1.5]), np.array([0.4]), 64) == 1
 
 
-def test_rows_that_finish_apart_draft_less():
+def test_rows_that_finish_apart_draft_less(monkeypatch):
     """Drafts that pay slightly for the mean row don't pay for the last of eight."""
-    table = CostTable({1: [(1, 10), (17, 10.2)], 8: [(8, 10), (136, 86.8)]}, {1: 0.01, 8: 0.01}, padded=False)
+    table = CostTable({1: [(1, 10), (17, 10.2)], 8: [(8, 10), (136, 80.4)]}, {1: 0.01, 8: 0.01}, padded=False)
     offers = [Offer(24, "head", True, 0, row) for row in range(8)]
 
     def drafts():
         return sum(CostAware(table, timed=False).lengths(offers))
 
+    # Without trials of drafting, which otherwise begin at once.
+    monkeypatch.setattr(cost_aware, "START", 0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost_aware, "LAST_ROW_WEIGHT", 0.0)
         without = drafts()
