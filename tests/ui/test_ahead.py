@@ -34,7 +34,6 @@ def held(context: BrowserContext) -> tuple[Page, Callable[[], None]]:
     page.route("**/assets/Blocks-*.js", waiting.append)
 
     def release() -> None:
-        page.unroute("**/assets/Blocks-*.js")
         for route in waiting:
             route.continue_()
 
