@@ -31,7 +31,11 @@ def held(context: BrowserContext) -> tuple[Page, Callable[[], None]]:
     """A page whose copy of Gradio's main script is held back, and a function that lets it through."""
     page, waiting = context.new_page(), list[Route]()
     page.add_init_script(f"({SHIFT})()")
-    page.route("**/assets/Blocks-*.js", waiting.append)
+
+    def hold(route: Route) -> None:
+        waiting.append(route)
+
+    page.route("**/assets/Blocks-*.js", hold)
 
     def release() -> None:
         for route in waiting:
