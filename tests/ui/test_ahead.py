@@ -12,6 +12,8 @@ from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from ui.page.ahead import Pieces, _with
 
+from .browser import fill
+
 # Places and type of what both the stage and Gradio's page have.
 PARTS = [".verdict", ".opening-caption", ".axis", ".lane-grid", ".sequence", ".axis-play button"]
 LOOKS = """(names) => Object.fromEntries(names.map((name) => {
@@ -80,6 +82,21 @@ def test_the_opening_plays_before_gradio_and_goes_on_in_its_page(
     page.click("[data-skip]")
     expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
     expect(page.locator("#status-line .message")).to_have_attribute("data-phase", re.compile("playing|done"))
+    page.close()
+
+
+@pytest.mark.slow
+def test_the_sentence_about_a_reload_stays_while_the_opening_plays(context: BrowserContext, server: str) -> None:
+    page = context.new_page()
+    page.goto(server)
+    fill(page, batch=8, tokens=1024)
+    page.click("#run")
+    page.wait_for_function("() => Bass.run()?.head.settings.batch_size === 8")
+    page.reload()
+    sentence = "Reloading ended your race: press Run to start it again."
+    expect(page.locator("#status-line .message")).to_have_text(sentence)
+    page.wait_for_function("() => Bass.tape.state.playing && Bass.tape.state.ms > 100")
+    expect(page.locator("#status-line .message")).to_have_text(sentence)
     page.close()
 
 
