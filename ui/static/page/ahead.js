@@ -80,15 +80,16 @@
   function lowerSoon(since) {
     const drawn = document.querySelector("#run")?.getClientRects().length;
     if (!drawn && performance.now() - since < LONGEST_MS) return void setTimeout(() => lowerSoon(since), 50);
-    const { root, waiting, elements } = stage;
+    const { root, waiting, elements } = stage, focused = document.activeElement;
     stage = null;
     for (const [part, place] of waiting) {
       const element = elements.get(part);
-      // Where a browser can, keep the focus and the animations.
+      // Where a browser can, keep the animations.
       if (place.moveBefore) place.moveBefore(element, null);
       else place.append(element);
     }
     root.remove();
+    if (focused.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
     tell("adopted", true);
   }
 
