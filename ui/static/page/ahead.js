@@ -80,7 +80,7 @@
   function lowerSoon(since) {
     const drawn = document.querySelector("#run")?.getClientRects().length;
     if (!drawn && performance.now() - since < LONGEST_MS) return void setTimeout(() => lowerSoon(since), 50);
-    const { root, waiting, elements } = stage, focused = document.activeElement;
+    const { root, waiting, elements } = stage;
     stage = null;
     for (const [part, place] of waiting) {
       const element = elements.get(part);
@@ -89,7 +89,6 @@
       else place.append(element);
     }
     root.remove();
-    if (focused.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
     tell("adopted", true);
   }
 
