@@ -50,7 +50,7 @@ def load(chromium: Any, address: str, network: dict[str, Any] | None) -> Row:
     """Open the page once, with an empty cache, and return its figures."""
     context = chromium.new_context(viewport={"width": 1400, "height": 900})
     page = context.new_page()
-    session, received = context.new_cdp_session(page), []
+    session, received = context.new_cdp_session(page), list[float]()
     session.send("Network.enable")
     session.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
     if network:

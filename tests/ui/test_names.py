@@ -1,4 +1,4 @@
-"""Names of controls, what charts say and offer, and a prediction while a race has the device."""
+"""Controls: their names, what charts offer, what covers Run, and a prediction while a race has the device."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ HOVERED = """() => [...document.querySelectorAll("[data-chart] .plot, .summary-f
   Plotly.Fx.hover(plot, { xval: (low + high) / 2 });
   return [...plot.querySelectorAll(".hoverlayer text")].map((text) => text.textContent);
 })"""
+# Whether the bar with all lanes' figures covers no part of Run.
+APART = """() => {
+  const [bar, run] = [".glance", "#run"].map((name) => document.querySelector(name).getBoundingClientRect());
+  return bar.top >= run.bottom || bar.bottom <= run.top || bar.height === 0;
+}"""
 BUTTONS = "() => [...document.querySelectorAll('.modebar-btn')].map(({ dataset }) => dataset.title)"
 
 
@@ -55,3 +60,18 @@ def test_a_prediction_does_not_wait_for_the_device(page: Page, context: BrowserC
     assert page.locator("#status-line .message").get_attribute("data-phase") == "running"
     page.click("#stop")
     expect(page.locator("#status-line .message")).to_have_text("Stopped.")
+
+
+def test_at_twice_the_size_nothing_covers_run(page: Page) -> None:
+    page.locator("[data-recording=win]").click()
+    page.wait_for_function("() => Bass.tape.state.recorded?.name === 'win'")
+    page.evaluate("() => Bass.tape.live()")
+    page.set_viewport_size({"width": 700, "height": 450})
+    covered = page.locator(".glance:visible")
+    seen = 0
+    for top in range(0, 900, 60):
+        page.evaluate("(top) => scrollTo(0, top)", top)
+        page.wait_for_function(APART)
+        seen += covered.count()
+    assert seen, "the bar was never shown"
+    page.set_viewport_size({"width": 1400, "height": 900})

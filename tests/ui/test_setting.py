@@ -28,7 +28,7 @@ from bass_core import (
 from tests.support import ROOT
 from tests.support.models import byte_tokenizer, tiny
 from ui.page import presets
-from ui.page.assets import FILE_STYLE, MODES, SCRIPTS, STATIC, STYLES, bundle, head, style, url
+from ui.page.assets import FILE_STYLE, MODES, SCRIPTS, STAGE_STYLE, STATIC, STYLES, bundle, head, style, url
 from ui.page.choices import COUPLED, NEAR_TIES, Choices, choices
 from ui.page.events import Events, Snapshot
 from ui.page.limits import Limits, whole
@@ -137,7 +137,7 @@ def test_equal_texts_are_promised_only_without_16_bit_sums() -> None:
 
 def test_scripts_and_sheets_are_fetched_once_and_an_idle_queue_polls_rarely() -> None:
     files = [path.relative_to(STATIC).as_posix() for kind in ("js", "css") for path in STATIC.rglob(f"*.{kind}")]
-    assert sorted([*SCRIPTS, *STYLES, *MODES, FILE_STYLE]) == sorted(files)
+    assert sorted([*SCRIPTS, *STYLES, *MODES, FILE_STYLE, STAGE_STYLE]) == sorted(files)
     assert all(head().count(url(STATIC / name)) == 1 for name in MODES)
     together = bundle().read_text(encoding="utf-8")
     assert all(together.count((STATIC / name).read_text(encoding="utf-8")) == 1 for name in SCRIPTS)

@@ -20,7 +20,6 @@ from ui.recordings.viewer import Part
 
 # The recording of the opening's first scene (ui/static/race/opening.js).
 FIRST = "one"
-SHEET = "page/ahead.css"
 # Gradio's document: the pieces go after the first and before the second.
 HEAD, BODY = b'<meta charset="utf-8" />', b"<gradio-app"
 
@@ -64,7 +63,7 @@ def pieces(
     script = assets.loading(f"Bass.raise({{ {mounts} }})")
     # "<" could end the element.
     document = json.dumps(stage, separators=(",", ":")).replace("<", "\\u003c")
-    sheet = (assets.STATIC / SHEET).read_text(encoding="utf-8")
+    sheet = (assets.STATIC / assets.STAGE_STYLE).read_text(encoding="utf-8")
     head = f'<link rel="preload" as="script" href="{assets.url(assets.bundle())}">'
     body = (
         f"<style>{sheet}</style>"

@@ -53,6 +53,8 @@ STYLES = (
 MODES = ("lecture/presenter.css", "lecture/print.css")
 # The sheet that a page saved as a file has first, in place of Gradio's own.
 FILE_STYLE = "race/file.css"
+# The sheet of the opening that plays before Gradio has mounted (ahead.py).
+STAGE_STYLE = "page/ahead.css"
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 _HELD: list[BinaryIO] = []
 # A file of `kept` in the user's cache that no start has used for this long is deleted.

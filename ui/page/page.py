@@ -15,7 +15,8 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from ui.page import ahead, assets, presenter
+from ui.page import assets, presenter
+from ui.page.ahead import Ahead, Pieces, pieces
 from ui.page.choices import Choices
 from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
@@ -43,7 +44,7 @@ class Page(gr.Blocks):
         ahead: what its document holds for the opening (ui/page/ahead.py).
     """
 
-    ahead: ahead.Pieces | None = None
+    ahead: Pieces | None = None
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *rest: Any, **options: Any) -> Any:
         """Return the handler's arguments from the values of a request.
@@ -142,7 +143,7 @@ def build(
             inputs = [page.blocks[block_id] for block_id in endpoint["inputs"]]
             describe_parameters(inputs, limits, offered)
     played = {part: component for part, component in viewed.items() if part.name in ("lanes", "tape")}
-    page.ahead = ahead.pieces(offers, header, played, TABS, replay=source is None)
+    page.ahead = pieces(offers, header, played, TABS, replay=source is None)
     page.queue(max_size=16)
     # Except on Windows, Gradio's queue polls every millisecond, and each poll takes the GIL from the decoder.
     page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = 0.05
@@ -167,7 +168,7 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
     )
     return {
         "theme": theme,
-        "app_kwargs": {"middleware": [Middleware(assets.Compressed), Middleware(ahead.Ahead)]},
+        "app_kwargs": {"middleware": [Middleware(assets.Compressed), Middleware(Ahead)]},
         "css": assets.style(),
         "footer_links": ["api"],
         "show_error": False,

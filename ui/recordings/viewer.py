@@ -50,7 +50,8 @@ class Part:
     @property
     def adopting(self) -> str:
         """JavaScript that takes the part from the stage (ui/static/page/ahead.js) or else mounts it."""
-        return f"if (!Bass.adopt('{self.name}', element, server)) {{ {self.script}; }} {self.after}"
+        place = f"'{self.name}', element{', server' if self.value else ''}"
+        return f"if (!Bass.adopt({place})) {{ {self.script}; }} {self.after}"
 
 
 def parts(offers: list[dict[str, str]], made: Mapping[str, str | None] | None = None) -> tuple[Part, ...]:

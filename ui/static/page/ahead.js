@@ -43,28 +43,35 @@
     setTheme();
     let resolve = null;
     const later = new Promise((go) => (resolve = go));
-    const server = { recording: async (asked) => (asked === name ? recording : (await later).recording(asked)) };
+    const server = { recording: async (asked) => (asked === name ? recording : (await later)(asked)) };
     const root = make("div", "ahead"), workspace = make("div", "ahead-workspace"), results = make("div", "ahead-results"), tablist = make("div", "ahead-tabs");
     tablist.append(...tabs.map((tab) => make("span", "", tab)));
     root.toggleAttribute("data-replay", replay);
     root.append(make("style", "", window.gradio_config.css), header(known.get(head)), tablist, workspace);
     workspace.append(make("div"), results);
-    stage = { root, resolve, waiting: new Map(), elements: new Map() };
+    const elements = new Map();
+    stage = { root, resolve, waiting: new Map(), elements };
     for (const part of Object.keys(mounts)) {
       const element = make("div", "adopted");
       element.innerHTML = props[part].html_template;
-      stage.elements.set(part, element);
+      // Gradio needs no copy.
+      props[part].html_template = "<div></div>";
+      elements.set(part, element);
       results.append(element);
     }
     document.body.prepend(root);
-    for (const [part, mount] of Object.entries(mounts)) mount(stage.elements.get(part), props[part], server);
+    // Each in a task of its own, which is shorter than all of them.
+    for (const [part, mount] of Object.entries(mounts)) setTimeout(() => mount(elements.get(part), props[part], server));
   }
 
   /** Let a part of the stage move into Gradio's element, once all can. Returns whether there is such a part. */
   function adopt(part, place, server) {
     if (!stage?.elements.has(part)) return false;
     stage.waiting.set(part, place);
-    if (server) stage.resolve(server);
+    // Gradio's own copy of the part.
+    place.replaceChildren();
+    // Not the server itself: it has a method of any name, so a promise would take it for another promise.
+    if (server) stage.resolve((name) => server.recording(name));
     if (stage.waiting.size === stage.elements.size) lowerSoon(performance.now());
     return true;
   }
@@ -77,8 +84,7 @@
     stage = null;
     for (const [part, place] of waiting) {
       const element = elements.get(part);
-      place.replaceChildren();
-      // Where a browser can, keep the focus and the animations.
+      // Where a browser can, keep the animations.
       if (place.moveBefore) place.moveBefore(element, null);
       else place.append(element);
     }

@@ -1,6 +1,6 @@
 /* Passes values from the server to the scripts that draw them, and schedules the drawing.
    - Values are passed on in order. While values are held, none is passed on.
-   - Events: start (the head of a run), text and line (one snapshot's part of the log, as JSON and parsed), view, charts,
+   - Events: adopted (page/ahead.js), start (the head of a run), text and line (one snapshot's part of the log, as JSON and parsed), view, charts,
      phase, measuring, form (the settings that Run would send), tape, instant (race/tape.js), playhead, touched
      (race/playhead.js), opening and scene (race/opening.js), round (the round
      that the visitor chose: {lane, row, round}).
