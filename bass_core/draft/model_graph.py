@@ -14,7 +14,7 @@ from ..sample.noise import Role, RowKeys
 from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
-from .chain_graph import MAX_UNREAD, ChainGraphs, Drafted, Unread
+from .chain_graph import ChainGraphs, Drafted, Unread
 
 
 class ModelChains:
@@ -29,7 +29,7 @@ class ModelChains:
 
     def __init__(self, runner: GraphRunner, params: SamplingParams, role: Role, reports: bool) -> None:
         self.runner = runner
-        self._text = DeviceText(runner, MAX_UNREAD) if params.reads_text else None
+        self._text = DeviceText(runner) if params.reads_text else None
         model = _Model(params, None if self._text is None else self._text.tokens, runner.device)
         self._graphs = ChainGraphs(runner, model, runner.vocab, params, role, reports)
 
