@@ -52,13 +52,13 @@ class ModelChains:
             self._text.upload(rows, starts)
         drafted = self._graphs.replay(levels, starts, unread, [len(row.prompt) for row in rows], keys)
         if drafted is not None and self._text is not None:
-            # A row without drafts wrote padding behind its start.
+            # A row without drafts wrote padding after its start.
             ends = (start + len(tokens) for start, tokens in zip(starts, unread, strict=True))
             self._text.known[: len(rows)] = ends
         return drafted
 
     def keep(self, row: int) -> None:
-        """Note that the row's cached drafts were accepted: the graph wrote them behind its text."""
+        """Note that the row's cached drafts were accepted: the graph wrote them after its text."""
         if self._text is not None:
             self._text.known[row] = self.runner.lengths[row]
 

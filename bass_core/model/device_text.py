@@ -12,7 +12,7 @@ from .graphs import MAX_CAPTURED_WIDTH, GraphRunner
 class DeviceText:
     """The rows' texts, in a buffer that belongs to the runner's cache.
 
-    A graph writes the tokens that it is fed, and its drafts behind them. `upload` copies whole texts, but only if
+    A graph writes the tokens that it is fed, and its drafts after them. `upload` copies whole texts, but only if
     tokens were written without a graph.
 
     Args:
