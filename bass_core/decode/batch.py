@@ -27,7 +27,7 @@ from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
 from ..model.device_text import DeviceText
 from ..model.forward import ForwardBatch, ForwardOutput, Judged, verified_tree
-from ..model.graphs import MAX_CAPTURED_WIDTH, GraphRunner
+from ..model.graphs import GraphRunner
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.distribution import ColumnProbs, dense
@@ -97,7 +97,7 @@ class BatchDecoder:
         # The texts on the device, for penalties in captured rounds.
         self._text: DeviceText | None = None
         if isinstance(self.target, GraphRunner) and self._chain_judge.reads_text and not self._branches:
-            self._text = DeviceText(self.target, MAX_CAPTURED_WIDTH)
+            self._text = DeviceText(self.target)
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             draft_prefill = self.drafter.start(self._rows)

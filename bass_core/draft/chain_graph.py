@@ -79,7 +79,7 @@ class Unread(NamedTuple):
         return self.starts + self.counts
 
     def write(self, text: Tensor) -> None:
-        """Write the unread tokens to texts [R, T]. Padding lies behind a text's end, and nothing reads it."""
+        """Write the unread tokens to texts [R, T]. Padding lies after a text's end, and nothing reads it."""
         text.scatter_(
             1, self.starts[:, None] + torch.arange(self.tokens.shape[1], device=text.device), self.tokens
         )
@@ -148,7 +148,7 @@ class ChainGraphs:
         self.params, self.role, self.reports = params, role, reports and params.greedy
 
     def fits(self, starts: list[int], counts: list[int], levels: int) -> bool:
-        """Return whether one graph can feed counts[r] tokens behind starts[r] and draft `levels` more."""
+        """Return whether one graph can feed counts[r] tokens after starts[r] and draft `levels` more."""
         unread, room = max(counts), self.runner.cache.room
         if not 0 < unread <= MAX_UNREAD:
             return False
@@ -163,7 +163,7 @@ class ChainGraphs:
         prompts: list[int],
         keys: RowKeys,
     ) -> Drafted | None:
-        """Feed unread[r] behind the first starts[r] tokens of row r and draft `levels` tokens in each row.
+        """Feed unread[r] after the first starts[r] tokens of row r and draft `levels` tokens in each row.
 
         Returns:
             The drafts, valid until the next call; None if this graph can't be captured.

@@ -94,7 +94,7 @@ class HeadChains:
     ) -> None:
         self.runner = runner
         self.unread = UnreadStates(runner, head.config.hidden, head.body.dtype, rows)
-        self._text = DeviceText(runner, MAX_UNREAD)
+        self._text = DeviceText(runner)
         model = _HeadModel(head, self._text.tokens, self.unread.states)
         self._graphs = ChainGraphs(runner, model, size, params, role, reports)
 

@@ -14,7 +14,7 @@ from ..sample.noise import Role, RowKeys
 from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
-from .chain_graph import MAX_UNREAD, ChainGraphs, Drafted, Unread
+from .chain_graph import ChainGraphs, Drafted, Unread
 
 
 class ModelChains:
@@ -29,7 +29,7 @@ class ModelChains:
 
     def __init__(self, runner: GraphRunner, params: SamplingParams, role: Role, reports: bool) -> None:
         self.runner = runner
-        self._text = DeviceText(runner, MAX_UNREAD) if params.reads_text else None
+        self._text = DeviceText(runner) if params.reads_text else None
         model = _Model(params, None if self._text is None else self._text.tokens, runner.device)
         self._graphs = ChainGraphs(runner, model, runner.vocab, params, role, reports)
 
@@ -52,13 +52,13 @@ class ModelChains:
             self._text.upload(rows, starts)
         drafted = self._graphs.replay(levels, starts, unread, [len(row.prompt) for row in rows], keys)
         if drafted is not None and self._text is not None:
-            # A row without drafts wrote padding behind its start.
+            # A row without drafts wrote padding after its start.
             ends = (start + len(tokens) for start, tokens in zip(starts, unread, strict=True))
             self._text.known[: len(rows)] = ends
         return drafted
 
     def keep(self, row: int) -> None:
-        """Note that the row's cached drafts were accepted: the graph wrote them behind its text."""
+        """Note that the row's cached drafts were accepted: the graph wrote them after its text."""
         if self._text is not None:
             self._text.known[row] = self.runner.lengths[row]
 

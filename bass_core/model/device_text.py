@@ -6,27 +6,27 @@ import torch
 
 from ..machine.transfer import to_device
 from ..sequence import Sequence
-from .graphs import GraphRunner
+from .graphs import MAX_CAPTURED_WIDTH, GraphRunner
 
 
 class DeviceText:
     """The rows' texts, in a buffer that belongs to the runner's cache.
 
-    A graph writes the tokens that it is fed, and its drafts behind them. `upload` copies whole texts, but only if
+    A graph writes the tokens that it is fed, and its drafts after them. `upload` copies whole texts, but only if
     tokens were written without a graph.
 
     Args:
         runner: the runner.
-        spare: columns after the longest text, for a step's padding.
 
     Attributes:
         tokens: int64 [rows, columns].
         known: how many tokens of each row's text the buffer has. Update it after each graph.
     """
 
-    def __init__(self, runner: GraphRunner, spare: int) -> None:
+    def __init__(self, runner: GraphRunner) -> None:
         cache = runner.cache
-        columns = cache.max_len + (0 if cache.prefix is None else cache.prefix.max_len) + spare
+        # After the longest text, there is room for a step's padding.
+        columns = cache.max_len + (0 if cache.prefix is None else cache.prefix.max_len) + MAX_CAPTURED_WIDTH
         self.tokens = runner.buffer("text", cache.max_batch, columns, dtype=torch.long)
         self.known = [0] * cache.max_batch
 

@@ -282,8 +282,8 @@ def test_rounds_of_all_lengths_share_one_buffer_of_distributions(monkeypatch: py
         eager.step()
     assert [row.token_ids for row in lane.sequences] == [row.token_ids for row in eager.sequences]
     for runner in runners:
-        buffer, vocab = runner.slot.buffers["probs"], runner.vocab
-        assert buffer.numel() == probs_numbers(runner.cache.max_batch, 9, vocab) == 16 * 3 * vocab
+        buffer, rows = runner.slot.buffers["probs"], runner.cache.max_batch
+        assert buffer.numel() == probs_numbers(rows, 9, runner.vocab) == 16 * rows * runner.vocab
         users = [step for step in runner.slot.steps.values() if getattr(step, "shared", None)]
         assert len(users) >= 2 and all(step.shared["probs"] is buffer for step in users)
         # The buffer counts towards no capture, so that many lengths don't drop each other's graphs.
