@@ -84,9 +84,10 @@ def ours() -> Iterator[None]:
         finally:
             with _lock:
                 # Ctrl-C may have come before the block was registered.
-                before = _open.pop(block, None)
-                if before is not None and not _open:
-                    _change(_ours(before), before)
+                if block in _open:
+                    before = _open.pop(block)
+                    if not _open:
+                        _change(_ours(before), before)
 
 
 def stepped(items: Iterable[T]) -> Iterator[T]:
