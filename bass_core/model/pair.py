@@ -250,7 +250,7 @@ def _shown(value: Any) -> str:
 
 def _refuse_device(device: torch.device) -> None:
     """Raise PairError for a device without streams and events, such as mps, or without values."""
-    if device.type == "meta":
+    if device.type == "meta" and not on_zero_gpu():
         raise PairError("The model's weights are on the device meta, so they have no values: load them first.")
     if device.type == "mps":
         raise PairError("Models on the device mps are not supported: move them to the CPU or to a CUDA device.")
