@@ -48,7 +48,7 @@ def shaped(
         return logits
     batch, positions, _ = logits.shape
     count = positions - 1
-    drafts = logits.new_empty(batch, 0, dtype=torch.long) if drafts is None else drafts[:, :count]
+    drafts = torch.empty(batch, 0, dtype=torch.long, device=logits.device) if drafts is None else drafts[:, :count]
     if is_accelerator(logits.device):
         return _shaped_on_device(logits, params, rows, drafts, parents)
     changed = copied(logits)
@@ -68,7 +68,8 @@ def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], dra
     """Return the changed logits [B, V] after the rows' texts and the drafts `drawn` so far, int64 [B] per step."""
     if not params.shapes:
         return logits
-    drafts = torch.stack(list(drawn), dim=1) if drawn else logits.new_empty(len(rows), 0, dtype=torch.long)
+    none = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
+    drafts = torch.stack(list(drawn), dim=1) if drawn else none
     if is_accelerator(logits.device):
         texts, ends, prompts = _on_device(rows, logits.device, len(drawn))
         at = ends[:, None] + torch.arange(len(drawn), device=ends.device)

@@ -149,7 +149,8 @@ def test_products_that_torch_computes_are_not_on_the_list() -> None:
     kernels = {shape: [name.split()[0] for name in sorted(listed(shape))] for shape in (small, large)}
     # Four products, each with two tile sizes.
     assert kernels[small].count("skinny") == 8 and not kernels[large].count("skinny")
-    assert kernels[large].count("gemv") == 5
+    # One row's products: with a norm, with a norm and a gate, and with a residual.
+    assert kernels[large].count("gemv") == 3
 
 
 @pytest.mark.slow
