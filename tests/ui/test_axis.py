@@ -157,6 +157,7 @@ def test_the_playhead_is_dragged_stepped_and_played(film: Page) -> None:
     film.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 10, steps=5)
     film.mouse.up()
     assert film.evaluate(STATE)["ms"] == pytest.approx(end / 2, abs=5)
+    film.wait_for_function(DRAWN)
     line = film.locator(".axis-line").bounding_box()
     assert line and line["x"] == pytest.approx(box["x"] + box["width"] / 2, abs=3)
     # The figures follow once the playhead rests.

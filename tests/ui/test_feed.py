@@ -53,6 +53,15 @@ def test_each_token_is_appended_to_the_log_with_its_origin_text_and_time() -> No
     ]  # fmt: skip
 
 
+def test_only_the_last_view_has_the_spans_of_a_timeline() -> None:
+    spans, counts = {"target": [[0, 9]], "draft": [[1, 5]], "rollbacks": [4]}, {"rolled_back": 1, "note": None}
+    feed = PageFeed("r", SETTINGS)
+    for done, expected in ((False, counts), (True, spans | counts)):
+        shot = snapshot(["a"], 40, done=done)
+        shot["lanes"]["regular"]["timeline"] = spans | counts
+        assert json.loads(feed.update(shot)[1])["lanes"]["regular"]["timeline"] == expected
+
+
 def test_optional_values_are_passed_on_or_null() -> None:
     shot = snapshot(["a"], 40)
     for values in ({}, {"reading": {"fed": 1, "total": 2, "sequences": [0]}, "cache": {"own": 5}}):

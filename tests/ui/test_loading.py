@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -261,6 +264,31 @@ def test_text_is_compressed_and_each_file_only_once(monkeypatch: pytest.MonkeyPa
     assert coding("a.js", **{"accept-encoding": "identity"}) is None
     assert coding("a.js", range="bytes=0-9") is None
     assert len(times) == 1
+
+
+def test_each_message_of_a_stream_is_compressed_and_sent_at_once() -> None:
+    messages = [f"data: {number} {'word ' * 200}\n\n".encode() for number in range(3)]
+    sent: list[Any] = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for number, message in enumerate(messages):
+            yield message
+            bodies = [part["body"] for part in sent if part["type"] == "http.response.body"]
+            assert zlib.decompressobj(wbits=31).decompress(b"".join(bodies)) == b"".join(messages[: number + 1])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    headers = [(b"accept-encoding", b"gzip")]
+    scope = {"type": "http", "method": "GET", "path": "/queue/data", "headers": headers}
+    answer = StreamingResponse(pieces(), media_type="text/event-stream")
+    asyncio.run(assets.Compressed(answer)(scope, receive, send))
+    assert dict(sent[0]["headers"])[b"content-encoding"] == b"gzip"
+    packed = b"".join(part["body"] for part in sent[1:])
+    assert gzip.decompress(packed) == b"".join(messages) and len(packed) < 0.2 * len(b"".join(messages))
 
 
 def test_the_page_is_sent_compressed(server: str) -> None:

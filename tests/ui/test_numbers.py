@@ -44,7 +44,6 @@ SEEN_LANES = """() => Object.fromEntries([...document.querySelectorAll('.lane')]
     label: e.querySelector('h2').textContent,
     figures: Object.fromEntries([...e.querySelectorAll('[data-figure]')]
       .map((f) => [f.dataset.figure, f.textContent])),
-    state: e.querySelector('.state').textContent,
     means: document.querySelector(`[data-axis=${e.dataset.lane}] .axis-means`).textContent,
     flag: document.querySelector(`[data-axis=${e.dataset.lane}] .axis-flag`).textContent,
     read: document.querySelector(`[data-axis=${e.dataset.lane}] .axis-read`).textContent,
@@ -137,8 +136,6 @@ TABLE: list[tuple[str, Callable[[Run, str], str], Callable[[Run, str], Any]]] = 
     ("ms per token", head("ms_per_token"), of_lane(f.ms_per_token)),
     ("speed-up", head("speedup"), against_regular(f.speedup)),
     ("acceptance", head("acceptance_rate"), of_lane(f.acceptance)),
-    ("lane time, without the prompt", lambda run, name: str(run.seen[name]["state"]),
-     of_lane(lambda lane: lane.decode_ms / 1000)),
     ("ms per token", cell("ms per token of one sequence"), of_lane(f.ms_per_token)),
     ("speed-up", cell("speed-up over regular"), against_regular(f.speedup)),
     ("cost of a round", cell("cost of a round, plain steps"), against_regular(f.cost)),

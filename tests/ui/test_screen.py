@@ -36,14 +36,15 @@ SIZES = ((390, 844), (360, 740), (768, 1024), (1024, 768), (1280, 720), (1400, 9
 # The most words of the first screen at a size: in the opening, and after it.
 WORDS = {(1400, 900): (190, 250), PHONE: (125, 140)}
 # Texts outside the window or cut off by a box, and parts outside their boxes. Left out: boxes that scroll
-# sideways, the lanes' texts, and the prompt in presenter mode's line.
+# sideways, the lanes' texts, the prompt in presenter mode's line, and the copies of the tabs' names that Gradio
+# measures but never shows.
 CUT = """() => {
   const found = new Set(), shown = (e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true });
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const parent = node.parentElement;
     if (!node.data.trim() || !shown(parent)) continue;
-    if (parent.closest("script, style, svg, .spoken, .window, .present-prompt")) continue;
+    if (parent.closest("script, style, svg, .spoken, .visually-hidden, .window, .present-prompt")) continue;
     range.selectNodeContents(node);
     for (const { left, right, width } of range.getClientRects()) {
       for (let box = parent; width && box; box = box.parentElement) {

@@ -40,6 +40,7 @@ SHOWN_DEVICE = (
 )  # fmt: skip
 CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
 CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
+SPANS = ("target", "draft", "rollbacks")
 CHART_POINTS = 120
 # At WINDOW characters, the log restarts with its newest lines: at most RESTART_CHARACTERS of them.
 WINDOW, RESTART_CHARACTERS = 150_000, 15_000
@@ -177,7 +178,7 @@ class PageFeed:
                 _runs[self.run] = self
         self._write(snapshot["lanes"])
         self._sample(snapshot, device)
-        lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
+        lanes = {name: self._figures(lane, snapshot["done"]) for name, lane in snapshot["lanes"].items()}
         view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
         view["elapsed_ms"] = round(snapshot["elapsed_ms"], 1)
         view["verdict"] = judge(snapshot["lanes"], self.counted, self.settings, clock.clock_of(snapshot))
@@ -239,8 +240,10 @@ class PageFeed:
         self.lines.append(text(line))
         self._size += len(self.lines[-1])
 
-    def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:
+    def _figures(self, lane: LaneSnapshot, done: bool) -> dict[str, Any]:
         metrics: Mapping[str, Any] = lane["metrics"]
+        # The spans of a timeline grow with the race, and the page needs them only for the export at its end.
+        timeline = {name: value for name, value in lane.get("timeline", {}).items() if done or name not in SPANS}
         return {
             "metrics": {key: _short(metrics.get(key)) for key in {*(f.name for f in fields(Metrics)), *metrics}},
             "finish_reasons": [sequence["finish_reason"] for sequence in lane["sequences"]],
@@ -248,7 +251,7 @@ class PageFeed:
             "finished": lane["finished"],
             "error": lane["error"],
             "reading": lane.get("reading"),
-            **({"timeline": lane["timeline"]} if "timeline" in lane else {}),
+            **({"timeline": timeline} if timeline else {}),
         }
 
     def _sample(self, snapshot: Snapshot, device: dict[str, Any]) -> None:

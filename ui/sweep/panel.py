@@ -94,7 +94,7 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             origin = gr.Textbox(visible=False)
             with gr.Row(elem_classes="sweep-buttons"):
                 predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
-            # Predictions wait in the device's queue too: half a second of CPU time would disturb a race's times.
+            # A prediction runs no model, so it does not wait for a race: it has a queue of its own.
             gr.on(
                 [predict.click, machine.input, models.input],
                 SweepEvents.predict,
@@ -103,7 +103,8 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
                 js=WITH_ACCEPTANCE,
                 show_progress="hidden",
                 api_visibility="private",
-                **device,
+                concurrency_limit=1,
+                concurrency_id="predictions",
             )
 
 

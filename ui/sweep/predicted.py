@@ -71,7 +71,7 @@ def _rate(acceptance: object) -> float | None:
 
 @lru_cache(64)
 def _speedups(machine: str, models: str, acceptance: float, fixed: int | str) -> SpeedUps:
-    """Return the speed-ups. Cache them: computing them takes half a second on a core that may be racing."""
+    """Return the speed-ups. Cache them: computing them takes a second or two on a core that may be racing."""
     draft = PAIRS.get(models)
     if draft is None:
         raise RequestError(f"The models must be one of {', '.join(PAIRS)}; got {models!r}.")

@@ -126,7 +126,7 @@
         this.draw();
       });
       on("start", (head) => this.start(head));
-      on("playhead", () => this.seen && this.frames().length !== this.count && soon(this.draw));
+      on("playhead", () => this.seen && this.frames().length !== this.count && this.draw());
       window.Bass.whole(this.draw);
       window.Bass.plots.onTheme(() => this.draw());
       new IntersectionObserver((entries) => {

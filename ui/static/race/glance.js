@@ -23,11 +23,9 @@
         for (const { target, isIntersecting } of entries) this.seen.set(target, isIntersecting);
         this.draw();
       });
-      this.watchForm();
-      on("adopted", () => this.watchForm());
       this.button.addEventListener("click", () => document.querySelector(busy(this.phase) ? "#stop" : "#run").click());
       on("start", (head) => this.start(head));
-      for (const kind of ["view", "measuring"]) on(kind, () => soon(this.draw));
+      for (const kind of ["view", "measuring", "form", "adopted"]) on(kind, () => soon(this.draw));
       // The opening needs the room.
       on("scene", (scene) => {
         this.opening = scene !== null;
@@ -87,6 +85,8 @@
     }
 
     draw() {
+      // The form may be drawn after the lanes.
+      if (!this.form) this.watchForm();
       const figures = Boolean(run()) && !this.opening && [...this.seen.values()].some((seen) => !seen), said = this.status();
       this.button.hidden = !this.form || Boolean(this.sees);
       this.list.hidden = !figures;

@@ -215,7 +215,7 @@
       on("phase", this.newest);
       on("instant", ({ jumped }) => jumped && soon(this.redraw));
       // While a recording plays, rounds end between two instants.
-      on("playhead", () => this.seen && this.steps().length !== this.count && soon(this.redraw));
+      on("playhead", () => this.seen && this.steps().length !== this.count && this.redraw());
       new IntersectionObserver((entries) => {
         this.seen = entries.at(-1).isIntersecting;
         this.newest();
