@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Callable
 
+import gradio as gr
 import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
+from starlette.middleware import Middleware
 
-from ui.page.ahead import Pieces, _with
+from ui.page.ahead import Ahead, Pieces, _with
 
 from .browser import fill
 
@@ -126,3 +128,22 @@ def test_the_recording_cannot_end_its_element(server: str) -> None:
     assert found and "<" not in found[1]
     stage = json.loads(found[1])
     assert stage["name"] == "one" and stage["recording"]["snapshots"] and set(stage["parts"]) == {"lanes", "tape"}
+
+
+def test_a_page_that_asks_for_a_password_plays_nothing() -> None:
+    with gr.Blocks() as page:
+        gr.Markdown("Behind a password.")
+    page.ahead = Pieces(b"<!-- head -->", b"<!-- body -->")  # type: ignore[attr-defined]
+    _, address, _ = page.launch(
+        auth=("name", "password"),
+        prevent_thread_lock=True,
+        quiet=True,
+        app_kwargs={"middleware": [Middleware(Ahead)]},
+    )
+    try:
+        with httpx.Client(base_url=address) as client:
+            assert "<!-- body -->" not in client.get("/").text
+            client.post("/login", data={"username": "name", "password": "password"}).raise_for_status()
+            assert "<!-- body -->" in client.get("/").text
+    finally:
+        page.close()

@@ -1,7 +1,7 @@
-"""What the document holds for an opening that plays before Gradio has mounted: `pieces`, added by `Ahead`.
+"""Let the opening play before Gradio has mounted: `pieces` makes its HTML, `Ahead` adds it to Gradio's document.
 
 ui/static/page/ahead.js builds the stage. It finds the parts' templates in Gradio's config, which the document has
-anyway, so only the first recording and the order to begin are added.
+anyway, so we add only the first recording and the script that starts the opening.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ui.recordings.viewer import Part
 FIRST = "one"
 # Gradio's document: the pieces go after the first and before the second.
 HEAD, BODY = b'<meta charset="utf-8" />', b"<gradio-app"
+# A part of the document that asks for a password. Quotes within its texts are escaped.
+ASKS = b'"auth_required":true'
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ def _is_document(start: Message) -> bool:
 
 
 def _with(document: bytes, added: Pieces) -> bytes:
-    """Return the document with the pieces, or unchanged if it isn't Gradio's."""
-    if HEAD not in document or BODY not in document:
+    """Return the document with the pieces, or unchanged if it isn't Gradio's or asks for a password."""
+    if HEAD not in document or BODY not in document or ASKS in document:
         return document
     head, rest = document.split(HEAD, 1)
     before, after = rest.rsplit(BODY, 1)

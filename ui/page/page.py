@@ -41,7 +41,7 @@ class Page(gr.Blocks):
     """Blocks that answer a malformed request with one sentence and log no traceback.
 
     Attributes:
-        ahead: what its document holds for the opening (ui/page/ahead.py).
+        ahead: HTML that is added to the document for the opening (ui/page/ahead.py), or None.
     """
 
     ahead: Pieces | None = None

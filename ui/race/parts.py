@@ -109,7 +109,7 @@ rounds if the whole batch stopped at its first rejection. On the right: both len
 <ol class="cache-rows" aria-label="Rows"></ol>
 <p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
 # All lanes' figures and Run on a phone, filled by glance.js.
-GLANCE = """<section class="glance" aria-label="All lanes at a glance" hidden>
+GLANCE = """<section class="glance" aria-label="Lanes and Run" hidden>
 <p></p><ul></ul><button type="button" class="glance-run"></button></section>"""
 
 

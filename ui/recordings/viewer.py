@@ -37,7 +37,7 @@ class Part:
         script: JavaScript that mounts it.
         elem_id: its id in the document.
         value: JSON for its script.
-        after: JavaScript that runs once the whole page is there.
+        after: JavaScript that runs when Gradio mounts the part, even if the stage has mounted it.
     """
 
     name: str

@@ -1,13 +1,14 @@
-/* Draws the opening ahead of Gradio: header, lanes and recordings stand on a stage in front of Gradio's page, which is
-   hidden until it has mounted. Then the stage's parts move into it, and go on playing.
+/* Draws the opening ahead of Gradio: header, lanes and recordings are shown on a stage in front of Gradio's page,
+   which is hidden until it has mounted. Then the stage's parts move into it, and go on playing.
    - The document has the parts' templates (Gradio's config) and the first recording (ui/page/ahead.py). Other recordings
      come from Gradio's server, once it can be asked.
    - The event adopted follows when the parts have moved.
-   - There is no stage on a narrow screen, where the settings come first, nor if something else than the opening is shown. */
+   - There is no stage below 901 px, with reduced motion, or if the address asks for something other than the opening. */
 (() => {
   "use strict";
   const { tell, make, setText, linked, openingScenes } = window.Bass;
-  const OTHERS = ["tab", "scene", "present"], LONGEST_MS = 5000;
+  const OTHERS = ["tab", "scene", "present"], LONGEST_MS = 5000, LATE_MS = 20000;
+  const LATE = "The rest of the page has not loaded yet: reload the page if it doesn't come.";
   const media = (query) => window.matchMedia(query).matches;
   let stage = null;
 
@@ -38,7 +39,6 @@
     const { header: head, parts, tabs, name, recording, replay } = JSON.parse(document.getElementById("ahead").textContent);
     const known = new Map((window.gradio_config.components ?? []).map(({ id, props }) => [id, props]));
     const props = Object.fromEntries(Object.entries(parts).map(([part, id]) => [part, known.get(id)]));
-    // Without components, this is the page that asks for a password.
     if (!props.tape || !playsOpening(JSON.parse(props.tape.value).offers, name)) return;
     setTheme();
     let resolve = null;
@@ -54,14 +54,20 @@
     for (const part of Object.keys(mounts)) {
       const element = make("div", "adopted");
       element.innerHTML = props[part].html_template;
-      // Gradio needs no copy.
+      // Let Gradio draw an empty part, which ours replaces.
       props[part].html_template = "<div></div>";
       elements.set(part, element);
       results.append(element);
     }
     document.body.prepend(root);
-    // Each in a task of its own, which is shorter than all of them.
+    // Mount each part in a separate task, so that no task is long.
     for (const [part, mount] of Object.entries(mounts)) setTimeout(() => mount(elements.get(part), props[part], server));
+    setTimeout(() => {
+      if (stage?.root !== root) return;
+      const late = make("p", "ahead-late", LATE);
+      late.setAttribute("role", "alert");
+      root.prepend(late);
+    }, LATE_MS);
   }
 
   /** Let a part of the stage move into Gradio's element, once all can. Returns whether there is such a part. */
@@ -70,7 +76,7 @@
     stage.waiting.set(part, place);
     // Gradio's own copy of the part.
     place.replaceChildren();
-    // Not the server itself: it has a method of any name, so a promise would take it for another promise.
+    // Wrap the server in a function: it answers to every method name, also `then`, so a promise would wait for it.
     if (server) stage.resolve((name) => server.recording(name));
     if (stage.waiting.size === stage.elements.size) lowerSoon(performance.now());
     return true;
@@ -84,8 +90,8 @@
     stage = null;
     for (const [part, place] of waiting) {
       const element = elements.get(part);
-      // Where a browser can, keep the animations.
-      if (place.moveBefore) place.moveBefore(element, null);
+      // moveBefore keeps the animations; not every browser has it.
+      if (place.moveBefore && place.isConnected) place.moveBefore(element, null);
       else place.append(element);
     }
     root.remove();

@@ -120,7 +120,7 @@
   document.addEventListener("visibilitychange", () => document.hidden && drawAll());
 
   function soon(draw) {
-    // Last requested, last drawn: a part that shows another part's figures requests its drawing after it.
+    // A repeated request moves to the end, so a part that copies another part's figures draws after it.
     wanted.delete(draw);
     wanted.add(draw);
     if (document.hidden) drawAll();

@@ -103,7 +103,6 @@
   }
 
   Object.assign(window.Bass, {
-    exactness,
     mountDraws: (element, props, watch) => new Draws(element, props, watch),
     mountExact(root) {
       const line = root.querySelector(".verdict-exact");

@@ -1,5 +1,5 @@
-/* For phones, where one lane fills the screen and the form is below the lanes: a bar at the bottom with the figures of all
-   lanes while some of them are out of sight, and with Run, or Stop during a race, while the form's own buttons are.
+/* For phones: a bar at the bottom. It has the lanes' figures while some lanes are out of sight, and Run (Stop during a race)
+   while the form's own button is.
    - The figures are copied from the lanes. A tap on one shows its lane. Run and Stop press the form's buttons.
    - When a race starts, the page scrolls to the lanes. */
 (() => {
@@ -36,6 +36,8 @@
         soon(this.draw);
       });
       PHONE.addEventListener("change", this.draw);
+      const status = document.querySelector("#status-line");
+      if (status) new MutationObserver(() => soon(this.draw)).observe(status, { childList: true, subtree: true, characterData: true });
     }
 
     /** Hide the bar while the form's Run is in the lower third of the screen, so that the bar does not cover it. */

@@ -288,7 +288,7 @@
     /** Why there is no round to show. */
     static missing(rounds) {
       if (!run()) return "No round yet: press Run.";
-      return rounds ? "This round has not begun at this point of the race." : "This sequence has no rounds yet.";
+      return rounds ? "This round has not ended at this point of the race." : "This sequence has no rounds yet.";
     }
 
     /** The rule that decided, in a sentence. */

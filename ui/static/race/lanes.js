@@ -2,7 +2,7 @@
    - The texts are a function of the playhead (playhead.js): what each row had written by then, its drafts in grey while
      the round works, and the drafts of the last round: accepted ones turn green, rejected ones are struck and fall.
    - From the click on Run until the race starts or fails to start, the lanes show "Waiting".
-   - The verdict (ui/race/verdict.py) is updated at most once per second while time passes, and at the end. Screen readers
+   - The verdict (ui/race/verdict.py) is updated at most once per second while a race runs or plays, and when it stops. Screen readers
      announce only the last one. */
 (() => {
   "use strict";
@@ -328,7 +328,7 @@
       const of = `Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
       // With models, page/form.js lists the settings in which the recording differs from the form. Without models, name
       // the main settings here.
-      const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race here.";
+      const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run for a race of your own.";
       return `Recorded${date ? ` on ${date}` : ""}${then}`;
     }
 

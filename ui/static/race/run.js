@@ -7,7 +7,8 @@
    Bass.comparison() compares each row's text with the reference lane's, in runs in which they must be equal (greedy or
    coupled): {lane: [row, ...]}. A row is null if the texts agree so far, else {at, ours, theirs, p_ours, p_theirs, tie}.
    The last snapshot contains it. For a run that was cut short it is computed here, without the probabilities. In other
-   runs it is null. Bass.compared() describes in words the rows that differ by the playhead: {lane: ["", ...]}. */
+   runs it is null. Bass.compared() says how each row differs up to the playhead: {lane: [a sentence, or "" if the row
+   doesn't differ]}. */
 (() => {
   "use strict";
   const { on, number, bisect } = window.Bass;
@@ -200,7 +201,7 @@
     const both = Math.min(...names.map((name) => tape.tokensAt(name, row)));
     const found = known ?? { at: race.difference(lane, row, both) };
     if (found.at < 0 || found.at >= both) return "";
-    const [ours, theirs] = names.map((name) => quoted(current.lanes.get(name).sequences[row].tokens[found.at]?.text ?? ""));
+    const [ours, theirs] = names.map((name) => quoted(race.textAt(name, row, found.at)));
     return differs(found, ours, theirs);
   }
 

@@ -133,6 +133,8 @@
       on("start", () => this.open && this.fill());
       on("phase", (phase) => this.open && phase === "waiting" && this.toggle());
       on("instant", () => this.open && !this.held && (tape.state.playing ? this.button.click() : this.go(this.at)));
+      // Rounds end between two instants too.
+      on("playhead", () => this.open && !this.held && !tape.state.playing && this.steps().length !== this.count && this.go(this.at));
     }
 
     get open() {
@@ -242,7 +244,7 @@
     }
 
     progress() {
-      const steps = this.steps(), step = steps[this.at];
+      const steps = this.steps(), { step } = this;
       return step ? `Round ${this.at + 1} of ${steps.length}${run().done ? "" : " so far"}` : "No round yet";
     }
 
@@ -251,7 +253,8 @@
       const steps = this.steps();
       this.pause();
       this.at = Math.max(0, Math.min(at, steps.length - 1));
-      const step = steps[this.at];
+      this.count = steps.length;
+      const step = this.step = steps[this.at];
       this.panel.classList.toggle("empty", !step);
       this.mark(step);
       this.states = [];
@@ -273,7 +276,7 @@
     /** Show the state after a line of the round. */
     set(place) {
       this.place = place;
-      const state = this.states[place], step = this.steps()[this.at], ending = step.detail?.ending, line = this.lines.get(state.mark);
+      const state = this.states[place], { step } = this, ending = step.detail?.ending, line = this.lines.get(state.mark);
       this.parts.context.replaceChildren(...contextOf(state, step, this.sequence));
       this.parts.table.replaceChildren(...(step.drafts.length ? [tableOf(state, step)] : []));
       this.follow(state);

@@ -7,7 +7,7 @@
      {at, ms}: a prompt, read at race time `at`. `clock` is the end of the newest round, `reading` the sum of all reads.
    - A row is {spans, steps, ids}. A span is {index, origin, text, id, at}, a piece of text and when it was written. A step is
      a round in which the row drafted: {round, row, chain}, with the indices of a line of drafts, the accepted ones first.
-     `ids` are its tokens. */
+     `ids` are its token ids; `same[n]` is how many of the first n equal the reference lane's. */
 (() => {
   "use strict";
   const { bisect } = window.Bass;
@@ -113,6 +113,11 @@
     difference(name, row, length) {
       const at = bisect(length, (i) => this.equal(name, row, i + 1) === i + 1);
       return at < length ? at : -1;
+    }
+
+    /** The text of a row's token `at`. */
+    textAt(name, row, at) {
+      return this.lanes.get(name).rows[row].spans.filter(({ index }) => index === at).map(({ text }) => text).join("");
     }
 
     /** When the last lane ended. */

@@ -1,5 +1,5 @@
-/* "Why": the paper's argument, with the numbers of this race. All are means over a lane's rounds so far, without the
-   prefill. The button "Why?" next to the verdict opens this part, and opens the inspector at the round in which the
+/* "Why": the paper's argument, with the numbers of this race. All are means over a lane's rounds up to the
+   playhead, without the prefill. The button "Why?" next to the verdict opens this part, and opens the inspector at the round in which the
    fastest lane first gained on the reference: the first one that accepted a draft. */
 (() => {
   "use strict";
@@ -38,12 +38,20 @@
       list.replaceChildren(...lines.map((line) => make("li", "", wear(line.slice(0, -1)) + ".")));
       part.hidden = !lines.length;
     };
-    on("start", () => (part.hidden = true));
-    on("phase", (phase) => over(phase) && run() && draw());
-    on("view", () => part.hidden || soon(draw));
+    // The run whose means are shown.
+    let shown = null;
+    const show = () => {
+      shown = run().head;
+      draw();
+    };
+    on("start", (head) => {
+      if (head !== shown) part.hidden = true;
+    });
+    on("phase", (phase) => over(phase) && run() && show());
+    for (const kind of ["view", "playhead"]) on(kind, () => run() && run().head === shown && soon(draw));
     document.addEventListener("click", (event) => {
       if (!event.target.closest("[data-why]") || !run()) return;
-      draw();
+      show();
       const { view, lanes } = run(), [name] = Object.keys(view?.verdict.lanes ?? {});
       const accepting = [...(lanes.get(name)?.sequences ?? [])].map(roundsIn).map((steps) => steps.find(({ accepted }) => accepted > 0));
       const row = accepting.findIndex(Boolean);
