@@ -253,6 +253,8 @@ class BatchDecoder:
         counts, params, probs = proposal.num_drafted, self.params, proposal.probs
         if isinstance(proposal, TreeProposal) or isinstance(probs, ColumnProbs):
             return None
+        if self._text is None and self._chain_judge.reads_text:
+            return None
         newest = [row.tokens[-1] for row in self._rows]
         numbers = self._chain_judge.numbers(self._rows, counts, keys)
         if self._text is not None:

@@ -133,7 +133,7 @@ class Measuring:
             yield from self._coarsely(costs)
         else:
             return
-        # Don't remember sampled drafts: another text with the same random numbers must not depend on them.
+        # Don't remember sampled drafts: a later text, drawn with the same random numbers, must not depend on them.
         shared = request.sampling.greedy and request.synthetic_acceptance is None and costs.path is not None
         past_drafts = _past_drafts[costs.path] if shared else None
         self.request = replace(request, costs=costs.table, past_drafts=past_drafts)

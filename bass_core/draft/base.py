@@ -189,6 +189,7 @@ class CommittedStates(Seq[Tensor]):
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             return [self[r] for r in range(*row.indices(len(self)))]
+        row = range(len(self))[row]
         path, states = self.paths[row], self._states
         own = states.rows[states.firsts[row] :] if isinstance(states, RaggedRows) else states[row]
         if path == list(range(len(path))):

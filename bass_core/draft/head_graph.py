@@ -26,7 +26,7 @@ from .texts import add_pointer, append_token, last_tokens
 class UnreadStates:
     """The states before each row's unread tokens, on the device: the first counts[r] of row r.
 
-    They come from the target's rounds; what it read of the prompts, SettledStates has.
+    They come from the target's rounds. SettledStates has those of the prompts.
     """
 
     def __init__(self, runner: GraphRunner, hidden: int, dtype: torch.dtype, rows: int) -> None:
@@ -34,7 +34,7 @@ class UnreadStates:
         self.counts = [0] * rows
 
     def takes(self, states: CommittedStates) -> bool:
-        """Return whether the states of a round's tokens can be copied at once, behind what each row has."""
+        """Return whether the states of a round's tokens can be copied at once, after those of each row."""
         batch, width = states.states.shape[:2]
         alike = len(set(self.counts[:batch])) == 1
         return alike and states.chains and self.counts[0] + width <= MAX_UNREAD
@@ -155,7 +155,7 @@ class _HeadModel:
         rows, width = unread.tokens.shape
         text, ends, level = self.text[:rows], unread.ends, 0
         unread.write(text)
-        # What lies behind a row's unread states is of earlier rounds.
+        # After a row's unread states, the buffer has those of earlier rounds.
         is_unread = torch.arange(width, device=text.device) < unread.counts[:, None]
         before = self.states[:rows, :width].where(is_unread[..., None], 0.0)
         output = unread.forward(self.head.inputs(unread.tokens, before), unread.starts)

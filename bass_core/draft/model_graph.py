@@ -34,7 +34,7 @@ class ModelChains:
         self._graphs = ChainGraphs(runner, model, runner.vocab, params, role, reports)
 
     def draft(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> Drafted | None:
-        """Feed the unread tokens of the rows that draft, and draft as many tokens in all as the longest chain has.
+        """Feed the unread tokens of the rows that draft, and draft as many tokens in each as in the longest chain.
 
         Returns:
             The drafts, valid until the next call; None if one graph can't hold them, or can't be captured.

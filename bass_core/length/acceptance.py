@@ -19,8 +19,7 @@ IDLE_MEMORY = 0.99
 # The first position's rate before any observation is that of all drafts so far, those of earlier calls included
 # (PastDrafts). They count as at most MAX_PAST tries, next to FIRST_WEIGHT tries with the first guess.
 MAX_PAST, FIRST_WEIGHT = 400.0, 8.0
-# Before its first observation, a position counts as tried PRIOR times with the rate of the position before it. The
-# first position has FIRST_RATE instead.
+# Before its first observation, a position counts as tried PRIOR times with the rate of the position before it.
 PRIOR = 8.0
 # Some texts are easier than others, but one round says little about a row. So a new row counts as tried ROW_PRIOR
 # times with the rates of all rows. We forget a row once its observations together weigh less than FORGOTTEN,
@@ -31,7 +30,7 @@ ROW_PRIOR, FORGOTTEN = 8.0, 0.05
 FIRST_RATE, FIRST_COPY_RATE = 0.55, 0.7
 
 Rates = NDArray[np.floating[Any]]
-# By source: float64 [2], how many drafts were tested (accepted or the first rejected one), and how many accepted.
+# By source: float64 [2], how many drafts were allowed and not behind a rejected one, and how many accepted.
 PastDrafts = dict[str, NDArray[np.float64]]
 
 

@@ -152,7 +152,7 @@ class CostAware:
         left_ms = float(ms[0]) * _left(offers)
         saved = CHANCE * left_ms * float(1 - least * ms[best] / hoped[best])
         budget = self._allowance + (START * left_ms if self._start is None else self._start)
-        # A trial without such a hope shows whether the times are still true.
+        # Even a trial that is unlikely to pay shows whether the times still hold.
         tried = lost <= min(saved, budget) or lost <= self._allowance
         return RoundPlan(lengths(best), lost) if tried else RoundPlan(lengths(0), 0.0)
 

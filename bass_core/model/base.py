@@ -316,13 +316,18 @@ def _is_shared(value: Any) -> bool:
     return (isinstance(value, _CONTAINERS) or package not in _COPIED) and not _holds_modules(value)
 
 
-def _holds_modules(value: Any) -> bool:
-    """Return whether a value refers to modules, perhaps by a method of one."""
+def _holds_modules(value: Any, seen: frozenset[int] = frozenset()) -> bool:
+    """Return whether a value refers to modules, perhaps by a method of one. `seen`: ids of what contains it."""
     if isinstance(value, _REFERENCES):
         return True
+    if id(value) in seen:
+        return False
     items = value.values() if isinstance(value, dict) else value if isinstance(value, _CONTAINERS) else ()
     fields = getattr(value, "__dict__", {}).values()
-    return any(map(_holds_modules, items)) or any(isinstance(field, _REFERENCES) for field in fields)
+    inner = seen | {id(value)}
+    if any(isinstance(field, _REFERENCES) for field in fields):
+        return True
+    return any(_holds_modules(item, inner) for item in items)
 
 
 def _uncopyable(model: nn.Module, shared: dict[int, Any]) -> dict[int, Any]:

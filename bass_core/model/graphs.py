@@ -244,7 +244,8 @@ class GraphRunner(ModelRunner):
         )
         if call is None:
             return None
-        call.keeps = tuple(keep)
+        # The graph reads the tensors of its capture, also if a later call brings others.
+        call.keeps = call.keeps or tuple(keep)
         call.replay()
         return call.output
 

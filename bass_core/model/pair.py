@@ -75,7 +75,7 @@ class ModelPair:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy only the models; packed weights and locks are made again."""
-        make = partial(ModelPair, name=self.name, default_drafter=self.default_drafter)
+        make = partial(type(self), name=self.name, default_drafter=self.default_drafter)
         return make, (self.target, self.draft, self.tokenizer)
 
     @ours()

@@ -196,11 +196,12 @@ def _on_device(rows: Seq[Sequence], device: torch.device, spare: int) -> tuple[T
 def _ahead(drafts: Tensor, leads: Tensor | None, like: Tensor) -> Tensor:
     """Return how often each token is among the drafts [B, N] that lead to a position: [B, 1 + N, V]."""
     batch, count = drafts.shape
-    drafted = torch.zeros(batch, count, like.shape[-1], dtype=like.dtype, device=like.device)
-    drafted.scatter_(2, drafts[..., None], 1.0)
+    # Integers, since cumsum of floats has no deterministic form on a GPU.
+    drafted = torch.zeros(batch, count, like.shape[-1], dtype=torch.int32, device=like.device)
+    drafted.scatter_(2, drafts[..., None], 1)
     if leads is None:
-        return torch.nn.functional.pad(drafted.cumsum(1), (0, 0, 1, 0))
-    return leads.to(like.dtype) @ drafted
+        return torch.nn.functional.pad(drafted.cumsum(1, dtype=torch.int32), (0, 0, 1, 0)).to(like.dtype)
+    return leads.to(like.dtype) @ drafted.to(like.dtype)
 
 
 def _last_tokens(text: Tensor, ends: Tensor, drafts: Tensor, leads: Tensor | None, tail: int) -> Tensor:
@@ -226,7 +227,7 @@ def _leads(count: int, parents: Seq[Seq[int]], device: torch.device) -> Tensor:
         for draft, parent in enumerate(row_parents):
             row[draft + 1] = list(row[parent + 1])
             row[draft + 1][draft] = True
-    return to_device(leads, device).view(len(parents), count + 1, count)
+    return to_device(torch.tensor(leads, dtype=torch.bool), device).view(len(parents), count + 1, count)
 
 
 def _counts(text: Tensor, begins: Tensor, ends: Tensor, like: Tensor) -> Tensor:

@@ -302,7 +302,7 @@ MUTANTS = [
            "ahead = np.array(", "ahead = 0 * np.array(",
            [_ENUMERATED + "penalties_count_the_drafts_before[all-block]"]),
     Mutant("penalties that know no drafts on an accelerator", "bass_core/sample/shaping.py",
-           "drafted.cumsum(1)", "0 * drafted.cumsum(1)",
+           "drafted.cumsum(1, dtype=torch.int32)", "0 * drafted.cumsum(1, dtype=torch.int32)",
            [_CORE + "sample/test_shaping.py::test_an_accelerators_logits_equal_the_hosts"]),
     Mutant("penalties of p alone", "bass_core/draft/model.py",
            "logits = shaped_next(logits, self.params, rows, drawn)", "pass",
