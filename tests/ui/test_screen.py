@@ -94,7 +94,8 @@ COUNT = """() => {
 }"""
 # How far the playhead's track is from the lanes' tracks, left and right, and which lanes' names cover other texts.
 AXIS = """() => {
-  const [over, track] = [".axis-over", ".axis-track"].map((at) => document.querySelector(at).getBoundingClientRect());
+  const [over, track] = [".axis-over", ".axis-track"].map((at) =>
+    document.querySelector(at).getBoundingClientRect());
   const range = document.createRange(), textOf = (element) => {
     range.selectNodeContents(element);
     return range.getBoundingClientRect();
