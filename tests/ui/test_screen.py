@@ -92,6 +92,21 @@ COUNT = """() => {
   }
   return words.length;
 }"""
+# How far the playhead's track is from the lanes' tracks, left and right, and which lanes' names cover other texts.
+AXIS = """() => {
+  const [over, track] = [".axis-over", ".axis-track"].map((at) =>
+    document.querySelector(at).getBoundingClientRect());
+  const range = document.createRange(), textOf = (element) => {
+    range.selectNodeContents(element);
+    return range.getBoundingClientRect();
+  };
+  const covers = [...document.querySelectorAll(".axis-lane")].filter((lane) => {
+    const [name, read] = [".axis-name b", ".axis-read"].map((at) => textOf(lane.querySelector(at)));
+    return name.right > read.left && name.bottom - 2 > read.top;
+  });
+  const aside = [over.left - track.left, over.right - track.right].map(Math.round);
+  return { aside, covers: covers.map((lane) => lane.dataset.axis) };
+}"""
 FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 60)))"
 SHIFTS = """() => {
   window.shifted = 0;
@@ -169,6 +184,7 @@ def test_nothing_is_cut_off_at_any_size(ended: Page, size: tuple[int, int], pres
         ended.evaluate("() => scrollTo(0, 0)")
         ended.wait_for_function(FRAME)
         assert ended.evaluate(CUT) == {"sideways": 0, "cut": []}, stepping
+        assert ended.evaluate(AXIS) == {"aside": [0, 0], "covers": []}, stepping
     ended.evaluate("() => document.querySelector('[data-switch=stepping]').click()")
 
 
