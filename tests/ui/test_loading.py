@@ -10,6 +10,7 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,9 @@ def test_each_message_of_a_stream_is_compressed_and_sent_at_once() -> None:
     headers = [(b"accept-encoding", b"gzip")]
     scope = {"type": "http", "method": "GET", "path": "/queue/data", "headers": headers}
     answer = StreamingResponse(pieces(), media_type="text/event-stream")
-    asyncio.run(assets.Compressed(answer)(scope, receive, send))
+    # Playwright runs an event loop in this thread.
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(asyncio.run, assets.Compressed(answer)(scope, receive, send)).result()
     assert dict(sent[0]["headers"])[b"content-encoding"] == b"gzip"
     packed = b"".join(part["body"] for part in sent[1:])
     assert gzip.decompress(packed) == b"".join(messages) and len(packed) < 0.2 * len(b"".join(messages))
