@@ -24,17 +24,24 @@ T = TypeVar("T")
 
 
 class _Settings(NamedTuple):
-    """Settings of the process: the default dtype, and the precision of float32 products per kind of device."""
+    """Settings of the process.
+
+    Attributes:
+        dtype: the default dtype.
+        precision: of float32 products, as `torch.set_float32_matmul_precision` takes it; None if the caller has
+            set others for some devices, so that torch refuses to read it.
+        precisions: the same per kind of device; empty in torch 2.8, which has one for all.
+    """
 
     dtype: torch.dtype
+    precision: str | None
     precisions: tuple[str, ...]
 
 
 _MODULES: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cuda)
 _BACKENDS: list[Any] = [getattr(module, "matmul", None) for module in _MODULES]
-# torch 2.8 has only one precision for all devices.
 _PER_DEVICE = all(hasattr(matmul, "fp32_precision") for matmul in _BACKENDS)
-_FULL_PRECISION = ("none", "ieee", "highest")
+_FULL_PRECISION = ("none", "ieee")
 
 _lock = threading.Lock()
 # The open blocks, each with the caller's settings before the first of them.
@@ -42,27 +49,29 @@ _open: dict[object, _Settings] = {}
 
 
 def _current() -> _Settings:
-    if _PER_DEVICE:
-        return _Settings(torch.get_default_dtype(), tuple(matmul.fp32_precision for matmul in _BACKENDS))
-    return _Settings(torch.get_default_dtype(), (torch.get_float32_matmul_precision(),))
+    precisions = tuple(matmul.fp32_precision for matmul in _BACKENDS) if _PER_DEVICE else ()
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        precision = None
+    return _Settings(torch.get_default_dtype(), precision, precisions)
 
 
 def _ours(before: _Settings) -> _Settings:
-    full = "ieee" if _PER_DEVICE else "highest"
-    precisions = tuple(name if name in _FULL_PRECISION else full for name in before.precisions)
-    return _Settings(torch.float32, precisions)
+    precisions = tuple(name if name in _FULL_PRECISION else "ieee" for name in before.precisions)
+    return _Settings(torch.float32, before.precision and "highest", precisions)
 
 
 def _change(before: _Settings, after: _Settings) -> None:
     if after.dtype != before.dtype:
         torch.set_default_dtype(after.dtype)
-    if after.precisions == before.precisions:
+    if after[1:] == before[1:]:
         return
-    if _PER_DEVICE:
-        for matmul, precision in zip(_BACKENDS, after.precisions, strict=True):
-            matmul.fp32_precision = precision
-    else:
-        torch.set_float32_matmul_precision(after.precisions[0])
+    # First the setting for all devices, which changes theirs. torch refuses to read it if they contradict it.
+    if after.precision is not None:
+        torch.set_float32_matmul_precision(after.precision)
+    for matmul, precision in zip(_BACKENDS, after.precisions, strict=False):
+        matmul.fp32_precision = precision
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bass_core import METHODS, SamplingParams, generate
+from bass_core import METHODS, ModelPair, SamplingParams, generate
 from bass_core.decode.admission import estimate_bytes
 from bass_core.decode.request import make_request
 from bass_core.draft.base import Proposal
@@ -31,6 +31,7 @@ from bass_core.model.static_step import tensors
 from bass_core.sample.noise import RowKeys
 from bass_core.verify.judge import Judge
 from bass_core.verify.rules import VERIFICATIONS
+from tests.support.models import tiny
 
 from ..conformance import table
 from .emulation import emulated, ledger, order
@@ -300,3 +301,37 @@ def test_admission_counts_the_buffers_of_distributions() -> None:
     logits = 3 * 6 * models.vocab * 4
     needed = [estimate_bytes(models, request, [METHODS["bass"]], 3) for request in (greedy, sampled)]
     assert needed[1] - needed[0] == 5 * logits + 2 * 4 * probs_numbers(3, 5, models.vocab)
+
+
+def test_a_later_request_leaves_the_tensors_of_a_chains_graph_alone() -> None:
+    """Each row of single-sequence speculation starts its drafter anew, over the graph of the first row."""
+    models, rows = pair("llama", table.DRAFTS["perturbed"].kind), table.PROMPTS["different"][:3]
+    options: dict[str, Any] = {"sampling": SAMPLING["bias"], "seed": 3, "eos_token_id": None}
+    out = generate(
+        models, rows, method="speculative", drafter="model", max_new_tokens=12, draft_length=3, **options
+    )
+    assert [len(row.token_ids) for row in out.sequences] == [12] * 3 and not ledger.races
+
+
+def test_a_round_without_drafts_between_trees_has_its_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+    models, rows = pair("llama", table.DRAFTS["perturbed"].kind), table.PROMPTS["different"][:3]
+
+    def texts(graphs: str, seed: int) -> list[list[int]]:
+        monkeypatch.setenv("BASS_GRAPHS", graphs)
+        out = generate(
+            models, rows, drafter="model", sampling=SamplingParams(1.0, repetition_penalty=20.0), seed=seed,
+            eos_token_id=None, max_new_tokens=2, tree=(2, 1),
+        )  # fmt: skip
+        return [row.token_ids for row in out.sequences]
+
+    assert all(texts("1", seed) == texts("0", seed) for seed in range(4))
+
+
+def test_an_empty_tree_allows_longer_bad_words() -> None:
+    """The draft's context is shorter than the text, so the tree is empty."""
+    target, draft = tiny("llama", max_position_embeddings=1024), tiny("llama", 1, max_position_embeddings=64)
+    out = generate(
+        ModelPair(target.to(TYPE), draft.to(TYPE)), [list(range(80))], drafter="model", tree=(2, 1),
+        sampling=SamplingParams(bad_words=((5, 6, 7),)), eos_token_id=None, max_new_tokens=6,
+    )  # fmt: skip
+    assert len(out.sequences[0].token_ids) == 6

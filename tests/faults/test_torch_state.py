@@ -137,3 +137,12 @@ def test_ctrl_c_at_the_start_of_a_block_leaves_none_open(monkeypatch: pytest.Mon
         with ours():
             assert torch.get_default_dtype() == torch.float32
         assert torch.get_default_dtype() == torch.float64
+
+
+def test_torchs_older_settings_can_be_read_in_a_block() -> None:
+    """torch refuses to read them if they contradict the settings per device."""
+    with precision("high"):
+        with ours():
+            assert not torch.backends.cuda.matmul.allow_tf32
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.backends.cuda.matmul.allow_tf32
