@@ -74,6 +74,8 @@ def test_a_batch_has_one_row_per_prompt_line() -> None:
     assert request.batch_size == request.arguments()["n"] == request.settings()["batch_size"] == 3
     whole = asked(prompt="One\nTwo", batch_size=3)
     assert (whole.arguments()["prompt"], whole.batch_size) == ("One\nTwo", 3)
+    single = asked(prompt=" One \n", prompts="lines", batch_size=7)
+    assert (single.arguments()["prompt"], single.batch_size, single.prompts) == ("One", 7, "one")
 
 
 OWN = {"clock": "own"}

@@ -50,7 +50,7 @@ class RaceRequest(SimpleNamespace):
 def make_request(given: Mapping[str, Any], limits: Limits) -> RaceRequest:
     """Check the settings and return the request. Missing settings get their defaults.
 
-    With one prompt per line, the batch size is the number of lines.
+    With one prompt per line, the batch size is the number of lines. A single line is one prompt for all rows.
 
     Raises:
         RequestError: for a value that is not allowed.
@@ -60,7 +60,11 @@ def make_request(given: Mapping[str, Any], limits: Limits) -> RaceRequest:
         for name, setting in SETTINGS.items()
     }
     if values["prompts"] == "lines":
-        values["batch_size"] = len(lines(values["prompt"], limits))
+        prompts = lines(values["prompt"], limits)
+        if len(prompts) > 1:
+            values["batch_size"] = len(prompts)
+        else:
+            values |= {"prompts": "one", "prompt": prompts[0]}
     clock.clock(values)  # raises for a clock that cannot be made
     return RaceRequest(**values)
 

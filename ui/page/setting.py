@@ -64,7 +64,7 @@ _TABLE = (
         "prompt", "Write a Python function that reverses a string.", str, limits.prompt, "prompt",
         "Prompt", "text", section="prompt",
         script=lambda most, _: f"The text that all rows answer, at most {most.max_prompt:,} characters. With "
-        'prompts="lines", one prompt per line.',
+        'prompts="lines", one prompt per line; a single line is for all rows.',
     ),
     Setting(
         "batch_size", 4, int, limits.whole(1, lambda most: most.max_batch), "n",

@@ -19,10 +19,12 @@
 
   /** Names of the settings in which the race in the lanes differs from the form. */
   function different(settings) {
-    return Object.keys(form).filter((name) => {
-      // With one prompt per line, the number of lines is the batch size.
-      if (name === "batch_size" && form.prompts === "lines" && settings.prompts === "lines") return false;
-      return name in settings && plain(settings[name]).trim() !== plain(form[name]).trim();
+    // With one prompt per line, the number of lines is the batch size; a single line is one prompt for all rows.
+    const single = form.prompts === "lines" && plain(form.prompt).trim().split("\n").length === 1;
+    const asked = single ? { ...form, prompts: "one" } : form;
+    return Object.keys(asked).filter((name) => {
+      if (name === "batch_size" && asked.prompts === "lines" && settings.prompts === "lines") return false;
+      return name in settings && plain(settings[name]).trim() !== plain(asked[name]).trim();
     });
   }
 
