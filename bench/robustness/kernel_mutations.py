@@ -24,7 +24,7 @@ _ROTATED = _KERNELS + "layer_kernels.py::test_a_tree_token_is_rotated_by_its_pos
 
 KERNEL_MUTANTS = [
     Mutant("stale tail attended", "kernels/plan.py", "hidden = columns > last\n", "hidden = columns > last + 1\n",
-           [_CONFORMANCE + "greedy.py::test_rows_that_diverge_write_the_targets_text[llama-bass]"]),
+           ["tests/bass_core/model/test_runner.py::test_lengths_change_only_with_commits"]),
     Mutant("window ignored", "kernels/plan.py", "return positions <= last - window", "return positions < 0",
            [_CONFORMANCE + "greedy.py::test_rows_that_diverge_write_the_targets_text[gemma3-bass]"]),
     Mutant("CPU kernels: the excess behind a draft with the reach before it", _VERIFICATION,
