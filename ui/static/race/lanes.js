@@ -328,7 +328,7 @@
       const of = `Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
       // With models, page/form.js lists the settings in which the recording differs from the form. Without models, name
       // the main settings here.
-      const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race.";
+      const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race here.";
       return `Recorded${date ? ` on ${date}` : ""}${then}`;
     }
 
