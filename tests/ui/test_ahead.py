@@ -33,17 +33,23 @@ SHIFT = """() => {
 @pytest.fixture
 def held(context: BrowserContext) -> tuple[Page, Callable[[], None]]:
     """A page whose copy of Gradio's main script is held back, and a function that lets it through."""
-    page, waiting = context.new_page(), list[Route]()
+    page, waiting, released = context.new_page(), list[Route](), False
     page.add_init_script(f"({SHIFT})()")
 
     def hold(route: Route) -> None:
-        waiting.append(route)
+        # Under load the page may ask for the script only after its release.
+        if released:
+            route.continue_()
+        else:
+            waiting.append(route)
 
     page.route("**/assets/Blocks-*.js", hold)
 
     def release() -> None:
-        for route in waiting:
-            route.continue_()
+        nonlocal released
+        released = True
+        while waiting:
+            waiting.pop().continue_()
 
     return page, release
 
