@@ -28,7 +28,7 @@ def test_a_draft_that_does_not_pay_costs_little(machine, rows, tokens, text):
 
 
 def test_a_good_draft_is_found_although_the_first_guess_says_plain():
-    """At the acceptance that "auto" begins with, drafts of so many rows don't pay; at 0.8 they do."""
+    """With this many rows, drafts don't pay at the acceptance that "auto" starts from, but they do at 0.8."""
     for machine, rows in (("without AMX", 4), ("AMX", 16), ("H200", 8)):
         figures = compare(Cell(machine, rows, 256, TEXT["0.8"]))
         assert figures["best fixed"] > 1.2 and figures["over best fixed"] > 0.9

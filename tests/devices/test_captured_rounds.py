@@ -304,7 +304,7 @@ def test_admission_counts_the_buffers_of_distributions() -> None:
 
 
 def test_a_later_request_leaves_the_tensors_of_a_chains_graph_alone() -> None:
-    """Each row of single-sequence speculation starts its drafter anew, over the graph of the first row."""
+    """Single-sequence speculation starts a new drafter for each row. All rows use the first row's graph."""
     models, rows = pair("llama", table.DRAFTS["perturbed"].kind), table.PROMPTS["different"][:3]
     options: dict[str, Any] = {"sampling": SAMPLING["bias"], "seed": 3, "eos_token_id": None}
     out = generate(

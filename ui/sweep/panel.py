@@ -94,7 +94,7 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
             origin = gr.Textbox(visible=False)
             with gr.Row(elem_classes="sweep-buttons"):
                 predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
-            # A prediction runs no model, so it does not wait for a race: it has a queue of its own.
+            # A prediction runs no model, so it has a separate queue and doesn't wait for a race.
             gr.on(
                 [predict.click, machine.input, models.input],
                 SweepEvents.predict,
