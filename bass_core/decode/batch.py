@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..draft.base import CommittedStates, Drafter, Proposal, TreeProposal, check_type, sources_of
+from ..draft.lookup import MergedProposal
 from ..length.base import Feedback, LengthPolicy, Offer
 from ..machine.setup_time import setup_ms
 from ..machine.stopwatch import Stopwatch
@@ -40,6 +41,7 @@ from ..verify.draft_tree import DraftTree
 from ..verify.judge import Judge
 from ..verify.rejection import first_tokens, plain, verify
 from ..verify.tree import verify_tree
+from ..verify.tree_judge import TreeJudge
 from .base import CacheBytes, DecodingParams, Timeline
 from .logprobs import record_logprobs
 from .record import write_round
@@ -101,8 +103,7 @@ class BatchDecoder:
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             draft_prefill = self.drafter.start(self._rows)
-            # If the first round drafts nothing, the draft reads the prompts in the first round that does draft.
-            self._draft_prefill = draft_prefill if self._wants_drafts() else None
+            self._draft_prefill = draft_prefill if self._reads_prompts() else None
 
     @property
     def finished(self) -> bool:
@@ -123,13 +124,14 @@ class BatchDecoder:
         """Prepare the models for the shapes of a plain round and of the first round."""
         rows = len(self._rows)
         # Only the drafter knows how wide a tree step is, so prepare just the plain shape here.
-        widest = 1 if self._branches else 1 + max(self._usable(self._lengths(self._offers())))
+        longest = max(self._usable(self._lengths(self._offers())))
+        widest = 1 if self._branches else 1 + longest
         for width in sorted({1, widest}):
             self._prepare_width(rows, width)
         if self.drafter is not None:
             self.drafter.prepare(rows)
-            if widest > 1:
-                self.drafter.prepare_chains(rows, widest - 1)
+            if longest > 0:
+                self.drafter.prepare_chains(rows, longest)
 
     @torch.inference_mode()
     def _prepare_width(self, rows: int, width: int) -> None:
@@ -184,7 +186,7 @@ class BatchDecoder:
         if self.params.logprobs:
             record_logprobs(self._rows, rows, [[] for _ in rows], raw, logits[:, None], self.params.sampling)
         self._drop_finished()
-        if self.drafter is not None and self._rows and self._wants_drafts():
+        if self.drafter is not None and self._rows and self._reads_prompts():
             self.drafter.read(self._rows)
         return Round("prefill", rows=rows, fed=prefill.newest)
 
@@ -229,8 +231,18 @@ class BatchDecoder:
         """Return the draft length (for a tree: its depth) that the policy allows each row."""
         return [0] * len(self._rows) if self.policy is None else self.policy.lengths(offers)
 
-    def _wants_drafts(self) -> bool:
-        """Return whether a model is to draft in the next round."""
+    def _reads_prompts(self) -> bool:
+        """Return whether the draft reads the prompts during the prefill, which is no part of the decoding time.
+
+        A draft model takes as long for the prompts as for many rounds, so it reads them only if the first round is
+        to draft. A policy that decides this by cost counts the time (`Offer.unread`), then or in a later round.
+        A draft head reads early, since one layer takes less time than the target's own prefill. Otherwise a policy
+        that tries drafts later would pay for the prompts while it decodes, and no other policy would.
+        """
+        if self.drafter is None or self.policy is None:
+            return False
+        if self.drafter.reads_early and self.policy.limit > 0:
+            return any(row.remaining > 1 for row in self._rows)
         offers = self._offers()
         return any(most > 0 and offer.forwards for most, offer in zip(self._lengths(offers), offers, strict=True))
 
@@ -250,21 +262,26 @@ class BatchDecoder:
 
     def _verify_captured(self, proposal: Proposal, keys: RowKeys) -> Verdict | None:
         """Do the work of `_verify` in one captured graph, or return None if there is none for this round."""
-        counts, params, probs = proposal.num_drafted, self.params, proposal.probs
-        if isinstance(proposal, TreeProposal) or isinstance(probs, ColumnProbs):
+        counts, params = proposal.num_drafted, self.params
+        # The graph merges copies and the model's drafts, so that no other operator has to.
+        drawn = proposal.modelled if isinstance(proposal, MergedProposal) else proposal
+        points = proposal.points if isinstance(proposal, MergedProposal) else None
+        if isinstance(drawn.probs, ColumnProbs):
             return None
+        if isinstance(proposal, TreeProposal):
+            return self._verify_captured_trees(proposal, keys)
         if self._text is None and self._chain_judge.reads_text:
             return None
         newest = [row.tokens[-1] for row in self._rows]
         numbers = self._chain_judge.numbers(self._rows, counts, keys)
         if self._text is not None:
             self._text.upload(self._rows, [len(row.tokens) - 1 for row in self._rows])
-        captured = self._forward_judged(newest, proposal.tokens, probs, numbers)
+        captured = self._forward_judged(newest, drawn.tokens, drawn.probs, numbers, points)
         if captured is None:
             return None
         fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
         output, judged = captured
-        width, adjust, raw = proposal.tokens.shape[1], params.verification.adjust, output.logits
+        width, adjust, raw = proposal.width, params.verification.adjust, output.logits
         outcomes = self._chain_judge.outcomes(judged.packed, width)
         if adjust is not None and width:
             outcomes = adjust(outcomes)
@@ -276,12 +293,37 @@ class BatchDecoder:
                 self._text.known[r] = len(row.tokens) + outcome.accepted
         return Verdict(outcomes, output, fed, raw)
 
+    def _verify_captured_trees(self, proposal: TreeProposal, keys: RowKeys) -> Verdict | None:
+        """Do the work of `_verify` for trees that have the drafter's full shape, if a graph can judge them."""
+        counts, params, probs = proposal.num_drafted, self.params, dense(proposal.probs)
+        if proposal.shape is None:
+            return None
+        judge = TreeJudge(params.sampling, params.verification, proposal.shape)
+        if not judge.judges(self.target.device, probs):
+            return None
+        numbers = self._chain_judge.numbers(self._rows, counts, keys)
+        newest = [row.tokens[-1] for row in self._rows]
+        q = None if probs is None else probs.view(len(counts), -1, probs.shape[-1])
+        captured = self.target.forward_judged(newest, proposal.tokens, q, judge, numbers, self.return_states)
+        if captured is None:
+            return None
+        fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
+        output, judged = captured
+        self.target_forwards += 1
+        return Verdict(judge.outcomes(judged.packed, proposal.tokens, proposal.parents), output, fed, None)
+
     def _forward_judged(
-        self, newest: list[int], drafts: Tensor, probs: Tensor | None, numbers: list[list[int]]
+        self,
+        newest: list[int],
+        drafts: Tensor,
+        probs: Tensor | None,
+        numbers: list[list[int]],
+        points: list[list[int]] | None = None,
     ) -> tuple[ForwardOutput, Judged] | None:
         text = None if self._text is None else self._text.tokens
         judge = self._chain_judge
-        return self.target.forward_judged(newest, drafts, probs, judge, numbers, self.return_states, text)
+        states = self.return_states
+        return self.target.forward_judged(newest, drafts, probs, judge, numbers, states, text, points)
 
     def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Verdict:
         """Run one forward of the target over the drafts and verify them."""
@@ -320,9 +362,8 @@ class BatchDecoder:
         rows, outcomes = self._rows, verdict.outcomes
         refuse_unsound([outcome.next_token for outcome in outcomes])
         paths = [outcome.accepted_drafts for outcome in outcomes]
-        for r, path in enumerate(paths):
-            # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
-            self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
+        # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
+        self.target.commit_paths([[0, *(draft + 1 for draft in path)] for path in paths])
         if (states := verdict.output.vectors) is not None:
             self._hand_states(rows, lambda: CommittedStates(states, paths))
         no_parents: list[Any] = [None] * len(rows)

@@ -32,7 +32,7 @@ from ..sample.params import SamplingParams
 # Version of the file's layout and of the measuring method: increase it when either changes.
 FORMAT = 12
 # Largest number of rows to measure. With more rows, a round's cost is assumed to depend only on its tokens.
-MAX_MEASURED_ROWS = 8
+MAX_MEASURED_ROWS = 16
 
 
 def may_measure() -> bool:

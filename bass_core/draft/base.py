@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -20,12 +20,13 @@ from kernels.plan import MAX_TREE_TOKENS
 
 from ..errors import RequestError
 from ..length.base import Offer
-from ..machine.transfer import to_device, to_host
+from ..machine.transfer import to_host
 from ..model.prefill import PrefillSteps
 from ..sample.distribution import Probs
 from ..sample.noise import NoiseKeys
-from ..sample.rows import RaggedRows, copied, padded
+from ..sample.rows import RaggedRows, copied, padded, pick
 from ..sequence import Sequence, WindowWork
+from ..verify.full_tree import FullTree
 
 # The source of drafts that were copied from the text.
 COPY = "copy"
@@ -41,7 +42,7 @@ class Proposal:
         probs: float32 [B, N, V], the distribution that each draft was drawn from, or the same as ColumnProbs. None
             if the drafts are point masses.
         max_probs: float32 [B, N], the largest value of each draft's distribution, or None. Only for AMUSD
-            (HeadDrafter).
+            (AheadHeadDrafter).
         token_probs: float32 [B, N], the probability of each draft in its distribution, or None. Only for AMUSD.
         windowed: the target's work to draft these tokens with windowed forwards (window.py), or None.
         sources: for a drafter that combines several: the `source` of the one that drafted each row. None
@@ -59,6 +60,11 @@ class Proposal:
     windowed: WindowWork | None = None
     sources: list[str] | None = None
     own: Callable[[], list[list[float | None]]] | None = None
+
+    @property
+    def width(self) -> int:
+        """N."""
+        return self.tokens.shape[1]
 
     @property
     def copied(self) -> list[bool]:
@@ -79,10 +85,13 @@ class TreeProposal(Proposal):
         drawn: for each draft, the index into `probs` (here float32 [D, V]) of the distribution that it was drawn
             from, or -1 if it was not drawn. That distribution gives the draft's siblings probability 0. Under
             coupling, which ignores q, every draft may have an index. `drawn` is None if no draft was drawn.
+        shape: the full tree of which each row has the first drafts; None if the trees
+            have other shapes. `probs` then has equally many distributions for each row.
     """
 
     parents: list[list[int]] = field(default_factory=list)
     drawn: list[list[int]] | None = None
+    shape: FullTree | None = None
 
 
 class Drafter(Protocol):
@@ -95,6 +104,8 @@ class Drafter(Protocol):
             then refused if this is True.
         observes_states: whether `observe_states` needs the target's hidden states.
         raw_states: whether `observe_states` accepts raw states, which HiddenStateTap.finish has not processed.
+        reads_early: whether it reads the prompts during the prefill even if the first round drafts nothing, as
+            long as later rounds may.
         branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
             max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
         calls: forwards of a draft model so far, including those of a target that drafts for itself.
@@ -107,6 +118,7 @@ class Drafter(Protocol):
 
     observes_states: bool = False
     raw_states: bool = False
+    reads_early: bool = False
     branches: bool = False
     calls: int = 0
     drafted: int = 0
@@ -124,7 +136,7 @@ class Drafter(Protocol):
         return None
 
     def read(self, rows: list[Sequence]) -> None:
-        """Read the prompts as part of the prefill. Called only if the first round drafts."""
+        """Read the prompts as part of the prefill, if the first round drafts or the drafter `reads_early`."""
         return None
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
@@ -163,7 +175,7 @@ class Drafter(Protocol):
 
 
 class CommittedStates(Seq[Tensor]):
-    """The states of each row's newest token and accepted drafts, selected when they are read.
+    """The states of each row's newest token and accepted drafts, copied when they are first read.
 
     Attributes:
         states: [B, 1 + N, ...], those of the whole step.
@@ -178,23 +190,25 @@ class CommittedStates(Seq[Tensor]):
         """[B, 1 + N, ...], the states of the whole step."""
         return padded(self._states)
 
-    @property
-    def chains(self) -> bool:
-        """Whether each row accepted its first drafts, so that its states lie next to each other."""
-        return all(path == list(range(len(path))) for path in self.paths)
+    @cached_property
+    def by_row(self) -> Seq[Tensor]:
+        """Copies of each row's states, [k, ...]."""
+        states = self._states
+        if isinstance(states, RaggedRows):
+            flat, firsts = states.rows, states.firsts[:-1]
+        else:
+            flat, firsts = states.flatten(0, 1), [row * states.shape[1] for row in range(len(states))]
+        # Column 0 is the newest token; draft i is in column i + 1.
+        columns = [(0, *(i + 1 for i in path)) for path in self.paths]
+        places = [first + column for first, row in zip(firsts, columns, strict=True) for column in row]
+        by_row: Seq[Tensor] = pick(flat, places).split([len(row) for row in columns])
+        return by_row
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, row: Any) -> Any:
-        if isinstance(row, slice):
-            return [self[r] for r in range(*row.indices(len(self)))]
-        row = range(len(self))[row]
-        path, states = self.paths[row], self._states
-        own = states.rows[states.firsts[row] :] if isinstance(states, RaggedRows) else states[row]
-        if path == list(range(len(path))):
-            return own[: len(path) + 1]
-        return own[to_device([0, *(i + 1 for i in path)], own.device)]
+        return self.by_row[row]
 
 
 def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
@@ -257,12 +271,22 @@ def _greedy_probs(steps: list[tuple[Tensor, Tensor]]) -> list[list[float | None]
     return rows
 
 
+def listed(probs: Tensor, counts: list[int]) -> list[list[float | None]]:
+    """Return the probabilities [B, N] of each row's first counts[r] drafts; waits for the device."""
+    return [list(row[:count]) for row, count in zip(to_host(probs).tolist(), counts, strict=True)]
+
+
 def point_masses(rows: list[list[int]]) -> Proposal:
     """Return a proposal of copied tokens, rows[r] for row r, on the host."""
     num_drafted = [len(tokens) for tokens in rows]
     width = max(num_drafted)
     padded = [tokens + [0] * (width - len(tokens)) for tokens in rows]
     return Proposal(torch.tensor(padded, dtype=torch.long).view(len(rows), width), num_drafted)
+
+
+def no_drafts(num_drafted: list[int], device: torch.device) -> Proposal:
+    """Return a proposal of zero drafts per row."""
+    return Proposal(torch.zeros(len(num_drafted), 0, dtype=torch.long, device=device), num_drafted)
 
 
 def check_type(proposal: Proposal, branches: bool) -> Proposal:

@@ -1,9 +1,9 @@
-"""Chains of drafts in one CUDA graph, from the tokens that a model has not read yet to its last draft.
+"""Chains or trees of drafts in one CUDA graph, from the tokens that a model has not read yet to its last draft.
 
-`ChainGraphs.replay` feeds every row's unread tokens and drafts the same number of tokens in each. A round sends
-one packed tensor of numbers to the device and reads nothing. A `ChainModel` computes the logits inside the graph:
-a draft head (head_graph.py) or a draft model (model_graph.py). Rows that draft nothing are fed too, which costs
-no more.
+`ChainGraphs.replay` feeds every row's unread tokens and drafts equally deep in each (trees: tree_graph.py). A
+round sends one packed tensor of numbers to the device and reads nothing. A `ChainModel` computes the logits inside
+the graph: a draft head (head/captured.py) or a draft model (model_graph.py). Rows that draft nothing are fed too,
+which costs no more.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ import torch
 from torch import Tensor
 
 from kernels.backends import captured_extent
+from kernels.plan import MAX_TREE_TOKENS, TokenTree
 
-from ..machine.transfer import to_host
+from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
 from ..model.graphs import GraphRunner
 from ..sample.distribution import argmax, probabilities
 from ..sample.draw import draw
-from ..sample.noise import Role, RowKeys, stream
+from ..sample.noise import NoiseKeys, Role, RowKeys, stream
 from ..sample.params import SamplingParams
-from .base import Proposal
+from ..verify.full_tree import FullTree
+from .base import Proposal, listed
+from .tree import StaticTrees
+from .tree_graph import full_tree, grow, proposal_of, spread
 
 # The most tokens of a row that one graph feeds, and the widths that are captured: a round's unread tokens are fed
 # in the narrowest that holds them.
@@ -36,24 +40,27 @@ class Drafted(NamedTuple):
     """The drafts of a graph.
 
     Attributes:
-        tokens: int64 [B, l].
-        probs: float32 [B, l, V], the distributions that they were drawn from; None for greedy drafts.
-        chances: float32 [B, l], each greedy draft's probability at temperature 1, if wanted.
+        tokens: int64 [B, l], the drafts of chains; or [B, N], those of trees.
+        probs: float32 [B, l, V], the distributions that they were drawn from; for trees as in `proposal_of`.
+            None for greedy drafts.
+        chances: float32 [B, l] or [B, N], each greedy draft's probability at temperature 1, if wanted.
+        tree: the trees' shape; None for chains.
     """
 
     tokens: Tensor
     probs: Tensor | None
     chances: Tensor | None
+    tree: FullTree | None = None
 
-    def proposal(self, counts: list[int]) -> Proposal:
-        """Return the first counts[r] drafts of each row."""
-        own = None if self.chances is None else partial(_listed, self.chances, counts)
-        return Proposal(self.tokens, list(counts), self.probs, own=own)
-
-
-def _listed(chances: Tensor, counts: list[int]) -> list[list[float | None]]:
-    """Return the probabilities [B, l] of each row's counts[r] drafts; waits for the device."""
-    return [list(row[:count]) for row, count in zip(to_host(chances).tolist(), counts, strict=True)]
+    def proposal(self, most: list[int]) -> Proposal:
+        """Return the drafts of each row's first most[r] levels; those are all there are of a chain."""
+        if self.tree is None:
+            proposal = Proposal(self.tokens, list(most), self.probs)
+        else:
+            proposal = proposal_of(self.tree, self.tokens, self.probs, most)
+        if self.chances is not None:
+            proposal.own = partial(listed, self.chances, proposal.num_drafted)
+        return proposal
 
 
 class Unread(NamedTuple):
@@ -63,26 +70,36 @@ class Unread(NamedTuple):
         tokens: int64 [R, W], each row's unread tokens, then padding.
         starts: int64 [R], the position of each row's first one.
         counts: int64 [R], how many they are.
+        ends: int64 [R], the positions of the first drafts.
         prompts: int64 [R], the length of each row's prompt.
-        forward: feeds ids [R, S] or embeddings [R, S, hidden] at positions int64 [R].
+        places: int64 [R, W], the numbers that `replay` was given for the tokens, then padding; or None.
+        forward: feeds ids [R, S] or embeddings [R, S, hidden] at positions int64 [R], or as a level of trees.
+        tree: the shape of the drafts; None for chains.
+        sees: the bits of `tree` on the device.
     """
 
     tokens: Tensor
     starts: Tensor
     counts: Tensor
+    ends: Tensor
     prompts: Tensor
-    forward: Callable[[Tensor, Tensor], ForwardOutput]
-
-    @property
-    def ends(self) -> Tensor:
-        """The positions of the first drafts: int64 [R]."""
-        return self.starts + self.counts
+    places: Tensor | None
+    forward: Callable[..., ForwardOutput]
+    tree: FullTree | None
+    sees: Tensor | None
 
     def write(self, text: Tensor) -> None:
         """Write the unread tokens to texts [R, T]. Padding lies after a text's end, and nothing reads it."""
         text.scatter_(
             1, self.starts[:, None] + torch.arange(self.tokens.shape[1], device=text.device), self.tokens
         )
+
+    def feed(self, x: Tensor, level: int) -> ForwardOutput:
+        """Feed the drafts of a level, ids [R, n] or embeddings [R, n, hidden]."""
+        if self.tree is None or self.sees is None:
+            return self.forward(x, self.ends + level)
+        tree = self.tree.level(level, len(x), self.sees)
+        return self.forward(x, self.ends + self.tree.firsts[level], tree)
 
     def newest(self, values: Tensor) -> Tensor:
         """Return the values [R, ...] of each row's last unread token, of values [R, W, ...]."""
@@ -114,7 +131,7 @@ class ChainModel(Protocol):
         ...
 
     def logits(self, unread: Unread) -> Generator[Tensor, Tensor, None]:
-        """Yield the logits [R, V'] after the unread tokens, and after each draft int64 [R] that is sent."""
+        """Yield the logits [R, n, V'] after the unread tokens, and after each level int64 [R, n] that is sent."""
         ...
 
 
@@ -132,7 +149,8 @@ class ChainGraphs:
         size: V, the size of the target's vocabulary.
         params: how drafts are sampled.
         role: their noise.
-        reports: whether greedy drafts come with their probabilities.
+        reports: whether greedy chains come with their probabilities. Greedy trees always do.
+        trees: chooses the drafts of trees. None: chains.
     """
 
     def __init__(
@@ -143,17 +161,31 @@ class ChainGraphs:
         params: SamplingParams,
         role: Role,
         reports: bool,
+        trees: StaticTrees | None = None,
     ) -> None:
         self.runner, self.model, self.size = runner, model, size
         self.params, self.role, self.reports = params, role, reports and params.greedy
+        self.trees = trees
+        self._sees: dict[FullTree, Tensor] = {}
 
     def fits(self, starts: list[int], counts: list[int], levels: int) -> bool:
-        """Return whether one graph can feed counts[r] tokens after starts[r] and draft `levels` more."""
+        """Return whether one graph can feed counts[r] tokens after starts[r] and draft `levels` levels more."""
         unread, room = max(counts), self.runner.cache.room
         if not 0 < unread <= MAX_UNREAD:
             return False
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        return room(starts) >= captured_width(unread) and room(ends) >= levels
+        tree = self._tree(levels)
+        fed = levels if tree is None else tree.fed
+        if self.trees is not None and fed > MAX_TREE_TOKENS:
+            return False
+        return room(starts) >= captured_width(unread) and room(ends) >= fed
+
+    def _tree(self, levels: int) -> FullTree | None:
+        """Return the trees of that many levels, or None for chains."""
+        if self.trees is None or not levels:
+            return None
+        vocabulary = self.model.vocabulary
+        return full_tree(self.trees, levels, self.runner.vocab if vocabulary is None else len(vocabulary))
 
     def replay(
         self,
@@ -162,8 +194,17 @@ class ChainGraphs:
         unread: list[list[int]],
         prompts: list[int],
         keys: RowKeys,
+        places: list[list[int]] | None = None,
     ) -> Drafted | None:
-        """Feed unread[r] after the first starts[r] tokens of row r and draft `levels` tokens in each row.
+        """Feed unread[r] after the first starts[r] tokens of row r and draft `levels` levels in each row.
+
+        Args:
+            levels: the drafts of a chain, or how deep a tree is.
+            starts: how many tokens of each row have been fed.
+            unread: the tokens to feed.
+            prompts: the lengths of the prompts.
+            keys: the round's noise keys.
+            places: a number for each unread token, if the model needs one.
 
         Returns:
             The drafts, valid until the next call; None if this graph can't be captured.
@@ -175,35 +216,43 @@ class ChainGraphs:
             starts, *runner.cache_places(batch), counts, prompts, keys.host_ids, keys.host_positions,
             [keys.seed] * batch, *map(list, zip(*padded, strict=True)),
         ]  # fmt: skip
-        room, columns = runner.cache.room, runner.cache.max_len
-        filled = columns - min(room(starts) - width, room(ends) - levels)
-        rows = min(1 << (batch - 1).bit_length(), runner.cache.max_batch)
+        if places is not None:
+            numbers += map(list, zip(*([*row, *[0] * (width - len(row))] for row in places), strict=True))
+        tree, sees = self._tree(levels), list[Tensor]()
+        if tree is not None:
+            if tree not in self._sees:
+                self._sees[tree] = to_device(tree.sees, runner.device)
+            sees.append(self._sees[tree])
+        room, columns, fed = runner.cache.room, runner.cache.max_len, levels if tree is None else tree.fed
+        filled = columns - min(room(starts) - width, room(ends) - fed)
+        rows = runner.captured_rows(batch)
         prefixed = runner.cache.prefix is not None
         extent = captured_extent(runner.backend, filled, columns)
         drawn = not self.params.greedy and levels > 0
-        probs = runner.draft_probs(rows, levels, self.size) if drawn else None
+        probs = runner.draft_probs(rows, fed + (tree is not None), self.size) if drawn else None
         graph = _Graph(
-            self.model, self.params, self.role, self.reports, self.size, levels, extent, prefixed, runner.vocab
-        )
+            self.model, self.params, self.role, self.reports, self.size, levels, extent, prefixed, runner.vocab,
+            tree,
+        )  # fmt: skip
         output: tuple[Tensor, Tensor | None] | None = runner.call(
             ("chain", self.model.key, width, *graph[1:]),
             numbers,
             rows,
-            graph.over(runner, probs),
-            keep=self.model.tensors,
+            graph.over(runner, width, probs, self.trees, *sees),
+            keep=[*self.model.tensors, *sees],
             shared=("probs",) if drawn else (),
         )
         if output is None:
             return None
         tokens, chances = output
-        return Drafted(
-            tokens[:batch], None if probs is None else probs[:batch], None if chances is None else chances[:batch]
-        )
+        probs, chances = (None if each is None else each[:batch] for each in (probs, chances))
+        return Drafted(tokens[:batch], probs, chances, tree)
 
     def prepare(self, rows: int, levels: int) -> None:
         """Capture the first round's graph, for rows that have nothing but one unread token."""
         zeros = [0] * rows
-        self.replay(levels, zeros, [[0]] * rows, zeros, RowKeys(0, zeros, zeros, self.runner.device))
+        places = [[0]] * rows if self.model.reads_states else None
+        self.replay(levels, zeros, [[0]] * rows, zeros, RowKeys(0, zeros, zeros, self.runner.device), places)
 
 
 class _Graph(NamedTuple):
@@ -218,8 +267,16 @@ class _Graph(NamedTuple):
     extent: int
     prefixed: bool
     vocab: int
+    tree: FullTree | None
 
-    def over(self, runner: GraphRunner, probs: Tensor | None) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
+    def over(
+        self,
+        runner: GraphRunner,
+        width: int,
+        probs: Tensor | None,
+        trees: StaticTrees | None,
+        sees: Tensor | None = None,
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Return a function of the numbers [n, R] that feeds and drafts over the runner's cache.
 
         It returns the drafts and their chances, as in Drafted, and writes the distributions to `probs`.
@@ -230,15 +287,24 @@ class _Graph(NamedTuple):
         def chain(numbers: Tensor) -> tuple[Tensor, Tensor | None]:
             shared = (numbers[1], numbers[2]) if self.prefixed else None
             counts, prompts, *noise = numbers[3 if self.prefixed else 1 :][:5]
-            fed = numbers[8 if self.prefixed else 6 :].t().contiguous()
+            lists = numbers[8 if self.prefixed else 6 :]
+            fed = lists[:width].t().contiguous()
+            places = lists[width:].t().contiguous() if len(lists) > width else None
 
-            def forward(x: Tensor, lengths: Tensor) -> ForwardOutput:
-                batch = CapturedBatch(x, lengths, self.extent, self.model.reads_states, shared)
+            def forward(x: Tensor, lengths: Tensor, tree: TokenTree | None = None) -> ForwardOutput:
+                batch = CapturedBatch(x, lengths, self.extent, self.model.reads_states, shared, tree=tree)
                 output = model.forward_captured(batch, cache, backend)
                 output.logits = output.logits[..., : self.vocab]
                 return output
 
-            return self._draw(Unread(fed, numbers[0], counts, prompts, forward), noise, probs)
+            starts, ends = numbers[0], numbers[0] + counts
+            unread = Unread(fed, starts, counts, ends, prompts, places, forward, self.tree, sees)
+            if self.tree is None or trees is None:
+                return self._draw(unread, noise, probs)
+            keys = NoiseKeys(noise[2][:1], noise[0], noise[1])
+            levels = self.model.logits(unread)
+            drafts, chances = grow(trees, self.tree, levels, self.model.vocabulary, keys, probs)
+            return drafts, chances if self.params.greedy else None
 
         return chain
 
@@ -249,10 +315,10 @@ class _Graph(NamedTuple):
         if probs is not None and vocabulary is not None:
             probs.zero_()
         steps = self.model.logits(unread)
-        logits = next(steps)
+        logits = next(steps)[:, 0]
         for level in range(self.levels):
             if level:
-                logits = steps.send(tokens[-1])
+                logits = steps.send(tokens[-1][:, None])[:, 0]
             if probs is None:
                 column = argmax(logits)
                 if self.reports:
@@ -260,10 +326,7 @@ class _Graph(NamedTuple):
             else:
                 q = probabilities(logits, self.params)
                 column = draw(q, seed[:1], ids, positions + level, streams, vocabulary)
-                if vocabulary is None:
-                    probs[:, level].copy_(q)
-                else:
-                    probs[:, level].index_copy_(-1, vocabulary, q)
+                spread(q, vocabulary, probs[:, level])
             tokens.append(column if vocabulary is None else vocabulary[column])
         drafts = torch.stack(tokens, 1) if tokens else unread.tokens[:, :0]
         return drafts, torch.stack(chances, 1) if chances else None

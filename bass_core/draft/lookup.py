@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -132,7 +132,7 @@ class Cascade(Drafter):
         self.lookup, self.model, self.most_drawn = lookup, model, most_drawn
         self._modelled: Proposal | None = None
         self.observes_states, self.source = model.observes_states, model.source
-        self.raw_states = model.raw_states
+        self.raw_states, self.reads_early = model.raw_states, model.reads_early
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.lookup.start(rows)
@@ -170,7 +170,10 @@ class Cascade(Drafter):
             return copied
         self._modelled = self.model.propose(rows, left, keys)
         self.calls, self.drafted = self.model.calls, self.model.drafted
-        return _merge(copied, self._modelled)
+        if not any(copied.num_drafted):
+            self._modelled.sources = copied.sources
+            return self._modelled
+        return MergedProposal(copied, self._modelled)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         self.lookup.on_verified(rows, proposal, accepted)
@@ -187,23 +190,57 @@ class Cascade(Drafter):
         self.model.move_row(source, target)
 
 
-def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
-    """Return one proposal of both, on the model's device. A copied draft has q = 1 at its token."""
-    if not any(copied.num_drafted):
-        return replace(modelled, sources=copied.sources)
-    device = modelled.tokens.device
-    width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
-    # Move the copies from the host to the model's device.
-    copies = to_device(copied.num_drafted, device)[:, None] > 0
-    tokens = torch.where(copies, _widen(to_device(copied.tokens, device), width), _widen(modelled.tokens, width))
-    counts = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]
-    merged = Proposal(tokens, counts, sources=copied.sources, own=_merged_getter(modelled, copied))
-    if modelled.max_probs is not None and modelled.token_probs is not None:
-        merged.max_probs = _widen(modelled.max_probs, width, 1.0).masked_fill(copies, 1.0)
-        merged.token_probs = _widen(modelled.token_probs, width, 1.0).masked_fill(copies, 1.0)
-    if modelled.probs is not None:
-        merged.probs = _with_points(modelled.probs, tokens, copies)
-    return merged
+class MergedProposal(Proposal):
+    """Copies in some rows and a model's drafts in the others, merged on the model's device when they are read.
+
+    A copied draft has q = 1 at its token.
+
+    Attributes:
+        modelled: the model's drafts.
+        points: each row's copies, on the host; [] if the model drafted for the row.
+    """
+
+    def __init__(self, copied: Proposal, modelled: Proposal) -> None:
+        self.modelled = modelled
+        self.points = [row[:n] for row, n in zip(copied.tokens.tolist(), copied.num_drafted, strict=True)]
+        self.num_drafted = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]
+        self.sources, self.own = copied.sources, _merged_getter(modelled, copied)
+
+    @property
+    def width(self) -> int:
+        return max(self.modelled.width, *map(len, self.points))
+
+    @cached_property
+    def _copies(self) -> Tensor:
+        """bool [B, 1], whether a row was copied."""
+        return to_device([[len(row) > 0] for row in self.points], self.modelled.tokens.device)
+
+    @cached_property
+    def tokens(self) -> Tensor:  # type: ignore[override]
+        """As in Proposal."""
+        width, drafts = self.width, self.modelled.tokens
+        copies = to_device([row + [0] * (width - len(row)) for row in self.points], drafts.device)
+        return torch.where(self._copies, copies, _widen(drafts, width))
+
+    @cached_property
+    def probs(self) -> Probs | None:  # type: ignore[override]
+        """As in Proposal."""
+        probs = self.modelled.probs
+        return None if probs is None else _with_points(probs, self.tokens, self._copies)
+
+    @cached_property
+    def max_probs(self) -> Tensor | None:  # type: ignore[override]
+        """As in Proposal."""
+        return self._certain(self.modelled.max_probs)
+
+    @cached_property
+    def token_probs(self) -> Tensor | None:  # type: ignore[override]
+        """As in Proposal."""
+        return self._certain(self.modelled.token_probs)
+
+    def _certain(self, values: Tensor | None) -> Tensor | None:
+        """Return values [B, N] widened, and 1 in the copied rows."""
+        return None if values is None else _widen(values, self.width, 1.0).masked_fill(self._copies, 1.0)
 
 
 def _with_points(probs: Probs, tokens: Tensor, copies: Tensor) -> Probs:

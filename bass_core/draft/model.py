@@ -8,19 +8,17 @@ from torch import Tensor
 from ..length.base import Offer
 from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch
-from ..model.graphs import GraphRunner
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.distribution import argmax, compiled, probabilities
 from ..sample.draw import draw
-from ..sample.noise import NoiseKeys, Role, RowKeys
+from ..sample.noise import NoiseKeys, Role
 from ..sample.params import SamplingParams
 from ..sample.rows import stack
 from ..sample.shaping import shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
-from .base import Drafter, GreedyProbs, Proposal, TreeProposal
-from .model_graph import ModelChains
+from .base import Drafter, GreedyProbs, Proposal, TreeProposal, no_drafts
 from .pending import feed_pending
 from .tree import Fed, StaticTrees, TreeFeed
 
@@ -43,18 +41,14 @@ class ModelDrafter(Drafter):
     ) -> None:
         self.runner, self.params = runner, params
         self.role = verification.draft_role
-        self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, runner.vocab)
+        self.branches = tree is not None
+        self.trees = None if tree is None else StaticTrees(tree, params, self.role, runner.vocab)
         self._feed = TreeFeed(runner, [0])
         self._steps: PrefillSteps | None = None
-        self._chains: ModelChains | None = None
-        self._in_graph = False
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
         self._steps = PrefillSteps(self.runner, [row.prompt[:limit] for row in rows])
-        self._chains = None
-        if isinstance(self.runner, GraphRunner) and self.runner.captures and not self.branches:
-            self._chains = ModelChains(self.runner, self.params, self.role, self.report_probs)
         return self._steps
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
@@ -71,47 +65,32 @@ class ModelDrafter(Drafter):
         ]
 
     def prepare(self, rows: int) -> None:
-        """Let the model prepare forwards of one and of two tokens per row, unless it captures whole chains."""
-        if self._chains is not None:
-            return
+        """Let the model prepare forwards of one and of two tokens per row."""
         for width in (1, 2):
             tokens = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             self.runner.prepare(ForwardBatch(tokens, [0] * rows))
 
-    @torch.inference_mode()
-    def prepare_chains(self, rows: int, longest: int) -> None:
-        """Capture the first round's chain."""
-        if self._chains is not None:
-            self._chains.prepare(rows, longest)
-
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        runner, batch = self.runner, len(rows)
         if self._steps is not None and not self._steps.done:
-            # No round has drafted yet, so the prompts are still unread. Read them below, together with the new
-            # text.
-            runner.clear_rows()
+            self._begin_late(rows)
         self._steps = None
         # If the draft model's context is shorter than the target's, a row that outgrows it drafts no more.
         max_drafts = [
-            max(0, min(most, runner.model.context - len(row.tokens)))
+            max(0, min(most, self.runner.model.context - len(row.tokens)))
             for row, most in zip(rows, max_drafts, strict=True)
         ]
-        if self.branches:
-            proposal = self._trees.propose(self, rows, max_drafts, keys)
-            self.drafted += sum(proposal.num_drafted)
-            return proposal
-        length = max(max_drafts)
-        self.drafted += sum(max_drafts)
+        proposal = self._draft(rows, max_drafts, keys)
+        self.drafted += sum(proposal.num_drafted)
+        return proposal
+
+    def _draft(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        """Return the proposal of a round."""
+        if self.trees is not None:
+            return self.trees.propose(self, rows, max_drafts, keys)
+        runner, length = self.runner, max(max_drafts)
         if length == 0:
-            return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
-        drafted = None
-        if self._chains is not None and isinstance(keys, RowKeys):
-            drafted = self._chains.draft(rows, max_drafts, keys)
-        self._in_graph = drafted is not None
-        if drafted is not None:
-            self.calls += length
-            return drafted.proposal(max_drafts)
-        logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
+            return no_drafts(max_drafts, runner.device)
+        logits, ends = self._catch_up(rows, max_drafts)
         greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
         drawn: list[Tensor] = []
         probs: list[Tensor] = []
@@ -137,16 +116,34 @@ class ModelDrafter(Drafter):
         stacked = None if full is None else full.transpose(0, 1)
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=greedy_probs.getter(length))
 
-    def _catch_up(self, rows: list[Sequence], drafts: list[bool]) -> tuple[Tensor, list[int]]:
-        """Return logits [B, V] after the newest tokens of the rows that draft, and where their drafts begin."""
+    def _begin_late(self, rows: list[Sequence]) -> None:
+        """Begin in a later round than the first, with prompts that are still unread.
+
+        Shared prefixes have to be read as in a prefill, because a row has no columns for its prefix. Other prompts
+        are read together with the new text.
+        """
+        self.runner.clear_rows()
+        if self.runner.shared.prefixes:
+            steps = PrefillSteps(self.runner, [row.prompt[: self.runner.model.context] for row in rows])
+            while not steps.done:
+                steps.step()
+                self.calls += 1
+
+    def _unread(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[list[list[int]], list[int]]:
+        """Return the tokens to feed, none of rows that don't draft, and where each row's begin."""
         # A row that drafts needs the logits after its newest token, so it feeds that token again if necessary.
+        lengths = zip(rows, self.runner.lengths, max_drafts, strict=False)
+        starts = [min(length, len(row.tokens) - (most > 0)) for row, length, most in lengths]
+        parts = zip(rows, starts, max_drafts, strict=True)
+        return [row.tokens[start:] if most else [] for row, start, most in parts], starts
+
+    def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, list[int]]:
+        """Return logits [B, V] after the newest tokens of the rows that draft, and where their drafts begin."""
         # The other rows feed padding.
-        runner = self.runner
-        starts = [min(runner.lengths[r], len(row.tokens) - drafts[r]) for r, row in enumerate(rows)]
-        pending = [rows[r].tokens[start:] if drafts[r] else [] for r, start in enumerate(starts)]
+        pending, starts = self._unread(rows, max_drafts)
         counts = [len(tokens) for tokens in pending]
         padded = [tokens + [0] * (max(counts) - len(tokens)) for tokens in pending]
-        logits, _, forwards = feed_pending(runner, to_device(padded, runner.device), starts, counts)
+        logits, _, forwards = feed_pending(self.runner, to_device(padded, self.runner.device), starts, counts)
         self.calls += forwards
         return logits, [start + max(count, 1) for start, count in zip(starts, counts, strict=True)]
 
@@ -157,7 +154,7 @@ class ModelDrafter(Drafter):
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
         """Return the logits [B, V] after the newest tokens (LevelModel in tree.py)."""
-        logits, ends = self._catch_up(rows, wanted)
+        logits, ends = self._catch_up(rows, list(map(int, wanted)))
         # Text tokens stay in the cache even if every draft is rejected.
         for r, end in enumerate(ends):
             if wanted[r]:
@@ -184,18 +181,12 @@ class ModelDrafter(Drafter):
             if proposal.num_drafted[r]:
                 before = len(row.tokens) - 1 - accepted[r]
                 self.runner.commit(r, before + min(accepted[r], width - 1))
-                if self._chains is not None and self._in_graph:
-                    self._chains.keep(r)
 
     def rewind(self, row: int, length: int) -> None:
         self.runner.commit(row, min(self.runner.lengths[row], length))
-        if self._chains is not None:
-            self._chains.rewind(row, length)
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
-        if self._chains is not None:
-            self._chains.move_row(source, target)
 
 
 def draw_draft(

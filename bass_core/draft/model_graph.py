@@ -1,113 +1,118 @@
-"""A draft model's captured chains (chain_graph.py): `ModelChains`."""
+"""Drafts a draft model's chains or trees in one CUDA graph per round (`CapturedModelDrafter`)."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..model.device_text import DeviceText
 from ..model.graphs import GraphRunner
-from ..sample.noise import Role, RowKeys
+from ..model.prefill import PrefillSteps
+from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
+from .base import Proposal
 from .chain_graph import ChainGraphs, Drafted, Unread
+from .model import ModelDrafter
 
 
-class ModelChains:
-    """Drafts chains of one request with a draft model.
+class CapturedModelDrafter(ModelDrafter):
+    """A ModelDrafter over a runner that captures. Rounds that one graph can't hold are drafted level by level."""
 
-    Args:
-        runner: runs the draft model.
-        params: how drafts are sampled, with penalties.
-        role: their noise.
-        reports: whether greedy drafts come with their probabilities.
-    """
+    runner: GraphRunner
 
-    def __init__(self, runner: GraphRunner, params: SamplingParams, role: Role, reports: bool) -> None:
-        self.runner = runner
-        self._text = DeviceText(runner) if params.reads_text else None
-        model = _Model(params, None if self._text is None else self._text.tokens, runner.device)
-        self._graphs = ChainGraphs(runner, model, runner.vocab, params, role, reports)
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        runner, params, self._in_graph = self.runner, self.params, False
+        # Drafts of trees have no penalties.
+        shapes = params.shapes and self.trees is None
+        self._text = DeviceText(runner) if shapes and params.reads_text else None
+        model = _Model(params, shapes, None if self._text is None else self._text.tokens, runner.device)
+        self._graphs = ChainGraphs(runner, model, runner.vocab, params, self.role, self.report_probs, self.trees)
+        return super().start(rows)
 
-    def draft(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> Drafted | None:
-        """Feed the unread tokens of the rows that draft, and draft as many tokens in each as in the longest chain.
+    def prepare(self, rows: int) -> None:
+        """Do nothing: `prepare_chains` captures a first round that drafts; later rounds capture as they run."""
+
+    @torch.inference_mode()
+    def prepare_chains(self, rows: int, longest: int) -> None:
+        """Capture the first round's graph, for rows that have nothing but one unread token."""
+        self._graphs.prepare(rows, longest)
+
+    def _draft(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        drafted = self._replay(rows, max_drafts, keys) if isinstance(keys, RowKeys) and any(max_drafts) else None
+        self._in_graph = drafted is not None
+        if drafted is None:
+            return super()._draft(rows, max_drafts, keys)
+        self.calls += max(max_drafts)
+        return drafted.proposal(max_drafts)
+
+    def _replay(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> Drafted | None:
+        """Feed the unread tokens of the rows that draft, and draft as many levels in each as in the deepest row.
 
         Returns:
             The drafts, valid until the next call; None if one graph can't hold them, or can't be captured.
         """
-        levels, lengths = max(max_drafts), self.runner.lengths
-        # A row that drafts needs the logits after its newest token, so it feeds that token again if necessary.
-        wanted = zip(rows, lengths, max_drafts, strict=False)
-        starts = [min(length, len(row.tokens) - (most > 0)) for row, length, most in wanted]
-        unread = [
-            row.tokens[start:] if most else [] for row, start, most in zip(rows, starts, max_drafts, strict=True)
-        ]
+        levels, text = max(max_drafts), self._text
+        unread, starts = self._unread(rows, max_drafts)
         if not self._graphs.fits(starts, list(map(len, unread)), levels):
             return None
-        if self._text is not None:
-            self._text.upload(rows, starts)
+        if text is not None:
+            text.upload(rows, starts)
         drafted = self._graphs.replay(levels, starts, unread, [len(row.prompt) for row in rows], keys)
-        if drafted is not None and self._text is not None:
-            # A row without drafts wrote padding after its start.
-            ends = (start + len(tokens) for start, tokens in zip(starts, unread, strict=True))
-            self._text.known[: len(rows)] = ends
+        if drafted is not None:
+            for r, (start, tokens) in enumerate(zip(starts, unread, strict=True)):
+                if tokens:
+                    self.runner.commit(r, start + len(tokens))
+                if text is not None:
+                    # A row without drafts wrote padding after its start.
+                    text.known[r] = start + len(tokens)
         return drafted
 
-    def keep(self, row: int) -> None:
-        """Note that the row's cached drafts were accepted: the graph wrote them after its text."""
-        if self._text is not None:
-            self._text.known[row] = self.runner.lengths[row]
-
-    def prepare(self, rows: int, levels: int) -> None:
-        """Capture the first round's graph, for rows that have nothing but one unread token."""
-        self._graphs.prepare(rows, levels)
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        super().on_verified(rows, proposal, accepted)
+        if self._text is not None and self._in_graph:
+            # The graph wrote the accepted drafts after the text.
+            for r, count in enumerate(proposal.num_drafted):
+                if count:
+                    self._text.known[r] = self.runner.lengths[r]
 
     def rewind(self, row: int, length: int) -> None:
-        """Go back to `length` tokens of a row."""
+        super().rewind(row, length)
         if self._text is not None:
             self._text.known[row] = min(self._text.known[row], length)
 
     def move_row(self, source: int, target: int) -> None:
-        """Let row `source` take the place of row `target`."""
+        super().move_row(source, target)
         if self._text is not None:
             self._text.move_row(source, target)
 
 
 class _Model:
-    """A draft model in a captured chain (ChainModel), with penalties that read `text`."""
+    """A draft model in a captured chain or tree (ChainModel), with penalties that read `text` if `shapes`."""
 
-    vocabulary, reads_states = None, False
+    vocabulary, reads_states, key = None, False, ("model",)
 
-    def __init__(self, params: SamplingParams, text: Tensor | None, device: torch.device) -> None:
-        self.params, self.text = params, text
-        self._constants = Shaper.constants(params, device)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return ("model",)
+    def __init__(self, params: SamplingParams, shapes: bool, text: Tensor | None, device: torch.device) -> None:
+        self.text, self._constants = text, Shaper.constants(params, device)
+        self._shaper = Shaper(params, self._constants) if shapes else None
 
     @property
     def tensors(self) -> list[Tensor]:
         return list(self._constants.values())
 
     def logits(self, unread: Unread) -> Generator[Tensor, Tensor, None]:
-        text, ends = None if self.text is None else self.text[: len(unread.starts)], unread.ends
+        text, ends, level = None if self.text is None else self.text[: len(unread.starts)], unread.ends, 0
         if text is not None:
             unread.write(text)
-        logits = unread.newest(unread.forward(unread.tokens, unread.starts).logits)
+        logits = unread.newest(unread.forward(unread.tokens, unread.starts).logits)[:, None]
         while True:
-            drafts = yield self._shaped(logits, text, ends, unread.prompts)
+            if self._shaper is not None:
+                no_drafts = ends.new_zeros(len(ends), 0)
+                logits = self._shaper.apply(logits, text, ends + level, unread.prompts, no_drafts)
+            drafts = yield logits
             if text is not None:
-                text.scatter_(1, ends[:, None], drafts[:, None])
-            logits, ends = unread.forward(drafts[:, None], ends).logits[:, 0], ends + 1
-
-    def _shaped(self, logits: Tensor, text: Tensor | None, ends: Tensor, prompts: Tensor) -> Tensor:
-        if not self.params.shapes:
-            return logits
-        drafts = ends.new_zeros(len(ends), 0)
-        shaper = Shaper(self.params, self._constants)
-        return shaper.apply(logits[:, None], text, ends, prompts, drafts)[:, 0]
+                text.scatter_(1, (ends + level)[:, None], drafts)
+            logits, level = unread.feed(drafts, level).logits, level + 1

@@ -15,7 +15,12 @@ CHUNK = 128
 
 
 def feed_pending(
-    runner: ModelRunner, x: Tensor, starts: list[int], counts: list[int], return_states: bool = False
+    runner: ModelRunner,
+    x: Tensor,
+    starts: list[int],
+    counts: list[int],
+    return_states: bool = False,
+    eager: bool = False,
 ) -> tuple[Tensor, Tensor | None, int]:
     """Feed each row's missing tokens in chunks of at most CHUNK, without padding past the end of the cache.
 
@@ -25,6 +30,7 @@ def feed_pending(
         starts: the position of each row's first column.
         counts: tokens to feed per row. A row with 0 is fed padding, and its results mean nothing.
         return_states: whether to return states.
+        eager: as in ForwardBatch, for prompts.
 
     Returns:
         The logits [B, V] after each row's last token, that token's state [B, hidden] or None, and the number of
@@ -38,7 +44,7 @@ def feed_pending(
         take = [max(count - 1, 0) for count in left]
         real = [max(count, 1) for count in left]
         chunk = x[:, at : at + width]
-        output = runner.forward(ForwardBatch(chunk, begins, real, take, return_states))
+        output = runner.forward(ForwardBatch(chunk, begins, real, take, return_states, eager=eager))
         fed, read = output.logits, None
         if return_states:
             read = output.require_states()[torch.arange(len(x), device=x.device), to_device(take, x.device)]

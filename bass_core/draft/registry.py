@@ -14,26 +14,35 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from kernels.support import is_accelerator
+
 from ..errors import RequestError
 from ..model.base import CausalModel
 from ..model.draft_head import DraftHead
-from ..model.graphs import runner_for
+from ..model.graphs import GraphRunner, runner_for
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import ModelRunner
 from ..sample.params import SamplingParams
-from ..verify.rules import Verification
+from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, wrap_user_drafter
-from .head import HeadDrafter
+from .head.ahead import AheadFeed, AheadHeadDrafter
+from .head.captured import CapturedHeadDrafter, CapturedTreeDrafter
+from .head.chain import HeadDrafter
+from .head.compiled import CompiledHeadDrafter
+from .head.feed import CompiledFeed, HeadFeed
+from .head.trees import HeadTreeDrafter
 from .lookup import Cascade, PromptLookupDrafter
 from .model import ModelDrafter
+from .model_graph import CapturedModelDrafter
+from .tree import StaticTrees
 from .window import WINDOW, WindowChain, WindowDrafter
 
 # "adaptive" copies only after a match of at least this many tokens. After a shorter match, a draft of the model is
 # accepted more often than a copy.
 CASCADE_MATCH = 3
 # A draft head stops once its drafts are less likely than this. The limit is low because one more token in a
-# verification costs little; HEADROOM in draft/head.py accounts for the head's own forwards.
+# verification costs little; HEADROOM in head/chain.py accounts for the head's own forwards.
 CONFIDENCE = 0.1
 # The same limit for AMUSD. It is higher because drafts after an unlikely draft are usually discarded.
 AHEAD_CONFIDENCE = 0.2
@@ -101,9 +110,10 @@ class Parts:
         drafter: Drafter
         if isinstance(draft, DraftHead):
             options = (self.sampling, self.verification, confidence, self.ahead, self.tree)
-            drafter = HeadDrafter(draft, runner, size, *options)
+            drafter = head_drafter(draft, runner, size, *options)
         else:
-            drafter = ModelDrafter(runner, self.sampling, self.verification, self.tree)
+            model = CapturedModelDrafter if captures(runner) else ModelDrafter
+            drafter = model(runner, self.sampling, self.verification, self.tree)
         drafter.report_probs = self.report_probs
         return drafter
 
@@ -119,6 +129,39 @@ class Parts:
         assert self.target is not None
         window = WINDOW if tokens is None else tokens
         return WindowDrafter(self.target, self.sampling, self.verification, window)
+
+
+def captures(runner: ModelRunner) -> bool:
+    """Return whether whole rounds of drafts can be captured over this runner's cache."""
+    return isinstance(runner, GraphRunner) and runner.captures
+
+
+def head_drafter(
+    head: DraftHead,
+    runner: ModelRunner,
+    size: int,
+    params: SamplingParams,
+    verification: Verification = AUTOMATIC,
+    confidence: float = 0.0,
+    ahead: bool = False,
+    tree: tuple[int, ...] | None = None,
+) -> HeadDrafter:
+    """Return the drafter of a draft head: trees if there is a shape, else chains; `ahead` as in Parts.
+
+    On an accelerator, where a wasted forward costs less than waiting for the device, no chain stops early.
+    """
+    inputs = head.compiled_inputs
+    if ahead:
+        return AheadHeadDrafter(AheadFeed(head, runner), size, params, verification, confidence)
+    feed, chains = HeadFeed(head, runner), HeadDrafter
+    if inputs is not None and runner.model.can_draft(inputs.fuse):
+        feed, chains = CompiledFeed(head, runner, inputs), CompiledHeadDrafter
+    if tree is not None:
+        trees = StaticTrees(tree, params, verification.draft_role, size)
+        trees_class = CapturedTreeDrafter if captures(runner) else HeadTreeDrafter
+        return trees_class(feed, size, params, verification, trees=trees)
+    confidence = 0.0 if is_accelerator(runner.device) else confidence
+    return (CapturedHeadDrafter if captures(runner) else chains)(feed, size, params, verification, confidence)
 
 
 @dataclass(frozen=True)

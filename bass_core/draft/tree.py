@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import operator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch import Tensor
 from kernels.plan import MAX_TREE_TOKENS
 from kernels.support import is_accelerator
 
-from ..machine.transfer import to_device, to_host
+from ..machine.transfer import to_device
 from ..model.forward import BatchTree, ForwardBatch
 from ..model.runner import ModelRunner
 from ..sample.distribution import compiled, probabilities, scatter_columns, top
@@ -38,7 +39,7 @@ from ..sample.noise import NoiseKeys, Role, exponentials, place_node
 from ..sample.params import SamplingParams
 from ..sample.rows import copied, pick, stack, sums
 from ..sequence import Sequence
-from .base import TreeProposal
+from .base import TreeProposal, listed
 
 # A child is drawn from the rest of q only if its siblings leave more than this much of q's sum.
 LEAST_MASS = 1e-4
@@ -54,7 +55,7 @@ class _RowTree:
     drawn: list[int] = field(default_factory=list)
 
 
-class _Children(NamedTuple):
+class Children(NamedTuple):
     """Candidates for the children of A drafts.
 
     On a CPU, `_RoundTrees.add` leaves out children with chance 0. It also leaves out a single drawn child with
@@ -64,7 +65,7 @@ class _Children(NamedTuple):
         tokens: [A, C], the children.
         chances: [A, C], the probability q of each child. For a drawn child with siblings, it is instead the sum of
             q over all tokens but the siblings.
-        drawn_from: [A, V], the distribution that the drawn children were drawn from, or None if none was drawn.
+        drawn_from: [A, V'], the distribution that the drawn children were drawn from, or None if none was drawn.
         first: index of the first drawn child; C if none was drawn.
     """
 
@@ -83,7 +84,7 @@ class _RoundTrees:
         self.chances = torch.zeros(rows, most, device=device)
         self.probs: list[Tensor] = []
 
-    def add(self, parents: list[Parent], children: _Children) -> list[Parent]:
+    def add(self, parents: list[Parent], children: Children) -> list[Parent]:
         """Add the children of these parents. Return the row and the index of each new draft."""
         tokens, chances, drawn_from, first = children
         width = tokens.shape[1]
@@ -163,17 +164,37 @@ class StaticTrees:
                 wanted = {r for r, _ in frontier}
                 logits = model.root(rows, [r in wanted for r in range(len(rows))])
                 logits = pick(logits, [r for r, _ in frontier])
-            add = self._sampled if self.sampled else self._likely
-            frontier = trees.add(frontier, add(frontier, logits, model.vocabulary, children, depth, keys))
-        return self._proposal(trees)
+            after = None
+            if not self.params.greedy:
+                after = to_device([[r for r, _ in frontier], [i + 1 for _, i in frontier]], logits.device)
+            frontier = trees.add(frontier, self.children(after, logits, model.vocabulary, children, keys, depth))
+        return self._proposal(trees, model.vocabulary)
+
+    def children(
+        self, after: Tensor | None, logits: Tensor, ids: Tensor | None, children: int, keys: NoiseKeys, depth: int
+    ) -> Children:
+        """Choose and draw the children of A drafts.
+
+        Args:
+            after: int64 [2, A], the row of each draft and the number of its node in the row's tree
+                (`place_node`). None if decoding is greedy.
+            logits: [A, V'].
+            ids: the token id of each column, as LevelModel.vocabulary.
+            children: how many each draft gets.
+            keys: the round's noise keys.
+            depth: the children's depth, from 0.
+        """
+        choose = self._sampled if self.sampled else self._likely
+        return choose(after, logits, ids, children, keys, depth)
 
     def _likely(
-        self, parents: list[Parent], logits: Tensor, ids: Tensor | None, children: int, depth: int, keys: NoiseKeys
-    ) -> _Children:
+        self, after: Tensor | None, logits: Tensor, ids: Tensor | None, children: int, keys: NoiseKeys, depth: int
+    ) -> Children:
         """Return the likeliest children or, under coupling, those that the target's noise favours."""
         q = values = probabilities(logits, SamplingParams(1.0) if self.params.greedy else self.params)
         if self.coupled:
-            at = to_device([r for r, _ in parents], q.device)
+            assert after is not None
+            at = after[0]
             named = q.shape[-1] if ids is None else ids
             streams = keys.stream(Role.TARGET)[at]
             values = q / exponentials(keys.seed, keys.sequence_ids[at], keys.positions[at] + depth, streams, named)
@@ -182,40 +203,36 @@ class StaticTrees:
         chances = q.gather(-1, columns)
         # Coupled verification ignores q, so all children may be marked as drawn from q.
         if self.coupled:
-            return _Children(tokens, chances, self._to_full_vocab(q, ids), 0)
-        return _Children(tokens, chances, None, tokens.shape[1])
+            return Children(tokens, chances, q, 0)
+        return Children(tokens, chances, None, tokens.shape[1])
 
     def _sampled(
-        self, parents: list[Parent], logits: Tensor, ids: Tensor | None, children: int, depth: int, keys: NoiseKeys
-    ) -> _Children:
+        self, after: Tensor | None, logits: Tensor, ids: Tensor | None, children: int, keys: NoiseKeys, depth: int
+    ) -> Children:
         """Return the likeliest children and, as the last child, one drawn from the rest of q."""
         q = probabilities(logits, self.params)
         likeliest, siblings = top(q, min(children - 1, q.shape[-1]))
         rest, left = _without_siblings(q, siblings)
-        at = to_device([r for r, _ in parents], q.device)
-        nodes = to_device([i + 1 for _, i in parents], q.device)
+        assert after is not None
+        at, nodes = after
         positions = place_node(keys.positions[at] + depth, nodes)
         column = draw(rest, keys.seed, keys.sequence_ids[at], positions, keys.stream(Role.DRAFT)[at], ids)
         columns = torch.cat((siblings, column[:, None]), dim=-1)
         tokens = columns if ids is None else ids[columns]
         chances = torch.cat((likeliest, left), dim=-1)
-        return _Children(tokens, chances, self._to_full_vocab(rest, ids), tokens.shape[1] - 1)
+        return Children(tokens, chances, rest, tokens.shape[1] - 1)
 
-    def _to_full_vocab(self, q: Tensor, ids: Tensor | None) -> Tensor:
-        """Return q [N, V'] widened to the target's vocabulary: [N, V], 0 at all other ids."""
-        return q if ids is None else scatter_columns(q, ids, self.size)
-
-    def _proposal(self, trees: _RoundTrees) -> TreeProposal:
+    def _proposal(self, trees: _RoundTrees, ids: Tensor | None) -> TreeProposal:
         counts = [len(row.parents) for row in trees.rows]
         proposal = TreeProposal(
             trees.tokens[:, : max(counts)], counts, parents=[row.parents for row in trees.rows]
         )
         if self.params.greedy:
-            proposal.own = lambda: [
-                list(row[:count]) for row, count in zip(to_host(trees.chances).tolist(), counts, strict=True)
-            ]
+            proposal.own = partial(listed, trees.chances, counts)
         if trees.probs:
-            proposal.drawn, proposal.probs = [row.drawn for row in trees.rows], stack(trees.probs)
+            q = stack(trees.probs)
+            proposal.drawn = [row.drawn for row in trees.rows]
+            proposal.probs = q if ids is None else scatter_columns(q, ids, self.size)
         return proposal
 
 
@@ -252,7 +269,7 @@ Fed = list[int]
 
 
 class LevelModel(Protocol):
-    """A drafter that `StaticTrees` can make trees with (ModelDrafter, HeadDrafter)."""
+    """A drafter that `StaticTrees` can make trees with (ModelDrafter, HeadTreeDrafter)."""
 
     @property
     def vocabulary(self) -> Tensor | None:
@@ -308,30 +325,3 @@ class TreeFeed:
         lengths = [end + fed for end, fed in zip(self.ends, before, strict=True)]
         tree = BatchTree(sees, depths, before)
         return ForwardBatch(x, lengths, [max(len(row), 1) for row in drafts], None, return_states, tree=tree)
-
-
-class LevelStates:
-    """One value, for example a state, for each draft that a head was fed. Its child drafts read that value."""
-
-    def __init__(self, root: Tensor) -> None:
-        """Begin with root [B, hidden], the values of the newest tokens."""
-        self._levels = [root[:, None]]
-        # Per row: the column of each fed draft's state.
-        self._places: list[list[int]] = [[] for _ in root]
-
-    def before(self, drafts: list[Fed]) -> Tensor:
-        """Return the states [B, W, hidden] of the parents of these drafts."""
-        width, known = max(map(len, drafts)), torch.cat(self._levels, dim=1)
-        places = [
-            ([0 if parent < 0 else self._places[r][parent] for parent in row] + [0] * width)[:width]
-            for r, row in enumerate(drafts)
-        ]
-        rows = torch.arange(len(drafts), device=known.device)[:, None]
-        return known[rows, to_device(places, known.device)]
-
-    def add(self, drafts: list[Fed], states: Tensor) -> None:
-        """Copy the states [B, W, hidden] of these drafts, which the next forward may overwrite."""
-        first = sum(level.shape[1] for level in self._levels)
-        for places, row in zip(self._places, drafts, strict=True):
-            places.extend(range(first, first + len(row)))
-        self._levels.append(states.clone())

@@ -30,7 +30,7 @@ from ..sequence import Sequence, WindowWork
 from ..verify.acceptance import refuse_unsound
 from ..verify.rejection import verify
 from ..verify.rules import Verification
-from .base import Drafter, Proposal, point_masses
+from .base import Drafter, Proposal, no_drafts, point_masses
 from .model import draw_draft
 
 # Maximum number of tokens that `front` in a WindowChain proposes before the windowed target verifies them.
@@ -71,7 +71,7 @@ class WindowDrafter(Drafter):
         max_drafts = self.usable(rows, max_drafts)
         device, most = self.target.device, max(max_drafts)
         if most == 0:
-            return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=device), max_drafts)
+            return no_drafts(max_drafts, device)
         cached = [len(row.tokens) - 1 for row in rows]
         token = to_device([row.tokens[-1] for row in rows], device)
         drawn, probs, work = [], [], WindowWork()
@@ -116,7 +116,7 @@ class WindowChain(Drafter):
 
     def __init__(self, front: Drafter, window: WindowDrafter) -> None:
         self.front, self.window = front, window
-        self.observes_states = front.observes_states
+        self.observes_states, self.reads_early = front.observes_states, front.reads_early
         self._inner_noise = not (window.params.greedy or window.verification.coupled)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:

@@ -6,8 +6,6 @@ but has not run a step.
 
 from __future__ import annotations
 
-import copy
-
 from ..decode.admission import cache_padding
 from ..decode.base import Decoder, DecodingParams, cache_bytes
 from ..decode.batch import BatchDecoder
@@ -16,7 +14,6 @@ from ..decode.overlapped.decoder import build_amusd
 from ..decode.request import Request
 from ..decode.sequential import SequentialDecoder
 from ..draft.registry import Parts
-from ..length.base import LengthPolicy
 from ..model.graphs import runner_for
 from ..model.pair import ModelPair
 from ..sequence import Sequence
@@ -24,19 +21,18 @@ from ..sequence import Sequence
 
 def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Build regular decoding: no drafter, one token per row and step."""
-    return _DecoderFactory(pair, request, len(sequences), None).make(sequences)
+    return _DecoderFactory(pair, request, len(sequences), drafts=False).make(sequences)
 
 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Build speculative decoding of one sequence after another, in the same caches."""
-    factory = _DecoderFactory(pair, request, 1, policy_of_request(request))
+    factory = _DecoderFactory(pair, request, 1, drafts=True)
     return SequentialDecoder(sequences, lambda row: factory.make([row]), factory.cache)
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Build BASS: draft and verify all sequences together."""
-    rows = len(sequences)
-    return _DecoderFactory(pair, request, rows, policy_of_request(request)).make(sequences)
+    return _DecoderFactory(pair, request, len(sequences), drafts=True).make(sequences)
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
@@ -47,12 +43,12 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
 class _DecoderFactory:
     """Makes the decoders of a lane that decodes `rows` rows at a time. All of them use the same runners.
 
-    policy: the length policy, or None for a lane that does not draft.
+    Each decoder has its own length policy if the lane drafts. All of them learn from the same earlier calls.
     """
 
-    def __init__(self, pair: ModelPair, request: Request, rows: int, policy: LengthPolicy | None) -> None:
-        self.request, self.policy = request, policy
-        texts, backend = request.texts(cache_padding(request, policy is not None)), request.backend
+    def __init__(self, pair: ModelPair, request: Request, rows: int, drafts: bool) -> None:
+        self.request, self.drafts = request, drafts
+        texts, backend = request.texts(cache_padding(request, drafts)), request.backend
         self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
         self.parts = Parts(
             pair,
@@ -65,12 +61,12 @@ class _DecoderFactory:
             report_probs=request.inspect,
             tree=request.tree,
         )
-        drafts = policy is not None and request.kind.runs_model
-        self.cache = cache_bytes(self.target, self.parts.runner if drafts else None)
+        runs_model = drafts and request.kind.runs_model
+        self.cache = cache_bytes(self.target, self.parts.runner if runs_model else None)
 
     def make(self, rows: list[Sequence]) -> BatchDecoder:
-        drafter = None if self.policy is None else self.request.kind.make(self.parts)
-        policy = copy.deepcopy(self.policy)
+        drafter = self.request.kind.make(self.parts) if self.drafts else None
+        policy = policy_of_request(self.request) if self.drafts else None
         return BatchDecoder(rows, self.target, _params(self.request), drafter, policy, cache=self.cache)
 
 

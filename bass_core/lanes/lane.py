@@ -56,7 +56,7 @@ class Lane:
         self.error: str | None = None
         # Keeps a snapshot from seeing a half-done step.
         self.lock = FairLock()
-        self.texts = [
+        self._texts = [
             TextStream(pair.tokenizer, request.stop) if pair.tokenizer is not None else None
             for _ in self.sequences
         ]
@@ -80,6 +80,17 @@ class Lane:
         return self._decoder is None
 
     @property
+    def texts(self) -> list[TextStream | None]:
+        """The rows' texts so far. Tokens are decoded when the texts are read, so that no round waits for it."""
+        for sequence, text in zip(self.sequences, self._texts, strict=True):
+            if text is not None:
+                for token in sequence.token_ids[len(text.ids) : len(sequence.times_ms)]:
+                    text.push(token)
+                if sequence.finish_reason:
+                    text.end()
+        return self._texts
+
+    @property
     def decode_ms(self) -> float:
         """Lane time in milliseconds, without the prefills."""
         return self.clock.ms - self.counts.prefill_ms
@@ -101,8 +112,6 @@ class Lane:
         self._forwards = self._decoder.target_forwards
         self.counts.add(round_, self.clock.ms - before)
         self.trace.add(round_)
-        for row in round_.rows:
-            self._record(row.sequence, row.tokens, round_.kind == "prefill")
         self._count(round_)
         self.work.add(round_, self.sequences)
         budget = self.request.time_budget_ms
@@ -115,11 +124,8 @@ class Lane:
     def end(self, reason: str) -> None:
         """Finish all unfinished sequences with this reason, and free the caches."""
         self._release()
-        for sequence, text in zip(self.sequences, self.texts, strict=True):
-            if sequence.finish_reason is None:
-                sequence.finish_reason = reason
-                if text is not None:
-                    text.end()
+        for sequence in self.sequences:
+            sequence.finish_reason = sequence.finish_reason or reason
 
     @ours()
     def prepare(self) -> None:
@@ -161,23 +167,16 @@ class Lane:
         return self.tally.pace(self.finished)
 
     def _count(self, round_: Round) -> None:
-        rows = [
-            (row.sequence, len(row.tokens), self.sequences[row.sequence].finish_reason in ENDS)
-            for row in round_.rows
-        ]
+        """Note when the round's tokens were written, and how many."""
+        rows = []
+        for row in round_.rows:
+            sequence = self.sequences[row.sequence]
+            if round_.kind == "prefill":
+                sequence.prefilled_ms = self.clock.ms
+            sequence.times_ms += [self.clock.ms] * len(row.tokens)
+            rows.append((row.sequence, len(row.tokens), sequence.finish_reason in ENDS))
         self.tally.add(round_.kind, self.clock.ms - self._ended_ms, rows)
         self._ended_ms = self.clock.ms
-
-    def _record(self, index: int, tokens: list[int], prefill: bool) -> None:
-        sequence, text = self.sequences[index], self.texts[index]
-        if prefill:
-            sequence.prefilled_ms = self.clock.ms
-        sequence.times_ms += [self.clock.ms] * len(tokens)
-        if text is not None:
-            for token in tokens:
-                text.push(token)
-            if sequence.finish_reason:
-                text.end()
 
 
 def _work(pair: ModelPair, request: Request) -> Work:

@@ -6,6 +6,7 @@ depend neither on times nor on the drafts of the coming round. cost_aware.py use
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,8 @@ MAX_PAST, FIRST_WEIGHT = 400.0, 8.0
 # Before its first observation, a position counts as tried PRIOR times with the rate of the position before it.
 PRIOR = 8.0
 # Some texts are easier than others, but one round says little about a row. So a new row counts as tried ROW_PRIOR
-# times with the rates of all rows. We forget a row once its observations together weigh less than FORGOTTEN,
-# because the row has left the batch or has not drafted for a long time.
-ROW_PRIOR, FORGOTTEN = 8.0, 0.05
+# times with the rates of all rows.
+ROW_PRIOR = 8.0
 # First guesses. On Spec-Bench, 0.60 of the shipped draft head's greedy drafts and 0.55 of its sampled ones are
 # accepted, and more of the drafts that prompt lookup copies after a match of three tokens.
 FIRST_RATE, FIRST_COPY_RATE = 0.55, 0.7
@@ -32,6 +32,9 @@ FIRST_RATE, FIRST_COPY_RATE = 0.55, 0.7
 Rates = NDArray[np.floating[Any]]
 # By source: float64 [2], how many drafts were allowed and not behind a rejected one, and how many accepted.
 PastDrafts = dict[str, NDArray[np.float64]]
+
+
+Counts = NDArray[np.int64]
 
 
 class SurvivalRate:
@@ -44,52 +47,52 @@ class SurvivalRate:
     def __init__(self, limit: int, first: float) -> None:
         self.first = first
         self._tried, self._reached = np.zeros(limit), np.zeros(limit)
-        self._cached_rates: Rates | None = None
-
-    @property
-    def tried(self) -> float:
-        """The total weight of the observations of the first position."""
-        return float(self._tried[0])
+        # Results of `rates`, by `doubt`.
+        self._cached_rates: dict[float, Rates] = {}
 
     def fade(self, memory: float) -> None:
         """Multiply the weight of all observations by `memory`."""
         self._tried *= memory
         self._reached *= memory
-        self._cached_rates = None
+        self._cached_rates.clear()
 
-    def add(self, count: int, allowed: int) -> None:
-        """Add an observed count, which was limited to `allowed` (at least 1)."""
-        self._tried[: min(count + 1, allowed)] += 1
-        self._reached[:count] += 1
-        self._cached_rates = None
+    def add(self, counts: Counts, allowed: Counts) -> None:
+        """Add observed counts [n], each limited to allowed[i] (at least 1)."""
+        tried, reached = _observations(counts, allowed, len(self._tried))
+        self._tried += tried.sum(0)
+        self._reached += reached.sum(0)
+        self._cached_rates.clear()
 
-    def rates(self) -> Rates:
-        """Return float64 [limit], the probability to reach each position from the one before it."""
-        if self._cached_rates is None:
-            rate, rates = self.first, []
-            for tried, reached in zip(self._tried.tolist(), self._reached.tolist(), strict=True):
-                rate = (reached + PRIOR * rate) / (tried + PRIOR)
-                rates.append(rate)
-            self._cached_rates = np.array(rates)
-        return self._cached_rates
-
-    def row_rates(self, all_rows: SurvivalRate, doubt: float = 0.0) -> Rates:
-        """Return one row's rates: those of all rows, corrected by the row's own observations.
+    def rates(self, doubt: float = 0.0) -> Rates:
+        """Return float64 [limit], the probability to reach each position from the one before it.
 
         Args:
-            all_rows: the observations of all rows, this one included.
-            doubt: add this many standard errors of the rates of all rows.
+            doubt: add this many standard errors; the sum is at most 1.
         """
-        return np.asarray((self._reached + ROW_PRIOR * all_rows.upper(doubt)) / (self._tried + ROW_PRIOR))
+        if doubt not in self._cached_rates:
+            self._cached_rates[doubt] = self._upper(doubt) if doubt else self._estimated()
+        return self._cached_rates[doubt]
 
-    def upper(self, doubt: float) -> Rates:
-        """Return the rates plus `doubt` standard errors, at most 1."""
+    def _estimated(self) -> Rates:
+        rate, rates = self.first, []
+        for tried, reached in zip(self._tried.tolist(), self._reached.tolist(), strict=True):
+            rate = (reached + PRIOR * rate) / (tried + PRIOR)
+            rates.append(rate)
+        return np.array(rates)
+
+    def _upper(self, doubt: float) -> Rates:
         rates = self.rates()
         return np.minimum(1.0, rates + doubt * np.sqrt(rates * (1 - rates) / (self._tried + PRIOR + 1)))
 
     def chances(self) -> Rates:
         """Return float64 [limit], the probabilities that a count is at least 1, 2, ..., if nothing limits it."""
         return np.cumprod(self.rates())
+
+
+def _observations(counts: Counts, allowed: Counts, limit: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return bool [n, limit] each: which positions these counts [n], limited to `allowed`, tried and reached."""
+    places = np.arange(1, limit + 1)
+    return places <= np.minimum(counts + 1, allowed)[:, None], places <= counts[:, None]
 
 
 class AcceptanceEstimate:
@@ -100,35 +103,48 @@ class AcceptanceEstimate:
         self.memory = COPY_MEMORY if copies else MEMORY
         self._guess = FIRST_COPY_RATE if copies else FIRST_RATE
         self._past = np.zeros(2) if past is None else past
-        self._accepted, self._rows = SurvivalRate(limit, self._past_rate()), dict[int, SurvivalRate]()
+        self._accepted = SurvivalRate(limit, self._past_rate())
+        # Each row's observations, [places, limit]. Place 0 has none, for rows that are not in `_places`.
+        self._places: dict[int, int] = {}
+        self._tried, self._reached = np.zeros((1, limit)), np.zeros((1, limit))
 
     def _past_rate(self) -> float:
         tested, accepted = self._past.tolist()
         return float((accepted + FIRST_WEIGHT * self._guess) / (tested + FIRST_WEIGHT))
 
-    def accepted(self, row: int, doubt: float = 0.0) -> Rates:
-        """Return float64 [limit], the probabilities that at least 1, 2, ... of a row's drafts are accepted.
+    def accepted(self, rows: Sequence[int], doubts: Sequence[float] = (0.0,)) -> Rates:
+        """Return float64 [doubts, rows, limit], the probabilities that at least 1, 2, ... drafts are accepted.
 
         Args:
-            row: the row's id.
-            doubt: add this many standard errors to each position's rate.
+            rows: ids of rows.
+            doubts: numbers of standard errors to add to each position's rate.
         """
-        seen = self._rows.get(row)
-        rates = self._accepted.upper(doubt) if seen is None else seen.row_rates(self._accepted, doubt)
-        return np.cumprod(rates)
+        places = [self._places.get(row, 0) for row in rows]
+        rates = np.array([self._accepted.rates(doubt) for doubt in doubts])[:, None]
+        corrected = (self._reached[places] + ROW_PRIOR * rates) / (self._tried[places] + ROW_PRIOR)
+        return np.asarray(corrected.cumprod(-1))
 
     def fade(self, memory: float | None = None) -> None:
         """Multiply the weight of all observations by `memory`, or by that of a round that drafts."""
-        for survival in (self.drafted, self._accepted, *self._rows.values()):
-            survival.fade(self.memory if memory is None else memory)
-        for row in [row for row, survival in self._rows.items() if survival.tried < FORGOTTEN]:
-            del self._rows[row]
+        memory = self.memory if memory is None else memory
+        self.drafted.fade(memory)
+        self._accepted.fade(memory)
+        self._tried *= memory
+        self._reached *= memory
 
-    def add(self, row: int, allowed: int, drafted: int, accepted: int) -> None:
-        """Add what one row did in a round: how many drafts it was allowed, drafted and accepted."""
-        self.drafted.add(drafted, allowed)
+    def add(self, rows: Sequence[int], allowed: Counts, drafted: Counts, accepted: Counts) -> None:
+        """Add what these rows did in a round: how many drafts each was allowed, drafted and accepted."""
+        for row in rows:
+            self._places.setdefault(row, 1 + len(self._places))
+        if new := 1 + len(self._places) - len(self._tried):
+            self._tried = np.pad(self._tried, ((0, new), (0, 0)))
+            self._reached = np.pad(self._reached, ((0, new), (0, 0)))
+        tried, reached = _observations(accepted, allowed, self.limit)
+        places = [self._places[row] for row in rows]
+        np.add.at(self._tried, places, tried)
+        np.add.at(self._reached, places, reached)
         self._accepted.add(accepted, allowed)
-        self._rows.setdefault(row, SurvivalRate(self.limit, self._guess)).add(accepted, allowed)
-        self._past += min(accepted + 1, allowed), accepted
+        self.drafted.add(drafted, allowed)
+        self._past += tried.sum(), accepted.sum()
         self._past *= min(1.0, MAX_PAST / self._past[0])
         self._accepted.first = self._past_rate()

@@ -2,9 +2,9 @@
 
 Before a round, each row offers a chain of drafts, from the source that its text so far determines (a copy, or the
 draft model). The worth of a row's i-th draft is the probability that its first i drafts are accepted, estimated
-for its source, row and position (acceptance.py). It is weighted down for rows with fewer tokens left to write,
-because a batch takes until its last row is finished. Drafts are taken in order of their worth over all rows, as
-many as give the most expected tokens per millisecond. For example, with worths [0.8, 0.5] for the first row and
+for its source, row and position (acceptance.py). It is weighted down for rows that will finish early, because a
+batch takes until its last row is finished. Drafts are taken in order of their worth over all rows, as many as give
+the most expected tokens per millisecond. For example, with worths [0.8, 0.5] for the first row and
 [0.6, 0.2] for the second, the three best drafts are two of the first row and one of the second. If a plain step
 gives more tokens per millisecond, none are taken.
 
@@ -33,7 +33,8 @@ from .acceptance import IDLE_MEMORY, MEMORY, AcceptanceEstimate, PastDrafts, Rat
 from .base import Feedback, Offer
 from .costs import CorrectedCosts, RoundCosts
 
-# Exponent in the weight of a row: (its remaining tokens / those of the row with the most) ** REMAINING_EXPONENT.
+# Exponent in the weight of a row: (its remaining rounds / those of the row with the most) ** REMAINING_EXPONENT.
+# The remaining rounds are estimated as if each row drafted one token per round.
 REMAINING_EXPONENT = 2
 # The maximum number of drafts of one row, and of all rows together.
 LIMIT, MAX_DRAFTS_PER_ROUND = 16, 96
@@ -55,9 +56,9 @@ DOUBT, CHANCE = 1.0, 0.3
 # After a plain round, skip planning for rounds with the same sources until a round drafts, but at most for this
 # many rounds and for this many milliseconds. Planning takes a noticeable time compared with a small model's step.
 MAX_SKIPPED_PLANS, MAX_SKIP_MS = 31, 100.0
-# If drafting looks best, PLAIN_TRIALS rounds after the first FIRST_ROUNDS are plain, then one in PLAIN_EVERY. If a
-# plain round would lose more than MAX_LOSS of its time, the rest has to fit the budget.
-FIRST_ROUNDS, PLAIN_TRIALS, PLAIN_EVERY, MAX_LOSS = 4, 2, 48, 0.4
+# If drafting looks best, every second round after the first FIRST_ROUNDS is plain until PLAIN_TRIALS were, then
+# one in PLAIN_EVERY. If a plain round would lose more than MAX_LOSS of its time, the rest has to fit the budget.
+FIRST_ROUNDS, PLAIN_TRIALS, PLAIN_EVERY, MAX_LOSS = 1, 2, 48, 0.4
 
 
 Places = NDArray[np.int64]
@@ -139,16 +140,18 @@ class CostAware:
         rates = tokens / ms
         best, least = 1 + int(rates[1:].argmax()), LEAST_GAIN * rates[0]
         if rates[best] > least:
-            # Try plain rounds too, because a wrong time for them in the table would otherwise go unnoticed. Don't
-            # do so in the first rounds: if the first round drafts, the draft model reads the prompts during the
-            # prefill.
+            # Try plain rounds too, because a wrong time for them in the table would otherwise go unnoticed. The
+            # times of wider rounds say little about them. Not in the first round: if that drafts, a draft model
+            # reads the prompts during the prefill.
             lost = max(0.0, float(ms[0] - tokens[0] / rates[best]) - MAX_LOSS * float(ms[0]))
             if self.costs.timed and self._rounds >= self._plain_due and lost <= self._allowance:
                 return RoundPlan(lengths(0), lost, True)
             return RoundPlan(lengths(best), 0.0)
-        # This may be the only trial for a long time, so charge it the full cost of catching up.
+        # This may be the only trial for a long time, so charge it all that a model which drafts must still read.
         best = 1 + int((hoped / ms)[1:].argmax())
-        lost = max(0.0, float(ms[best] - tokens[best] / least)) + self._reading_ms(offers)
+        lost = max(0.0, float(ms[best] - tokens[best] / least))
+        if any(n and offer.forwards for n, offer in zip(lengths(best), offers, strict=True)):
+            lost += self._reading_ms(offers)
         left_ms = float(ms[0]) * _left(offers)
         saved = CHANCE * left_ms * float(1 - least * ms[best] / hoped[best])
         budget = self._allowance + (START * left_ms if self._start is None else self._start)
@@ -157,21 +160,39 @@ class CostAware:
         return RoundPlan(lengths(best), lost) if tried else RoundPlan(lengths(0), 0.0)
 
     def _candidates(self, offers: Sequence[Offer], usable: list[int]) -> Candidates:
-        """Return the options for a round.
+        """Return the options for a round: those of all rows, and those in which no model drafts.
+
+        Without the latter, a row could copy a second token only if the model drafts the first ones of other rows,
+        because their worth is higher. But the model's first token costs more: a forward, and the reading of its
+        unread tokens.
+        """
+        every = self._options(offers, usable)
+        copied = [0 if offer.forwards else most for most, offer in zip(usable, offers, strict=True)]
+        if copied == usable or not any(copied):
+            return every
+        copies, count = self._options(offers, copied), len(every.ms)
+
+        def lengths(index: int) -> list[int]:
+            return every.lengths(index) if index < count else copies.lengths(index - count + 1)
+
+        tokens, hoped, ms = (np.concatenate((a, b[1:])) for a, b in zip(every[:3], copies[:3], strict=True))
+        return Candidates(tokens, hoped, ms, lengths)
+
+    def _options(self, offers: Sequence[Offer], usable: list[int]) -> Candidates:
+        """Return the options in which row r drafts at most usable[r] tokens.
 
         If padding costs as much as tokens, option i is that every row drafts i tokens, or as many as it can.
         Otherwise, it is the i drafts with the highest worths.
         """
-        rows, estimates = len(offers), [self._estimate_for(offer) for offer in offers]
-        allowed = np.array(usable)[:, None] >= PLACES
-        # float64 [2, rows, LIMIT]: the chances that are expected, and those that are hoped for.
-        chances = np.array(
-            [
-                [estimate.accepted(offer.row, doubt) for estimate, offer in zip(estimates, offers, strict=True)]
-                for doubt in (0.0, DOUBT)
-            ]
-        )
-        worths = allowed * chances * _remaining_weights(offers)[:, None]
+        rows, allowed = len(offers), np.array(usable)[:, None] >= PLACES
+        # float64 [2, rows, LIMIT]: chances that 1, 2, ... drafts of a row are accepted, expected and hoped for.
+        # float64 [rows, LIMIT]: chances that it drafts that many if it is allowed to.
+        chances, proposed = np.empty((2, rows, LIMIT)), np.empty((rows, LIMIT))
+        for indices in _by_source(offers):
+            estimate = self._estimate_for(offers[indices[0]])
+            chances[:, indices] = estimate.accepted([offers[r].row for r in indices], (0.0, DOUBT))
+            proposed[indices] = estimate.drafted.chances()
+        worths = allowed * chances * _remaining_weights(offers, chances[0, :, 0])[:, None]
         modelled = np.array([offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True)])
         if self.costs.padded:
             places = PLACES[: max(usable)]
@@ -180,8 +201,7 @@ class CostAware:
             # A stable sort, so that drafts of one row with equal worth stay in their order.
             order = np.argsort(-np.where(allowed, worths[0], -1.0).ravel(), kind="stable")
             order = order[: min(MAX_DRAFTS_PER_ROUND, sum(usable))]
-            drafted = np.array([estimate.drafted.chances() for estimate in estimates]).ravel()[order]
-            gains, verified = worths.reshape(2, -1)[:, order], drafted.cumsum()
+            gains, verified = worths.reshape(2, -1)[:, order], proposed.ravel()[order].cumsum()
             places = PLACES[order % LIMIT]
             depths = np.maximum.accumulate(places * modelled[order // LIMIT])
 
@@ -191,7 +211,8 @@ class CostAware:
             counts: list[int] = np.bincount(order[:index] // LIMIT, minlength=rows).tolist()
             return counts
 
-        gains, verified, depths = (np.insert(each, 0, 0, axis=-1) for each in (gains, verified, depths))
+        gains = np.concatenate((np.zeros((2, 1)), gains), axis=1)
+        verified, depths = (np.concatenate(([0], each)) for each in (verified, depths))
         tokens, left = rows + gains.cumsum(1), _left(offers)
         pace = tokens[0] / rows
         # The time to read unread tokens is spread over the rounds that are left: fewer if the pace is faster.
@@ -242,16 +263,18 @@ class CostAware:
             for estimate in self._estimates.values():
                 estimate.fade(IDLE_MEMORY ** (self._rounds - self._observed))
         self._observed = self._rounds
-        drafted = list(zip(offers, feedback.lengths, feedback.drafted, feedback.accepted, strict=True))
-        for source in {offer.source for offer, allowed, _, _ in drafted if allowed}:
-            self._estimates[source].fade()
-        for offer, allowed, count, accepted in drafted:
-            if allowed:
-                self._estimate_for(offer).add(offer.row, *(min(n, LIMIT) for n in (allowed, count, accepted)))
-        deepest = max((allowed for offer, allowed, _, _ in drafted if offer.forwards), default=0)
+        # int64 [3, rows]: how many drafts each row was allowed, drafted and accepted.
+        counts = np.minimum((feedback.lengths, feedback.drafted, feedback.accepted), LIMIT)
+        for indices in _by_source(offers, feedback.lengths):
+            estimate = self._estimate_for(offers[indices[0]])
+            estimate.fade()
+            estimate.add([offers[r].row for r in indices], *counts[:, indices])
+        deepest = max(
+            (n for n, offer in zip(counts[0].tolist(), offers, strict=True) if offer.forwards), default=0
+        )
         if deepest:
             self._forwards.fade(MEMORY)
-            self._forwards.add(min(forwards, deepest, LIMIT), min(deepest, LIMIT))
+            self._forwards.add(np.array([min(forwards, deepest)]), np.array([deepest]))
         width = max(feedback.drafted)
         tokens = rows * (1 + width) if self.costs.padded else rows + sum(feedback.drafted)
         if not math.isnan(feedback.ms):
@@ -272,6 +295,15 @@ class CostAware:
         return float(self.costs.verify_ms(rows, np.array([float(rows)]))[0])
 
 
+def _by_source(offers: Sequence[Offer], wanted: Sequence[int] | None = None) -> list[list[int]]:
+    """Return lists of rows whose offers have the same source, without the rows for which `wanted` is 0."""
+    rows: dict[str, list[int]] = {}
+    for r, offer in enumerate(offers):
+        if wanted is None or wanted[r]:
+            rows.setdefault(offer.source, []).append(r)
+    return list(rows.values())
+
+
 def _sources(offers: Sequence[Offer]) -> tuple[str, ...]:
     """Return the source of each row's drafts, sorted, or "" for a row without an offer."""
     return tuple(sorted(offer.source if offer.most > 0 else "" for offer in offers))
@@ -282,14 +314,17 @@ def _left(offers: Sequence[Offer]) -> int:
     return 1 + max(offer.most for offer in offers)
 
 
-def _remaining_weights(offers: Sequence[Offer]) -> Rates:
-    """Return float64 [rows], the weight of one extra token in each row, smaller with fewer tokens left to write.
+def _remaining_weights(offers: Sequence[Offer], first: Rates) -> Rates:
+    """Return float64 [rows], the weight of one extra token in each row, smaller if the row will finish earlier.
 
     The mean over the rows that offer drafts is 1. For the other rows, the number of remaining tokens is unknown.
+
+    Args:
+        first: float64 [rows], the probability that a row's first draft is accepted.
     """
-    left = np.array([max(offer.most, 0.0) for offer in offers])
-    weights = (left / left.max()) ** REMAINING_EXPONENT
-    return np.asarray(weights / weights[left > 0].mean())
+    rounds = np.maximum([offer.most for offer in offers], 0) / (1 + first)
+    weights = (rounds / rounds.max()) ** REMAINING_EXPONENT
+    return np.asarray(weights / weights[rounds > 0].mean())
 
 
 def _last_row_share(rows: int, pace: Rates, variance: Rates, left: int) -> Rates:

@@ -17,7 +17,6 @@ import math
 import os
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -177,8 +176,9 @@ class CorrectedCosts:
     def __init__(self, table: RoundCosts, timed: bool = True) -> None:
         self.table, self.timed = table, timed
         self._tables: dict[int, tuple[Array, Array]] = {}
-        # By rows and tokens: (round number, measured time / table's time) of the last few rounds.
-        self._ratios: dict[int, dict[int, deque[tuple[int, float]]]] = {}
+        # By rows and tokens: the number of the last such round, measured time / table's time of the last
+        # few, and their median.
+        self._ratios: dict[int, dict[int, tuple[int, deque[float], float]]] = {}
         self._all_ratios: deque[float] = deque([1.0], SAMPLES)
         self._draft_ratios: deque[float] = deque([1.0], SAMPLES)
         self._factors: dict[int, tuple[Array, Array]] = {}
@@ -227,7 +227,9 @@ class CorrectedCosts:
         ratio = _clamped_ratio(ms, table_ms)
         self._all_ratios.append(ratio)
         sizes_seen = self._ratios.setdefault(rows, {})
-        sizes_seen.setdefault(tokens, deque([(self._round, before)], SAMPLES)).append((self._round, ratio))
+        _, ratios, _ = sizes_seen.get(tokens, (0, deque([before], SAMPLES), before))
+        ratios.append(ratio)
+        sizes_seen[tokens] = self._round, ratios, median(ratios)
         self._factors[rows] = self._recent_factors(sizes_seen)
         if drafting is not None:
             forwards, unread, draft_ms = drafting
@@ -236,14 +238,12 @@ class CorrectedCosts:
             expected = self._table_draft_ms(rows, np.array([forwards]), np.array([unread]))
             self._draft_ratios.append(_clamped_ratio(draft_ms, float(expected[0])))
 
-    def _recent_factors(self, seen: dict[int, deque[tuple[int, float]]]) -> tuple[Array, Array]:
+    def _recent_factors(self, seen: dict[int, tuple[int, deque[float], float]]) -> tuple[Array, Array]:
         """Drop sizes not seen for MAX_AGE rounds. Return the other sizes, ascending, and their median ratios."""
-        old = [tokens for tokens, ratios in seen.items() if ratios[-1][0] <= self._round - MAX_AGE]
-        for tokens in old:
+        for tokens in [tokens for tokens, (last, _, _) in seen.items() if last <= self._round - MAX_AGE]:
             del seen[tokens]
-        sizes: Sequence[int] = sorted(seen)
-        factors = [median(ratio for _, ratio in seen[tokens]) for tokens in sizes]
-        return np.array(sizes, np.float64), np.array(factors)
+        sizes = sorted(seen)
+        return np.array(sizes, np.float64), np.array([seen[tokens][2] for tokens in sizes])
 
     def _as_measured(self, rows: int, tokens: Array) -> Array:
         """Return the table's times without corrections.

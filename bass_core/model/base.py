@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -194,10 +194,20 @@ class CausalModel:
         """Return whether `draft` can run the chains of a draft head with this body and the layer `fuse`."""
         return False
 
-    def draft(self, batch: ForwardBatch, cache: RaggedCache, chain: Chain) -> tuple[Tensor, Drafted]:
-        """Run a forward over inputs [B, S, hidden], then draft a chain (kernels/cpu/chain.py), in one call.
+    def draft(
+        self, x: Tensor, lengths: Sequence[int], counts: list[int], cache: RaggedCache, chain: Chain
+    ) -> tuple[Tensor, Drafted]:
+        """Run a forward over inputs, then draft a chain (kernels/cpu/chain.py), in one call.
 
         Use it only if `can_draft` is true.
+
+        Args:
+            x: float32 [N, hidden], contiguous, the inputs of row 0, then those of row 1, and so on. It is
+                overwritten.
+            lengths: how many tokens of each row are already cached.
+            counts: how many inputs each row has, at least 1.
+            cache: the rows' keys and values.
+            chain: the chain.
 
         Returns:
             The logits [levels, B, V'] after each row's newest token and after all of its drafts but the last, and

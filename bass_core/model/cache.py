@@ -163,10 +163,17 @@ class RaggedCache:
         column 6. None of the columns may be in the prefix. All layers are read at once and then written at once,
         without waiting for the device.
         """
-        columns = to_device([source - self.starts[row] for source in sources], self.buffer.device)
-        first -= self.starts[row]
-        row_buffer = self.buffer[:, :, row]
-        row_buffer[..., first : first + len(columns), :].copy_(row_buffer.index_select(3, columns))
+        self.keep_all([(row, first, sources)])
+
+    def keep_all(self, moves: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Do `keep(*move)` for moves in several rows, with one upload and one copy."""
+        tokens = [
+            (row, source - self.starts[row], first + i - self.starts[row])
+            for row, first, sources in moves
+            for i, source in enumerate(sources)
+        ]
+        rows, sources, targets = to_device(list(map(list, zip(*tokens, strict=True))), self.buffer.device)
+        self.buffer[:, :, rows, :, targets] = self.buffer[:, :, rows, :, sources]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of row `source` to row `target`; both then share the prefix."""

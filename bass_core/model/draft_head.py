@@ -3,7 +3,7 @@
 At slot t the head reads the embedding of token t and the state of slot t - 1. It predicts the target's last hidden
 state at t. The logits over a reduced vocabulary (some rows of the target's output layer) follow from that state;
 ids outside this vocabulary are never drafted (q = 0). The pointer (pointer.py) may raise one of these logits; the
-drafter calls it, because only the drafter has the whole text (draft/texts.py).
+drafter calls it, because only the drafter has the whole text (draft/head/texts.py).
 
 The state of an accepted token comes from the target: its last hidden state, or the states of several layers
 projected to one (EAGLE-3, arXiv 2503.01840, section 3.1). States of drafted tokens come from the head itself, as
@@ -79,12 +79,13 @@ class CompiledInputs(NamedTuple):
 
         Args:
             ids: int64 [N].
-            raw: states [N, raw_size] before `HiddenStateTap.finish`.
+            raw: float32 [N, raw_size], contiguous, states before `HiddenStateTap.finish`.
         """
         from kernels.cpu.chain import inputs  # imports numba
 
         project = None if self.project is None else self.project.packed
-        return inputs(raw.float().contiguous(), look_up(ids, self.table).float(), project, self.fuse.packed)
+        embedded = look_up(ids, self.table).float()
+        return torch.from_numpy(inputs(raw.numpy(), embedded.numpy(), project, self.fuse.packed))
 
 
 class DraftHead(nn.Module):

@@ -175,6 +175,11 @@ class Judged(NamedTuple):
 class StepJudge(Protocol):
     """What a captured step computes from its logits (verify/judge.py). Equal judges share captured steps."""
 
+    @property
+    def columns(self) -> int | None:
+        """The tokens per row of every step that it judges; None if their number varies."""
+        ...
+
     def constants(self, device: torch.device) -> dict[str, Tensor]:
         """Return tensors by name, which `run` reads and which live as long as the captured step."""
         ...
@@ -189,6 +194,10 @@ class StepJudge(Protocol):
         constants: dict[str, Tensor],
     ) -> Judged:
         """Judge a round on its device; arguments as in `Judge.run`."""
+        ...
+
+    def tree(self, constants: dict[str, Tensor], rows: int) -> TokenTree | None:
+        """Return the trees that the step's tokens form; None if each token follows the one before."""
         ...
 
     def __hash__(self) -> int: ...

@@ -39,6 +39,8 @@ from .static_step import CapturedCall, StaticStep, StepInputs, fits_tree, tensor
 
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
+# Limit for their number, because a graph also takes memory for each of its kernels, which `nbytes` does not count.
+MAX_STEPS = 64
 # Steps with more tokens per row than this are not captured, because a capture would cost more than it saves.
 MAX_CAPTURED_WIDTH = 33
 # Steps of up to 9 tokens per row are captured at their own width. Wider ones are padded to every fourth width.
@@ -165,20 +167,24 @@ class GraphRunner(ModelRunner):
         numbers: list[list[int]],
         return_states: bool,
         text: Tensor | None = None,
+        points: list[list[int]] | None = None,
     ) -> tuple[ForwardOutput, Judged] | None:
-        batch, width = len(newest), 1 + drafts.shape[1]
+        batch, width = len(newest), 1 + max(drafts.shape[1], *map(len, points or [[]]))
         if probs is not None and (probs.dtype, probs.device, probs.shape[2]) != (
             torch.float32, self.device, self.vocab,
         ):  # fmt: skip
             return None
         longest = self.cache.max_len - self.cache.room(self._lengths[:batch])
-        shape = self._shape(batch, width, longest)
+        shape = self._shape(batch, judge.columns or width, longest, exact=judge.columns is not None)
         if shape is None:
             return None
         rows, columns = shape
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
         placed = [self._lengths[:batch], *self.cache_places(batch), newest, *numbers]
-        key = ("judged", *shape, self._kind(), return_states, extent, judge, probs is not None)
+        if points is not None:
+            padded = ([len(row), *row, *[0] * (columns - 1 - len(row))] for row in points)
+            placed += map(list, zip(*padded, strict=True))
+        key = ("judged", *shape, self._kind(), return_states, extent, judge, probs is not None, points is not None)
 
         def capture_round(static: Tensor) -> tuple[Any, dict[str, Tensor]]:
             extra = {"tokens": torch.zeros(rows, columns, dtype=torch.long, device=static.device)}
@@ -187,28 +193,35 @@ class GraphRunner(ModelRunner):
             model, cache, backend, vocab = self.model, self.cache, self.backend, self.vocab
             shared = (static[1], static[2]) if cache.prefix is not None else None
             at = 1 if shared is None else 3
+            end = at + 1 + len(numbers)
 
             def forward() -> tuple[ForwardOutput, Judged]:
                 extra["tokens"][:, 0].copy_(static[at])
-                fed = CapturedBatch(extra["tokens"], static[0], extent, return_states, shared)
+                if len(static) > end:
+                    _copy_points(static[end] > 0, static[end + 1 :].t(), extra["tokens"][:, 1:], drawn_from)
+                tree = judge.tree(extra, rows)
+                fed = CapturedBatch(extra["tokens"], static[0], extent, return_states, shared, tree=tree)
                 output = model.forward_captured(fed, cache, backend)
                 output.logits = output.logits[..., :vocab]
                 texts = None if text is None else text[:rows]
                 return output, judge.run(
-                    output.logits, extra["tokens"], static[at + 1 :], drawn_from, texts, extra
+                    output.logits, extra["tokens"], static[at + 1 : end], drawn_from, texts, extra
                 )
 
             return forward, extra
 
-        drawn_from = None if probs is None else self.draft_probs(rows, columns - 1, self.vocab)
+        drawn_from = None
+        if probs is not None:
+            places = columns - 1 if judge.columns is None else probs.shape[1]
+            drawn_from = self.draft_probs(rows, places, self.vocab)
         call = self._captured(key, placed, rows, capture_round, () if probs is None else ("probs",))
         if call is None:
             return None
-        if width > 1:
-            target = call.extra["tokens"][:batch, 1:width]
+        if drafts.shape[1]:
+            target = call.extra["tokens"][:batch, 1 : 1 + drafts.shape[1]]
             target.copy_(drafts if is_accelerator(drafts.device) else to_device(drafts, target.device))
         if drawn_from is not None and probs is not None:
-            drawn_from[:batch, : width - 1].copy_(probs)
+            drawn_from[:batch, : probs.shape[1]].copy_(probs)
         call.replay()
         output, judged = call.output
         states = None if output.states is None else output.states[:batch, :width]
@@ -253,6 +266,10 @@ class GraphRunner(ModelRunner):
     def captures(self) -> bool:
         """Whether steps are captured, and functions with `call`."""
         return self.model.capturable
+
+    def captured_rows(self, batch: int) -> int:
+        """Return the number of rows of the captures that serve a batch."""
+        return min(_next_power_of_two(batch), self.cache.max_batch)
 
     def buffer(self, name: str, *sizes: int, dtype: torch.dtype) -> Tensor:
         """Return a tensor that lives as long as this cache and its captures; zeros when it is made."""
@@ -305,22 +322,24 @@ class GraphRunner(ModelRunner):
                 return None
             call = self.slot.steps[key] = CapturedCall(static, *captured, extra)
             call.shared = {name: self.slot.buffers[name] for name in shared}
+            # A call that replaces an outdated one has the old one's place.
+            self.slot.steps.move_to_end(key)
             self._evict()
         refill(call.numbers, padded)
         self.slot.steps.move_to_end(key)
         return call
 
     def _shape(
-        self, batch: int, width: int, longest: int, tree: BatchTree | None = None
+        self, batch: int, width: int, longest: int, tree: BatchTree | None = None, exact: bool = False
     ) -> tuple[int, int] | None:
         """Return the captured shape (rows, columns) to use, or None to run eagerly.
 
-        `longest` is the number of filled columns in the fullest row.
+        `longest` is the number of filled columns in the fullest row. If `exact`, the columns are not padded.
         """
         if width > MAX_CAPTURED_WIDTH or not self.model.capturable:
             return None
-        rows = min(_next_power_of_two(batch), self.cache.max_batch)
-        for columns in (_captured_width(width), width):
+        rows = self.captured_rows(batch)
+        for columns in (width if exact else _captured_width(width), width):
             if longest + columns <= self.cache.max_len and fits_tree(tree, columns):
                 return rows, columns
         return None
@@ -384,12 +403,23 @@ class GraphRunner(ModelRunner):
         return all(self.slot.buffers[name] is buffer for name, buffer in shared.items())
 
     def _evict(self) -> None:
-        """Drop steps with outdated buffers, and the least recently used ones beyond STEP_BYTES."""
+        """Drop steps with outdated buffers, and the least recently used ones beyond MAX_STEPS or STEP_BYTES."""
         # Only after a capture: torch can't capture into a pool whose graphs have all been freed.
         for key in [key for key, step in self.slot.steps.items() if not self._is_current(step)]:
             del self.slot.steps[key]
+        while len(self.slot.steps) > MAX_STEPS:
+            self.slot.steps.popitem(last=False)
         while len(self.slot.steps) > 1 and sum(step.nbytes for step in self.slot.steps.values()) > STEP_BYTES:
             self.slot.steps.popitem(last=False)
+
+
+def _copy_points(copies: Tensor, points: Tensor, drafts: Tensor, probs: Tensor | None) -> None:
+    """Overwrite the drafts [R, l], and their distributions [R, l, V], of the rows that copy, bool [R]."""
+    drafts.copy_(points.where(copies[:, None], drafts))
+    if probs is not None:
+        at, is_copy = points[..., None], copies[:, None, None]
+        probs.masked_fill_(is_copy, 0.0)
+        probs.scatter_(2, at, probs.gather(2, at).masked_fill(is_copy, 1.0))
 
 
 def record_calls(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:

@@ -11,6 +11,7 @@ windows and weights of more than 16 bits are not supported.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class LlamaCompiled(CausalModel):
         ids, real = batch.tokens.flatten(0, 1), None
         if firsts[-1] < len(ids):
             real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
-            ids = ids[real]
+            ids = ids.index_select(0, real)
         x = self._embedded(ids)
         logit_rows = np.arange(len(x), dtype=np.int64)
         if batch.take is not None:
@@ -129,18 +130,15 @@ class LlamaCompiled(CausalModel):
         return hasattr(fuse, "packed") and self.packed.can_draft(fuse.packed)
 
     @torch.inference_mode()
-    def draft(self, batch: ForwardBatch, cache: RaggedCache, chain: Chain) -> tuple[Tensor, Drafted]:
-        rows, width = batch.tokens.shape[:2]
-        counts = np.full(rows, width, np.int64) if batch.counts is None else np.array(batch.counts, np.int64)
-        cache.check_room(batch.lengths, width)
-        ends = [length + count for length, count in zip(batch.lengths, counts.tolist(), strict=True)]
-        cache.check_room(ends, chain.levels - 1)
-        firsts = np.concatenate((np.zeros(1, np.int64), counts.cumsum()))
-        x = batch.tokens.flatten(0, 1)
-        if firsts[-1] < len(x):
-            x = x[torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))]
-        rope_table = self._rope_until(max(ends) + max(width, chain.levels))
-        return self.packed.draft(self._embedded(x), firsts, batch.lengths, cache, rope_table, chain)
+    def draft(
+        self, x: Tensor, lengths: Sequence[int], counts: list[int], cache: RaggedCache, chain: Chain
+    ) -> tuple[Tensor, Drafted]:
+        width, levels = max(counts), chain.levels
+        cache.check_room(lengths, width)
+        ends = [length + count for length, count in zip(lengths, counts, strict=True)]
+        cache.check_room(ends, levels - 1)
+        firsts, rope_table = np.cumsum([0, *counts]), self._rope_until(max(ends) + max(width, levels))
+        return self.packed.draft(x, firsts, lengths, cache, rope_table, chain)
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """Return new float32 embeddings [N, hidden] of ids [N] or of embeddings of any float dtype.

@@ -80,17 +80,23 @@ class ModelRunner:
         """The number of leading tokens of each row that are cached and valid; only `commit` changes it."""
         return self._lengths
 
-    def commit(self, row: int, length: int, path: Sequence[int] = ()) -> None:
-        """Set a row's valid length. Nothing else changes a row's length.
-
-        For an accepted path of a tree, `path` lists the columns after the old length that hold the row's last
-        tokens, ascending. Those tokens are moved to the columns up to `length`. `path` is empty if they are there
-        already.
-        """
-        first, end = length - len(path), self._lengths[row]
-        if list(path) != list(range(first - end, length - end)):
-            self.cache.keep(row, first, [end + column for column in path])
+    def commit(self, row: int, length: int) -> None:
+        """Set a row's valid length. Nothing else changes a row's length."""
         self._lengths[row] = length
+
+    def commit_paths(self, paths: Sequence[Sequence[int]]) -> None:
+        """Lengthen each row by an accepted path: paths[r] are columns after the row's length, ascending.
+
+        The tokens of all paths that are not in the first columns are moved there together.
+        """
+        moves = []
+        for row, path in enumerate(paths):
+            end = self._lengths[row]
+            if list(path) != list(range(len(path))):
+                moves.append((row, end, [end + column for column in path]))
+            self.commit(row, end + len(path))
+        if moves:
+            self.cache.keep_all(moves)
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Feed a batch to rows 0 to B - 1; returns `vocab` logits per token, or per row if `take` is set."""
@@ -111,6 +117,7 @@ class ModelRunner:
         numbers: list[list[int]],
         return_states: bool,
         text: Tensor | None = None,
+        points: list[list[int]] | None = None,
     ) -> tuple[ForwardOutput, Judged] | None:
         """Feed the newest tokens and chains of drafts, and judge them in the same captured graph.
 
@@ -123,6 +130,7 @@ class ModelRunner:
             return_states: as in ForwardBatch.
             text: int64 [max_batch, T], the rows' texts, if the judge reads them (DeviceText). The newest tokens
                 and the drafts are written to it.
+            points: the drafts of rows that copy, in place of those in `drafts`; [] for other rows. None: no row.
 
         Returns:
             The forward's output and the judge's, both valid until the next forward; None if this runner captures

@@ -48,6 +48,10 @@ class TiledCache(RaggedCache):
         head_format = self.head_dim, padded(self.head_dim), self.buffer.dtype == torch.bfloat16
         move(self.buffer.data_ptr(), layers, rows, kv_heads, tiles, row, first - start, columns, *head_format)
 
+    def keep_all(self, moves: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        for move in moves:
+            self.keep(*move)
+
     def copy_row(self, source: int, target: int, length: int) -> None:
         self.starts[target], self.groups[target] = self.starts[source], self.groups[source]
         own_tiles = tiles_of(length - self.starts[source])

@@ -2,7 +2,7 @@
 
 A round is billed by the function that bench simulate uses (`round_ms`), at the rows' mean cached length. We assume
 that a draft model drafts one token per row and forward, or one level of a tree: a drafter that drafts N tokens
-after one forward is billed N forwards. Copies and the host cost nothing. A prefill is billed by its chunks, but a
+after one forward is billed N forwards. Copies cost nothing. A prefill is billed by its chunks, but a
 draft head's reading of the prompts is not billed. A prefix that several rows share is billed as part of each row's
 cached length, as if each row had its own copy.
 
@@ -47,8 +47,11 @@ def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_d
     if round_.kind == "prefill":
         return _prefill(costs, fed)
     drafted = [count - 1 for count in fed.counts]
-    draft_ms, verify_ms = round_ms(costs, drafted, _forwards(round_, drafted, runs_draft))
+    forwards = _forwards(round_, drafted, runs_draft)
+    draft_ms, verify_ms = round_ms(costs, drafted, forwards)
     windowed = 0.0 if round_.windowed is None else _windowed(costs, round_, len(drafted))
+    if windowed and not forwards:
+        windowed += costs.proposal_ms(len(drafted))
     return Spent(draft_ms + windowed, verify_ms)
 
 

@@ -38,12 +38,15 @@ def check_numbers(argument: str, value: Any, positive: tuple[str, ...], others: 
             raise RequestError(f"{name} of {argument} must be a number {least}; got {number!r}.")
 
 
+_TIMES = ("layer_us", "allreduce_us", "wide_layer_us", "host_us", "host_row_us")
+
+
 def check_assumptions(assumed: Any) -> None:
     """Refuse shares above 1 and impossible numbers."""
     if not isinstance(assumed, Assumptions):
         raise RequestError(f"assumed must be Assumptions; got {assumed!r}.")
     shares = ("bandwidth", "compute", "link")
-    check_numbers("assumed", assumed, shares, ("layer_us", "allreduce_us"))
+    check_numbers("assumed", assumed, shares, _TIMES)
     for name in shares:
         if (share := getattr(assumed, name)) > 1:
             raise RequestError(

@@ -1,7 +1,7 @@
 """GPUs as their datasheets describe them, and assumptions about the share of those figures that a step reaches.
 
-HARDWARE holds only datasheet numbers, none measured here; `Assumptions` holds everything that is neither from a
-datasheet nor measured. Dense peaks come from bass_core/machine/hardware.py; if a datasheet gives a figure with
+HARDWARE holds only datasheet numbers, none measured here; `Assumptions` holds everything that is not from a
+datasheet. Dense peaks come from bass_core/machine/hardware.py; if a datasheet gives a figure with
 sparsity, the dense peak is half of it.
 """
 
@@ -52,18 +52,28 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Numbers that are neither measured nor from a datasheet.
+    """Numbers that are not from a datasheet.
+
+    The times per layer and of the host fit rounds of the shipped pair on one H200
+    (bench/results/gpu-nvidia-h200-2026-11-27.json), and are assumed for all other hardware and models.
 
     Attributes:
         bandwidth: the share of the datasheet's bandwidth that a step reaches.
         compute: the share of the datasheet's FLOP/s that a step reaches.
         link: the share of NVLink's bandwidth that a step reaches.
-        layer_us: microseconds per layer besides reading and multiplying (launches, norms, short kernels).
+        layer_us: microseconds per layer besides reading and multiplying (launches, norms, short kernels), in a
+            step of one token.
         allreduce_us: microseconds per all-reduce besides moving its bytes.
+        wide_layer_us: the same as `layer_us`, in a step of several tokens.
+        host_us: microseconds of a regular round in which the device waits for the host.
+        host_row_us: the same, in addition for each row. A round that drafts waits half as long again.
     """
 
     bandwidth: float = 0.8
     compute: float = 0.6
     link: float = 0.7
-    layer_us: float = 5.0
+    layer_us: float = 15.3
     allreduce_us: float = 10.0
+    wide_layer_us: float = 23.3
+    host_us: float = 450.0
+    host_row_us: float = 35.0

@@ -8,8 +8,9 @@ Model of a forward of n tokens in b rows with t cached tokens each, on g GPUs, t
   because a KV head is not split. It does not overlap with the products;
 - two all-reduces per layer (Megatron, arXiv 1909.08053) of n x hidden numbers, as a ring: each GPU sends
   2 (g - 1) / g of the bytes, at half of NVLink's figure, which counts both directions; plus a fixed time each;
-- a fixed time per layer.
-The target is split over all GPUs. The draft is split too, or runs on one GPU if that is faster.
+- a fixed time per layer, longer for n > 1.
+A round adds the time in which the device waits for the host: a fixed time and one per row, half as much again
+if it drafts. The target is split over all GPUs. The draft is split too, or runs on one GPU if that is faster.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from .shapes import Shape
 
 # A window begins at the start of a block of 64 tokens, so on average it is half a block longer than asked for.
 _HALF_BLOCK = 32
+# The host's additional time in a round that drafts, as a share of its time in a regular round.
+_DRAFTING = 0.5
 _FILL = 0.9  # share of the memory for weights, keys and values
 
 
@@ -39,16 +42,20 @@ class Roofline:
     padded: bool = True
 
     def verify_ms(self, rows: int, tokens: float) -> float:
-        """Return the time of one forward of the target, with `tokens` tokens in all rows together."""
-        return self.step_ms(self.target, rows, tokens, self.gpus)
+        """Return the time of a forward of the target, with `tokens` tokens in all rows, and of the host."""
+        return self.step_ms(self.target, rows, tokens, self.gpus) + self._host_ms(rows)
 
     def draft_ms(self, rows: int) -> float:
         """Return the time of one forward of the draft with one token per row, or 0 without a draft model."""
         return self.draft_feed_ms(rows, rows)
 
     def proposal_ms(self, rows: int) -> float:
-        """Return 0: only forwards are predicted."""
-        return 0.0
+        """Return the time of the host that drafting adds to a round."""
+        return _DRAFTING * self._host_ms(rows)
+
+    def _host_ms(self, rows: int) -> float:
+        """Return the time of the host in a round without drafts."""
+        return (self.assumed.host_us + rows * self.assumed.host_row_us) / 1000
 
     def draft_feed_ms(self, rows: int, tokens: float) -> float:
         """Return the time of one forward of the draft, with `tokens` tokens in all rows together."""
@@ -66,7 +73,7 @@ class Roofline:
         attention = max(
             rows * (self.context + width) * cost.kv_bytes / bandwidth, cost.attention_flops * seen / compute
         ) / min(gpus, model.kv_heads)
-        fixed = model.layers * assumed.layer_us * 1e-6
+        fixed = model.layers * (assumed.layer_us if tokens <= 1 else assumed.wide_layer_us) * 1e-6
         return 1000 * (products + attention + fixed + self._reduce(model, tokens, gpus))
 
     def _reduce(self, model: Shape, tokens: float, gpus: int) -> float:

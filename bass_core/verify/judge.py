@@ -30,6 +30,8 @@ class Judge:
     verification: Verification
     synthetic: float | None
 
+    columns = None
+
     @property
     def reads_text(self) -> bool:
         """Whether `run` needs the rows' texts."""
@@ -44,6 +46,9 @@ class Judge:
     def constants(self, device: torch.device) -> dict[str, Tensor]:
         """Return the tensors that `run` reads in every round (Shaper)."""
         return Shaper.constants(self.sampling, device)
+
+    def tree(self, constants: dict[str, Tensor], rows: int) -> None:
+        """Return None: the drafts are chains."""
 
     def run(
         self,

@@ -125,12 +125,11 @@ def verify(
             return _verify_compiled(
                 verification.chains, rows, places, drafts, draft_probs, num_drafted, keys, params
             )
-        choices, values = largest(rows)
-        if places is not None:
-            choices, values = choices[places], values[places]
-        sound = values.isfinite()
-        judged = judged_drafts(sound, None, num_drafted)
-        return _mark_outcome(_accept_greedy(choices, drafts, judged), sound, judged)
+        from kernels.cpu.sampling import calls  # imports numba
+
+        greedy = calls.verify_greedy(rows, drafts, num_drafted, places)
+        tests = greedy.p, greedy.q, greedy.u
+        return Outcome(greedy.accepted, greedy.next_token, *tests, greedy.next_p, drafts, judged=greedy.judged)
     logits, draft_probs = rows_padded(logits), dense(draft_probs)
     sound, drawn_from = sound_columns(logits), draft_probs
     if params.greedy or synthetic is not None or verification.coupled:

@@ -53,38 +53,63 @@ def verify_tree(
     if params.greedy or verification.coupled:
         return _follow_choices(logits, tree, keys, params)
     if is_accelerator(logits.device) and available(logits.device):
-        from .tree_triton import walk_on_device  # imports triton
+        from .tree_triton import outcomes_of, walk_on_device  # imports triton
 
         with suppress(CompileFailed):
-            walked = walk_on_device(logits, tree, keys, params)
-            outcomes = []
-            for r, (last, token, chance, tests) in enumerate(walked):
-                path = tree.path(r, last)
-                outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
-            return outcomes
+            return outcomes_of(walk_on_device(logits, tree, keys, params), tree)
     return _Walk(logits, tree, keys, params).outcomes()
 
 
 def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """Walk each tree by the target's own choices, as in greedy and coupled decoding."""
     width, device = logits.shape[1], logits.device
-    sound = sound_columns(logits)
+    fed, depths, parents, q = _drafts_from_column_1(tree, width, device), None, None, None
+    if not params.greedy:
+        depths = to_device([([0, *row] + [0] * width)[:width] for row in tree.depths], device)
+        nodes = [([0, *(parent + 1 for parent in row)] + [0] * width)[:width] for row in tree.parents]
+        parents, q = to_device(nodes, device), _drawn_with(tree, width, device)
+    return followed(choices_of(logits, fed, depths, parents, q, keys, params), tree, params)
+
+
+def choices_of(
+    logits: Tensor,
+    fed: Tensor,
+    depths: Tensor | None,
+    parents: Tensor | None,
+    q: Tensor | None,
+    keys: NoiseKeys,
+    params: SamplingParams,
+) -> Tensor:
+    """Return the target's own choices at the nodes of trees, as one tensor for `followed`.
+
+    A row's newest token is node 0, and draft i is node i + 1. Greedy decoding needs only the first two arguments.
+
+    Args:
+        logits: [B, 1 + N, V], the target's.
+        fed: int64 [B, 1 + N], the tokens of the nodes; any number for the newest token and for padding.
+        depths: int64 [B, 1 + N], the depth of each node.
+        parents: int64 [B, 1 + N], the node before each; 0 for the newest token and for padding.
+        q: float32 [B, 1 + N], the probability that each draft was drawn with; None for 1.
+        keys: the round's noise keys.
+        params: how tokens are sampled.
+    """
+    # Ids are below 2**24, so float32 holds them exactly.
+    sound, tokens = sound_columns(logits).float(), fed.float()
     if params.greedy:
         choices = argmax(logits)
-        chances = torch.ones_like(choices, dtype=torch.float32)
-        draft_probs = None
-    else:
-        p = probabilities(logits, params)
-        depths = to_device([([0, *row] + [0] * width)[:width] for row in tree.depths], device)
-        streams = keys.stream(Role.TARGET)[:, None]
-        positions = keys.positions[:, None] + depths
-        choices = draw(p, keys.seed, keys.sequence_ids[:, None], positions, streams)
-        chances = p.gather(-1, choices[..., None])[..., 0]
-        draft_probs = torch.stack((_at_drafts(p, tree), _drawn_with(tree, width, device)), dim=-1)
-    # Copy to the host once: ids are below 2**24, so float32 holds them exactly.
-    tokens = _drafts_from_column_1(tree, width, device).float()
-    packed = torch.stack((choices.float(), chances, sound.float(), tokens), dim=-1)
-    packed = packed if draft_probs is None else torch.cat((packed, draft_probs), dim=-1)
+        return torch.stack((choices.float(), torch.ones_like(tokens), sound, tokens), dim=-1)
+    assert depths is not None and parents is not None
+    p = probabilities(logits, params)
+    streams, positions = keys.stream(Role.TARGET)[:, None], keys.positions[:, None] + depths
+    choices = draw(p, keys.seed, keys.sequence_ids[:, None], positions, streams)
+    chances = p.gather(-1, choices[..., None])[..., 0]
+    at_drafts = p[torch.arange(len(p), device=p.device)[:, None], parents, fed]
+    q = torch.ones_like(tokens) if q is None else q
+    return torch.stack((choices.float(), chances, sound, tokens, at_drafts, q), dim=-1)
+
+
+def followed(packed: Tensor, tree: DraftTree, params: SamplingParams) -> list[RowOutcome]:
+    """Follow the target's choices through the trees: `packed` as from `choices_of`. Waits for the device."""
     outcomes, columns = [], to_host(packed).tolist()
     if tree.device_tokens is not None:
         tree.set_tokens([[int(column[3]) for column in row[1:]] for row in columns])
@@ -106,13 +131,6 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
         token = choice if finite and next_p > 0 else UNSOUND
         outcomes.append(RowOutcome(len(path), token, next_p, tests, path=path))
     return outcomes
-
-
-def _at_drafts(p: Tensor, tree: DraftTree) -> Tensor:
-    """Return the target's probability of each draft: float32 [B, 1 + N], with draft i in column i + 1."""
-    width, rows = p.shape[1], torch.arange(len(p), device=p.device)[:, None]
-    parents = [([0, *(parent + 1 for parent in row)] + [0] * width)[:width] for row in tree.parents]
-    return p[rows, to_device(parents, p.device), _drafts_from_column_1(tree, width, p.device)]
 
 
 def _drafts_from_column_1(tree: DraftTree, width: int, device: torch.device) -> Tensor:

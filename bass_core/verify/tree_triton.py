@@ -6,10 +6,13 @@ rows' decisions are copied to the host together.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from kernels.support import on
+from kernels.support import CompileFailed, on
 from kernels.triton.walk import walk_trees
 
 from ..machine.transfer import to_device, to_host
@@ -17,7 +20,7 @@ from ..sample.distribution import probabilities
 from ..sample.draw_triton import seed_on
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
-from .acceptance import UNSOUND, DraftTest, single_draft_chance
+from .acceptance import UNSOUND, DraftTest, RowOutcome, single_draft_chance
 from .draft_tree import DraftTree
 
 # A row's result: the last draft of its path (-1: none), the next token or UNSOUND, the probability of that token,
@@ -35,20 +38,45 @@ def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sam
     num_probs = 0 if probs is None else len(probs)
     rows_of_q = [_rows_of_q(r, tree, num_probs) for r in range(len(tree.parents))]
     padded = [[(row + [-2] * width)[:width] for row in rows] for rows in (tree.parents, rows_of_q)]
-    with on(device):
-        # long(), because without any draft the lists are empty, and torch makes empty lists float tensors.
-        parents, q_rows = to_device(padded, device).long().unbind(0)
-        tokens = tree.on(device, width).long()
+    # long(), because without any draft the lists are empty, and torch makes empty lists float tensors.
+    parents, q_rows = to_device(padded, device).long().unbind(0)
+    tokens = tree.on(device, width).long()
+    return read_walks(packed_walks(logits, probs, tokens, parents, q_rows, keys, params), tree)
+
+
+def packed_walks(
+    logits: Tensor,
+    probs: Tensor | None,
+    tokens: Tensor,
+    parents: Tensor,
+    q_rows: Tensor,
+    keys: NoiseKeys,
+    params: SamplingParams,
+) -> Tensor:
+    """Walk each row's tree as one tensor for `read_walks`. Nothing is read on the host.
+
+    Args:
+        logits: [B, 1 + N, V], the target's.
+        probs: float32 [D, V], the distributions of drawn drafts; None if no draft was drawn.
+        tokens, parents, q_rows: int64 [B, N], the drafts, their parents and their rows of `probs` (walk_trees).
+        keys: the round's noise keys.
+        params: how tokens are sampled.
+    """
+    with on(logits.device):
         if probs is not None and len(probs):
             # A drawn child is ignored if its q is not finite, because it can't be judged.
             usable = probs.sum(-1).isfinite()[q_rows.clamp(min=0)]
             q_rows = q_rows.where(usable | (q_rows < 0), -2)
-        seed = seed_on(keys.seed, device)
-        p = probabilities(logits, params)
+        p, seed = probabilities(logits, params), seed_on(keys.seed, logits.device)
         at = (keys.sequence_ids, keys.positions, keys.begins, seed)
         ends, chances, *tests = walk_trees(p, probs, tokens, parents, q_rows, *at)
         # Copy to the host once: ids are below 2**24, so float32 holds them exactly.
-        packed = to_host(torch.cat((ends.float(), chances[:, None], *tests, tokens.float()), dim=1)).tolist()
+        return torch.cat((ends.float(), chances[:, None], *tests, tokens.float()), dim=1)
+
+
+def read_walks(packed_on_device: Tensor, tree: DraftTree) -> list[Walked]:
+    """Return the walks of `packed_walks` through these trees; waits for the device."""
+    packed, width = to_host(packed_on_device).tolist(), (packed_on_device.shape[1] - 3) // 4
     if tree.device_tokens is not None:
         tree.set_tokens([list(map(int, row[3 + 3 * width :])) for row in packed])
     walked: list[Walked] = []
@@ -60,6 +88,27 @@ def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sam
         ]
         walked.append((int(last), int(token) if chance > 0 else UNSOUND, chance, of_drafts))
     return walked
+
+
+def outcomes_of(walks: list[Walked], tree: DraftTree) -> list[RowOutcome]:
+    """Return the outcomes of these walks."""
+    outcomes = []
+    for r, (last, token, chance, tests) in enumerate(walks):
+        path = tree.path(r, last)
+        outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
+    return outcomes
+
+
+@cache
+def can_walk(device: torch.device, vocab: int) -> bool:
+    """Return whether the kernel can be compiled for the device and this vocabulary, by walking an empty tree."""
+    none = torch.full((1, 1), -2, device=device)
+    at = torch.zeros(4, 1, dtype=torch.long, device=device).unbind(0)
+    with suppress(CompileFailed), on(device):
+        p = torch.ones(1, 2, vocab, device=device)
+        walk_trees(p, p[0], none.clamp(min=0), none, none, *at)
+        return True
+    return False
 
 
 def _rows_of_q(row: int, tree: DraftTree, num_probs: int) -> list[int]:

@@ -2,19 +2,18 @@
 
 `inputs` makes the first level's inputs, in a separate call. `choose` is a phase that takes one token of each row
 from its newest logits and decides which rows go on. `feed` is two phases that make the body's next inputs. Tokens,
-distributions and inputs have the same bits as those that bass_core/draft/head.py makes from the same logits, level
-by level. If no row goes on, the remaining levels are skipped; every thread reads this from `alive`, which is
-written once per level.
+distributions and inputs have the same bits as those that HeadDrafter makes from the same logits, level by level.
+If no row goes on, the remaining levels are skipped; every thread reads this from `alive`, which is written once
+per level.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from .calls import pool
 from .calls.jit import helper, kernel
@@ -84,7 +83,7 @@ class Chain:
         ids: int64 [V'], the token id of each of its columns, which the noise depends on.
         keys: the rows' noise keys.
         filters: temperature, top_k, top_p and min_p (`Filters`), or None to draft greedily.
-        confidence, headroom: `confidence` and HEADROOM of HeadDrafter (bass_core/draft/head.py); 0 for none.
+        confidence, headroom: `confidence` and HEADROOM of HeadDrafter (bass_core/draft/head/chain.py); 0 for none.
         soft: whether distributions are wanted.
         keep: whether the logits of all levels are kept.
         pointing: the head's pointer.
@@ -102,9 +101,9 @@ class Chain:
     keep: bool
     pointing: Pointing
 
-    @property
+    @cached_property
     def levels(self) -> int:
-        """Return the largest entry of `most`."""
+        """The largest entry of `most`."""
         return int(self.most.max())
 
 
@@ -219,7 +218,7 @@ def chain_arguments(
     ends = np.cumsum([0, *(len(plan[0]) for plan in plans)])
     return ChainArguments(
         most=chain.most,
-        fuse=chain.fuse.line(),
+        fuse=chain.fuse.line,
         embedded=chain.embedded.ravel(),
         ids=chain.ids,
         keys=chain.keys,
@@ -400,7 +399,7 @@ def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, 
         )  # fmt: skip
 
 
-def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) -> Tensor:
+def inputs(raw: Array, embedded: Array, project: Packed | None, fuse: Packed) -> Array:
     """Return the body's inputs [N, hidden], float32.
 
     Args:
@@ -410,15 +409,15 @@ def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) 
         project: the layer that projects raw states, or None if they need none.
     """
     tokens, hidden = embedded.shape
-    steps = max(layer.line().steps for layer in (project, fuse) if layer is not None)
-    states = raw if project is None else torch.empty(tokens, hidden)
-    x, scratch = torch.empty(tokens, hidden), np.empty(2 * tokens * hidden, np.float32)
-    lines = [NO_LINE if layer is None else layer.line() for layer in (project, fuse)]
-    columns = min(layer.columns for layer in (project, fuse) if layer is not None)
+    layers = [fuse] if project is None else [project, fuse]
+    numbers = tokens * STEP * max(layer.line.steps for layer in layers)
+    states = raw if project is None else np.empty_like(embedded)
+    x, scratch = np.empty_like(embedded), np.empty(2 * embedded.size, np.float32)
     pool.run(
-        _inputs, 4, raw.view(-1).numpy(), hidden, np.ones(hidden, np.float32), embedded.reshape(-1).numpy(),
-        *lines, blocks_of(tokens, columns), (*vector_buffers(tokens * steps * STEP), *vector_buffers(STEP)),
-        states.view(-1).numpy(), scratch, x.view(-1).numpy(),
+        _inputs, 4, raw.ravel(), hidden, np.ones(hidden, np.float32), embedded.ravel(),
+        NO_LINE if project is None else project.line, fuse.line,
+        blocks_of(tokens, min(layer.columns for layer in layers)),
+        (*vector_buffers(numbers), *vector_buffers(STEP)), states.ravel(), scratch, x.ravel(),
     )  # fmt: skip
     return x
 

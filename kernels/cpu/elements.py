@@ -217,13 +217,14 @@ def norm(x, start, size, weight, first, eps, out, to):
 
 
 @helper
-def silu(y, start, vectors_u16, vectors_f32, form, to):
-    """Write SiLU(gate) * up as a block at `to`: STEP gates from y[start] on, and the STEP ups after them."""
-    at, step_size = np.uintp(start), np.uintp(STEP)
-    for i in range(step_size):
-        gate = y[at + i]
-        y[at + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + step_size + i]
-    pack(y, start, STEP, vectors_u16, vectors_f32, form, to, 1)
+def silu(y, start, steps):
+    """Replace gates by SiLU(gate) * up: y[start:] has STEP gates, then their STEP ups, `steps` times."""
+    step_size = np.uintp(STEP)
+    for step in range(np.uintp(steps)):
+        at = np.uintp(start) + np.uintp(2) * step * step_size
+        for i in range(step_size):
+            gate = y[at + i]
+            y[at + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + step_size + i]
 
 
 @helper

@@ -58,7 +58,7 @@ class PackedLlama:
     dim: int
 
     def __post_init__(self) -> None:
-        self.lines = np.array([matrix.line() for matrix in self.matrices], np.int64)
+        self.lines = np.array([matrix.line for matrix in self.matrices], np.int64)
         self._columns, self._last_columns = self.matrices[0].columns, self.matrices[-1].columns
         self.layers, self.hidden = len(self.matrices) // 4, self.norms.shape[1]
         self._vectors = STEP * int(self.lines[:, 3].max())
@@ -121,10 +121,9 @@ class PackedLlama:
             NO_CHAIN,
             0,
         )
-        wanted_logits = torch.from_numpy(buffers[3]).view(chosen, PANEL * int(self.lines[-1, 2]))[
-            :, : self.matrices[-1].rows
-        ]
-        return wanted_logits, last, list(torch.from_numpy(streams).view(len(read_layers), *x.shape))
+        wanted_logits = buffers[3].reshape(chosen, PANEL * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
+        copies = streams.reshape(len(read_layers), *x.shape)
+        return torch.from_numpy(wanted_logits), last, list(map(torch.from_numpy, copies))
 
     def draft(
         self, x: Tensor, firsts: Array, lengths: Sequence[int], cache: Caches, rope: Array, chain: Chain

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,8 +75,9 @@ class Packed:
     scale: Array | None = None
     bias: Array | None = None
 
+    @cached_property
     def line(self) -> Line:
-        """Return the addresses and sizes that kernels need."""
+        """The addresses and sizes that kernels need."""
         scale, bias = (0 if part is None else part.ctypes.data for part in (self.scale, self.bias))
         steps = -(-self.inputs // STEP)
         return Line(
@@ -89,6 +91,10 @@ class Packed:
             form=vectors_of(self.form, self.dot),
             rows=self.rows,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out `line`, because a copy has other addresses."""
+        return {name: value for name, value in vars(self).items() if name != "line"}
 
     @property
     def columns(self) -> int:

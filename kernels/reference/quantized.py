@@ -69,13 +69,13 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     return out.to(x.dtype)
 
 
-def in_bytes(x: Tensor) -> Tensor:
+def in_bytes(x: Tensor, block: int = BLOCK) -> Tensor:
     """Round x [..., in] to bytes as kernels/cpu does before products with quantised weights; float32.
 
     Each block of 32 numbers becomes signed bytes, rounded to nearest even, times max |x| / 127. A block whose
-    numbers are all below 2^-100 becomes 0.
+    numbers are all below 2^-100 becomes 0. `block` is another number of inputs that share a scale.
     """
-    blocks = F.pad(x.float(), (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    blocks = F.pad(x.float(), (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
     largest = blocks.abs().amax(-1, keepdim=True)
     values = (blocks * torch.where(largest < 2**-100, 0, 127 / largest)).round()
     return (values * (largest / 127)).flatten(-2)[..., : x.shape[-1]]

@@ -1,8 +1,8 @@
 """Raise the logit of the token that followed a text's last words before, in one launch.
 
-The torch reference is `followers` and `Pointer` in bass_core/model/pointer.py. One program per row searches the
-row's text backwards and forwards at once: each position compares its last tokens with the text's. Invariant: the
-same token and match length as the reference; the increase is summed in float32.
+The torch reference is `followers` and `Pointer` in bass_core/model/pointer.py. One program per position searches
+its row's text backwards and forwards at once: it compares its last tokens with the text's. Invariant: the same
+token and match length as the reference; the increase is summed in float32.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ BLOCK_T = 1024
 WARPS = 4
 
 
-@triton.jit(do_not_specialize=["vocab", "hidden", "row_columns", "vocab_ids"])
+@triton.jit(do_not_specialize=["positions", "vocab", "hidden", "row_columns", "vocab_ids"])
 def point(
-    logits, states, last, text, ends, columns, weight, by_size, vocab, hidden, row_columns, vocab_ids,
+    logits, states, last, text, ends, columns, weight, by_size, positions, vocab, hidden, row_columns, vocab_ids,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Add to one logit of row r of logits [R, vocab], in place, in program r.
+    """Add to one logit of row n of logits [N, vocab], in place, in program n.
 
     Args:
-        states: [R, hidden].
-        last: int64 [R, LONGEST], the last tokens, newest first, -1 before the text begins.
-        text: int64 [R, row_columns], of which the first ends[r] are searched.
+        states: [N, hidden].
+        last: int64 [N, LONGEST], the last tokens, newest first, -1 before the text begins.
+        text: int64 [R, row_columns], of which row r = n // positions is searched, its first ends[r] tokens.
         columns: int64 [vocab_ids], the logit's column of each token id, or -1.
     """
     row = tl.program_id(0).to(tl.int64)
-    end = tl.load(ends + row).to(tl.int32)
-    own = text + row * row_columns
+    searched = row // positions
+    end = tl.load(ends + searched).to(tl.int32)
+    own = text + searched * row_columns
     best = tl.zeros([BLOCK_T], tl.int64)
     for start in range(0, end - 1, BLOCK_T):
         at = start + tl.arange(0, BLOCK_T)
@@ -71,12 +72,12 @@ def add(
     logits: Tensor, states: Tensor, last: Tensor, text: Tensor, ends: Tensor, columns: Tensor, weight: Tensor,
     by_size: Tensor, shortest: int,
 ) -> None:  # fmt: skip
-    """Add the pointer's increases to logits [R, V'], in place.
+    """Add the pointer's increases to logits [N, V'], in place.
 
     Args:
-        logits: contiguous.
-        states: the head's states [R, hidden].
-        last: int64 [R, LONGEST].
+        logits: contiguous; N / R positions after each of R texts, text by text.
+        states: the head's states [N, hidden].
+        last: int64 [N, LONGEST].
         text: int64 [R, T], rows at any stride, of which ends[r] tokens are searched.
         ends: int64 [R].
         columns: int64 [V], each token id's column or -1.
@@ -94,6 +95,6 @@ def add(
     launch(
         point, (len(logits),),
         logits, states.contiguous(), last.contiguous(), text, ends.contiguous(), columns, weight, by_size,
-        logits.shape[1], states.shape[1], text.stride(0), len(columns),
+        len(logits) // len(text), logits.shape[1], states.shape[1], text.stride(0), len(columns),
         SHORTEST=shortest, LONGEST=last.shape[1], BLOCK_T=BLOCK_T, num_warps=WARPS,
     )  # fmt: skip

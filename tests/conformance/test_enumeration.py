@@ -19,9 +19,10 @@ import torch
 
 from bass_core import SamplingParams
 from bass_core.draft.base import Proposal, TreeProposal, point_masses, wrap_user_drafter
-from bass_core.draft.head import HeadDrafter
+from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
+from bass_core.draft.registry import head_drafter
 from bass_core.draft.window import WindowChain, WindowDrafter
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable
@@ -203,7 +204,7 @@ def _head(
     pointer = Pointer(1).requires_grad_(False)
     pointer.by_size.fill_(lift)
     head: Any = BigramHead(torch.tensor(ids), pointer)
-    return HeadDrafter(
+    return head_drafter(
         head, scene.runner(table), len(scene.p[0]), scene.sampling, scene.verification, 0.6, tree=tree
     )
 
@@ -248,7 +249,7 @@ def tiny_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def unsure_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the head also stop after a draft that turned out unlikely, not only before one."""
-    monkeypatch.setattr("bass_core.draft.head.HEADROOM", 1.0)
+    monkeypatch.setattr("bass_core.draft.head.chain.HEADROOM", 1.0)
 
 
 def check_distribution(scene: Scene, patch: pytest.MonkeyPatch, tolerance: float = EXACT) -> Enumeration:

@@ -19,8 +19,9 @@ from bass_core.decode.base import DecodingParams
 from bass_core.decode.overlapped.decoder import AmusdDecoder
 from bass_core.decode.overlapped.draft import DraftThread
 from bass_core.decode.overlapped.session import DraftSession, QueuedDraft
-from bass_core.draft.head import HeadDrafter
+from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.lookup import Cascade
+from bass_core.draft.registry import head_drafter
 from bass_core.length.policies import FixedLength
 from bass_core.model.pointer import Pointer
 from bass_core.sequence import Sequence
@@ -95,7 +96,7 @@ def _head(scene: Scene) -> HeadDrafter:
     head: Any = BigramHead(torch.tensor((2, 0)), pointer)
     table = ((0.85, 0.15), (0.4, 0.6), (0.7, 0.3), (0.5, 0.5))
     runner = scene.runner(table)
-    return HeadDrafter(head, runner, len(scene.p[0]), scene.sampling, scene.verification, 0.6, ahead=True)
+    return head_drafter(head, runner, len(scene.p[0]), scene.sampling, scene.verification, 0.6, ahead=True)
 
 
 DRAFTERS: dict[str, Callable[[Scene], Any]] = {

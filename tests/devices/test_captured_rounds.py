@@ -17,14 +17,15 @@ from torch.utils._pytree import tree_leaves
 from bass_core import METHODS, ModelPair, SamplingParams, generate
 from bass_core.decode.admission import estimate_bytes
 from bass_core.decode.request import make_request
-from bass_core.draft.base import Proposal
-from bass_core.draft.chain_graph import captured_width
-from bass_core.draft.head import HeadDrafter
-from bass_core.draft.head_graph import HeadChains
+from bass_core.draft.base import Proposal, TreeProposal
+from bass_core.draft.chain_graph import ChainGraphs, captured_width
+from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.lookup import PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
+from bass_core.draft.tree import StaticTrees
 from bass_core.lanes.lane import Lane
 from bass_core.model.base import CausalModel
+from bass_core.model.cache import RaggedCache
 from bass_core.model.graphs import make_runner, probs_numbers
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.static_step import tensors
@@ -86,9 +87,10 @@ def allocations(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def lane_of(method: str, batch: int, sampling: str, draft: str = "head", **options: Any) -> Lane:
     models = pair("llama", table.DRAFTS[draft].kind)
     rows = (table.PROMPTS["different"] * batch)[:batch]
+    lengths = {} if "tree" in options else {"draft_length": 3}
     request = make_request(
-        models, rows, drafter="model", sampling=SAMPLING[sampling], seed=3, eos_token_id=None,
-        **{"max_new_tokens": 60, "draft_length": 3, **options},
+        models, rows, sampling=SAMPLING[sampling], seed=3, eos_token_id=None,
+        **{"drafter": "model", "max_new_tokens": 60, **lengths, **options},
     )  # fmt: skip
     lane = Lane(models, request, method)
     lane.prepare()
@@ -121,22 +123,79 @@ def test_a_round_is_two_graphs(
     lane.end("stopped")
 
 
+@pytest.mark.parametrize("draft", ["head", "perturbed"])
+@pytest.mark.parametrize("sampling", ["greedy", "sampled", "penalties"])
+def test_a_round_with_copies_in_some_rows_is_two_graphs(
+    sampling: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PromptLookupDrafter, "_match", lambda self, row, tokens: 1 if row in (1, 3) else None)
+    options: dict[str, Any] = {"drafter": "adaptive", "draft_length": 5, "max_new_tokens": 100}
+    lane = lane_of("bass", 5, sampling, draft, **options)
+    for _ in range(12):
+        lane.step()
+    ledger.clear()
+    with allocations(monkeypatch) as sizes, Operators() as operators:
+        for _ in range(3):
+            assert all(row.drafted for row in lane.step().rows)
+    assert operators.count <= 3 * 30 and ledger.uploads == {"queued": 3 * 2}
+    assert ledger.reads.total() == 3 and not sizes and not ledger.races
+    lane.end("stopped")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "draft", "batch"),
+    [("greedy", "head", 1), ("sampled", "perturbed", 5), ("top-p", "head", 5), ("greedy", "perturbed", 32)],
+)
+def test_a_round_of_trees_is_two_graphs(
+    sampling: str, draft: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Besides, rows that accept other drafts than their first ones move them in the cache, with one upload."""
+    moves, keep_all = [], RaggedCache.keep_all
+
+    def counted(self: RaggedCache, *arguments: Any) -> None:
+        moves.append(arguments)
+        keep_all(self, *arguments)
+
+    monkeypatch.setattr(RaggedCache, "keep_all", counted)
+    rule = "auto" if sampling == "greedy" else "coupled"
+    lane = lane_of("bass", batch, sampling, draft, max_new_tokens=100, tree=(2, 2, 1), verification=rule)
+    for _ in range(16):
+        lane.step()
+    ledger.clear()
+    moves.clear()
+    with allocations(monkeypatch) as sizes, Operators() as operators:
+        for _ in range(3):
+            assert lane.step().kind == "verify"
+    assert len(moves) <= 3 and operators.count <= 3 * 30 + 16 * len(moves)
+    assert ledger.uploads == {"queued": 3 * 2 + len(moves)}
+    assert ledger.reads.total() == 3 and len(sizes) <= 4 * len(moves) and not ledger.races
+    lane.end("stopped")
+
+
+def distributions(proposal: Proposal) -> list[Any]:
+    """Return the distributions that each row's drafts were drawn from."""
+    if proposal.probs is None:
+        return []
+    if isinstance(proposal, TreeProposal):
+        q = proposal.probs.cpu()
+        return [[q[place] for place in row if place >= 0] for row in proposal.drawn or []]
+    return [row[:n] for row, n in zip(proposal.probs.cpu(), proposal.num_drafted, strict=True)]
+
+
 def drafted(
-    monkeypatch: pytest.MonkeyPatch, sampling: str, draft: str, graphs: bool
+    monkeypatch: pytest.MonkeyPatch, sampling: str, draft: str, graphs: bool, **options: Any
 ) -> tuple[list[Any], list[Any]]:
     """Return each round's drafts, with the distributions that they were drawn from, and the texts."""
     proposals: list[Any] = []
-    drafter: Any = HeadDrafter if draft == "head" else ModelDrafter
+    drafter: Any = ModelDrafter if draft == "perturbed" else HeadDrafter
     propose = drafter.propose
 
     def kept(*arguments: Any) -> Proposal:
         proposal = propose(*arguments)
-        probs = (
-            []
-            if proposal.probs is None
-            else [row[:n] for row, n in zip(proposal.probs.cpu(), proposal.num_drafted, strict=True)]
-        )
+        probs = distributions(proposal)
         tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
+        if isinstance(proposal, TreeProposal):
+            tokens = [*zip(tokens, proposal.parents, strict=True)]
         proposals.append((tokens, probs, None if proposal.own is None else proposal.own()))
         return proposal
 
@@ -144,7 +203,7 @@ def drafted(
         patch.setenv("BASS_GRAPHS", "1" if graphs else "0")
         patch.setattr(drafter, "propose", kept)
         # Inspecting asks for the probabilities of greedy drafts. Three rows leave graphs of four partly filled.
-        lane = lane_of("bass", 3, sampling, draft, inspect=True)
+        lane = lane_of("bass", 3, sampling, draft, inspect=True, **options)
         while not lane.finished:
             lane.step()
     return proposals, [sequence.token_ids for sequence in lane.sequences]
@@ -155,15 +214,36 @@ def drafted(
 def test_captured_chains_draft_what_eager_ones_draft(
     sampling: str, draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captured, texts = drafted(monkeypatch, sampling, draft, graphs=True)
-    eager, expected = drafted(monkeypatch, sampling, draft, graphs=False)
-    assert texts == expected and len(captured) == len(eager) > 10
+    captured, texts = drafted(monkeypatch, sampling, draft, graphs=True, max_new_tokens=24)
+    eager, expected = drafted(monkeypatch, sampling, draft, graphs=False, max_new_tokens=24)
+    assert texts == expected and len(captured) == len(eager) > 5
     for (tokens, probs, own), (other_tokens, other_probs, other_own) in zip(captured, eager, strict=True):
         assert tokens == other_tokens
         torch.testing.assert_close(probs, other_probs, atol=1e-5, rtol=1e-4)
         assert (own is None) == (other_own is None) == ("greedy" not in sampling)
         for row, other_row in zip(own or [], other_own or [], strict=True):
             assert row == pytest.approx(other_row[: len(row)], abs=1e-5)
+
+
+@pytest.mark.parametrize("draft", ["head", "perturbed", "eagle"])
+@pytest.mark.parametrize(
+    ("sampling", "rule"), [("greedy", "auto"), ("sampled", "auto"), ("top-p", "auto"), ("sampled", "coupled")]
+)
+def test_captured_trees_are_those_of_eager_rounds(
+    sampling: str, rule: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rounds of a row are less deep."""
+    options: dict[str, Any] = {"tree": (3, 2, 1, 2), "verification": rule, "max_new_tokens": 24}
+    eager, expected = drafted(monkeypatch, sampling, draft, graphs=False, **options)
+    monkeypatch.setattr(StaticTrees, "propose", None)
+    captured, texts = drafted(monkeypatch, sampling, draft, graphs=True, **options)
+    assert texts == expected and len(captured) == len(eager) > 5 and not ledger.races
+    for (trees, probs, own), (other_trees, other_probs, other_own) in zip(captured, eager, strict=True):
+        assert trees == other_trees
+        torch.testing.assert_close(probs, other_probs, atol=1e-5, rtol=1e-4)
+        assert (own is None) == (other_own is None) == (sampling != "greedy")
+        for row, other_row in zip(own or [], other_own or [], strict=True):
+            assert row == pytest.approx(other_row, abs=1e-5)
 
 
 @pytest.mark.parametrize("length", [7, 20])
@@ -180,16 +260,16 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
         return 1 if len(tokens) > 60 and (len(tokens) * 7 + tokens[-1]) % 4 == 0 else None
 
     monkeypatch.setattr(PromptLookupDrafter, "_match", match)
-    propose, draft, widths = HeadDrafter.propose, HeadChains.draft, set()
+    propose, replay, widths = HeadDrafter.propose, ChainGraphs.replay, set()
 
-    def noted(self: HeadChains, rows: Any, levels: int, keys: Any) -> Any:
-        unread = [len(row.tokens) - length for row, length in zip(rows, self.runner.lengths, strict=False)]
-        widths.add((captured_width(max(unread)), levels > 0))
-        for line in RowKeys(0, [0] * len(rows), [0] * len(rows), self.runner.device)._copied:
+    def noted(self: ChainGraphs, levels: int, starts: list[int], unread: list[list[int]], *others: Any) -> Any:
+        widths.add((captured_width(max(map(len, unread))), levels > 0))
+        zeros = [0] * len(starts)
+        for line in RowKeys(0, zeros, zeros, self.runner.device)._copied:
             assert line.data_ptr() % 16 == 0
-        return draft(self, rows, levels, keys)
+        return replay(self, levels, starts, unread, *others)
 
-    monkeypatch.setattr(HeadChains, "draft", noted)
+    monkeypatch.setattr(ChainGraphs, "replay", noted)
     results = []
     for graphs in ("1", "0"):
         log: list[Any] = []
@@ -215,8 +295,8 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
     assert {width for width, drafts in widths if drafts} >= {2, 5, 9}
 
 
-def test_a_first_round_that_only_copies_leaves_the_prompt_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its verification is wider than what the head can take in, and the head has not read the prompt."""
+def test_a_first_round_that_only_copies_leaves_its_states_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verification is wider than what the head can take in at once."""
 
     def match(self: PromptLookupDrafter, row: int, tokens: list[int]) -> int | None:
         return 0 if len(tokens) == 6 else None
@@ -245,7 +325,7 @@ def test_distributions_of_another_type_are_never_rounded() -> None:
 def test_states_of_an_earlier_request_are_never_read() -> None:
     lane = lane_of("bass", 3, "greedy")
     decoder: Any = lane._decoder
-    decoder.drafter._chains.unread.states.fill_(torch.nan)
+    decoder.drafter.unread.states.fill_(torch.nan)
     while not lane.finished:
         lane.step()
     clean = lane_of("bass", 3, "greedy")
@@ -268,6 +348,48 @@ class Varied:
 
     def observe(self, feedback: Any) -> None:
         pass
+
+
+class Late:
+    """A policy that drafts as soon as `length` is set."""
+
+    limit, length = 3, 0
+
+    def lengths(self, offers: Any) -> list[int]:
+        return [self.length] * len(offers)
+
+    def observe(self, feedback: Any) -> None:
+        pass
+
+
+def test_rounds_that_draft_late_leave_no_states_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head read the prompts early, and graphs take in what plain rounds write whenever its buffer is full."""
+    replay, replayed = ChainGraphs.replay, list[int]()
+
+    def noted(self: ChainGraphs, levels: int, *others: Any) -> Any:
+        replayed.append(levels)
+        return replay(self, levels, *others)
+
+    monkeypatch.setattr(ChainGraphs, "replay", noted)
+    lane = lane_of("bass", 3, "greedy", draft_length=Late())
+    decoder: Any = lane._decoder
+    assert lane.step().kind == "prefill"
+    for _ in range(40):
+        assert lane.step().kind == "plain"
+        assert not any(decoder.drafter.feed.states.waiting(3))
+    decoder.policy.length = 3
+    assert lane.step().kind == "verify"
+    assert replayed[:-1] and not any(replayed[:-1]) and replayed[-1] == 3
+
+
+def test_a_row_that_goes_back_has_its_later_text_uploaded_again() -> None:
+    lane = lane_of("bass", 2, "greedy")
+    for _ in range(5):
+        lane.step()
+    drafter: Any = lane._decoder.drafter
+    known, length = drafter._text.known[0], drafter.runner.lengths[0] - 2
+    drafter.rewind(0, length)
+    assert drafter._text.known[0] == length < known
 
 
 def test_rounds_of_all_lengths_share_one_buffer_of_distributions(monkeypatch: pytest.MonkeyPatch) -> None:

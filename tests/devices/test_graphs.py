@@ -163,16 +163,17 @@ def test_a_captured_step_of_trees_reads_nothing(backend: str) -> None:
 
 
 def test_an_accepted_path_is_moved_without_a_wait() -> None:
-    """The path moves in all layers. Slots after the path keep their contents."""
+    """The paths of all rows move together, in all layers. Slots after a path keep their contents."""
     model = pair("llama", "none").target_step
     cache = model.new_cache(2, 16)
     cache.buffer.copy_(torch.randn(cache.buffer.shape, generator=torch.Generator().manual_seed(0)))
     before = cache.buffer.cpu().clone()
     ledger.clear()
-    cache.keep(1, 5, [5, 7, 11])
-    assert not ledger.reads and not ledger.waits.total() and not ledger.uploads["blocking"]
+    cache.keep_all([(1, 5, [5, 7, 11]), (0, 2, [3])])
+    assert not ledger.reads and not ledger.waits.total() and ledger.uploads == {"queued": 1}
     expected = before.clone()
     expected[:, :, 1, :, 5:8] = before[:, :, 1, :, [5, 7, 11]]
+    expected[:, :, 0, :, 2] = before[:, :, 0, :, 3]
     assert torch.equal(cache.buffer.cpu(), expected)
 
 

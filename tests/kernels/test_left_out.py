@@ -15,7 +15,7 @@ from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.select import shape_of
 from bass_core.sample import distribution, draw, draw_triton
 from bass_core.sample.noise import NoiseKeys
-from bass_core.verify import rejection, tree
+from bass_core.verify import rejection, tree, tree_triton
 from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rejection_triton import verify_on_device
 from bass_core.verify.rules import VERIFICATIONS
@@ -166,6 +166,19 @@ def test_launches_of_decoders_are_on_the_list(options: dict[str, Any], launched:
     shape = replace(shape, mlp=model.config.intermediate_size)
     names = set(launched)
     assert len(names) > 5 and names <= listed(shape), names - listed(shape)
+
+
+@pytest.mark.parametrize("vocab", [40, 96])
+def test_walks_are_tried_with_the_launch_of_the_rounds(vocab: int, launched: set[str]) -> None:
+    """Launches differ by whether 16 divides the vocabulary."""
+    tree_triton.can_walk.cache_clear()
+    assert tree_triton.can_walk(torch.device("cpu"), vocab)
+    tried = set(launched)
+    launched.clear()
+    drafts = DraftTree([[1, 2]], [[-1, 0]], [[0, 1]], torch.rand(2, vocab).softmax(-1))
+    keys = NoiseKeys(3, torch.arange(1), torch.tensor([4]))
+    tree_triton.walk_on_device(torch.randn(1, 3, vocab), drafts, keys, SamplingParams(0.8))
+    assert tried == {name for name in launched if name.startswith("walk")} != set()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bass_core.draft.texts import last_tokens
+from bass_core.draft.head.texts import last_tokens
 from bass_core.model.pointer import LONGEST, SHORTEST, Pointer, followers, windows
 from kernels.triton import pointer as kernel
 
@@ -24,19 +24,23 @@ def test_the_kernel_raises_the_references_logit(dtype: torch.dtype, ids: int, lo
     columns = torch.randint(-1, VOCAB, (IDS,), generator=generator)
     pointer.weight.data = torch.randn(HIDDEN, generator=generator)
     pointer.requires_grad_(False).to(dtype)
-    logits = torch.randn(rows, VOCAB, generator=generator).to(dtype)
-    states = torch.randn(rows, HIDDEN, generator=generator).to(dtype)
+    logits = torch.randn(2 * rows, VOCAB, generator=generator).to(dtype)
+    states = torch.randn(2 * rows, HIDDEN, generator=generator).to(dtype)
     last = last_tokens(text, ends)
-    # A drafted token at the front moves the words to look for away from the text's end.
-    for words in (last, torch.cat((text[:, :1], last[:, :-1]), dim=1)):
-        tokens, sizes = (each[:, 0] for each in followers(windows(text), ends[:, None], words[:, None]))
-        assert words.shape[1] == LONGEST
-        expected, lifts = logits.clone(), pointer(states, sizes).to(dtype)
-        for row, token in enumerate(tokens.tolist()):
-            if token >= 0 and (column := int(columns[token])) >= 0:
-                expected[row, column] += lifts[row]
+    # There are two positions after each text: its end, and one whose words begin with a drafted token.
+    words = torch.stack((last, torch.cat((text[:, :1], last[:, :-1]), dim=1)), dim=1)
+    assert words.shape[2] == LONGEST
+    found = followers(windows(text), ends[:, None].expand(rows, 2), words)
+    tokens, sizes = (each.flatten() for each in found)
+    expected, lifts = logits.clone(), pointer(states, sizes).to(dtype)
+    for row, token in enumerate(tokens.tolist()):
+        if token >= 0 and (column := int(columns[token])) >= 0:
+            expected[row, column] += lifts[row]
+    for positions in (2, 1):
         ours = logits.clone()
-        kernel.add(ours, states, words, text, ends, columns, pointer.weight, pointer.by_size, SHORTEST)
+        searched, searched_ends = (each.repeat_interleave(2 // positions, 0) for each in (text, ends))
+        arguments = searched, searched_ends, columns, pointer.weight, pointer.by_size, SHORTEST
+        kernel.add(ours, states, words.flatten(0, 1), *arguments)
         assert torch.equal(ours == logits, expected == logits)
         torch.testing.assert_close(ours, expected)
 

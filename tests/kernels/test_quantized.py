@@ -16,6 +16,7 @@ from kernels.reference.quantized import (
     QuantizedWeight,
     dequantise,
     embedding,
+    in_bytes,
     linear,
     take_rows,
 )
@@ -80,6 +81,14 @@ def test_products_are_rounded_once_and_rows_selected_exactly(kind: str) -> None:
     assert torch.equal(dequantise(take_rows(weight, rows)), dequantise(weight)[rows])
     assert torch.equal(embedding(rows.view(2, 2), weight), dequantise(weight)[rows].view(2, 2, 96))
     assert embedding(rows[:0], weight).shape == (0, 96)
+
+
+def test_a_large_number_rounds_those_away_that_share_its_scale() -> None:
+    x = torch.ones(2, 64)
+    x[0, 5] = 1000
+    rounded = {block: in_bytes(x, block) for block in (32, 64)}
+    assert torch.equal(rounded[32][0, 32:], x[0, 32:]) and rounded[64][0].count_nonzero() == 1
+    assert torch.equal(rounded[32][1], x[1]) and torch.equal(rounded[64][1], x[1])
 
 
 def test_a_copy_of_a_model_shares_its_weights() -> None:

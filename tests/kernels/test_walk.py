@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from bass_core.draft.tree import StaticTrees
+from bass_core.draft.tree_graph import full_tree, grow, proposal_of
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role, place_node
@@ -17,7 +21,8 @@ from bass_core.verify.acceptance import UNSOUND, RowOutcome
 from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
-from bass_core.verify.tree_triton import walk_on_device
+from bass_core.verify.tree_judge import TreeJudge
+from bass_core.verify.tree_triton import outcomes_of, walk_on_device
 from kernels.triton.walk import walk_trees
 from tests.support.models import slow_but
 
@@ -28,9 +33,7 @@ SOFT = SamplingParams(temperature=1.0)
 
 def walked(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """Return the kernel's result as the reference's type."""
-    walks = walk_on_device(logits, tree, keys, params)
-    paths = [tree.path(row, last) for row, (last, *_) in enumerate(walks)]
-    return [RowOutcome(len(path), *end, path=path) for path, (_, *end) in zip(paths, walks, strict=True)]
+    return outcomes_of(walk_on_device(logits, tree, keys, params), tree)
 
 
 def compare(ours: list[RowOutcome], theirs: list[RowOutcome]) -> None:
@@ -112,6 +115,32 @@ def test_decisions_equal_the_reference(sampled: bool, near: float, batch: int, d
     tree = random_trees(logits, keys, random.Random(batch), near, sampled)
     theirs = verify_tree(logits, tree, keys, SOFT, REJECTION)
     compare(walked(logits, tree, keys, SOFT), theirs)
+
+
+@pytest.mark.parametrize("children", [(3, 2), (1, 2, 1)])
+def test_a_captured_judge_of_full_trees_decides_like_the_reference(children: tuple[int, ...]) -> None:
+    """Some rows draft less deep than others, and have other tokens in place of the rest of their trees."""
+    vocab, depths = 9, [len(children), 1, 0] * 6
+    trees = StaticTrees(children, SOFT, Role.DRAFT, vocab)
+    shape = full_tree(trees, len(children), vocab)
+    rows, drafts, keys = len(depths), shape.firsts[-1], some_keys(len(depths))
+    torch.manual_seed(3)
+    logits = torch.randn(rows, 1 + drafts, vocab) * 2
+    # The draft's logits are near the target's: those of the newest token, and then those of each level's drafts.
+    near, firsts = logits + 0.5 * torch.randn(logits.shape), [0, *(first + 1 for first in shape.firsts)]
+    levels: Any = (near[:, first:end] for first, end in pairwise(firsts))
+    probs = torch.zeros(rows, shape.fed + 1, vocab)
+    tokens, _ = grow(trees, shape, levels, None, keys, probs)
+    proposal = proposal_of(shape, tokens, probs, depths)
+    tree = DraftTree.of(proposal.tokens, proposal.parents, proposal.drawn, probs.flatten(0, 1))
+    theirs = verify_tree(logits[:, : 1 + proposal.width], tree, keys, SOFT, REJECTION)
+    judge = TreeJudge(SOFT, REJECTION, shape)
+    fed = torch.cat((torch.zeros(rows, 1, dtype=torch.long), tokens), dim=1)
+    seeds = torch.full((rows,), SEED)
+    numbers = torch.stack((torch.tensor(proposal.num_drafted), seeds, keys.sequence_ids, keys.positions, seeds))
+    judged = judge.run(logits, fed, numbers, probs, None, judge.constants(logits.device))
+    compare(judge.outcomes(judged.packed, tokens, proposal.parents), theirs)
+    assert len({outcome.accepted for outcome in theirs}) > 2
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from threading import TIMEOUT_MAX
-
 import pytest
 
 from bass_core.decode.overlapped.draft import DraftThread
@@ -11,7 +9,7 @@ from bass_core.decode.overlapped.session import QueuedDraft
 
 
 def draft_in_step(patch: pytest.MonkeyPatch) -> None:
-    """Make the target wait for a step of the draft whenever it looks at the drafts, if the draft can take one.
+    """Make the target wait for a step of the draft on the newest text whenever it looks at the drafts.
 
     The draft still works in its own thread, on its own stream, while the target verifies.
     """
@@ -19,8 +17,17 @@ def draft_in_step(patch: pytest.MonkeyPatch) -> None:
 
     def waits(self: DraftThread, timeout_s: float = 0.0) -> dict[int, list[QueuedDraft]]:
         with self.lock:
-            # If `steps` is true, the draft's thread will take a step or fail. Both end the wait.
-            steps = self._running and self.session is not None and self.session.busy
-        return look(self, TIMEOUT_MAX if steps else timeout_s)
+            session = self.session
+            if self._running and session is not None:
+                # A running step may have begun before the newest text.
+                enough = len(self._unseen_steps) + 1 + self._working
+                self.lock.wait_for(
+                    lambda: (
+                        not self.alive
+                        or len(self._unseen_steps) >= enough
+                        or (not self._working and (self._closed or not session.busy))
+                    )
+                )
+        return look(self, timeout_s)
 
     patch.setattr(DraftThread, "look", waits)

@@ -29,7 +29,7 @@ _NO_POINTS = np.empty((0, 0), np.int64)
 class _Scratch(threading.local):
     """A thread's scratch memory for `verify`: new memory would have to be mapped page by page in each round."""
 
-    p = _NO_Q
+    p, tokens = _NO_Q, _NONE
 
 
 _scratch = _Scratch()
@@ -217,20 +217,41 @@ def verify(
         int64 [B]: accepted drafts, the next token (UNSOUND if there is none), the drafts that could be judged;
         float32 [B, w]: each draft's p, q, u and chance; float32 [B]: the next token's p.
     """
-    (rows, width), size = drafts.shape, logits.shape[-1]
-    tests, ends = np.zeros((4, rows, width), np.float32), np.empty((3, rows), np.int64)
-    chances, source = np.empty(rows, np.float32), _flat(logits)
+    size, source, at, tests, ends, chances = _judged_arrays(logits, drafts, places)
     counts, *keys = (numbers.contiguous().numpy() for numbers in (num_drafted, ids, positions))
-    at = np.arange(rows * (width + 1)).reshape(rows, width + 1) if places is None else places.numpy()
     if _scratch.p.size < len(source):
-        _scratch.p = np.empty(len(source), np.float32)
+        _scratch.p, _scratch.tokens = np.empty(len(source), np.float32), np.empty(len(source), np.int64)
     _call(
         judging.verify, 3, len(source), source, size, at, filters.numbers(), rule, drafts.contiguous().numpy(),
-        _drawn_from(q), counts, signed(seed), *keys, torch.stack(streams).numpy(),
-        _scratch.p[: len(source)], np.zeros((rows, width + 1), np.bool_),
-        np.zeros((rows, width), np.bool_), np.zeros((rows, width)), tests, ends, chances,
+        _drawn_from(q), counts, signed(seed), *keys, np.stack([stream.numpy() for stream in streams]),
+        _scratch.p[: len(source)], _scratch.tokens[: len(source)], np.empty(at.shape, np.int64),
+        np.zeros(at.shape, np.bool_), np.zeros(drafts.shape, np.bool_), np.zeros(drafts.shape), tests, ends,
+        chances,
     )  # fmt: skip
-    return Verified(*map(torch.from_numpy, (*ends[[0, 1, 2]], *tests, chances)))
+    return Verified(*map(torch.from_numpy, (*ends, *tests, chances)))
+
+
+def verify_greedy(logits: Tensor, drafts: Tensor, num_drafted: Tensor, places: Tensor | None = None) -> Verified:
+    """Accept drafts int64 [B, w] while they equal the likeliest tokens; the arguments are those of `verify`.
+
+    All entries of `places` are read.
+    """
+    size, source, at, tests, ends, chances = _judged_arrays(logits, drafts, places)
+    number = len(source) // size
+    _call(
+        judging.verify_greedy, 2, len(source), source, size, at, drafts.contiguous().numpy(),
+        num_drafted.contiguous().numpy(), np.empty(number, np.int64), np.empty(number, np.float32), tests, ends,
+        chances,
+    )  # fmt: skip
+    return Verified(*map(torch.from_numpy, (*ends, *tests, chances)))
+
+
+def _judged_arrays(logits: Tensor, drafts: Tensor, places: Tensor | None) -> tuple[Any, ...]:
+    """Return V, the flat logits, the row of each place, and arrays for the results (`verify`)."""
+    rows, width = drafts.shape
+    at = np.arange(rows * (width + 1)).reshape(rows, width + 1) if places is None else places.numpy()
+    tests, ends = np.zeros((4, rows, width), np.float32), np.empty((3, rows), np.int64)
+    return logits.shape[-1], _flat(logits), at, tests, ends, np.empty(rows, np.float32)
 
 
 def signed(seed: int) -> int:
@@ -246,4 +267,5 @@ def compile_all() -> None:
     draw(rows[:, 0], first, second, None)
     largest(scatter_rows(scatter_columns(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
     verify(rows[:, :1], none, None, key, 0, key, key, (key, key, key), Filters(1.0), judging.REJECTION)
+    verify_greedy(rows[:, :1], none, key)
     watch(np.zeros(1, np.int64), -1)

@@ -1,7 +1,8 @@
 """Distributions over whole vocabularies: softmax, top-k, top-p and min-p of one row of logits.
 
 `distribution_row` computes a row's distribution, on one thread and in a fixed order. So its bits do not depend on
-other rows or the number of threads. A row with NaN, +inf or nothing finite becomes NaN.
+other rows or the number of threads. A row with NaN, +inf or nothing finite becomes NaN. `kept_row` computes the
+same probabilities, but writes only those of the tokens that top-p keeps.
 
 top-k and top-p don't sort: they select their threshold digit by digit (radix selection) from the bits of the few
 candidates.
@@ -24,12 +25,29 @@ _BUCKETS = 2048
 _LIKELY = np.float32(2.0**-13)
 # A generous bound of the rounding error in the sum of a softmax, which would be 1 without rounding.
 _SLACK = 1e-4
+# What `kept_row` returns if it has written the probabilities of all tokens.
+ALL = np.int64(-1)
 
 
 @helper
 def scratch_for(size):
     """Return scratch for rows of `size` numbers: lanes, buckets, and selected numbers."""
     return np.empty(LANES, np.float32), np.empty(_BUCKETS, np.float64), np.empty(size + LANES, np.float32)
+
+
+@helper
+def probability_of(p, tokens, at, count, token):
+    """Return the probability of a token in a distribution that `kept_row` has written; see there."""
+    if count == ALL:
+        return p[at + token]
+    low, high = at, at + count
+    while low < high:
+        middle = (low + high) // 2
+        if tokens[middle] < token:
+            low = middle + 1
+        else:
+            high = middle
+    return p[low] if low < at + count and tokens[low] == token else np.float32(0.0)
 
 
 @helper
@@ -126,9 +144,7 @@ def _nucleus(p, start, size, top_p, buckets, selected):
     float32, reaches top_p; 0 if none does. Masses are float64 sums, which are exact for all that matters here:
     probabilities above 2**-29 are multiples of 2**-52.
     """
-    # The tokens that are no likelier than the threshold have a mass of at least 1 - top_p. So the threshold is at
-    # least (1 - top_p) / size.
-    lower_bound = np.float32(max(0.0, 1 - _SLACK - top_p) / size)
+    lower_bound = _lowest_threshold(size, top_p)
     bar, count, mass = max(_LIKELY, lower_bound), np.uintp(0), 0.0
     while True:
         count, mass = _select(p, start, size, bar, selected), 0.0
@@ -139,6 +155,18 @@ def _nucleus(p, start, size, top_p, buckets, selected):
         if bar <= np.float32(0.0):
             return np.float32(0.0), mass
         bar = lower_bound if bar > lower_bound else np.float32(0.0)
+    return _threshold(selected, count, top_p, buckets)
+
+
+@helper
+def _lowest_threshold(size, top_p):
+    """Return a lower bound of top-p's threshold: less likely tokens have a mass of at least 1 - top_p together."""
+    return np.float32(max(0.0, 1 - _SLACK - top_p) / size)
+
+
+@helper
+def _threshold(selected, count, top_p, buckets):
+    """Return `_nucleus` of the first `count` selected probabilities, whose mass reaches top_p."""
     prefix, above, reached = np.uint32(0), 0.0, 0.0
     for shift in (20, 10, 0):
         buckets[:1024] = 0.0
@@ -172,13 +200,8 @@ def _divide_kept(p, start, size, bar, total):
 
 
 @helper
-def distribution_row(x, start, size, filters, out, to, scratch):
-    """Write the distribution of x[start : start + size] to out[to : to + size]; return whether it is sound.
-
-    x: logits. filters: (1 / temperature, top_k or 0, top_p, min_p), as in SamplingParams. scratch: see
-    `scratch_for`.
-    """
-    factor, top_k, top_p, min_p = filters
+def _top_and_floor(x, start, size, top_k, scratch):
+    """Return the largest of x[start : start + size], and the smallest number that top-k keeps."""
     lanes, buckets, selected = scratch
     floor = top = np.float32(-np.inf)
     parts = 0
@@ -194,6 +217,19 @@ def distribution_row(x, start, size, filters, out, to, scratch):
         count = _select(x, start, size, bar, selected)
         # Fewer than top_k numbers are selected only if some logits are NaN, and then the whole row becomes NaN.
         floor = _rank(selected, count, top_k, buckets) if count >= top_k else floor
+    return top, floor
+
+
+@helper
+def distribution_row(x, start, size, filters, out, to, scratch):
+    """Write the distribution of x[start : start + size] to out[to : to + size]; return whether it is sound.
+
+    x: logits. filters: (1 / temperature, top_k or 0, top_p, min_p), as in SamplingParams. scratch: see
+    `scratch_for`.
+    """
+    factor, top_k, top_p, min_p = filters
+    lanes, buckets, selected = scratch
+    top, floor = _top_and_floor(x, start, size, top_k, scratch)
     total = 0.0
     for first in range(0, size, CHUNK):
         few = min(CHUNK, size - first)
@@ -213,6 +249,77 @@ def distribution_row(x, start, size, filters, out, to, scratch):
             mass += np.float64(selected[i])
         _divide_kept(out, to, size, min_p * share, np.float32(mass))
     return True
+
+
+@helper
+def kept_row(x, start, size, filters, out, tokens, to, part, scratch):
+    """Write the distribution of x[start : start + size] without its zeros; return (is sound, count).
+
+    The `count` probabilities and token ids, in ascending order of ids, are written to `out` and `tokens` from
+    place `to` on. If `count` is ALL, all probabilities are written, as by `distribution_row`: without top-p few of
+    them are zero.
+
+    part: scratch float32 [CHUNK]. Other arguments: see `distribution_row`.
+    """
+    factor, top_k, top_p, min_p = filters
+    lanes, buckets, selected = scratch
+    if top_p >= np.float32(1.0):
+        return distribution_row(x, start, size, filters, out, to, scratch), ALL
+    top, floor = _top_and_floor(x, start, size, top_k, scratch)
+    # An exponential is at least its token's probability, because the sum has one exponential that is 1.
+    bar, total, count = max(_LIKELY, _lowest_threshold(size, top_p)), 0.0, np.uintp(0)
+    for first in range(0, size, CHUNK):
+        few = min(CHUNK, size - first)
+        total += _exponentials(x, start + first, few, top, factor, floor, part, 0, lanes)
+        count = _collect(part, few, bar, first, out, tokens, to, count)
+    share, likely, mass, base = np.float32(1.0 / total), np.uintp(0), 0.0, np.uintp(to)
+    for i in range(count):
+        out[base + i] *= share
+        selected[likely] = out[base + i]
+        likely += np.uintp(out[base + i] >= bar)
+    for i in range(likely):
+        mass += np.float64(selected[i])
+    if not np.float32(mass) >= top_p:
+        # The distribution is flat, or not sound.
+        return distribution_row(x, start, size, filters, out, to, scratch), ALL
+    threshold, mass = _threshold(selected, likely, top_p, buckets)
+    count = _keep(out, tokens, base, count, threshold, np.float32(mass))
+    if min_p > np.float32(0.0):
+        threshold, mass = min_p * (share / np.float32(mass)), 0.0
+        for i in range(count):
+            mass += np.float64(out[base + i]) if out[base + i] >= threshold else 0.0
+        count = _keep(out, tokens, base, count, threshold, np.float32(mass))
+    return True, np.int64(count)
+
+
+@helper
+def _collect(part, size, bar, first, out, tokens, to, count):
+    """Append the numbers of part[:size] from `bar` up to `out`, and their places plus `first` to `tokens`.
+
+    Place `to` of `out` and `tokens` is the first of `count` places that are in use. Return the new count.
+    """
+    num_lanes, end = np.uintp(LANES), np.uintp(to) + count
+    for block in range(np.uintp(0), np.uintp(size), num_lanes):
+        few, any_above = min(num_lanes, np.uintp(size) - block), False
+        for j in range(few):
+            any_above |= part[block + j] >= bar
+        if any_above:
+            for j in range(few):
+                if part[block + j] >= bar:
+                    out[end], tokens[end] = part[block + j], np.int64(first) + np.int64(block + j)
+                    end += np.uintp(1)
+    return end - np.uintp(to)
+
+
+@helper
+def _keep(out, tokens, base, count, bar, total):
+    """Of `count` numbers from `base` on, keep those of at least `bar`, divided by `total`; return how many."""
+    kept = base
+    for i in range(base, base + count):
+        if out[i] >= bar:
+            out[kept], tokens[kept] = out[i] / total, tokens[i]
+            kept += np.uintp(1)
+    return kept - base
 
 
 @kernel
@@ -243,6 +350,28 @@ def first_largest(x, start, size, lanes):
     return 0
 
 
+@helper
+def largest_of_row(x, start, size, lanes):
+    """Return the first index of the largest of x[start : start + size], and the number; NaN counts as the largest.
+
+    The row is read once, because a chunk stays in the first-level cache while we look for NaN and for its maximum.
+    """
+    top, chunk = np.float32(-np.inf), 0
+    for first in range(0, size, CHUNK):
+        few, at, unsound = min(CHUNK, size - first), np.uintp(start + first), False
+        for i in range(np.uintp(few)):
+            unsound |= x[at + i] != x[at + i]
+        if unsound:
+            place = start + first
+            while x[place] == x[place]:
+                place += 1
+            return place - start, x[place]
+        chunk_top = _largest(x, start + first, few, lanes)
+        if chunk_top > top:
+            top, chunk = chunk_top, first
+    return chunk + first_largest(x, start + chunk, min(CHUNK, size - chunk), lanes), top
+
+
 @kernel
 def largest(state, threads, x, size, places, values):
     """Find each row's largest number: write its first index to `places`, and the number to `values`.
@@ -252,13 +381,7 @@ def largest(state, threads, x, size, places, values):
     rows, lanes = len(places), np.empty(LANES, np.float32)
     row = claim(state, 0)
     while row < rows:
-        start, unsound = np.uintp(row * size), False
-        for i in range(np.uintp(size)):
-            unsound |= x[start + i] != x[start + i]
-        place = 0 if unsound else first_largest(x, row * size, size, lanes)
-        while unsound and x[row * size + place] == x[row * size + place]:
-            place += 1
-        places[row], values[row] = place, x[row * size + place]
+        places[row], values[row] = largest_of_row(x, row * size, size, lanes)
         done(state, 0)
         row = claim(state, 0)
     wait(state, 0, rows)

@@ -2,7 +2,7 @@
 
 Decisions are those of bass_core/verify/rejection.py, the reference, which also explains the rules. Results do not
 depend on other rows or the number of threads. Only what a decision reads is computed: no distribution after a
-row's last draft, and one draw per row.
+row's last draft, of a distribution with top-p only the tokens that it keeps, and one draw per row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
-from .distribution import distribution_row, scratch_for
+from .distribution import ALL, CHUNK, LANES, kept_row, largest_of_row, probability_of, scratch_for
 from .draws import BLOCK, draw_row
 from .noise import key_words, uniform
 
@@ -19,8 +19,6 @@ from .noise import key_words, uniform
 REJECTION, BLOCK_RULE, COUPLED = 0, 1, 2
 # Replaces a token id that can't be drawn (bass_core/verify/acceptance.py).
 UNSOUND = -1
-# How many numbers are in a chunk, and how many partial sums we keep for each chunk.
-CHUNK, LANES = 4096, 64
 _NO_IDS = np.empty(0, np.int64)
 
 
@@ -52,6 +50,38 @@ def _residual(p, at, q, q_at, size, reach, out):
     for i in range(np.uintp(size)):
         more = reach * p[left + i] - q[right + i]
         out[i] = more if more > np.float32(0.0) else np.float32(0.0)
+        any_left |= more > np.float32(0.0)
+    return any_left
+
+
+@helper
+def _kept_excess(p, tokens, at, count, q, row, i, reach, lanes):
+    """Return the sum of max(reach p - q, 0) over the kept tokens (`kept_row`), with the bits of `_excess`.
+
+    The numbers are added to the same lanes in the same order. Other tokens have p = 0, which adds nothing.
+    """
+    total, place, end = 0.0, at, at + count
+    while place < end:
+        chunk, chunk_total = tokens[place] // CHUNK, 0.0
+        for j in range(np.uintp(LANES)):
+            lanes[j] = np.float32(0.0)
+        while place < end and tokens[place] // CHUNK == chunk:
+            more = reach * p[place] - _probability_of(q, row, i, tokens[place])
+            lanes[tokens[place] % LANES] += more if more > np.float32(0.0) else np.float32(0.0)
+            place += 1
+        for j in range(np.uintp(LANES)):
+            chunk_total += lanes[j]
+        total += chunk_total
+    return total
+
+
+@helper
+def _kept_residual(p, tokens, at, count, q, row, i, reach, out):
+    """Write max(reach p - q, 0) of the kept tokens to `out`; return whether any of these numbers is above 0."""
+    any_left = False
+    for place in range(count):
+        more = reach * p[at + place] - _probability_of(q, row, i, tokens[at + place])
+        out[place] = more if more > np.float32(0.0) else np.float32(0.0)
         any_left |= more > np.float32(0.0)
     return any_left
 
@@ -117,24 +147,34 @@ def _is_finite(q, row, i, size):
 
 
 @helper
-def _judged_drafts(row, size, drafts, places, p, q, counts, sound, q_finite, tests):
+def _judged_drafts(row, size, drafts, places, p, tokens, kept, q, counts, sound, q_finite, tests):
     """Return how many of a row's drafts can be judged; write p and q of each draft to tests[0] and tests[1]."""
     judged, count = 0, counts[row]
     while judged < count and sound[row, judged] and q_finite[row, judged]:
         judged += 1
     for i in range(drafts.shape[1]):
         token, is_draft = drafts[row, i], i < count
-        tests[0, row, i] = p[places[row, i] * size + token] if is_draft else np.float32(0.0)
+        tests[0, row, i] = np.float32(0.0)
+        if is_draft:
+            tests[0, row, i] = probability_of(p, tokens, places[row, i] * size, kept[row, i], token)
         tests[1, row, i] = np.float32(1.0)
         if len(q[0]) > 0:
             tests[1, row, i] = _probability_of(q, row, i, token) if is_draft else np.float32(0.0)
     return judged
 
 
+@helper
+def _draw_kept(weights, tokens, start, count, size, at, first, second, uniforms):
+    """Draw from weights[start:], whose token ids are tokens[at : at + count], or all ids if `count` is ALL."""
+    if count == ALL:
+        return draw_row(weights, start, size, _NO_IDS, False, first, second, uniforms)
+    return tokens[at + draw_row(weights, start, count, tokens[at : at + count], True, first, second, uniforms)]
+
+
 @kernel
 def verify(
-    state, threads, x, size, places, filters, rule, drafts, q, counts, seed, ids, positions, streams, p, sound,
-    q_finite, excess, tests, ends, chances
+    state, threads, x, size, places, filters, rule, drafts, q, counts, seed, ids, positions, streams, p, tokens,
+    kept, sound, q_finite, excess, tests, ends, chances
 ):  # fmt: skip
     """Verify drafts int64 [B, w] by the logits x float32 [N * size]; w may be 0.
 
@@ -150,7 +190,9 @@ def verify(
         seed, ids, positions: the parts of the round's noise keys (NoiseKeys).
         streams: int64 [3, B], the noise streams for acceptance, for a recovered token, and for the target's own
             token.
-        p, sound, q_finite, excess: scratch, float32 [N * size], bool [B, w + 1] and [B, w], float64 [B, w].
+        p, tokens, kept: scratch, float32 [N * size], int64 [N * size] and [B, w + 1]: the distributions as
+            `kept_row` writes them.
+        sound, q_finite, excess: scratch, bool [B, w + 1] and [B, w], float64 [B, w].
         tests: float32 [4, B, w], for the drafts' p, q, u and chance.
         ends: int64 [3, B], for the number of accepted drafts, the next token, and the number of judged drafts.
         chances: float32 [B], for the next token's p.
@@ -159,12 +201,13 @@ def verify(
     has_q = len(q[0]) > 0
     scratch, uniforms, spread = scratch_for(size), np.empty(BLOCK, np.float32), np.empty(size, np.float32)
     (lanes, _, weights), own_tests = scratch, np.empty((2, rows, width), np.float32)
+    part = np.empty(CHUNK, np.float32)
     task = claim(state, 0)
     while task < rows * (width + 1):
         row, i = task // (width + 1), task % (width + 1)
         if i <= counts[row]:
             at = places[row, i] * size
-            sound[row, i] = distribution_row(x, at, size, filters, p, at, scratch)
+            sound[row, i], kept[row, i] = kept_row(x, at, size, filters, p, tokens, at, part, scratch)
         if i < counts[row]:
             q_finite[row, i] = rule == COUPLED or not has_q or _is_finite(q, row, i, size)
         done(state, 0)
@@ -174,21 +217,29 @@ def verify(
     task = claim(state, 1)
     while task < drawn:
         row, i = task // width, task % width
-        if 0 < i < _judged_drafts(row, size, drafts, places, p, q, counts, sound, q_finite, own_tests):
+        if (
+            0
+            < i
+            < _judged_drafts(row, size, drafts, places, p, tokens, kept, q, counts, sound, q_finite, own_tests)
+        ):
             reach = np.float32(1.0)
             for j in range(i):
                 reach = _reach_after(reach, own_tests[0, row, j], own_tests[1, row, j])
             total, at = 0.0, places[row, i] * size
-            q_numbers, q_at = _distribution_of(q, row, i, size, spread)
-            for start in range(0, size, CHUNK):
-                total += _excess(p, at + start, q_numbers, q_at + start, min(CHUNK, size - start), reach, lanes)
+            if kept[row, i] == ALL:
+                q_numbers, q_at = _distribution_of(q, row, i, size, spread)
+                for start in range(0, size, CHUNK):
+                    few = min(CHUNK, size - start)
+                    total += _excess(p, at + start, q_numbers, q_at + start, few, reach, lanes)
+            else:
+                total = _kept_excess(p, tokens, at, kept[row, i], q, row, i, reach, lanes)
             excess[row, i] = total
         done(state, 1)
         task = claim(state, 1)
     wait(state, 1, drawn)
     row = claim(state, 2)
     while row < rows:
-        judged = _judged_drafts(row, size, drafts, places, p, q, counts, sound, q_finite, tests)
+        judged = _judged_drafts(row, size, drafts, places, p, tokens, kept, q, counts, sound, q_finite, tests)
         accepted, token, reach = 0, np.int64(UNSOUND), np.float32(1.0)
         if rule == COUPLED:
             for i in range(width):
@@ -196,7 +247,7 @@ def verify(
             while True:
                 first, second, _, _ = key_words(seed, ids[row], positions[row] + accepted, streams[2, row])
                 at = places[row, accepted] * size
-                token = draw_row(p, at, size, _NO_IDS, False, first, second, uniforms)
+                token = _draw_kept(p, tokens, at, kept[row, accepted], size, at, first, second, uniforms)
                 if accepted >= judged or token != drafts[row, accepted]:
                     break
                 accepted += 1
@@ -222,26 +273,62 @@ def verify(
                 if i < judged and u < chance:
                     accepted, accepted_reach = i + 1, before
             reach = accepted_reach
-            rejected, at = accepted < judged, places[row, accepted] * size
+            rejected, at, count = accepted < judged, places[row, accepted] * size, kept[row, accepted]
             left = False
-            if rejected and has_q:
+            if rejected and has_q and count == ALL:
                 q_numbers, q_at = _distribution_of(q, row, accepted, size, spread)
                 left = _residual(p, at, q_numbers, q_at, size, reach, weights)
+            elif rejected and has_q:
+                left = _kept_residual(p, tokens, at, count, q, row, accepted, reach, weights)
             elif rejected:
-                base = np.uintp(at)
-                for i in range(np.uintp(size)):
-                    weights[i] = p[base + i]
-                weights[drafts[row, accepted]] = np.float32(0.0)
-                for i in range(np.uintp(size)):
+                base, draft = np.uintp(at), drafts[row, accepted]
+                for i in range(np.uintp(size if count == ALL else count)):
+                    here = i == np.uintp(draft) if count == ALL else tokens[base + i] == draft
+                    weights[i] = np.float32(0.0) if here else p[base + i]
                     left |= weights[i] > np.float32(0.0)
             stream = streams[1, row] if rejected else streams[2, row]
             first, second, _, _ = key_words(seed, ids[row], positions[row] + accepted, stream)
             # If p and q are almost equal, rounding can make max(p - q, 0) zero everywhere. Then draw from p.
             source, start = (weights, 0) if left else (p, at)
-            token = draw_row(source, start, size, _NO_IDS, False, first, second, uniforms)
-        chance = p[places[row, accepted] * size + token]
+            token = _draw_kept(source, tokens, start, count, size, at, first, second, uniforms)
+        chance = probability_of(p, tokens, places[row, accepted] * size, kept[row, accepted], token)
         ends[0, row], ends[2, row], chances[row] = accepted, judged, chance
         ends[1, row] = token if sound[row, accepted] and chance > np.float32(0.0) else UNSOUND
         done(state, 2)
         row = claim(state, 2)
     wait(state, 2, rows)
+
+
+@kernel
+def verify_greedy(state, threads, x, size, places, drafts, counts, choices, values, tests, ends, chances):
+    """Accept drafts int64 [B, w] while they are the likeliest tokens of the logits x float32 [N * size].
+
+    Args:
+        places: as in `verify`, but all entries are read.
+        counts: int64 [B], drafts per row; the rest is padding.
+        choices, values: scratch, int64 [N] and float32 [N].
+        tests, ends, chances: as in `verify`, but without a chance.
+    """
+    (rows, width), lanes, num_places = drafts.shape, np.empty(LANES, np.float32), len(choices)
+    place = claim(state, 0)
+    while place < num_places:
+        choices[place], values[place] = largest_of_row(x, place * size, size, lanes)
+        done(state, 0)
+        place = claim(state, 0)
+    wait(state, 0, num_places)
+    row = claim(state, 1)
+    while row < rows:
+        accepted, judged = 0, 0
+        while judged < counts[row] and np.isfinite(values[places[row, judged]]):
+            judged += 1
+        for i in range(width):
+            agrees = choices[places[row, i]] == drafts[row, i]
+            accepted += 1 if accepted == i and i < judged and agrees else 0
+            tests[0, row, i] = np.float32(1.0 if agrees else 0.0)
+            tests[1, row, i], tests[2, row, i] = np.float32(1.0), np.float32(0.5)
+        last = places[row, accepted]
+        ends[0, row], ends[2, row], chances[row] = accepted, judged, np.float32(1.0)
+        ends[1, row] = choices[last] if np.isfinite(values[last]) else UNSOUND
+        done(state, 1)
+        row = claim(state, 1)
+    wait(state, 1, rows)

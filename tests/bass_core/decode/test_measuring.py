@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,8 @@ from bass_core.decode.cost_store import costs_path
 from bass_core.decode.measuring import Measuring, policy_of_request, with_costs
 from bass_core.decode.request import Request, make_request
 from bass_core.draft.lookup import PromptLookupDrafter
+from bass_core.lanes.lane import Lane
+from bass_core.length.acceptance import PastDrafts
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable, read_table
 from bass_core.length.options import AUTO, COST_AWARE
@@ -52,6 +55,19 @@ def stored_table(request: Request) -> CostTable:
 def test_with_costs_auto_is_cost_aware(option: str) -> None:
     request = replace(make_request(PAIR, ROWS, draft_length=option), costs=COSTS)
     assert isinstance(policy_of_request(request), CostAware)
+
+
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+def test_a_call_adds_its_drafts_to_those_of_earlier_calls(method: str) -> None:
+    earlier: PastDrafts = {"model": np.array([20.0, 10.0])}
+    request = replace(make_request(PAIR, ROWS[:2], max_new_tokens=16), costs=COSTS, past_drafts=earlier)
+    lane = Lane(PAIR, request, method)
+    while not lane.finished:
+        lane.step()
+    rows = [row for round_ in lane.trace.records for row in round_["rows"]]
+    # Accepted drafts, and the first one after them.
+    tested = sum(min(row["accepted"] + 1, len(row["drafted"])) for row in rows)
+    assert tested and earlier["model"].tolist() == [20 + tested, 10 + sum(row["accepted"] for row in rows)]
 
 
 def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:

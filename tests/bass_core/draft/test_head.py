@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
-from bass_core.draft import head as head_drafter
-from bass_core.draft.head import HEADROOM, HeadDrafter
+from bass_core.draft import registry
+from bass_core.draft.head.chain import HEADROOM, HeadDrafter
+from bass_core.draft.head.compiled import CompiledHeadDrafter
+from bass_core.draft.registry import head_drafter
 from bass_core.errors import PairError, WeightsError
 from bass_core.length.policies import FixedLength
 from bass_core.machine import cpu_kernels
@@ -52,7 +54,7 @@ def test_proposals_equal_those_of_an_uncached_head(layers, reads_states, reads_l
     pair = ModelPair(target, head)
     rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
     body = ModelRunner(pair.draft_step, 3, 96, len(head.vocabulary), "pad")
-    drafter = HeadDrafter(head, body, pair.vocab, SamplingParams())
+    drafter = head_drafter(head, body, pair.vocab, SamplingParams())
     runner = ModelRunner(pair.target_step, 3, 96, pair.vocab, "pad")
     decoder = BatchDecoder(rows, runner, DecodingParams(SamplingParams()), drafter, FixedLength(3))
     checked = 0
@@ -90,13 +92,21 @@ def record_proposals(drafter):
     return proposals
 
 
+def as_one_call(drafter, in_one_call):
+    """Return the drafter if it drafts in one call, as it must; or one that drafts the same level by level."""
+    if in_one_call:
+        assert isinstance(drafter, CompiledHeadDrafter)
+        return drafter
+    return HeadDrafter(drafter.feed, drafter.size, drafter.params, confidence=drafter.confidence)
+
+
 @torch.inference_mode()
 def first_proposal(pair, rows, params=None, tree=None, in_one_call=False, confidence=0.0):
     head, params = pair.draft, params or SamplingParams()
     body = ModelRunner(pair.draft_step, 6, 600, len(head.vocabulary), "pad" if tree is None else "sdpa")
-    drafter = HeadDrafter(head, body, pair.vocab, params, confidence=confidence, tree=tree)
-    drafter._in_one_call = drafter._in_one_call and in_one_call
-    assert drafter._in_one_call == in_one_call
+    drafter = head_drafter(head, body, pair.vocab, params, confidence=confidence, tree=tree)
+    if tree is None:
+        drafter = as_one_call(drafter, in_one_call)
     drafter.start(rows)
     pair.target_step.readout, states = head.readout(), []
     for row in rows:
@@ -189,9 +199,9 @@ def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confide
     for in_one_call in (True, False):
         rows = [Sequence(i, i, text[: 510 - i], 24, frozenset()) for i, text in enumerate(texts)]
         body = ModelRunner(pair.draft_step, 3, 600, 70, "sdpa")
-        drafter = HeadDrafter(pair.draft, body, pair.vocab, params, confidence=confidence)
-        assert drafter._in_one_call
-        drafter._in_one_call, drafter.report_probs = in_one_call, True
+        drafter = head_drafter(pair.draft, body, pair.vocab, params, confidence=confidence)
+        drafter = as_one_call(drafter, in_one_call)
+        drafter.report_probs = True
         runner = ModelRunner(pair.target_step, 3, 600, pair.vocab, "sdpa")
         decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, VaryingLengths())
         proposals = record_proposals(drafter)
@@ -220,7 +230,7 @@ def test_a_rows_drafts_depend_on_no_other_row(params):
     for count in (1, 2):
         rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(2))][:count]
         body = ModelRunner(pair.draft_step, 2, 200, 70, "sdpa")
-        drafter = HeadDrafter(pair.draft, body, pair.vocab, params)
+        drafter = head_drafter(pair.draft, body, pair.vocab, params)
         runner = ModelRunner(pair.target_step, 2, 200, pair.vocab, "sdpa")
         decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, LaterRows())
         proposals = record_proposals(drafter)
@@ -401,9 +411,9 @@ def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, mo
     def proposed(confidence):
         rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
         body = ModelRunner(pair.draft_step, 3, 96, len(pair.draft.vocabulary), "pad")
-        drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
+        drafter = head_drafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
         drafter.start(rows)
-        drafter._source._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]
+        drafter.feed.states._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]
         history, draw = [], drafter._draw
 
         def recorded(logits, q, keys, step):
@@ -440,7 +450,7 @@ def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, mo
         assert calls == expected_calls
         assert shortened.probs is None or torch.equal(shortened.probs, endless.probs[:, :width])
     assert len(counts) > 3 and proposed(1.1)[0].tokens.shape[1] == 0
-    monkeypatch.setattr(head_drafter, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(registry, "is_accelerator", lambda device: True)
     assert proposed(1.1)[0].num_drafted == [6, 6, 2]
 
 

@@ -5,7 +5,9 @@ import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.draft.base import Proposal, TreeProposal, wrap_user_drafter
+from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.registry import DRAFTERS
+from bass_core.length.policies import FixedLength
 from tests.conformance.table import DRAFTS
 from tests.conformance.table import pair as conformance_pair
 from tests.support.models import prompts, small_window, texts_of, tiny
@@ -111,13 +113,28 @@ def test_the_conformance_suite_covers_every_drafter():
     assert {draft.drafter for draft in DRAFTS.values()} == set(DRAFTERS)
 
 
+class LateLength(FixedLength):
+    """Drafts nothing in the first three rounds."""
+
+    rounds = 0
+
+    def lengths(self, offers):
+        return super().lengths(offers) if self.rounds >= 3 else [0] * len(offers)
+
+    def observe(self, feedback):
+        self.rounds += 1
+
+
+@pytest.mark.parametrize("length", [1, LateLength(1), 0])
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
-def test_a_head_reads_the_prompts_during_the_prefill(drafter):
+def test_a_head_reads_the_prompts_during_the_prefill(drafter, length, monkeypatch):
     """Then the first round with drafts costs no more than later ones, however long the prompts are."""
-    pair = conformance_pair("llama", "head")
-    rounds = list(stream(pair, [[3] * 300, [5, 6] * 140], drafter=drafter, draft_length=1, max_new_tokens=5))
+    pair, read, calls = conformance_pair("llama", "head"), HeadDrafter.read, []
+    monkeypatch.setattr(HeadDrafter, "read", lambda self, rows: calls.append(read(self, rows) is None))
+    rounds = list(stream(pair, [[3] * 300, [5, 6] * 140], drafter=drafter, draft_length=length, max_new_tokens=9))
     decoding = [round_ for round_ in rounds if round_.kind != "prefill"]
-    assert {round_.draft_forwards for round_ in decoding} <= {0, 1} and decoding[0].draft_tokens
+    assert {round_.draft_forwards for round_ in decoding} <= {0, 1} and any(calls) == (length != 0)
+    assert any(round_.draft_tokens for round_ in decoding) == (length != 0)
 
 
 def test_drafters_that_are_unknown_or_lack_a_draft_model_are_refused():

@@ -5,11 +5,11 @@ import random
 import torch
 
 from bass_core.draft.base import Drafter, point_masses, wrap_user_drafter
-from bass_core.draft.head import HeadDrafter
-from bass_core.draft.head_states import StandInStates
+from bass_core.draft.head.states import StandInStates
+from bass_core.draft.head.texts import Texts
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
-from bass_core.draft.texts import Texts
+from bass_core.draft.registry import head_drafter
 from bass_core.model.pair import ModelPair
 from bass_core.model.pointer import LONGEST
 from bass_core.model.runner import ModelRunner
@@ -88,7 +88,7 @@ def test_a_head_feeds_rewound_positions_again_with_new_states():
     target = tiny("llama")
     pair = ModelPair(target, tiny_head(target))
     runner = ModelRunner(pair.draft_step, 1, 96, len(pair.draft.vocabulary), "pad")
-    drafter = HeadDrafter(pair.draft, runner, pair.vocab, SamplingParams())
+    drafter = head_drafter(pair.draft, runner, pair.vocab, SamplingParams())
     rows, states = sequences([1, 2]), torch.randn(5, pair.draft.config.hidden)
     drafter.start(rows)
     drafter.observe_states(rows, [states[:2]])
@@ -106,7 +106,7 @@ def test_a_head_feeds_rewound_positions_again_with_new_states():
     rows[0].tokens += [4]
     drafter.observe_states(rows, [states[2:3]])
     again = drafts_of(drafter, rows)
-    fresh = HeadDrafter(pair.draft, runner, pair.vocab, SamplingParams())
+    fresh = head_drafter(pair.draft, runner, pair.vocab, SamplingParams())
     fresh.start(rows)
     fresh.observe_states(rows, [states[:3]])
     assert drafts_of(fresh, rows) == again and expected
@@ -118,7 +118,7 @@ def test_a_head_does_not_point_at_rewound_text():
     head.pointer.by_size += 20
     a, b, x, y, z = head.vocabulary[:5].tolist()
     runner = ModelRunner(ModelPair(target, head).draft_step, 2, 96, len(head.vocabulary), "pad")
-    drafter = HeadDrafter(head, runner, 96, SamplingParams())
+    drafter = head_drafter(head, runner, 96, SamplingParams())
     rows, states = sequences([a, b], [a, b]), torch.randn(2, 9, 64)
     drafter.start(rows)
     for row, following in zip(rows, (x, y), strict=True):

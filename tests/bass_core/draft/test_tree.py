@@ -5,6 +5,7 @@ The logits are compared in float32, up to rounding. A tree must not affect later
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torch
 
 from bass_core import SamplingParams, generate
 from bass_core.draft import tree as trees
-from bass_core.draft.head import HeadDrafter
+from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.model import ModelDrafter
+from bass_core.draft.registry import head_drafter
 from bass_core.draft.tree import Fed
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.runner import ModelRunner
@@ -40,7 +42,7 @@ def make_drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, l
     size = len(pair.draft.vocabulary) if kind == "head" else pair.vocab
     runner = ModelRunner(pair.draft_step, 3, 120, size, "pad")
     drafter: Any = (
-        HeadDrafter(pair.draft, runner, pair.vocab, SAMPLED, tree=tree)
+        head_drafter(pair.draft, runner, pair.vocab, SAMPLED, tree=tree)
         if kind == "head"
         else ModelDrafter(runner, SAMPLED, tree=tree)
     )
@@ -56,7 +58,7 @@ def make_drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, l
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_logits_in_a_tree_equal_those_after_the_path(kind: str) -> None:
     """Compare the logits with those of a fresh drafter that is fed each path as a chain."""
-    drafter, rows = make_drafter(kind)
+    drafter, rows = make_drafter(kind, tree=(1,))
     roots = [drafter.root(rows, [True] * 3)]
     node_logits: list[dict[int, torch.Tensor]] = [{} for _ in rows]
     paths: list[list[list[int]]] = [[] for _ in rows]
@@ -105,7 +107,9 @@ def test_a_tree_does_not_change_the_next_proposal(kind: str) -> None:
     assert branching.drafted == sum(tree.num_drafted) == 45 and branching.calls == 3
     branching.on_verified(rows, tree, [0, 0, 0])
     # The next proposal is a chain.
-    branching.branches = False
+    branching.branches, branching.trees = False, None
+    if kind == "head":
+        branching._draft = partial(HeadDrafter._draft, branching)
     fresh, fresh_rows = make_drafter(kind)
     for drafter, sequences in ((branching, rows), (fresh, fresh_rows)):
         for row in sequences:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from bass_core import RecordedLengths, RequestError, SamplingParams, generate, race
+from bass_core.decode.request import make_request
+from bass_core.decode.text import TextStream
+from bass_core.lanes.lane import Lane
 from bass_core.length.base import Feedback
 from bass_core.length.policies import Algorithm1
 from tests.support.models import byte_tokenizer, prompts, texts_of, tiny_pair
@@ -122,3 +125,22 @@ def test_a_tree_is_logged_with_its_parents_and_accepted_path(temperature: float)
             assert [row["drafted"][node] for node in path] == written
             branched += len(set(parents)) < len(parents)
     assert branched > 3
+
+
+def test_texts_are_decoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step waits for the tokenizer."""
+    pushed, push = list[int](), TextStream.push
+
+    def recording(text: TextStream, token: int) -> str:
+        pushed.append(token)
+        return push(text, token)
+
+    monkeypatch.setattr(TextStream, "push", recording)
+    lane = Lane(PAIR, make_request(PAIR, ROWS, max_new_tokens=4), "regular")
+    while not lane.finished:
+        lane.step()
+    assert not pushed
+    for sequence, text in zip(lane.sequences, lane.texts, strict=True):
+        assert text is not None and text.ids == sequence.token_ids
+        assert text.text == PAIR.tokenizer.decode(sequence.token_ids, skip_special_tokens=True)
+    assert len(pushed) == sum(len(sequence.token_ids) for sequence in lane.sequences)

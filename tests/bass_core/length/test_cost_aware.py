@@ -10,7 +10,7 @@ import pytest
 
 from bass_core import ModelPair
 from bass_core.decode.calibrate import cost_table
-from bass_core.decode.cost_store import MAX_MEASURED_ROWS
+from bass_core.decode.cost_store import MAX_MEASURED_ROWS, missing_coarse_sizes, missing_sizes
 from bass_core.decode.measuring import measure_ahead, with_costs
 from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
@@ -76,13 +76,12 @@ def test_it_drafts_as_many_tokens_as_are_accepted():
 
 def test_the_best_drafts_of_all_rows_are_taken_first():
     """Copies are accepted and the head's drafts are not, so only the rows that copy draft."""
-    policy = CostAware(CHEAP)
+    policy = CostAware(CHEAP, timed=False)
     play(policy, 40, [COPY], 16)
     play(policy, 40, [HEAD], 0)
     lengths = play(policy, 1, [HEAD, COPY, HEAD, COPY], 16)[0]
     assert lengths[0] == lengths[2] == 0 and min(lengths[1], lengths[3]) > 4
-    short = [offer._replace(most=3) for offer in (HEAD, COPY, HEAD, HEAD)]
-    assert play(policy, 1, short, 16)[0] == [0, 3, 0, 0], "as its room allows"
+    assert play(policy, 1, [HEAD._replace(most=0), COPY._replace(most=3)], 16)[0] == [0, 3], "as its room allows"
     assert policy.lengths([Offer(0), Offer(-1)]) == [0, 0]
 
 
@@ -94,8 +93,9 @@ def test_drafts_that_are_never_proposed_gain_nothing():
     believed = AcceptanceEstimate(16, copies=False)
     for _ in range(60):
         believed.fade()
-        believed.add(0, allowed=8, drafted=1, accepted=1)
-    assert believed.accepted(0)[0] > 0.9 and believed.accepted(0)[1] < 0.1
+        believed.add([0], allowed=np.array([8]), drafted=np.array([1]), accepted=np.array([1]))
+    first, second, *_ = believed.accepted([0])[0, 0]
+    assert first > 0.9 and second < 0.1
 
 
 def test_acceptance_is_estimated_per_row():
@@ -112,11 +112,21 @@ def test_acceptance_is_estimated_per_row():
 
 def test_a_row_that_is_ahead_waits_for_the_others():
     """The row has half as many tokens left to write, so drafts for it would not end the batch earlier."""
-    policy = CostAware(CHEAP)
+    policy = CostAware(CHEAP, timed=False)
     play(policy, 40, [COPY], 3)
     assert play(policy, 1, [COPY, COPY], 3)[0] == [3, 3]
     behind, ahead = play(policy, 1, [COPY, COPY._replace(most=20)], 3)[0]
     assert behind >= 3 and ahead == 0
+
+
+def test_a_row_whose_drafts_are_rejected_is_waited_for_too():
+    """It will finish last, so drafts of the other row bring little, as long as a token costs something."""
+    table = CostTable({2: [(2, 20), (34, 148)]}, {2: 0.5}, padded=False)
+    policy, easy, hard = CostAware(table, timed=False), HEAD._replace(row=7), HEAD._replace(row=3)
+    for _ in range(40):
+        policy.observe(Feedback([easy, hard], [4, 4], [4, 4], [4, 0], 4, math.nan, math.nan))
+    assert sum(policy.lengths([easy, hard])) <= 1
+    assert sum(policy.lengths([easy, easy._replace(row=8)])) > 4
 
 
 def test_rows_with_nothing_to_copy_do_not_affect_the_others():
@@ -142,6 +152,22 @@ def test_trials_lose_little_if_drafting_does_not_pay():
     assert sum(10 * drafts + 5 for drafts in tried) <= 0.02 * 400 * 80 + 0.5 * 80
 
 
+def test_rows_copy_more_than_one_token_while_the_model_is_too_dear():
+    """The worth of a second copied token is below that of the model's first one in another row."""
+    dear = CostTable({8: [(8, 18), (136, 146)]}, {8: 0.5}, padded=False, proposal={8: 40.0})
+    lengths = CostAware(dear).lengths([COPY] * 4 + [HEAD] * 4)
+    assert min(lengths[:4]) >= 2 and not any(lengths[4:])
+
+
+def test_a_trial_that_only_copies_does_not_pay_for_what_the_model_has_not_read():
+    """Four rows; one can copy. The other three have text that the model has not read, and it does not draft."""
+    table = CostTable({4: [(4, 20), (68, 148)]}, {4: 2.0}, padded=False, proposal={4: 20.0})
+    for unread in (0, 20, 100):
+        offers = [COPY, *(HEAD._replace(unread=unread, row=row) for row in (1, 2, 3))]
+        plan = CostAware(table, timed=False).plan(offers)
+        assert plan.lengths[0] and not any(plan.lengths[1:]) and plan.lost < 4
+
+
 def test_a_trial_waits_until_it_can_pay_for_unread_text():
     """Before its first draft, the drafter must read 250 tokens of each of 8 rows.
 
@@ -157,6 +183,21 @@ def test_a_plain_round_is_tried_too():
     policy = CostAware(CHEAP)
     lengths = play(policy, 200, [HEAD], 1, lambda tokens, forwards: 11 if tokens == 1 else 40)
     assert sum(map(any, lengths[60:])) < 10
+
+
+def test_few_rounds_draft_if_wide_rounds_are_slower_than_the_table_says():
+    """Plain rounds are not. As long as none was timed, the policy believes that they are slower by as much."""
+    table = CostTable({8: [(8, 16.0), (16, 19.0), (48, 31.0)]}, {8: 0.5}, padded=False, proposal={8: 2.5})
+    lengths = play(
+        CostAware(table), 60, [HEAD._replace(most=60)] * 8, 1,
+        lambda tokens, forwards: 16 if tokens == 8 else 36,
+    )  # fmt: skip
+    assert any(lengths[0]) and not any(lengths[1]) and sum(map(any, lengths)) <= 4
+
+
+def test_a_batch_of_sixteen_rows_is_measured_itself():
+    """Each of 32 tokens costs more in 16 rows than in 8: more rows draft."""
+    assert missing_sizes(None, 16) == [1, 2, 4, 8, 16] and missing_coarse_sizes(None, 16) == [1, 16]
 
 
 def test_the_fixed_cost_of_a_proposal_counts():

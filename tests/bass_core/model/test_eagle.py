@@ -16,7 +16,7 @@ from torch import Tensor
 from bass_core import ModelPair, PairError, SamplingParams, generate
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
-from bass_core.draft.head import HeadDrafter
+from bass_core.draft.registry import head_drafter
 from bass_core.length.policies import FixedLength
 from bass_core.machine import cpu_kernels
 from bass_core.model.base import CausalModel
@@ -107,7 +107,7 @@ def test_a_chains_logits_equal_those_of_a_plain_pass(name: str, way: str) -> Non
     target_runner = make(pair.target_step, 3, 320, pair.vocab, "pad")
     pair.draft_step.has_kernels = way == "kernels"
     body = make(pair.draft_step, 3, 320, 40, "fused" if way == "kernels" else "pad")
-    drafter = HeadDrafter(pair.draft, body, pair.vocab, WARM)
+    drafter = head_drafter(pair.draft, body, pair.vocab, WARM)
     decoder = BatchDecoder(rows, target_runner, DecodingParams(WARM), drafter, FixedLength(3))
     seen, propose = [], drafter.propose
 

@@ -207,6 +207,36 @@ def test_the_least_used_step_is_dropped_when_a_caches_captures_are_too_large(
     assert [key[1] for key in runner.slot.steps] == [2]
 
 
+def test_the_number_of_captures_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used one is dropped. It is captured again when it is needed."""
+    monkeypatch.setattr(graphs, "MAX_STEPS", 2)
+    model = on_device().target_step
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    assert isinstance(runner, graphs.GraphRunner)
+    kept = []
+    for width in (1, 2, 1, 3, 2):
+        runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long, device=DEVICE), [0]))
+        kept.append([key[1] for key in runner.slot.steps])
+    assert kept == [[1], [1, 2], [2, 1], [1, 3], [3, 2]]
+
+
+def test_a_call_captured_again_is_the_most_recently_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger buffer replaced the one that it used. The captures together are too large."""
+    model = on_device().target_step
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    assert isinstance(runner, graphs.GraphRunner)
+
+    def call(drafts: int) -> None:
+        buffer = runner.draft_probs(1, drafts, model.vocab)
+        runner.call(("call",), [[1]], 1, lambda numbers: buffer[:, :1] + numbers[0], shared=["probs"])
+
+    call(1)
+    runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
+    monkeypatch.setattr(graphs, "STEP_BYTES", 1)
+    call(2)
+    assert [key[0] for key in runner.slot.steps] == ["call"]
+
+
 def test_a_capture_frees_memory_only_if_little_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     module = runtime(DEVICE)
     for least, emptied in ((0, 0), (1 << 62, 1)):

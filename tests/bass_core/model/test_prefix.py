@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
 
+from bass_core import generate
 from bass_core.decode.admission import cache_bytes
 from bass_core.model import graphs as cuda_graphs
 from bass_core.model.base import CausalModel
@@ -16,7 +18,7 @@ from bass_core.model.prefill import PrefillSteps
 from bass_core.model.prefix import CachedTexts, share_prompts
 from bass_core.model.runner import ModelRunner
 from kernels.plan import PREFIX_UNIT
-from tests.support.models import VOCAB, tiny
+from tests.support.models import VOCAB, tiny, tiny_pair
 
 HEAD = list(range(1, 1 + 3 * PREFIX_UNIT))
 OTHER = list(range(50, 50 + 2 * PREFIX_UNIT))
@@ -179,3 +181,28 @@ def test_a_step_never_writes_to_the_prefix() -> None:
     before = runner.cache.prefix.buffer.clone()
     runner.forward(ForwardBatch(torch.ones(6, 8, dtype=torch.long), runner.lengths))
     assert torch.equal(before, runner.cache.prefix.buffer)
+
+
+class Late:
+    """Drafts nothing in the first two rounds."""
+
+    limit, rounds = 3, 0
+
+    def lengths(self, offers: Any) -> list[int]:
+        return [min(3, offer.most) if self.rounds >= 2 else 0 for offer in offers]
+
+    def observe(self, feedback: Any) -> None:
+        self.rounds += 1
+
+
+def test_a_draft_model_may_read_shared_prompts_in_a_later_round() -> None:
+    """Its rows have no columns for the prefix that they share. Row 1 has left by then."""
+    models, prompts = tiny_pair("self", architecture="llama"), [HEAD + [row] for row in range(4)]
+
+    def texts_of(length: Any, end: int | None) -> list[list[int]]:
+        options: dict[str, Any] = {"drafter": "model", "draft_length": length, "max_new_tokens": 12}
+        return [row.token_ids for row in generate(models, prompts, eos_token_id=end, **options).sequences]
+
+    end = texts_of(0, None)[1][1]
+    texts = [texts_of(0, end), texts_of(Late(), end)]
+    assert texts[0] == texts[1] and min(map(len, texts[0])) == 2 and max(map(len, texts[0])) > 6

@@ -75,7 +75,7 @@ def test_a_committed_path_equals_the_same_tokens_fed_as_text(
             logits = text_runner.forward(ForwardBatch(x, lengths, [int(row == r) or 1 for row in range(3)])).logits
             assert_equal_or_close(tree[r, path[i]], logits[r, 0], exact)
         text_runner.commit(r, before[r] + len(path))
-        tree_runner.commit(r, before[r] + len(path), path)
+    tree_runner.commit_paths(PATHS)
     assert (
         list(tree_runner.lengths)
         == list(text_runner.lengths)
@@ -103,13 +103,12 @@ def assert_equal_or_close(ours: torch.Tensor, theirs: torch.Tensor, exact: bool)
 def test_a_path_already_in_place_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_over(CausalModel(tiny("llama")), "pad", False)
     moved: list[Any] = []
-    monkeypatch.setattr(runner.cache, "keep", lambda *args: moved.append(args))
-    length = runner.lengths[0]
-    runner.commit(0, length + 3, [0, 1, 2])
-    runner.commit(1, 4)
-    assert not moved and list(runner.lengths[:2]) == [length + 3, 4]
-    runner.commit(0, length + 5, [0, 2])
-    assert moved == [(0, length + 3, [length + 3, length + 5])]
+    monkeypatch.setattr(runner.cache, "keep_all", moved.extend)
+    first, second, third = runner.lengths
+    runner.commit_paths([[0, 1, 2], [0]])
+    assert not moved and list(runner.lengths[:2]) == [first + 3, second + 1]
+    runner.commit_paths([[0, 2], [0], [1, 3]])
+    assert moved == [(0, first + 3, [first + 3, first + 5]), (2, third, [third + 1, third + 3])]
 
 
 def assigned(function: ast.AST) -> set[str]:

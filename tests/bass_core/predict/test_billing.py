@@ -38,7 +38,8 @@ def test_a_round_is_billed_at_the_rows_mean_cached_length() -> None:
     costs = CLOCK.costs(7)
     assert isinstance(costs, Roofline) and costs.context == 7
     spent = bill(CLOCK, round_, [])
-    assert spent.verify_ms == costs.verify_ms(2, 8) and spent.draft_ms == 3 * costs.draft_ms(2)
+    assert spent.verify_ms == costs.verify_ms(2, 8)
+    assert spent.draft_ms == 3 * costs.draft_ms(2) + costs.proposal_ms(2) > 3 * costs.draft_ms(2)
     table = bill(SimulatedClock(TABLE), round_, [])
     assert table.verify_ms == TABLE.verify_ms(2, 6) and table.draft_ms == 3 * TABLE.draft_ms(2)
 
@@ -48,11 +49,12 @@ def test_each_draft_is_billed_as_a_forward_of_a_draft_model() -> None:
     fed = Forward([9, 5], [5, 5])
     rows = [row(0, 4, 1), row(1, 4, 1)]
     chains = Round("verify", 4, rows, draft_forwards=1, draft_tokens=8, fed=fed)
-    assert bill(CLOCK, chains, []).draft_ms == 4 * CLOCK.costs(7).draft_ms(2)
+    costs = CLOCK.costs(7)
+    assert bill(CLOCK, chains, []).draft_ms == 4 * costs.draft_ms(2) + costs.proposal_ms(2)
     assert bill(CLOCK, Round("verify", 4, rows, fed=fed), []).draft_ms == 0
     trees = [row(0, 4, 1, parents=[-1, -1, 0, 0]), row(1, 4, 1, parents=[-1, -1, 0, 1])]
     branching = Round("verify", 2, trees, draft_forwards=2, draft_tokens=8, fed=fed)
-    assert bill(CLOCK, branching, []).draft_ms == 2 * CLOCK.costs(7).draft_ms(2)
+    assert bill(CLOCK, branching, []).draft_ms == 2 * costs.draft_ms(2) + costs.proposal_ms(2)
     assert bill(SimulatedClock(TABLE), branching, []).draft_ms == 2 * TABLE.draft_ms(2)
 
 
@@ -67,7 +69,7 @@ def test_rounds_without_recorded_forwards_are_billed_by_their_rows() -> None:
         sequence.write([7, 7], ["accepted", "bonus"])
     round_ = Round("verify", 2, [row(0, 2, 2), row(1, 1, 2)])
     spent, costs = bill(CLOCK, round_, sequences), CLOCK.costs(4.5)
-    assert (spent.verify_ms, spent.draft_ms) == (costs.verify_ms(2, 6), 2 * costs.draft_ms(2))
+    assert spent == (2 * costs.draft_ms(2) + costs.proposal_ms(2), costs.verify_ms(2, 6))
 
 
 def test_a_window_is_billed_only_for_the_tokens_that_it_reads() -> None:
@@ -79,13 +81,13 @@ def test_a_window_is_billed_only_for_the_tokens_that_it_reads() -> None:
         "verify", 3, [row(0, 3, 1), row(1, 3, 1)], draft_forwards=3, draft_tokens=6, windowed=work, fed=fed
     )
     costs = CLOCK.costs(8000)
-    window_ms = pytest.approx(3 * CLOCK.costs(300).verify_ms(2, 2))
-    assert bill(CLOCK, round_, [], runs_draft=False).draft_ms == window_ms
+    short = CLOCK.costs(300)
+    assert isinstance(short, Roofline)
+    window_ms = 3 * short.step_ms(short.target, 2, 2, 1) + costs.proposal_ms(2)
+    assert bill(CLOCK, round_, [], runs_draft=False).draft_ms == pytest.approx(window_ms)
     assert bill(SimulatedClock(TABLE), round_, [], runs_draft=False).draft_ms == 3 * TABLE.draft_ms(2)
     round_.draft_forwards = 2  # forwards of the pair's draft, besides the target's three windowed ones
-    assert bill(CLOCK, round_, []).draft_ms == pytest.approx(
-        3 * CLOCK.costs(300).verify_ms(2, 2) + 2 * costs.draft_ms(2)
-    )
+    assert bill(CLOCK, round_, []).draft_ms == pytest.approx(window_ms + 2 * costs.draft_ms(2))
 
 
 def test_a_prefill_of_the_draft_is_billed_as_draft_time() -> None:

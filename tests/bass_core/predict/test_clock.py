@@ -9,6 +9,7 @@ import json
 import pickle
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from bass_core.predict.rounds import Acceptance, predict, rounds
 from bass_core.predict.shapes import MODELS, shape, shapes
 from tests.support.models import tiny_pair
 
-PERFECT = Assumptions(1.0, 1.0, 1.0, 0.0, 0.0)
+PERFECT = Assumptions(1.0, 1.0, 1.0, *[0.0] * 5)
 TABLE = CostTable({1: [(1.0, 10.0), (9.0, 18.0)], 4: [(4.0, 12.0), (36.0, 60.0)]}, {1: 1.0, 4: 2.0}, padded=False)
 CUSTOM = Hardware("mine", bandwidth=500.0, flops=50e12, memory=48.0)
 
@@ -118,7 +119,8 @@ def test_a_clock_can_be_pickled_and_recorded() -> None:
     record = SimulatedClock("h100", assumed=Assumptions(bandwidth=0.7)).fitted(1, 50).record()
     assert (record["hardware"], record["gpus"], record["target"], record["draft"]) == ("H100", 1, "7.8B", "310M")
     assert record["assumptions"] == {
-        "bandwidth": 0.7, "compute": 0.6, "link": 0.7, "layer_us": 5.0, "allreduce_us": 10.0,
+        "bandwidth": 0.7, "compute": 0.6, "link": 0.7, "layer_us": 15.3, "allreduce_us": 10.0,
+        "wide_layer_us": 23.3, "host_us": 450.0, "host_row_us": 35.0,
     }  # fmt: skip
     assert record["source"].startswith("datasheet: NVIDIA H100")
     measured = SimulatedClock(TABLE)
@@ -295,3 +297,19 @@ def test_predict_speedups_refuses_bad_arguments() -> None:
     for arguments, message in refused:
         with pytest.raises(RequestError, match=message):
             predict_speedups(**({"clock": A100} | arguments))
+
+
+STORED = Path(__file__).parents[3] / "bench" / "results" / "gpu-nvidia-h200-2026-11-27.json"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32])
+def test_predictions_fit_the_rounds_that_were_measured_on_an_h200(rows: int) -> None:
+    """Kernels within 12 %, rounds within 30 %. The lengths of the texts were not stored, and cost little."""
+    results = json.loads(STORED.read_text())["results"]
+    shipped = {(row["case"], row["what"]): row["value"] for row in results if row["section"] == "shipped"}
+    costs = Roofline(HARDWARE["H200"], shape("135M"), None, context=100)
+    regular, bass = f"greedy b{rows} regular", f"greedy b{rows} bass"
+    assert costs.step_ms(costs.target, rows, rows, 1) == pytest.approx(shipped[regular, "kernels"], rel=0.12)
+    assert costs.verify_ms(rows, rows) == pytest.approx(shipped[regular, "round"], rel=0.3)
+    host = costs.verify_ms(rows, rows) - costs.step_ms(costs.target, rows, rows, 1) + costs.proposal_ms(rows)
+    assert shipped[bass, "kernels"] + host == pytest.approx(shipped[bass, "round"], rel=0.3)

@@ -153,7 +153,7 @@ def test_utilisation_uses_the_simulated_hardware_and_shape() -> None:
     assert metrics.ms_per_token is not None and metrics.flops_utilization is not None
     flops = 2 * target.cost.parameters * 4 / (metrics.ms_per_token / 1000) / gpu.flops
     assert metrics.flops_utilization == pytest.approx(flops, rel=0.01)
-    assert metrics.bandwidth_utilization is not None and 0.75 < metrics.bandwidth_utilization <= 0.8
+    assert metrics.bandwidth_utilization is not None and 0.6 < metrics.bandwidth_utilization < 0.7
     table = last_snapshot(max_new_tokens=6, draft_length=2, clock=SimulatedClock(TABLE))["lanes"]["bass"]
     assert table["cache"] is not None
 

@@ -98,6 +98,47 @@ def test_decisions_equal_the_reference(
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("min_p", [0.0, 0.01])
+def test_flat_and_peaked_distributions_decide_like_the_reference(
+    rule: str, min_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of peaked distributions top-p keeps few tokens, in several chunks. The flat ones are written completely."""
+    rows, width, size, params = 12, 2, 12_288, SamplingParams(0.9, top_p=0.95, min_p=min_p)
+    keys = keys_of(rows)
+    torch.manual_seed(rows)
+    logits = torch.randn(rows, width + 1, size) * torch.tensor([0.0, 0.3, 2.0, 4.0]).repeat(3)[:, None, None]
+    ids, columns = torch.randperm(size)[:6000], torch.full((size,), -1)
+    columns[ids] = torch.arange(len(ids))
+    values = probabilities(logits[:, :width, ids] + torch.randn(rows, width, len(ids)) * 0.5, params)
+    streams = keys.stream(Role.TARGET if rule == "coupled" else Role.DRAFT)[:, None]
+    drafts = ids[draw(values, keys.seed, *keys.at(width), streams)]
+    options, counts = {"verification": VERIFICATIONS[rule]}, torch.full((rows,), width)
+    for q in (ColumnProbs(values, ids, columns), scatter_columns(values, ids, size), None):
+        arguments = (logits, drafts, q, counts, keys, params)
+        ours = verify(*arguments, **options)
+        assert_alike(ours, by_reference(monkeypatch, *arguments, **options))
+        # With q = 1 a draft is accepted with probability p, which is small here.
+        assert (0 if q is None else 1) <= ours.accepted.sum() < counts.sum()
+
+
+def test_greedy_decisions_equal_the_reference(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draft may be the likeliest token, also in padding; some logits are unsound."""
+    torch.manual_seed(0)
+    logits = torch.randn(ROWS, WIDTH + 1, 5000)
+    logits[torch.arange(ROWS), torch.arange(ROWS) % 7 % (WIDTH + 1), 9] = torch.tensor(
+        [math.nan, math.inf, 0] * 20
+    )
+    drafts, counts = logits[:, :WIDTH].argmax(-1), torch.arange(ROWS) % (WIDTH + 1)
+    drafts[::3, 1:] += 1
+    drafts[1::6, 2] += 1
+    ours = verify(logits, drafts, None, counts, keys_of(ROWS), SamplingParams())
+    theirs = by_reference(monkeypatch, logits, drafts, None, counts, keys_of(ROWS), SamplingParams())
+    assert_alike(ours, theirs)
+    assert (ours.accepted == counts).any() and (ours.accepted < ours.judged).any()
+    assert (ours.judged < counts).any() and (ours.next_token == UNSOUND).any()
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("greedy", [False, True])
 def test_logits_without_padding_and_q_without_zeros_decide_alike(rule: str, greedy: bool, threads: int) -> None:
     """Every third row has copied drafts, which are point masses, and these rows are wider than the others."""

@@ -12,8 +12,14 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..machine.transfer import to_device
-from ..sample.rows import cat
+from ...machine.transfer import to_device
+from ...model.graphs import GraphRunner
+from ...sample.rows import cat
+from ..base import CommittedStates
+from ..chain_graph import MAX_UNREAD
+
+# Columns of the buffer for states of unread tokens. A round with the largest tree fills them all.
+COLUMNS = 64
 
 
 class SettledStates:
@@ -36,28 +42,26 @@ class SettledStates:
 
         Copying is needed because the target's next step overwrites these states.
         """
-        states = list(states)
-        copies = cat(states).split([len(new) for new in states])
-        for waiting, new in zip(self._waiting[: len(states)], copies, strict=True):
+        if isinstance(states, CommittedStates):
+            copies = states.by_row
+        else:
+            copies = cat(list(states)).split([len(new) for new in states])
+        for waiting, new in zip(self._waiting[: len(copies)], copies, strict=True):
             waiting.append(new)
 
     def waiting(self, rows: int) -> list[int]:
         """Return the number of states that each of the first rows has to read."""
         return [sum(map(len, pieces)) for pieces in self._waiting[:rows]]
 
-    def read(self, counts: list[int]) -> Tensor:
-        """Return the states [B, max(counts), hidden] for each row's next counts[r] tokens, padded with zeros."""
-        return self._padded(self.take(counts), counts)
-
     def take(self, counts: list[int]) -> list[list[Tensor]]:
         """Remove and return the states for the next counts[r] tokens of each row, in pieces as observed."""
-        pieces = []
+        pieces = [self.next(r, count) for r, count in enumerate(counts)]
         for r, count in enumerate(counts):
-            taken, self._waiting[r] = _split(self._waiting[r], count)
-            pieces.append(taken)
+            self.skip(r, count)
         return pieces
 
-    def _padded(self, pieces: list[list[Tensor]], counts: list[int]) -> Tensor:
+    def padded(self, pieces: list[list[Tensor]], counts: list[int]) -> Tensor:
+        """Return the finished states [B, max(counts), hidden] of pieces from `take` or `next`, then zeros."""
         finished = iter(self._finish_all([piece for row in pieces for piece in row]))
         read = torch.zeros(len(counts), max(counts), self.hidden, dtype=torch.float32, device=self.device)
         for r, row in enumerate(pieces):
@@ -71,13 +75,11 @@ class SettledStates:
         """Return the states for a row's next `count` tokens, in pieces as observed, without removing them."""
         return _split(self._waiting[row], count)[0]
 
-    def finished(self, pieces: list[Tensor]) -> Tensor:
-        """Return the finished states [N, hidden] of pieces from `take` or `next`, as one tensor."""
-        return cat(self._finish_all(pieces))
-
     def skip(self, row: int, count: int) -> None:
         """Drop the states for a row's next `count` tokens, which the head was fed in another row."""
-        self._waiting[row] = _split(self._waiting[row], count)[1]
+        rest = _split(self._waiting[row], count)[1]
+        # Copy a part of a piece, because it would keep the memory of the whole piece: that of all rows' prompts.
+        self._waiting[row] = [rest[0].clone(), *rest[1:]] if count and rest else rest
 
     def rewind(self, row: int, count: int) -> None:
         """Keep only a row's first `count` unread states, because the tokens after them were rolled back."""
@@ -103,8 +105,11 @@ def _split(waiting: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor
     for piece in waiting:
         few = min(count, len(piece))
         count -= few
-        first += [piece[:few]] if few else []
-        rest += [piece[few:]] if few < len(piece) else []
+        if 0 < few < len(piece):
+            first.append(piece[:few])
+            rest.append(piece[few:])
+        elif len(piece):
+            (first if few else rest).append(piece)
     assert count == 0, "each slot has the state before it"
     return first, rest
 
@@ -177,3 +182,68 @@ class StandInStates:
     def _store(self, places: list[int], columns: list[int], states: Tensor) -> None:
         device = self.values.device
         self.values[to_device(places, device), to_device(columns, device)] = states.float()
+
+
+class UnreadStates:
+    """The states before each row's unread tokens, on the device.
+
+    They come from the target's rounds, whose states are copied whole, with those of rejected drafts. SettledStates
+    has the states of the prompts.
+
+    Attributes:
+        states: [rows, COLUMNS, hidden].
+        places: for each row, the columns of its unread tokens' states.
+    """
+
+    def __init__(self, runner: GraphRunner, hidden: int, dtype: torch.dtype, rows: int) -> None:
+        self.states = runner.buffer("unread", runner.cache.max_batch, COLUMNS, hidden, dtype=dtype)
+        self.places: list[list[int]] = [[] for _ in range(rows)]
+        self._filled = 0
+
+    @property
+    def counts(self) -> list[int]:
+        """How many unread tokens of each row have their states here."""
+        return list(map(len, self.places))
+
+    def takes(self, states: CommittedStates) -> bool:
+        """Return whether there is room for the states of a round's tokens."""
+        counts = (len(places) + len(path) + 1 for places, path in zip(self.places, states.paths, strict=False))
+        return max(counts) <= MAX_UNREAD and self._filled + states.states.shape[1] <= COLUMNS
+
+    def append(self, states: CommittedStates) -> None:
+        """Copy the states of a round's tokens, if `takes` allows it."""
+        batch, width = states.states.shape[:2]
+        first = self._filled
+        self.states[:batch, first : first + width].copy_(states.states)
+        for r, path in enumerate(states.paths):
+            self.places[r] += [first, *(first + 1 + draft for draft in path)]
+        self._filled += width
+
+    def fill(self, pieces: list[list[Tensor]]) -> None:
+        """Copy each row's states from pieces [k, hidden]."""
+        for r, row in enumerate(pieces):
+            at = 0
+            for piece in row:
+                self.states[r, at : at + len(piece)].copy_(piece)
+                at += len(piece)
+            self.places[r] = list(range(at))
+            self._filled = max(self._filled, at)
+
+    def pieces(self, rows: int) -> list[Tensor]:
+        """Forget all states, and return those of the first rows."""
+        pieces = [
+            torch.cat([row[:0], *(row[place : place + 1] for place in places)])
+            for row, places in zip(self.states, self.places[:rows], strict=False)
+        ]
+        self.clear()
+        return pieces
+
+    def clear(self) -> None:
+        """Forget all states, also those of rows that have left."""
+        self.places, self._filled = [[] for _ in self.places], 0
+
+    def move_row(self, source: int, target: int) -> None:
+        """Let row `source` take the place of row `target`."""
+        if self.places[source]:
+            self.states[target].copy_(self.states[source])
+        self.places[target], self.places[source] = self.places[source], []

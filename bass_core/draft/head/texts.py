@@ -15,12 +15,12 @@ from torch import Tensor
 
 from kernels.support import CompileFailed, available, on
 
-from ..machine.transfer import to_device
-from ..model.draft_head import DraftHead
-from ..model.pointer import LONGEST, SHORTEST, followers, windows
-from ..sample.distribution import compiled
-from ..sample.rows import copied
-from ..sequence import Sequence
+from ...machine.transfer import to_device
+from ...model.draft_head import DraftHead
+from ...model.pointer import LONGEST, SHORTEST, followers, windows
+from ...sample.distribution import compiled
+from ...sample.rows import copied
+from ...sequence import Sequence
 
 
 class Texts:
@@ -47,8 +47,9 @@ class Texts:
         missing = max(len(row.tokens) for row in rows) - self.token_ids.shape[1]
         if missing > 0:
             self.token_ids = F.pad(self.token_ids, (0, missing + self.token_ids.shape[1]))
+        token_ids = self.token_ids.numpy()
         for r, row in enumerate(rows):
-            self.token_ids.numpy()[r, self._known[r] : len(row.tokens)] = row.tokens[self._known[r] :]
+            token_ids[r, self._known[r] : len(row.tokens)] = row.tokens[self._known[r] :]
             self._known[r] = len(row.tokens)
         return self._known[: len(rows)]
 
@@ -60,15 +61,7 @@ class Texts:
             states: the head's states [B, W, hidden].
             last: int64 [B, W, LONGEST], the last tokens before each position.
         """
-        next_ids, sizes = followers(self._text, self._ends.expand(last.shape[:2]), last)
-        columns, lifts = self.head.column_of(next_ids), self.head.pointer(states, sizes)
-        lifts = lifts.masked_fill(columns < 0, 0.0).to(logits.dtype)
-        if not compiled(logits):
-            return logits.scatter_add(-1, columns.clamp(min=0)[..., None], lifts[..., None])
-        output = copied(logits)
-        rows, places = np.indices(columns.shape)
-        output.numpy()[rows, places, columns.clamp(min=0).numpy()] += lifts.numpy()
-        return output
+        return _with_increases(self.head, logits, states, self._text, self._ends, last)
 
     def rewind(self, row: int, length: int) -> None:
         """Forget the tokens of a row from `length` on."""
@@ -91,13 +84,15 @@ def last_tokens(text: Tensor, ends: Tensor) -> Tensor:
 def add_pointer(
     head: DraftHead, logits: Tensor, states: Tensor, text: Tensor, ends: Tensor, last: Tensor
 ) -> Tensor:
-    """Return logits [R, V'] with the additions of the head's pointer, if it has one. Nothing is read on the host.
+    """Return logits [R, W, V'] with the additions of the head's pointer, if it has one, as `with_pointer` does.
+
+    Nothing is read on the host.
 
     Args:
-        states: the head's states [R, hidden].
+        states: the head's states [R, W, hidden].
         text: int64 [R, T], of which the first ends[r] tokens are searched.
         ends: int64 [R].
-        last: int64 [R, LONGEST], from `last_tokens`, or `append_token` after drafts.
+        last: int64 [R, W, LONGEST], from `last_tokens`, or `append_token` after drafts.
     """
     if head.pointer is None:
         return logits
@@ -106,19 +101,29 @@ def add_pointer(
 
         with suppress(CompileFailed), on(logits.device):
             raised, pointer = logits.contiguous(), head.pointer
-            kernel.add(raised, states, last, text, ends, head.columns, pointer.weight, pointer.by_size, SHORTEST)
+            flat, states, last = (values.flatten(0, 1) for values in (raised, states, last))
+            kernel.add(flat, states, last, text, ends, head.columns, pointer.weight, pointer.by_size, SHORTEST)
             return raised
-    next_ids, sizes = followers(windows(text), ends[:, None], last[:, None])
-    columns = head.column_of(next_ids)
-    lifts = head.pointer(states[:, None], sizes).masked_fill(columns < 0, 0.0).to(logits.dtype)
-    return logits.scatter_add(-1, columns.clamp(min=0), lifts)
+    return _with_increases(head, logits, states, windows(text), ends[:, None], last)
 
 
-class NoTexts:
+def _with_increases(
+    head: DraftHead, logits: Tensor, states: Tensor, text: Tensor, ends: Tensor, last: Tensor
+) -> Tensor:
+    """Do the work of `with_pointer`, given the windows [B, T, LONGEST] of the texts and their lengths [B, 1]."""
+    next_ids, sizes = followers(text, ends.expand(last.shape[:2]), last)
+    columns, lifts = head.column_of(next_ids), head.pointer(states, sizes)
+    lifts = lifts.masked_fill(columns < 0, 0.0).to(logits.dtype)
+    if not compiled(logits):
+        return logits.scatter_add(-1, columns.clamp(min=0)[..., None], lifts[..., None])
+    output = copied(logits)
+    rows, places = np.indices(columns.shape)
+    output.numpy()[rows, places, columns.clamp(min=0).numpy()] += lifts.numpy()
+    return output
+
+
+class NoTexts(Texts):
     """Takes the place of Texts for a head without a pointer, whose logits stay as they are."""
-
-    def __init__(self, head: DraftHead) -> None:
-        self.head = head
 
     def update(self, rows: list[Sequence]) -> list[int]:
         return [0] * len(rows)
@@ -128,17 +133,6 @@ class NoTexts:
 
     def with_pointer(self, logits: Tensor, states: Tensor, last: Tensor) -> Tensor:
         return logits
-
-    def rewind(self, row: int, length: int) -> None:
-        return None
-
-    def move_row(self, source: int, target: int) -> None:
-        return None
-
-
-def texts_for(head: DraftHead, rows: int) -> Texts | NoTexts:
-    """Return the texts of `rows` rows for the head's pointer, if it has one."""
-    return NoTexts(head) if getattr(head, "pointer", None) is None else Texts(head, rows)
 
 
 def append_token(last: Tensor, tokens: Tensor) -> Tensor:
