@@ -29,6 +29,9 @@ ALL_REVEALED = """(lanes) => lanes.every((name) => {
   const shown = [...document.querySelectorAll(`#lane-${name} .sequence`)].map((e) => e.textContent);
   return count === run?.view?.lanes[name]?.metrics.new_tokens && JSON.stringify(texts) === JSON.stringify(shown);
 })"""
+# Whether no colour changes any more, and charts and canvases have been drawn in the theme.
+SETTLED = """() => !document.getAnimations().some((one) => one instanceof CSSTransition)
+  && new Promise((done) => Bass.soon(() => done(true)))"""
 
 
 def open_page(page: Page, server: str) -> None:
@@ -191,7 +194,7 @@ def assert_accessible(page: Page) -> None:
     violations: dict[str, list[str]] = {}
     for theme in ("light", "dark"):
         page.evaluate("dark => document.body.classList.toggle('dark', dark)", theme == "dark")
-        page.wait_for_timeout(500)
+        page.wait_for_function(SETTLED)
         results: list[dict[str, Any]] = page.evaluate("async () => (await axe.run()).violations")
         serious = [violation for violation in results if violation["impact"] in ("serious", "critical")]
         violations[theme] = [

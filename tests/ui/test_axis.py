@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from PIL import Image, ImageChops
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.support.page import hosted
@@ -82,7 +84,8 @@ def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
     bass = flags["regular"] / flags["bass"]
     expect(film.locator(".verdict-head")).to_have_text(f"BASS was fastest: {bass:.2f}× the speed of Regular.")
     # Speculative reads each of its prompts when its turn comes: their time is written, but has no width.
-    reading = ["73 ms", "150 ms", "81 ms"]
+    last = [rounds("win", lane)[-1] for lane in LANES]
+    reading = [f"{step['time_ms'] - step['end']:.0f} ms" for step in last]
     assert film.locator(".axis-read").all_text_contents() == reading
     end, bars = max(flags.values()), film.evaluate(BARS)
     width = film.locator("[data-axis=bass] canvas").evaluate("e => e.getBoundingClientRect().width")
@@ -97,6 +100,43 @@ def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
         count, time = len(written[lane]), flags[lane]
         means = f"{sum(written[lane]) / count:.1f}".removesuffix(".0"), f"{time / count:.0f}"
         expect(film.locator(f"[data-axis={lane}] .axis-means")).to_have_text(f"{means[0]} tokens in {means[1]} ms")
+
+
+def test_the_speed_in_use_pauses(film: Page) -> None:
+    for plays in (True, False, True):
+        film.click("[data-speed='0.1']")
+        assert film.evaluate(STATE)["playing"] == plays
+    film.evaluate("() => Bass.tape.pause()")
+
+
+def test_a_speed_goes_on_from_the_opening(context: BrowserContext, address: str) -> None:
+    with watched(context, address) as page:
+        page.goto(address)
+        page.wait_for_function("() => window.Bass?.scenes && Bass.tape.state.playing")
+        # The end of the opening changes the speed to the same value.
+        page.evaluate(
+            "() => Bass.scenes.show(0).then(() => document.querySelector('[data-speed=\"0.1\"]').click())"
+        )
+        state = page.evaluate(STATE)
+        assert (state["playing"], state["speed"]) == (True, 0.1)
+
+
+def test_the_playhead_covers_no_time(film: Page) -> None:
+    label = film.locator(".axis-ruler span").nth(2)
+    at = float(label.text_content() or "") * 1000
+    looks = []
+    for ms in (at, at / 3):
+        seek(film, ms)
+        looks.append(Image.open(io.BytesIO(label.screenshot())).convert("L"))
+    # Antialiasing may differ a little.
+    assert ImageChops.difference(*looks).getextrema()[1] < 48
+
+
+def test_a_drafted_end_token_is_named(film: Page) -> None:
+    last = rounds("win", "speculative")
+    one = next(r for r in last if any("<|im_end|>" in (row["drafted_text"] or []) for row in r["rows"]))
+    shown = seek(film, one["begin"] + 0.9 * (one["end"] - one["begin"]))["speculative"]
+    assert shown[one["rows"][0]["sequence"]]["drafts"][-1] == " (end)"
 
 
 def test_drafts_stand_in_grey_and_are_judged(film: Page) -> None:

@@ -49,7 +49,7 @@ def test_a_bet_on_a_recording_is_compared_with_its_verdict(context: BrowserConte
 
 
 def test_the_switch_asks_before_each_race(page: Page) -> None:
-    fill(page, tokens=80)
+    fill(page, tokens=12)
     run_to_the_end(page)
     expect(page.locator(".bet")).to_be_hidden()
     expect(page.locator(".bet-line")).to_have_text("")
@@ -73,7 +73,7 @@ def test_the_switch_asks_before_each_race(page: Page) -> None:
     page.click("#run")
     page.keyboard.press("a")
     expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "error")
-    fill(page, tokens=80)
+    fill(page, tokens=12)
     page.click("#run")
     expect(page.locator(".bet")).to_be_visible()
     page.get_by_role("button", name="Bet first").click()

@@ -37,8 +37,12 @@ def test_every_part_of_the_form_works(page: Page, context: BrowserContext) -> No
 
 def _refusals(page: Page) -> None:
     """Bad input is refused in one sentence. The results of the last race and the typed values stay."""
-    fill(page, tokens=4)
+    lines = "One.\nTwo."
+    fill(page, prompt=lines, tokens=4)
     run_to_the_end(page)
+    # The same text would now be two prompts.
+    page.evaluate("(prompt) => Bass.form(['prompt', 'prompts'], [prompt, 'lines'])", lines)
+    expect(page.locator(".of-lanes")).to_contain_text("your last race with one prompt for all rows.")
     before = [shown(page, lane) for lane in LANES]
     for bad, message in BAD_INPUT:
         typed = {"prompt": "Hello", "batch": 2, "tokens": 4, "temperature": 0.9, "seed": 3} | bad

@@ -34,7 +34,7 @@ def test_a_race_can_be_rewound_saved_and_played_without_a_model(
 ) -> None:
     page.evaluate(KEEP_CHARTS)
     # Long enough for many snapshots on a fast machine.
-    fill(page, tokens=400)
+    fill(page, tokens=250)
     run_to_the_end(page)
     page.wait_for_function("() => Bass.tape.state.count > 5")
     _back_and_forth(page)

@@ -175,6 +175,12 @@ def test_keys_work_only_in_presenter_mode_and_not_in_fields(page: Page) -> None:
     expect(where).not_to_have_text(first)
     page.keyboard.press("Escape")
     expect(panel).to_be_hidden()
+    # A button that was clicked does not swallow the arrow keys.
+    page.click("[data-switch=whole]")
+    page.keyboard.press("ArrowRight")
+    expect(panel).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
     page.evaluate("() => document.activeElement.blur()")
     page.keyboard.press("?")
     expect(keys).to_be_visible()

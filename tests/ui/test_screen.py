@@ -34,7 +34,7 @@ EDGES = """() => Object.fromEntries(["#prompt", "#batch-size", "#presets", "#run
 # All sizes at which nothing may be cut off.
 SIZES = ((390, 844), (360, 740), (768, 1024), (1024, 768), (1280, 720), (1400, 900))
 # The most words of the first screen at a size: in the opening, and after it.
-WORDS = {(1400, 900): (190, 250), PHONE: (125, 140)}
+WORDS = {(1400, 900): (170, 205), PHONE: (110, 140)}
 # Texts outside the window or cut off by a box, and parts outside their boxes. Left out: boxes that scroll
 # sideways, the lanes' texts, the prompt in presenter mode's line, and the copies of the tabs' names that Gradio
 # measures but never shows.
@@ -113,6 +113,8 @@ SHIFTS = """() => {
   new PerformanceObserver((list) => list.getEntries().forEach((one) => (window.shifted += one.value)))
     .observe({ type: "layout-shift" });
 }"""
+# The part that has the focus: the form, the race, or neither.
+STOP = "() => document.activeElement.closest('#settings, .bass-lanes')?.className"
 PLAYED = "() => window.Bass?.tape?.state.recorded && Bass.run()?.done"
 
 
@@ -122,6 +124,14 @@ def test_the_screen_fits_a_race_plays_a_recording_and_does_not_shift(context: Br
         page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.tape.state.playing")
         expect(page.locator(".race-note")).to_contain_text("Recorded on 20")
         expect(page.locator(".race-note")).to_contain_text("press Run to race here")
+        # Escape closes the list of keys, and not the opening as well.
+        page.click("[data-present]")
+        page.keyboard.press("?")
+        expect(page.locator("#keys-title")).to_be_in_viewport(ratio=1)
+        page.keyboard.press("Escape")
+        expect(page.locator("dialog.keys")).to_be_hidden()
+        expect(page.locator(".opening")).to_be_visible()
+        page.click("[data-present]")
         page.click("[data-skip]")
         page.wait_for_function(PLAYED)
         revealed(page)
@@ -150,13 +160,14 @@ def _above_the_fold(page: Page) -> None:
 
 
 def _presented(page: Page) -> None:
-    """In presenter mode, four rows of each lane fit on the screen too."""
+    """In presenter mode, four rows of each lane and the switches fit on the screen too."""
     page.click("[data-present]")
-    for width, height in WIDE[:2]:
+    for width, height in WIDE[:3]:
         page.set_viewport_size({"width": width, "height": height})
         page.wait_for_function("() => new Promise((done) => requestAnimationFrame(() => done(true)))")
         edges = page.evaluate(EDGES)
         assert all(edges[f"#lane-{lane} .sequences"] <= height for lane in LANES), (width, height, edges)
+        expect(page.locator(".switches")).to_be_in_viewport(ratio=1)
     page.click("[data-present]")
 
 
@@ -197,9 +208,17 @@ def test_a_phone_shows_the_race_first_and_run(context: BrowserContext, server: s
         bar, run = page.locator(".glance"), page.locator(".glance-run")
         expect(run).to_have_text("Run")
         expect(page.locator(".opening-caption")).to_be_in_viewport(ratio=1)
-        for part in (".axis-lanes", "#lane-regular .window"):
+        page.wait_for_function("() => Bass.run().head.batch_size === 4")
+        for part in (".axis-lanes", *(f"#lane-{lane} .card:last-child" for lane in LANES)):
             box, below = page.locator(part).first.bounding_box(), bar.bounding_box()
-            assert box and below and box["y"] > 0 and box["y"] + box["height"] <= below["y"], part
+            assert box and below and box["y"] > 0 and box["y"] + box["height"] <= below["y"] + 1, part
+        # The Tab key goes from the tabs to the race, and then to the form.
+        page.locator("#tabs [role=tab]:visible").last.focus()
+        stops = []
+        for _ in range(4):
+            page.keyboard.press("Tab")
+            stops.append(page.evaluate(STOP))
+        assert next(stop for stop in stops if stop).startswith("bass-lanes"), stops
         lanes, form = page.locator(".bass-lanes").bounding_box(), page.locator("#prompt").bounding_box()
         assert lanes and form and lanes["y"] + lanes["height"] <= form["y"]
         # While the form's own button is in sight, there is no other one.
@@ -210,6 +229,14 @@ def test_a_phone_shows_the_race_first_and_run(context: BrowserContext, server: s
         page.wait_for_function("() => Bass.run() && !Bass.tape.state.recorded")
         expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=PATIENCE_MS)
         expect(run).to_have_text("Run")
+        # Screen readers get the lanes' states, which are not in sight.
+        for lane in LANES:
+            expect(page.locator(f"#lane-{lane}").get_by_role("status")).to_have_text("Finished")
+        # A tap on a bar shows its round. The race can go on from there.
+        page.locator("[data-axis=bass] canvas").click(position={"x": 8, "y": 20})
+        expect(page.locator(".step-part")).to_be_visible()
+        page.locator("[data-tape=play]").click()
+        expect(page.locator(".step-part")).to_be_hidden()
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def template(choices: Choices) -> str:
 <span class="present-prompt"></span><span class="present-rest"></span></button>
 <button type="button" class="action" data-keys aria-haspopup="dialog">Keys</button>
 <button type="button" class="action" data-print>Print</button></section>
-<dialog class="keys" aria-labelledby="keys-title"><h2 id="keys-title">Keys</h2>
+<dialog class="keys" aria-labelledby="keys-title"><h2 id="keys-title" tabindex="-1" autofocus>Keys</h2>
 <p>They work only in presenter mode, while no input field has the focus.</p>
 <dl>{keys}</dl>
 <label><input type="checkbox" data-keys-on checked> Keys are on</label>

@@ -66,7 +66,7 @@ def presets() -> dict[str, Preset]:
             {"prompt": CODE, "batch_size": 4, "temperature": 0.7, "draft_length": "auto"},
         ),
         QUESTIONS: Preset(
-            "Each row answers its own question, and accepts drafts at its own pace.",
+            "Each row answers its own question, at its own pace.",
             {
                 "prompt": FOUR_QUESTIONS,
                 "prompts": "lines",

@@ -43,7 +43,7 @@ CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utili
 SPANS = ("target", "draft", "rollbacks")
 CHART_POINTS = 120
 # At WINDOW characters, the log restarts with its newest lines: at most RESTART_CHARACTERS of them.
-WINDOW, RESTART_CHARACTERS = 150_000, 15_000
+WINDOW, RESTART_CHARACTERS = 60_000, 15_000
 # `missed` serves every active run, and the newest RUNS ended ones until ENDED_S seconds after their end.
 RUNS, ENDED_S = 4, 600.0
 _runs: dict[str, PageFeed] = {}

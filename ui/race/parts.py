@@ -28,8 +28,8 @@ FIGURES = {
 }
 TIMED = ("speedup", "ms_per_token")
 # Every lane shows each figure's label, but the Tab key stops at it only in the lane that is named here. Regular
-# decoding (the first lane) shows no acceptance, so Tab stops at the second lane's label instead.
-STOPS = {"speedup": DEFAULT_LANES[0], "ms_per_token": DEFAULT_LANES[0], "acceptance_rate": DEFAULT_LANES[1]}
+# decoding (the first lane) shows no acceptance and no label for its own speed, so Tab stops at the second lane's.
+STOPS = {"speedup": DEFAULT_LANES[1], "ms_per_token": DEFAULT_LANES[0], "acceptance_rate": DEFAULT_LANES[1]}
 # Switches: (label, initially on, title).
 SWITCHES = {
     "colours": ("Origins", True, "Colour tokens by where they came from"),

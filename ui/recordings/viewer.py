@@ -84,7 +84,7 @@ def header(more: str) -> str:
     """Return the head of the page, ending with the HTML `more`, and the explanations that its words open."""
     return (
         f'<header class="bass-header"><h1>BASS</h1><p><a href="{PAPER}" target="_blank" rel="noopener">Batched '
-        f"speculative decoding</a>: the same model, the same text, fewer steps.</p>{more}</header>"
+        f"speculative decoding</a>: same model, same text, fewer steps.</p>{more}</header>"
         f"{formulas.template()}"
     )
 

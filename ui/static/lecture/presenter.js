@@ -3,7 +3,8 @@
      nothing of the run. The mode is a class on the body, which makes plots redraw.
    - The line shows the settings that Run would send, or those of the running race.
    - A key works only in presenter mode, while keys are on (keys=off in the address turns them off, WCAG 2.1.4) and the race
-     is in sight, without Ctrl, Alt or Meta, and never in an input field. Space and the arrows go to the focused element.
+     is in sight, without Ctrl, Alt or Meta, and never in an input field. Space goes to the focused element, and so do the arrow keys,
+     unless it is a button.
    - Before printing, the page gets the paper's width, light colours and the normal font size, and every chart is drawn at
      that width, even out of view. Afterwards everything is restored. This covers the Print buttons, the browser's own
      command and PDFs. All settings of the run are printed on top, because the form shows only some of them. */
@@ -113,7 +114,8 @@
       if (!(target instanceof Element) || target.closest(FIELDS)) return false;
       if (!document.querySelector("#results")?.checkVisibility()) return false;
       const focused = target !== document.body && target !== document.documentElement;
-      return !focused || !(key === " " || key.startsWith("Arrow")) || target.matches("[data-switch='stepping']") && key !== " ";
+      // A focused button uses Space itself, and other focused elements the arrow keys too.
+      return !focused || (key.startsWith("Arrow") ? target.matches("button:not([role])") : key !== " ");
     }
 
     take(event) {

@@ -6,7 +6,8 @@
   "use strict";
   const { on, run, setText, busy, tape } = window.Bass;
   // The line names up to NAMED differences and counts the others. A prompt is cut to LONGEST characters.
-  const NAMED = 3, LONGEST = 40;
+  const NAMED = 3, LONGEST = 24;
+  const PROMPTS = { one: "one prompt for all rows", lines: "one prompt per line" };
   // begun: whether the lanes show the race that was requested last.
   let form = null, phase = "ready", begun = true, line = null, opening = false;
 
@@ -14,7 +15,8 @@
 
   function inWords(name, value) {
     const text = plain(value).replace(/\s+/g, " ").trim(), short = text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;
-    return `${name.replaceAll("_", " ")} ${name === "prompt" ? `“${short}”` : short || "none"}`;
+    if (name === "prompts") return PROMPTS[value] ?? short;
+    return name === "prompt" ? `“${short}”` : `${name.replaceAll("_", " ")} ${short || "none"}`;
   }
 
   /** Names of the settings in which the race in the lanes differs from the form. */
@@ -22,9 +24,12 @@
     // With one prompt per line, the number of lines is the batch size; a single line is one prompt for all rows.
     const single = form.prompts === "lines" && plain(form.prompt).trim().split("\n").length === 1;
     const asked = single ? { ...form, prompts: "one" } : form;
+    const differs = (name) => name in settings && plain(settings[name]).trim() !== plain(asked[name]).trim();
     return Object.keys(asked).filter((name) => {
       if (name === "batch_size" && asked.prompts === "lines" && settings.prompts === "lines") return false;
-      return name in settings && plain(settings[name]).trim() !== plain(asked[name]).trim();
+      // The line names a prompt that differs, which shows that it is one.
+      if (name === "prompts" && settings.prompts === "one" && differs("prompt")) return false;
+      return differs(name);
     });
   }
 

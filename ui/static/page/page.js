@@ -22,10 +22,14 @@
     if (last[kind] !== undefined) listener(last[kind]);
   }
 
+  // Formats by their number of decimals. toLocaleString would make a new one for each number.
+  const formats = [];
+
   /** A number such as "12.3", or "n/a" for a missing value, which must never look like 0. */
   function number(value, digits = 1, unit = "") {
     if (value === null || value === undefined || !Number.isFinite(value)) return "n/a";
-    return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + unit;
+    formats[digits] ??= new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    return formats[digits].format(value) + unit;
   }
 
   const percent = (value, digits = 0) => number(Number.isFinite(value) ? 100 * value : null, digits, " %");
@@ -132,7 +136,7 @@
   const busy = (phase) => phase === "waiting" || phase === "running";
   const draws = [];
   // With the timeout, drawings that already wait for a frame come first.
-  on("phase", (phase) => over(phase) && setTimeout(() => draws.forEach((draw) => draw())));
+  on("phase", (phase) => over(phase) && draws.forEach((draw) => setTimeout(draw)));
   const whole = (draw) => draws.push(draw);
 
   /** Pass on a value that has waited. Lines of the log are parsed here, not when they arrive. */

@@ -10,7 +10,7 @@
 (() => {
   "use strict";
   const { on, tell, soon, number, over, setText, make, run, plots, laneName, lookOf, clock, wear, tape, EPSILON } = window.Bass;
-  // Lengths of the axis of a live race, in ms.
+  // Lengths of the axis of a live race, in ms. A longer one is a multiple of the last.
   const SPANS = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000, 120_000, 300_000, 600_000];
   const TICKS = 7, DRAG_PX = 5, SPEEDS = { 1: "real speed", 0.25: "1/4 speed", 0.1: "1/10 speed" };
   const seconds = (ms, digits = 2) => number(ms / 1000, digits, " s");
@@ -67,7 +67,7 @@
       // Reading the size from the canvas would lay out all texts before each drawing.
       this.size = null;
       new ResizeObserver(([{ contentRect }]) => {
-        this.size = contentRect;
+        Object.assign(this, { size: contentRect, look: null });
         soon(axis.drawn);
       }).observe(this.canvas);
       this.canvas.addEventListener("pointermove", (event) => this.point(this.roundAt(event)));
@@ -79,42 +79,56 @@
       return tape.race?.lanes.get(this.name);
     }
 
-    /** Draw all bars. */
+    /** Draw the bars: only the new ones if the others stay as they are. */
     draw() {
       const printing = document.body.classList.contains("printing");
-      const { lane, canvas, size } = this, { end, most } = this.axis;
-      const { width, height } = printing ? { width: canvas.clientWidth, height: canvas.clientHeight } : size ?? { width: 0 };
+      const { lane, canvas } = this, { end, most } = this.axis, measured = () => canvas.getBoundingClientRect();
+      const { width, height } = printing ? measured() : (this.size ??= measured());
       if (!lane || !width) return;
       const context = canvas.getContext("2d"), fine = printing ? 3 : 1;
-      const ratio = Math.max(window.devicePixelRatio || 1, fine);
-      if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
-      if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
-      context.setTransform(ratio, 0, 0, ratio, 0, 0);
-      context.clearRect(0, 0, width, height);
+      const ratio = Math.max(window.devicePixelRatio || 1, fine), scale = width / end;
       this.look ??= this.looks(context);
-      const scale = width / end;
-      this.row.bars = lane.rounds.map(({ begin, end: until, written, record }) => ({
-        x: begin * scale, width: (until - begin) * scale, height: Math.max(2, (height - 1) * written / most), begin, end: until, round: record.round,
-      }));
-      this.paint(context, height, scale);
-      this.numbers(context, height);
+      const picture = [lane, this.look, this.at, width, height, ratio, scale, most];
+      if (picture.some((value, i) => value !== this.picture?.[i])) {
+        if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
+        if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
+        context.setTransform(ratio, 0, 0, ratio, 0, 0);
+        context.clearRect(0, 0, width, height);
+        // The browser computes the style of all texts before it sets the font, as before it returns a colour.
+        Object.assign(context, { font: this.look.font, textAlign: "center", textBaseline: "middle" });
+        Object.assign(this, { picture, reads: 0 });
+        this.row.bars = [];
+      }
+      const { bars } = this.row, from = bars.length, reads = this.reads;
+      if (from && from === lane.rounds.length && reads === lane.reads.length) return;
+      for (const { begin, end: until, written, record } of lane.rounds.slice(from)) {
+        bars.push({
+          x: begin * scale, width: (until - begin) * scale, height: Math.max(2, (height - 1) * written / most), begin, end: until, round: record.round,
+        });
+      }
+      this.paint(context, height, scale, from);
+      this.numbers(context, height, from);
       context.fillStyle = this.look.reading;
-      // A mark without width, 5 pixels wide so that it can be seen.
-      for (const { at } of lane.reads.slice(1)) context.fillRect(at * scale - 2.5, 0, 5, height);
+      // Marks without width, 5 pixels wide so that they can be seen. A new bar may have covered half of an older mark.
+      lane.reads.forEach(({ at }, i) => {
+        if (i && (i >= reads || bars[from]?.x < at * scale + 2.5)) context.fillRect(at * scale - 2.5, 0, 5, height);
+      });
+      this.reads = lane.reads.length;
       if (this.at) this.frame(context, height, scale);
     }
 
+    /** Colours and font. They are kept, because the browser computes the style of all texts before it answers. */
     looks(context) {
-      const colour = plots.palette(this.row);
-      return { colour, lane: colour("lane"), reading: hatch(context, colour("soft")) };
+      const colour = plots.palette(this.row), size = 11 * plots.type(), [card, ink, lane] = ["card", "ink", "lane"].map(colour);
+      return { card, ink, lane, size, font: `600 ${size}px ${colour.font}`, reading: hatch(context, colour("soft")) };
     }
 
-    paint(context, height, scale) {
+    paint(context, height, scale, from) {
       const { rounds } = this.lane;
       context.fillStyle = this.look.lane;
-      this.row.bars.forEach(({ x, width, height: tall }, i) => {
+      this.row.bars.slice(from).forEach(({ x, width, height: tall }, i) => {
         // A gap between bars, where there is room for it.
-        const gap = width > 4 ? 1 : 0, { draft } = rounds[i], edge = Math.min(width - gap, (draft ?? 0) * scale);
+        const gap = width > 4 ? 1 : 0, { draft } = rounds[from + i], edge = Math.min(width - gap, (draft ?? 0) * scale);
         if (edge > 0) {
           context.globalAlpha = 0.45;
           context.fillRect(x, height - tall, edge, tall);
@@ -125,24 +139,21 @@
     }
 
     /** Write the tokens of each step into its bar or above it, if there is room. */
-    numbers(context, height) {
-      const { colour } = this.look, size = 11 * plots.type();
-      context.font = `600 ${size}px ${colour.font}`;
-      context.textAlign = "center";
-      context.textBaseline = "middle";
-      this.row.bars.forEach(({ x, width, height: tall }, i) => {
-        const text = `${this.lane.rounds[i].written}`;
+    numbers(context, height, from) {
+      const { size, card, ink } = this.look;
+      this.row.bars.slice(from).forEach(({ x, width, height: tall }, i) => {
+        const text = `${this.lane.rounds[from + i].written}`;
         if (width < 0.6 * size * text.length + 2) return;
         const inside = tall > size + 4, above = height - tall > size;
         if (!inside && !above) return;
-        context.fillStyle = colour(inside ? "card" : "ink");
+        context.fillStyle = inside ? card : ink;
         context.fillText(text, x + width / 2, inside ? height - tall / 2 + 0.5 : height - tall - size / 2);
       });
     }
 
     frame(context, height, scale) {
       const { begin, end } = this.at;
-      context.strokeStyle = this.look.colour("ink");
+      context.strokeStyle = this.look.ink;
       context.lineWidth = 2;
       context.strokeRect(begin * scale + 1, 1, Math.max(2, (end - begin) * scale - 2), height - 2);
     }
@@ -225,7 +236,11 @@
       // While the page follows a race, the axis changes only with its bars.
       on("playhead", (head) => head.follows && !tape.state.ended || this.move(head));
       for (const kind of ["phase", "instant"]) on(kind, () => soon(this.drawn));
-      on("phase", (phase) => over(phase) && (this.seen = true));
+      on("phase", (phase) => {
+        if (over(phase)) this.seen = true;
+        // Measure the canvases again, in case the observer's newest report was lost.
+        for (const track of this.tracks) track.size = null;
+      });
       on("tape", (change) => (this.seen = change === "back"));
       window.Bass.whole(() => this.draw());
       plots.onTheme(() => {
@@ -246,10 +261,15 @@
       next.addEventListener("click", act(() => tape.step(1)));
       live.addEventListener("click", act(() => tape.live()));
       for (const button of this.speeds) {
-        button.addEventListener("click", act(() => {
-          tape.speed = Number(button.dataset.speed);
+        button.addEventListener("click", () => {
+          const speed = Number(button.dataset.speed), inUse = tape.state.playing && tape.speed === speed;
+          // This may end the opening, which changes the speed.
+          tell("touched");
+          // The speed in use, pressed again, pauses.
+          if (inUse) return tape.pause();
+          tape.speed = speed;
           tape.play();
-        }));
+        });
       }
       this.slider.addEventListener("input", act(() => tape.seek(Number(this.slider.value), true)));
       this.slider.addEventListener("keydown", (event) => this.key(event));
@@ -319,7 +339,7 @@
       const { race } = tape, { follows, ended, recorded } = tape.state;
       if (!race || race.head !== this.head) return;
       const longest = Math.max(race.end, 1), whole = Boolean(recorded || ended || !follows);
-      this.end = whole ? longest : SPANS.find((span) => span >= longest) ?? longest;
+      this.end = whole ? longest : SPANS.find((span) => span >= longest) ?? SPANS.at(-1) * Math.ceil(longest / SPANS.at(-1));
       this.most = race.most;
       const last = ended || recorded;
       this.flags = Object.fromEntries([...race.lanes].filter(([name]) => last || this.finished.has(name)).map(([name, { clock: at }]) => [name, at]));

@@ -2,7 +2,7 @@
    - The texts are a function of the playhead (playhead.js): what each row had written by then, its drafts in grey while
      the round works, and the drafts of the last round: accepted ones turn green, rejected ones are struck and fall.
    - From the click on Run until the race starts or fails to start, the lanes show "Waiting".
-   - The verdict (ui/race/verdict.py) is updated at most once per second while a race runs or plays, and when it stops. Screen readers
+   - The verdict (ui/race/verdict.py) is updated at most once per second while a race runs, and when it stops. Screen readers
      announce only the last one. */
 (() => {
   "use strict";
@@ -17,9 +17,10 @@
   // Words of a verdict that open an explanation at their first occurrence.
   const WORDS = /\b(rows?|rounds?|drafts?|plain steps?)\b/;
 
-  // Once a text has LIVE tokens in view during a race, all but the NEWEST are folded away, so that the browser need not lay
-  // them out in each frame. After the race, UNFOLDED texts are unfolded per frame.
-  const LIVE = 400, NEWEST = 200, UNFOLDED = 4;
+  // A text consists of parts of PART tokens. During a race, only its newest NEWEST parts are shown, so that the browser lays
+  // out the same few tokens per frame, however long the texts are. In a list of short windows these are the newest
+  // NEWEST_OF_MANY. After the race, about UNFOLDED tokens are shown again per frame.
+  const PART = 64, NEWEST = 4, NEWEST_OF_MANY = 2, UNFOLDED = 1000;
 
   // Drafts are written over this share of a round, or over their own time if that is longer: it can be too short to see.
   const DRAFTING = 1 / 3;
@@ -27,6 +28,12 @@
   const LIVE_TEXTS = 24;
   // On the wall, newly accepted drafts stay highlighted for FRESH_MS, and rejected ones fall within FALL_MS.
   const FRESH_MS = 900, FALL_MS = 700;
+
+  // Names of end tokens, such as <|im_end|> and </s>.
+  const END = /^<(\W*(im_end|end\w*|eot\w*|eos)\W*|\/s)>$/;
+
+  /** The text of a step's draft `i`, in which an end token is named. */
+  const draftText = ({ row }, i) => (row.drafted_text?.[i] ?? "").replace(END, " (end)");
 
   /** A draft, or several, which are not part of the text: the style sheet shows `data-text`. */
   function ghost(className, text) {
@@ -38,7 +45,7 @@
 
   /** The card of one sequence. `draw` shows its row at a time. */
   class Card {
-    constructor(list, lane, index) {
+    constructor(list, lane, index, many) {
       const item = make("li", "card");
       const gutter = make("div", "gutter");
       this.badge = make("span", "badge");
@@ -60,8 +67,9 @@
       this.compared.hidden = true;
       item.append(gutter, scroll, this.compared);
       list.append(item);
-      // spans: the elements of the text. live: how many of them are not folded away. fresh: the first that is highlighted.
-      Object.assign(this, { item, spans: [], live: 0, fresh: 0, drafts: [], step: null, fallen: null });
+      // spans: the elements of the text. newest: how many of its parts a race shows. fresh, lit: the first span that is
+      // highlighted, and the end of the highlighted ones.
+      Object.assign(this, { item, spans: [], parts: [], newest: many ? NEWEST_OF_MANY : NEWEST, fresh: 0, lit: 0, drafts: [], step: null, fallen: null });
     }
 
     /** Show the row as it was at `ms`, with its first `count` spans. `lasting` is how long on the wall a ms of race time lasts. With `plain`, show no drafts. */
@@ -69,8 +77,8 @@
       const before = this.spans.length;
       if (count !== before) this.showDrafts(null);
       if (count < before) this.cut(count);
-      else if (count > before) this.append(row.spans.slice(before, count));
-      if (plain) return;
+      else if (count > before) this.append(row.spans.slice(before, count), moving);
+      if (plain) return this.plain(count);
       const ended = bisect(row.steps.length, (i) => row.steps[i].round.end <= ms + EPSILON);
       const next = row.steps[ended], working = next && next.round.begin <= ms + EPSILON ? next : null;
       this.showDrafts(working, working && ms - working.round.begin);
@@ -79,40 +87,46 @@
       this.highlight(bisect(count, (i) => row.spans[i].at < since), count);
     }
 
-    append(spans) {
-      const elements = spans.map(({ origin, text, index }) => {
-        const span = make("span", `token ${origin}`, text);
-        span.token = index;
-        return span;
-      });
-      this.text.append(...elements);
-      this.spans.push(...elements);
-      this.live += elements.length;
-      if (this.live < LIVE) return;
-      const older = make("span", "older"), folded = this.spans.slice(this.spans.length - this.live, this.spans.length - NEWEST);
-      this.text.insertBefore(older, folded[0]);
-      older.append(...folded);
-      this.live = NEWEST;
-      this.item.classList.add("folded");
+    /** Show the text only, with its first `count` spans. */
+    plain(count) {
+      this.showDrafts(null);
+      this.dropFall();
+      this.highlight(count, count);
+    }
+
+    /** Append spans. With `fold`, hide all but the newest parts. */
+    append(spans, fold) {
+      for (let at = 0; at < spans.length;) {
+        if (this.spans.length === this.parts.length * PART) this.addPart(fold);
+        const some = spans.slice(at, at + this.parts.length * PART - this.spans.length), elements = some.map(({ origin, text, index }) => {
+          const span = make("span", `token ${origin}`, text);
+          span.token = index;
+          return span;
+        });
+        this.parts.at(-1).append(...elements);
+        this.spans.push(...elements);
+        at += some.length;
+      }
+    }
+
+    addPart(fold) {
+      const part = make("span");
+      this.text.append(part);
+      const older = this.parts[this.parts.push(part) - 1 - this.newest];
+      if (!older) return;
+      older.className = "older";
+      if (fold) this.item.classList.add("folded");
     }
 
     /** Remove all but the first `count` spans. */
     cut(count) {
-      const gone = this.spans.splice(count);
-      this.fallen?.remove();
-      this.fallen = null;
-      if (gone.length <= this.live) {
-        for (const span of gone) span.remove();
-        this.live -= gone.length;
-      } else {
-        this.text.replaceChildren();
-        this.live = 0;
-        this.item.classList.remove("folded");
-        const kept = this.spans.splice(0);
-        this.text.append(...kept);
-        this.spans.push(...kept);
-        this.live = kept.length;
-      }
+      this.dropFall();
+      const parts = Math.ceil(count / PART);
+      for (const part of this.parts.splice(parts)) part.remove();
+      for (const span of this.spans.slice(count, parts * PART)) span.remove();
+      this.spans.length = count;
+      this.lit = Math.min(this.lit, count);
+      for (const part of this.parts.slice(-this.newest)) part.className = "";
     }
 
     /** Show the drafts of a step that has worked for `ms`. null removes them. */
@@ -120,7 +134,7 @@
       if (step !== this.step) {
         for (const draft of this.drafts) draft.remove();
         this.step = step;
-        this.drafts = step ? step.chain.map((i) => ghost("draft", step.row.drafted_text?.[i] ?? "")) : [];
+        this.drafts = step ? step.chain.map((i) => ghost("draft", draftText(step, i))) : [];
         this.text.append(...this.drafts);
       }
       if (!step) return;
@@ -134,25 +148,27 @@
       const at = step && step.row.written > step.row.accepted ? step.row.start + step.row.accepted : -1;
       const rejected = step?.chain.slice(step.row.accepted) ?? [];
       const falls = at >= 0 && rejected.length > 0 && ms - step.round.end <= FALL_MS / lasting;
-      if (!falls || this.fallen?.step !== step) {
-        this.fallen?.remove();
-        this.fallen = null;
-      }
+      if (!falls || this.fallen?.step !== step) this.dropFall();
       if (!falls || this.fallen) return;
       const span = this.spans.findLast(({ token }) => token === at);
       if (!span) return;
-      const text = step.row.drafted_text?.[rejected[0]] ?? "";
+      const text = draftText(step, rejected[0]);
       this.fallen = ghost("fallen", `${text.trim() || text}${rejected.length > 1 ? "…" : ""}`);
       this.fallen.step = step;
       // Inside the token, so that it is on the same line.
       span.prepend(this.fallen);
     }
 
+    dropFall() {
+      this.fallen?.remove();
+      this.fallen = null;
+    }
+
     /** Highlight the accepted drafts from span `from` on. */
     highlight(from, count) {
-      for (let i = Math.min(this.fresh, count); i < Math.min(from, count); i += 1) this.spans[i].classList.remove("fresh");
+      for (let i = this.fresh; i < Math.min(from, this.lit); i += 1) this.spans[i].classList.remove("fresh");
       for (let i = from; i < count; i += 1) this.spans[i].classList.add("fresh");
-      this.fresh = from;
+      Object.assign(this, { fresh: from, lit: count });
     }
   }
 
@@ -171,8 +187,9 @@
     reset(count) {
       this.list.replaceChildren();
       this.list.style.setProperty("--count", Math.max(count, 1));
-      this.list.classList.toggle("many", count > 8);
-      this.cards = Array.from({ length: count }, (_, i) => new Card(this.list, this.name, i));
+      const many = count > 8;
+      this.list.classList.toggle("many", many);
+      this.cards = Array.from({ length: count }, (_, i) => new Card(this.list, this.name, i, many));
       this.restart();
     }
 
@@ -182,18 +199,24 @@
       this.running = count > 0;
       this.before = null;
       for (const figure of this.figures) setText(figure, "–");
-      setText(this.state, count ? "Running" : "Ready");
+      this.say(count ? "Running" : "Ready");
       for (const { badge, medal } of this.cards) for (const mark of [badge, medal]) setText(mark, "");
       this.showReading(null);
+    }
+
+    /** Show the lane's state. The axis already shows whether the lane runs or has finished: only screen readers need those. */
+    say(state) {
+      setText(this.state, state);
+      this.state.classList.toggle("spoken", state === "Running" || state === "Finished");
     }
 
     /** Show "Waiting", or the previous state if no race started. */
     wait(waits) {
       if (waits && !this.section.hidden) {
         this.before = this.state.textContent;
-        setText(this.state, "Waiting");
+        this.say("Waiting");
       } else if (!waits && this.before !== null) {
-        setText(this.state, this.before);
+        this.say(this.before);
         this.before = null;
       }
     }
@@ -202,7 +225,7 @@
     end(state, badge) {
       if (!this.running) return;
       this.running = false;
-      setText(this.state, state);
+      this.say(state);
       this.showReading(null);
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
@@ -224,7 +247,7 @@
       if (!reading) return;
       const { length } = this.cards, [first] = reading.sequences;
       const single = reading.sequences.length === 1 && length > 1;
-      setText(this.state, single ? `Reading prompt ${first + 1} of ${length}` : "Reading the prompt");
+      this.say(single ? `Reading prompt ${first + 1} of ${length}` : "Reading the prompt");
     }
 
     showNumbers(lane) {
@@ -233,11 +256,11 @@
         const key = figure.dataset.figure, value = early && key === "ms_per_token" ? null : metrics[key] ?? null;
         setText(figure, value === null ? "–" : FIGURES[key](value));
       }
-      if (lane.error) setText(this.state, `Failed: ${lane.error}`);
-      else if (lane.finished) setText(this.state, this.summary(lane));
+      if (lane.error) this.say(`Failed: ${lane.error}`);
+      else if (lane.finished) this.say(this.summary(lane));
       // At the playhead of a race that is over, prompts have been read.
       const reading = tape.state.follows ? lane.reading : null;
-      if (this.running && !lane.finished && !lane.error && !reading) setText(this.state, "Running");
+      if (this.running && !lane.finished && !lane.error && !reading) this.say("Running");
       if (lane.finished || lane.error) this.running = false;
       this.showReading(this.running ? reading : null);
       const { first, last } = firstAndLast(run().lanes.get(this.name), lane.finish_reasons);
@@ -264,8 +287,8 @@
   }
 
   class Board {
-    constructor(element) {
-      this.element = element;
+    constructor(element, mark) {
+      Object.assign(this, { element, mark });
       this.grid = element.querySelector(".lane-grid");
       this.lanes = [...element.querySelectorAll(".lane")].map((section) => new Lane(section));
       this.view = null;
@@ -360,15 +383,22 @@
       }
     }
 
-    /** Show the folded tokens of all texts, a few texts per frame. */
+    /** Show the folded tokens of all texts, a few per frame, unless another race has begun. */
     unfold() {
-      const folded = [...this.grid.querySelectorAll(".folded")];
-      for (const card of folded.slice(0, UNFOLDED)) card.classList.remove("folded");
-      if (folded.length > UNFOLDED) requestAnimationFrame(() => this.unfold());
+      if (!this.over) return;
+      const folded = this.lanes.flatMap(({ cards }) => cards).filter(({ item }) => item.classList.contains("folded"));
+      for (let shown = 0; folded.length && shown < UNFOLDED;) {
+        const { item, spans } = folded.shift();
+        item.classList.remove("folded");
+        shown += spans.length;
+      }
+      if (folded.length) requestAnimationFrame(() => this.unfold());
+      else soon(this.mark);
     }
 
     phase(phase) {
-      if (over(phase)) soon(() => this.unfold());
+      this.over = over(phase);
+      if (this.over) soon(() => this.unfold());
       // After Stop, values that the server sent earlier may still arrive.
       this.stopped = phase === "stopped";
       if (phase === "stopped" || phase === "error") {
@@ -402,7 +432,7 @@
     }
 
     take(view) {
-      if (!view.done && performance.now() - this.last < VERDICT_MS) return;
+      if (!view.done && !tape.replaying && performance.now() - this.last < VERDICT_MS) return;
       if (view.done) this.head.setAttribute("aria-live", "polite");
       this.show(view);
     }
@@ -428,12 +458,14 @@
     }
   }
 
-  /** Show the newest lines of a text during a race and its beginning afterwards. Mark windows whose text continues below. */
+  /** Show the newest lines of a text during a race and its beginning afterwards. Mark windows whose text continues below.
+      Returns the function that marks them. */
   function bindBeginnings(root) {
     const mark = () => {
       const ended = root.classList.contains("ended");
       for (const box of root.querySelectorAll(".window")) {
-        box.classList.toggle("goes-on", ended && box.scrollHeight > box.clientHeight + 2);
+        // Only long texts are folded. Their windows are measured later, when the whole text is shown.
+        box.classList.toggle("goes-on", ended && (Boolean(box.closest(".folded")) || box.scrollHeight > box.clientHeight + 2));
       }
     };
     on("start", () => root.classList.remove("ended"));
@@ -443,6 +475,7 @@
       soon(mark);
     });
     new ResizeObserver(() => soon(mark)).observe(root);
+    return mark;
   }
 
   /** Bind the buttons that change the look of the texts. Each pressed button sets a class on the board. */
@@ -464,10 +497,9 @@
     new Verdict(root.querySelector(".verdict"));
     window.Bass.mountStepper(root);
     window.Bass.mountExact(root);
-    new Board(root);
+    new Board(root, bindBeginnings(root));
     window.Bass.mountAxis(root);
     window.Bass.mountCache(root);
-    bindBeginnings(root);
     window.Bass.mountGlance(root);
   };
 })();

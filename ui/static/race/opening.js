@@ -49,7 +49,8 @@
       part.querySelector(".opening-scenes").append(...this.dots);
       part.querySelector("[data-skip]").addEventListener("click", () => this.skip());
       document.addEventListener("keydown", (event) => {
-        if (event.key !== "Escape" || !this.plays || event.defaultPrevented) return;
+        // In an open dialog, Escape closes that.
+        if (event.key !== "Escape" || !this.plays || event.defaultPrevented || document.querySelector("dialog[open]")) return;
         event.preventDefault();
         this.skip();
       });

@@ -11,8 +11,11 @@
     bandwidth: ["share of the memory bandwidth that a step reaches", percent],
     compute: ["share of the FLOP/s that a step reaches", percent],
     link: ["share of the bandwidth between GPUs that a step reaches", percent],
-    layer_us: ["overhead of a layer, besides reading and multiplying", (v) => number(v, 1, " µs")],
+    layer_us: ["overhead of a layer in a step of one token, besides reading and multiplying", (v) => number(v, 1, " µs")],
+    wide_layer_us: ["overhead of a layer in a step of several tokens", (v) => number(v, 1, " µs")],
     allreduce_us: ["overhead of an all-reduce, besides moving its bytes", (v) => number(v, 1, " µs")],
+    host_us: ["wait for the host in a round, half as long again if it drafts", (v) => number(v, 0, " µs")],
+    host_row_us: ["the same, in addition for each row", (v) => number(v, 0, " µs")],
   };
 
   const clock = () => run()?.head.clock ?? null;

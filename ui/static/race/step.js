@@ -149,8 +149,8 @@
     show(open) {
       this.panel.hidden = !open;
       this.pause();
-      // A finished race needs no freezing, so its slider stays usable.
-      const held = open && (!run()?.done || tape.state.playing);
+      // A finished race needs no freezing, at any instant of it, so its slider stays usable.
+      const held = open && (!(run()?.done || tape.state.ended) || tape.state.playing);
       if (held !== this.held) hold(held);
       this.held = held;
       this.mark(null);

@@ -74,6 +74,7 @@
       this.took = element.querySelector(".took");
       on("start", () => (element.hidden = true));
       on("phase", (phase) => over(phase) && this.show());
+      window.Bass.whole(() => this.draw());
       plots.onTheme(() => this.draw());
       new ResizeObserver(() => this.drawn !== element.clientWidth && this.draw()).observe(element);
       plots.whenSeen([element.querySelector(".summary-figure")], () => this.draw());
@@ -91,7 +92,6 @@
       details.hidden = !repeatable;
       this.element.querySelector("[data-take=link]").hidden = !repeatable;
       if (repeatable) setText(details.querySelector("code"), window.Bass.snippet());
-      this.draw();
     }
 
     budget(lanes, { time_budget_ms: budget }) {

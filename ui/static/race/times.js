@@ -117,7 +117,8 @@
 
     /** The text of a row's token `at`. */
     textAt(name, row, at) {
-      return this.lanes.get(name).rows[row].spans.filter(({ index }) => index === at).map(({ text }) => text).join("");
+      const { spans } = this.lanes.get(name).rows[row], before = (index) => bisect(spans.length, (i) => spans[i].index < index);
+      return spans.slice(before(at), before(at + 1)).map(({ text }) => text).join("");
     }
 
     /** When the last lane ended. */

@@ -3,18 +3,28 @@
    fastest lane first gained on the reference: the first one that accepted a draft. */
 (() => {
   "use strict";
-  const { on, run, number, make, over, roundsIn, laneName, lookOf, sum, writtenIn, wear, tape, soon } = window.Bass;
+  const { on, run, number, make, bisect, roundsIn, laneName, lookOf, sum, writtenIn, wear, tape, soon } = window.Bass;
+  // For each lane, a list of the sums up to each of its rounds. Prefills add nothing.
+  const totals = new WeakMap();
+
+  function totalsOf(lane) {
+    if (!totals.has(lane)) totals.set(lane, []);
+    const known = totals.get(lane), { rounds } = lane;
+    for (let i = known.length; i < rounds.length; i += 1) {
+      const before = known[i - 1] ?? { count: 0, ms: 0, tokens: 0, drafted: 0, accepted: 0 }, { kind, rows, time_ms: ms } = rounds[i];
+      known.push(kind === "prefill" ? before : {
+        count: before.count + 1, ms: before.ms + ms - (rounds[i - 1]?.time_ms ?? 0), tokens: before.tokens + writtenIn(rounds[i]),
+        drafted: before.drafted + sum(rows.map((row) => row.drafted.length)), accepted: before.accepted + sum(rows.map((row) => row.accepted)),
+      });
+    }
+    return known;
+  }
 
   /** The means over a lane's rounds: {ms, tokens, drafted, accepted}, or null without rounds. */
-  function means({ name, rounds: all }) {
-    const clock = tape.clockAt(name), rounds = all.filter(({ time_ms: ms }) => ms <= clock), spent = rounds.map(({ time_ms: ms }, i) => ms - (rounds[i - 1]?.time_ms ?? 0));
-    const counted = rounds.map((round, i) => ({ round, ms: spent[i] })).filter(({ round }) => round.kind !== "prefill");
-    const mean = (value) => sum(counted.map(value)) / counted.length;
-    const rows = (value) => mean(({ round }) => sum(round.rows.map(value)));
-    return counted.length ? {
-      ms: mean(({ ms }) => ms), tokens: mean(({ round }) => writtenIn(round)),
-      drafted: rows((row) => row.drafted.length), accepted: rows((row) => row.accepted),
-    } : null;
+  function means(lane) {
+    const clock = tape.clockAt(lane.name), known = totalsOf(lane), { rounds } = lane;
+    const { count, ...sums } = known[bisect(rounds.length, (i) => rounds[i].time_ms <= clock) - 1] ?? { count: 0 };
+    return count ? Object.fromEntries(Object.entries(sums).map(([name, value]) => [name, value / count])) : null;
   }
 
   const some = (value) => number(value, value < 10 ? 1 : 0);
@@ -47,7 +57,7 @@
     on("start", (head) => {
       if (head !== shown) part.hidden = true;
     });
-    on("phase", (phase) => over(phase) && run() && show());
+    window.Bass.whole(() => run() && show());
     for (const kind of ["view", "playhead"]) on(kind, () => run() && run().head === shown && soon(draw));
     document.addEventListener("click", (event) => {
       if (!event.target.closest("[data-why]") || !run()) return;
