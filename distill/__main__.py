@@ -21,8 +21,9 @@ from bass_core.errors import BassError
 from bass_core.model.draft_head import load_draft_head
 
 from . import evaluate as measuring
-from .ablation import ablate, as_markdown
+from .ablation import ARMS, ablate, as_markdown
 from .corpus import write_corpus
+from .duplicates import read_questions
 from .settings import CONFIG, Settings, load
 from .train import train
 
@@ -37,6 +38,9 @@ def main() -> None:
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be a whole number of at least 1; got {value}.")
     settings = load(options.config)
+    if options.command in ("train", "ablate"):
+        # If the CPU has bfloat16 products, multiply float32 matrices with them. Sums stay in float32.
+        torch.set_float32_matmul_precision("medium")
     work: Path = options.work
     try:
         pair = load_pair(settings.pair, device=options.device, dtype=options.dtype)
@@ -61,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--work", type=Path, default=Path("distill-work"), help="folder for the corpus and checkpoints"
     )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto", help='as for load_pair; "int8" writes a corpus faster')
+    parser.add_argument("--dtype", default="auto", help="as for load_pair")
     parser.add_argument("--tokens", type=int, default=400_000, help="corpus: total number of answer tokens")
     parser.add_argument("--steps", type=int, default=4000, help="train, ablate: total optimiser steps")
     parser.add_argument("--name", help="folder of this run below --work (train: head, ablate: ablation)")
@@ -72,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="train, ablate: override a setting of config.json",
     )
+    parser.add_argument(
+        "--questions",
+        type=Path,
+        help="train, ablate: leave out conversations that resemble questions of this file (Spec-Bench's form)",
+    )
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="ablate: arms to train")
     parser.add_argument("--install", metavar="FOLDER", help="train: copy the head to drafts/FOLDER")
     parser.add_argument("--draft", type=Path, help="evaluate: a trained head, instead of the pair's own")
     parser.add_argument("--drafters", nargs="+", default=["model", "prompt_lookup", "adaptive"])
@@ -87,13 +97,13 @@ def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
     changed: dict[str, Any] = {}
     for assignment in options.set:
         name, _, value = assignment.partition("=")
-        changed[name] = value if name == "start" else json.loads(value)
+        changed[name] = value if name in ("start", "loss") else json.loads(value)
     return replace(settings, train=replace(settings.train, **changed))
 
 
 def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
     out = work / (options.name or "head")
-    log = train(pair, settings, work / "corpus", out, options.steps)
+    log = train(pair, settings, work / "corpus", out, options.steps, _questions(options))
     print(f"{out}: overlap {log['overlap'][0][1]} -> {log['overlap'][-1][1]}; held out: {log['held_out'][-1]}")
     if options.install:
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
@@ -101,12 +111,17 @@ def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
 
 def _ablate(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
     rows, temperatures = [], settings.corpus.temperatures
-    for row in ablate(pair, settings, work / "corpus", work / (options.name or "ablation"), options.steps):
+    out = work / (options.name or "ablation")
+    for row in ablate(pair, settings, work / "corpus", out, options.steps, options.arms, _questions(options)):
         rows.append(row)
         print(as_markdown([row], temperatures).splitlines()[-1], flush=True)
         if options.json:
             _write(options.json, {"machine": _machine(pair), "train": vars(settings.train), "arms": rows})
     print(as_markdown(rows, temperatures))
+
+
+def _questions(options: argparse.Namespace) -> list[str]:
+    return [] if options.questions is None else read_questions(options.questions)
 
 
 def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:

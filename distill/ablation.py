@@ -1,12 +1,13 @@
-"""Ablation of a draft head's recipe: short runs from scratch, each with one setting changed. Call `ablate`.
+"""Ablation of a draft head's recipe: short runs, each with one setting changed. Call `ablate`.
 
+Runs start as the settings say. From a trained head, name the arms that it fits (`_continue_from` in train.py).
 Arms that were trained before are not trained again. Short runs rank settings only roughly, because a larger head
 learns more slowly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,31 +23,38 @@ BASELINE = "baseline"
 ARMS: dict[str, dict[str, Any]] = {
     BASELINE: {},
     "2 layers": {"layers": 2},
-    "3 layers": {"layers": 3},
     "last state alone": {"reads_layers": False},
-    "no states": {"reads_states": False},
-    "true states alone": {"own_states": 0},
-    "layers copied from the target": {"start": "target"},
+    "one tap": {"reads_layers": [15]},
+    "three taps": {"reads_layers": [8, 15, 22]},
+    "variation": {"loss": "variation"},
+    "three drafts": {"own_states": 2},
+    "variation, three drafts": {"loss": "variation", "own_states": 2},
 }
 
 
-def ablate(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int) -> Iterator[dict[str, Any]]:
-    """Train every arm of `ARMS` on one corpus for `steps` steps, and yield its row as soon as it is done.
+def ablate(
+    pair: ModelPair,
+    settings: Settings,
+    corpus: Path,
+    out: Path,
+    steps: int,
+    arms: Sequence[str],
+    questions: Sequence[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """Train some arms of `ARMS` on one corpus for `steps` steps, and yield each one's row as soon as it is done.
+
+    `questions` as in `train`.
 
     A row has the arm's name and changes, steps, seconds, the quality on the held-out shards (train.py's
     `measure`), and the cost of a draft token in ms and relative to a target step (c).
-
-    Raises:
-        SystemExit: if the settings start from a trained head, which does not fit arms of other shapes.
     """
-    if settings.train.start not in ("random", "target"):
-        raise SystemExit('An ablation trains new heads: set start to "random" or "target".')
-    for name, changes in ARMS.items():
+    for name in arms:
+        changes = ARMS[name]
         arm = replace(settings, train=replace(settings.train, **changes))
         if arm == settings and name != BASELINE:
             continue
         folder = out / f"{steps}-steps" / name.replace(" ", "-")
-        last = train(pair, arm, corpus, folder, steps)["held_out"][-1]
+        last = train(pair, arm, corpus, folder, steps, questions)["held_out"][-1]
         yield {"arm": name, "changes": changes, **last, **_cost(pair, folder)}
 
 
@@ -56,7 +64,7 @@ def _cost(pair: ModelPair, folder: Path) -> dict[str, float]:
 
 
 def as_markdown(rows: list[dict[str, Any]], temperatures: list[float]) -> str:
-    """Return a table with the overlap and the share of equal argmax of the first draft token, then of the second.
+    """Return a table with the overlap and the share of equal argmax of the first draft token, the second, ...
 
     Args:
         rows: the rows of `ablate`.
@@ -66,7 +74,7 @@ def as_markdown(rows: list[dict[str, Any]], temperatures: list[float]) -> str:
     lines = ["| arm | " + " | ".join(names) + " | ms a draft, c |", "|---" * (len(names) + 2) + "|"]
     for row in rows:
         cells = [
-            " \\| ".join(f"{token['overlap']:.3f}, {token['agreement']:.3f}" for token in tokens[:2])
+            " \\| ".join(f"{token['overlap']:.3f}, {token['agreement']:.3f}" for token in tokens)
             for tokens in row["shards"]
         ]
         lines.append(f"| {row['arm']} | {' | '.join(cells)} | {row['draft_ms']:.2f}, {row['c']:.3f} |")

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
+
+from .corpus import open_shard
 
 # The maximum number of positions that `scale_of` uses; a row has about 150.
 SCALE_POSITIONS = 20_000
@@ -67,31 +68,50 @@ class Row:
         scored: bool [n], whether the target wrote the next token.
         shard: the open shard.
         start: the row's first position in the shard.
+        layers: where the layers to read are among those of the shard.
     """
 
     tokens: Tensor
     scored: Tensor
     shard: Any
     start: int
+    layers: tuple[int, ...] = ()
 
     def states(self, count: int) -> Tensor:
         """Read the target's states float16 [count, width] at the first `count` tokens from disk."""
-        states: Tensor = self.shard.get_slice("states")[self.start : self.start + count]
-        return states
+        part = slice(self.start, self.start + count)
+        last: Tensor = self.shard.get_slice("states")[part]
+        hidden = last.shape[1]
+        streams = self.shard.get_slice("streams")
+        wanted = [streams[part, layer * hidden : (layer + 1) * hidden].half() for layer in self.layers]
+        return torch.cat((*wanted, last), dim=1)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def load_rows(paths: list[Path]) -> list[Row]:
-    """Return all rows of the shards; their states stay on disk."""
+def load_rows(paths: list[Path], layers: tuple[int, ...] | None = None) -> list[Row]:
+    """Return all rows of the shards; their states stay on disk.
+
+    Args:
+        layers: the layers to read besides the last hidden state, ascending; None for all that the shards have.
+
+    Raises:
+        SystemExit: if a shard has an older format, or lacks one of the layers.
+    """
     rows = []
     for path in paths:
-        shard: Any = safe_open(path, "pt")
+        shard = open_shard(path)
         tokens, scored = shard.get_tensor("tokens").long(), shard.get_tensor("scored")
-        starts = shard.get_tensor("starts").tolist()
+        starts, stored = shard.get_tensor("starts").tolist(), shard.get_tensor("layers").tolist()
+        if not set(layers or ()) <= set(stored):
+            raise SystemExit(
+                f"{path} has layers {stored} of the target, and the head reads {list(layers or ())}: "
+                "set reads_layers, or write the corpus again in another --work folder."
+            )
+        wanted = tuple(stored.index(layer) for layer in (stored if layers is None else layers))
         for start, end in pairwise(starts):
-            rows.append(Row(tokens[start:end], scored[start:end], shard, start))
+            rows.append(Row(tokens[start:end], scored[start:end], shard, start, wanted))
     return rows
 
 

@@ -5,8 +5,10 @@ or not at all, and a killed run continues with the first missing shard.
 
 A shard holds these tensors:
     tokens: int32 [N].
-    states: float16 [N, width], the target's states at each token, of the settings' layers and then the last hidden
-        state (HiddenStateTap in model/base.py); zeros at a row's last token, whose state is not needed.
+    states: float16 [N, hidden], the target's last hidden state at each token; zeros at a row's last token, whose
+        state is not needed.
+    streams: float8_e4m3fn [N, layers x hidden], the states of the settings' layers, likewise (HiddenStateTap in
+        model/base.py). They are most of a shard, and 8 bits are enough for states that a head only reads.
     scored: bool [N], whether the target wrote the next token as a part of an answer.
     starts: int64 [rows + 1], the boundaries of the rows.
     layers: int64, the settings' layers.
@@ -18,9 +20,12 @@ import os
 import random
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -31,8 +36,10 @@ from bass_core import ModelPair
 from bass_core.decode.request import make_request
 from bass_core.machine.transfer import to_device
 from bass_core.model.base import HiddenStateTap
-from bass_core.model.forward import ForwardBatch
+from bass_core.model.forward import ForwardBatch, ForwardOutput
 from bass_core.model.runner import ModelRunner
+from bass_core.sample.distribution import argmax
+from bass_core.sample.rows import RaggedRows
 
 from .prompts import Turn, conversations, evaluation_prompts
 from .settings import CorpusSettings, Settings
@@ -50,6 +57,8 @@ MIN_QUOTED, MAX_ASKED = 200, 200
 SHORTEST_WORD = 4
 # The minimum number of tokens that must remain for an answer.
 MIN_ANSWER_ROOM = 48
+# The number of probabilities that are summed up at once to draw a token.
+BLOCK = 256
 
 
 def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int) -> int:
@@ -58,7 +67,6 @@ def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int)
     Several processes may write to one folder: each takes the next shard that is neither written nor locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    check_layers(shards(folder), settings)
     counts: dict[Path, int] = {}
     with tqdm(total=tokens, unit="tok", desc="corpus") as bar:
         number = 0
@@ -85,8 +93,7 @@ def _num_scored(folder: Path, counts: dict[Path, int]) -> int:
     """Return the scored tokens of all shards, from every process; `counts` caches those of each shard."""
     for path in shards(folder):
         if path not in counts:
-            with safe_open(path, "pt") as shard:
-                counts[path] = int(shard.get_tensor("scored").sum())
+            counts[path] = int(open_shard(path).get_tensor("scored").sum())
     return sum(counts.values())
 
 
@@ -102,12 +109,17 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
         rows = Writer(pair, corpus, temperature, seed).write(user_turns)
     finally:
         step.readout = readout
-    states = [torch.cat(row.states)[: len(row.tokens) - 1] for row in rows]
-    states = [torch.cat((each, each.new_zeros(1, each.shape[1]))) for each in states]
     lengths = [0, *(len(row.tokens) for row in rows)]
+    num_tokens, read = sum(lengths), len(corpus.layers) * step.hidden
+    states = torch.zeros(num_tokens, step.hidden, dtype=torch.float16)
+    streams = torch.zeros(num_tokens, read, dtype=torch.float8_e4m3fn)
+    for row, end in zip(rows, accumulate(lengths[1:]), strict=True):
+        part = slice(end - len(row.tokens), end - 1)
+        streams[part], states[part] = row.states[: len(row.tokens) - 1].tensor_split((read,), dim=1)
     return {
         "tokens": torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int32),
-        "states": torch.cat(states),
+        "states": states,
+        "streams": streams,
         # Shift by one: `scored` is about the next token.
         "scored": torch.tensor([flag for row in rows for flag in (*row.answer[1:], False)]),
         "starts": torch.tensor(lengths).cumsum(0),
@@ -161,17 +173,18 @@ class Row:
     """A conversation while it is written.
 
     Attributes:
+        states: float16 [longest row, width], the states of the tokens fed so far. One buffer per row: small pieces
+            between the large tensors of the forwards would fragment the heap, which grew to 12 GB.
         tokens: its tokens so far.
         answer: for each token whether it is part of an answer.
-        states: pieces of the states of the tokens fed so far.
         fed: number of tokens fed to the target.
         temperature: the temperature of the next token, which we send to `talk`.
         talk: the generator that writes the conversation; None once it has ended.
     """
 
+    states: Tensor
     tokens: list[int] = field(default_factory=list)
     answer: list[bool] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
     fed: int = 0
     temperature: float = 0.0
     talk: Generator[float, int, None] | None = None
@@ -192,6 +205,8 @@ class Writer:
         backend = make_request(pair, "x").backend
         longest = corpus.longest_row + CHUNK
         self.runner = ModelRunner(pair.target_step, corpus.rows, longest, pair.vocab, backend)
+        # The number of entries of a token's states.
+        self.width = (len(pair.target_step.readout.layers) + 1) * pair.target_step.hidden
         self.taken = {prompt["text"] for prompt in evaluation_prompts()}
         # Prompts and answers for later conversations to quote.
         self.quotable: list[tuple[str, str]] = []
@@ -204,7 +219,7 @@ class Writer:
         done: list[Row] = []
         while waiting or rows:
             while waiting and len(rows) < self.corpus.rows:
-                row = Row()
+                row = Row(states=torch.empty(self.corpus.longest_row, self.width, dtype=torch.float16))
                 row.talk = self._talk(row, waiting.pop())
                 if _go_on(row, None):
                     self.runner.commit(len(rows), 0)
@@ -214,6 +229,8 @@ class Writer:
             for place in reversed(range(len(rows))):
                 if rows[place].talk is None:
                     if any(rows[place].answer):
+                        # Copy the states, so that a short row doesn't keep the memory of the longest one.
+                        rows[place].states = rows[place].states[: len(rows[place].tokens)].clone()
                         done.append(rows[place])
                     self.runner.move_row(len(rows) - 1, place)
                     rows[place] = rows[-1]
@@ -229,27 +246,25 @@ class Writer:
         lengths = [row.fed for row in rows]
         take = [count - 1 for count in counts]
         output = self.runner.forward(ForwardBatch(ids, lengths, counts, take, return_states=True))
-        states = output.require_states()
-        for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            row.states.append(states[place, :count].to("cpu", torch.float16, copy=True))
-            row.fed += count
+        for place, (row, states) in enumerate(zip(rows, _by_row(output, counts), strict=True)):
+            row.states[row.fed : row.fed + len(states)] = states
+            row.fed += len(states)
             self.runner.commit(place, row.fed)
         ready = [place for place, row in enumerate(rows) if row.fed == len(row.tokens)]
-        drawn = self._draw(output.logits[ready].float(), [rows[place].temperature for place in ready])
+        drawn = self._draw(_rows_at(output.logits, ready), [rows[place].temperature for place in ready])
         for place, token in zip(ready, drawn, strict=True):
             _go_on(rows[place], token)
 
     def _draw(self, logits: Tensor, temperatures: list[float]) -> list[int]:
         """Draw a token for each row of logits [N, V], the likeliest at temperature 0."""
-        drawn = logits.argmax(-1)
+        cold = [place for place, temperature in enumerate(temperatures) if not temperature]
         hot = [place for place, temperature in enumerate(temperatures) if temperature]
+        drawn = torch.empty(len(temperatures), dtype=torch.int64)
+        if cold:
+            drawn[cold] = argmax(_rows_at(logits, cold)).cpu()
         if hot:
             divisors = torch.tensor([temperatures[place] for place in hot])[:, None]
-            # torch.multinomial takes ten times as long.
-            below = (logits[hot].cpu() / divisors).softmax(-1).cumsum(-1)
-            u = torch.rand(len(hot), 1, generator=self.noise)
-            sampled = torch.searchsorted(below, u * below[:, -1:], right=True)[:, 0]
-            drawn[hot] = sampled.clamp(max=logits.shape[1] - 1).to(drawn.device)
+            drawn[hot] = _sampled((_rows_at(logits, hot).cpu().float() / divisors).softmax(-1), self.noise)
         tokens: list[int] = drawn.tolist()
         return tokens
 
@@ -324,29 +339,50 @@ def _go_on(row: Row, token: int | None) -> bool:
     return row.talk is not None
 
 
+def _rows_at(logits: Tensor, places: list[int]) -> Tensor:
+    """Return some rows of logits, ascending, without copying if they are all of them."""
+    return logits if len(places) == len(logits) else logits[places]
+
+
+def _sampled(p: Tensor, noise: torch.Generator) -> Tensor:
+    """Draw an index int64 [N] from each row of p [N, V]: a block of probabilities, then one of them.
+
+    Summing up all of V in order would take twice as long, and torch.multinomial ten times.
+    """
+    p = F.pad(p, (0, -p.shape[1] % BLOCK)) if p.shape[1] % BLOCK else p
+    blocks = p.unflatten(1, (-1, BLOCK))
+    ends = blocks.sum(-1).cumsum(-1)
+    u = torch.rand(len(p), 1, generator=noise) * ends[:, -1:]
+    block = torch.searchsorted(ends, u, right=True).clamp(max=ends.shape[1] - 1)
+    chosen = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
+    before = ends.gather(1, block) - chosen.sum(-1, keepdim=True)
+    place = torch.searchsorted(chosen.cumsum(-1), u - before, right=True).clamp(max=BLOCK - 1)
+    return (block * BLOCK + place)[:, 0]
+
+
+def _by_row(output: ForwardOutput, counts: list[int]) -> list[Tensor]:
+    """Return the states of each row's first `counts` tokens, without making padding for the others."""
+    states = output.vectors
+    if isinstance(states, RaggedRows):
+        return list(states.rows.split(counts))
+    return [row[:count] for row, count in zip(output.require_states(), counts, strict=True)]
+
+
 def shards(folder: Path) -> list[Path]:
     """Return the shards of a folder, in order."""
     return sorted(folder.glob("shard-*.safetensors"))
 
 
-def check_layers(paths: list[Path], settings: Settings) -> None:
-    """Check that all shards have the layers of the settings.
+def open_shard(path: Path) -> Any:
+    """Return an open shard.
 
     Raises:
-        SystemExit: if a shard has other layers or an older format.
+        SystemExit: if it has an older format.
     """
-    for path in paths:
-        with safe_open(path, "pt") as shard:
-            if not {"layers", "scored"} <= set(shard.keys()):
-                raise SystemExit(
-                    f"{path} was written by an earlier version: write the corpus in another --work folder."
-                )
-            layers = shard.get_tensor("layers").tolist()
-        if layers != settings.corpus.layers:
-            raise SystemExit(
-                f"{path} was written with the target's layers {layers}, and config.json names "
-                f"{settings.corpus.layers}: name those, or write the corpus again in another --work folder."
-            )
+    shard = safe_open(path, "pt")
+    if not {"layers", "scored", "streams"} <= set(shard.keys()):
+        raise SystemExit(f"{path} was written by an earlier version: write the corpus in another --work folder.")
+    return shard
 
 
 def _save(path: Path, shard: dict[str, Tensor]) -> None:

@@ -40,7 +40,8 @@ class TrainSettings:
         start: "random", "target" for copies of the target's last layers, or the folder of a trained head to
             continue from.
         reads_states: whether it reads the target's states.
-        reads_layers: whether it reads all states of the corpus, or only the last hidden state.
+        reads_layers: which layers of the corpus it reads besides the last hidden state: a list, true for all, or
+            false for none.
         vocabulary: how many of the most frequent ids it can propose.
         longest_row: rows are cut to this many tokens.
         tokens_per_step: the maximum number of tokens in a batch, including padding.
@@ -51,12 +52,13 @@ class TrainSettings:
         weight_decay: AdamW's weight decay.
         checkpoint_seconds: time between checkpoints.
         held_out_shards: the first shards, which are only used for measuring.
+        loss: "log" or "variation" (LOSSES in train.py).
     """
 
     layers: int
     start: str
     reads_states: bool
-    reads_layers: bool
+    reads_layers: bool | list[int]
     vocabulary: int
     longest_row: int
     tokens_per_step: int
@@ -67,6 +69,7 @@ class TrainSettings:
     weight_decay: float
     checkpoint_seconds: float
     held_out_shards: int
+    loss: str = "log"
 
 
 @dataclass(frozen=True)

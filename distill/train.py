@@ -12,11 +12,13 @@ same weights up to the machine's rounding.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +33,36 @@ from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, loa
 from bass_core.model.pointer import followers, windows
 
 from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
-from .corpus import check_layers, shards
+from .corpus import shards
+from .duplicates import without_test_questions
 from .settings import Settings, TrainSettings
 
 # A checkpoint is measured on CHECKED_ROWS to 2 CHECKED_ROWS rows of each held-out shard, or on all its rows if it
 # has fewer.
 CHECKED_ROWS = 24
+# The number of draft tokens that are measured.
+MEASURED_DRAFTS = 3
 CHECKPOINT = "checkpoint.pt"
 # Positions whose distributions are computed together, so that they fit the processor's caches.
 POSITIONS_AT_ONCE = 128
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one draft token: kl * KL(p, q) - log * log a + variation * (1 - a).
+
+    p and q are the target's and the head's distributions, and a = sum min(p, q) is the probability that the draft
+    is accepted (arXiv 2211.17192, theorem 3.5). Draft token d, from 0, has the weight `fall` ** d.
+    """
+
+    kl: float
+    log: float
+    variation: float
+    fall: float
+
+
+# "variation" is the loss of DSpark (arXiv 2607.05147).
+LOSSES = {"log": Loss(1.0, 1.0, 0.0, 1.0), "variation": Loss(0.1, 0.0, 0.9, math.exp(-0.25))}
 
 
 def new_head(
@@ -75,18 +98,33 @@ def new_head(
 
 
 def _continue_from(head: DraftHead, trained: DraftHead, start: str) -> None:
-    """Load a trained head's weights into a new head; they fit any vocabulary, so the new head keeps its own."""
+    """Load a trained head's weights into a new head; they fit any vocabulary, so the new head keeps its own.
+
+    The new head may have more layers, and may read more layers of the target. It learns their contribution.
+    """
     ours, theirs = head.config, trained.config
-    # A trained head that reads only the last state fits too: the new head learns the contribution of the other
-    # layers.
-    layers = theirs.reads_layers or ours.reads_layers
-    if (theirs.layers, theirs.reads_states, layers) != (ours.layers, ours.reads_states, ours.reads_layers):
+    reads_more = set(theirs.reads_layers) <= set(ours.reads_layers)
+    if theirs.reads_states != ours.reads_states or theirs.layers > ours.layers or not reads_more:
         raise SystemExit(
-            f"The head in {start} is {theirs}, and the one to train {ours}: train one of the same shape "
-            "(--set layers=..., reads_states=..., reads_layers=true or false; the corpus decides which), or start "
-            "from another head."
+            f"The head in {start} is {theirs}, and the one to train {ours}: train one that has and reads the same "
+            "layers or more (--set layers=..., reads_states=..., reads_layers=...), or start from another head."
         )
     weights = trained.own_weights()
+    with torch.no_grad():
+        if theirs.reads_layers:
+            parts = dict(
+                zip(
+                    (*ours.reads_layers, "last"),
+                    head.project.weight.chunk(len(ours.reads_layers) + 1, 1),
+                    strict=True,
+                )
+            )
+            trained_parts = weights.pop("project.weight").chunk(len(theirs.reads_layers) + 1, 1)
+            for layer, part in zip((*theirs.reads_layers, "last"), trained_parts, strict=True):
+                parts[layer].copy_(part)
+        for new_layer in head.body.model.layers[theirs.layers :]:
+            new_layer.self_attn.o_proj.weight.zero_()
+            new_layer.mlp.down_proj.weight.zero_()
     if not trained.pointer.by_size.any():
         # The trained head is older than pointers: keep the new head's initial pointer.
         weights = {name: value for name, value in weights.items() if not name.startswith("pointer.")}
@@ -94,14 +132,13 @@ def _continue_from(head: DraftHead, trained: DraftHead, start: str) -> None:
 
 
 def pulls(
-    students: list[Tensor], teacher: Tensor, rows: Tensor, raised: list[Tensor], columns: Tensor
+    students: list[Tensor], teacher: Tensor, rows: Tensor, raised: list[Tensor], columns: Tensor, loss: Loss
 ) -> tuple[list[float], list[Tensor], list[Tensor]]:
     """Return how well each depth drafts at N positions, and the gradients of its loss.
 
     p and q are the softmax of states @ rows^T, with the pointer's increase added in q. The quality is the mean of
-    a = sum min(p, q), the probability that a draft is accepted (arXiv 2211.17192, theorem 3.5). The loss is the
-    mean of KL(p, q) - log a. The gradient of -log a is that of the total variation 1 - a divided by a, so it does
-    not vanish where q is almost 0.
+    a = sum min(p, q). The gradient of -log a is that of the total variation 1 - a divided by a, so it does not
+    vanish where q is almost 0.
 
     Args:
         students: for each depth, the head's states [N, hidden].
@@ -109,6 +146,7 @@ def pulls(
         rows: the rows of the output layer [V', hidden].
         raised: for each depth, the pointer's increase [N] of the logits of `columns`.
         columns: int64 [N], columns of the vocabulary, -1 for none.
+        loss: the loss of each position and depth; we take its mean over the positions.
 
     Returns:
         The quality of each depth, and the gradients for `students` and for `raised`.
@@ -124,9 +162,15 @@ def pulls(
             q = logits.scatter_add_(1, at, (raised[depth][part] * points)[:, None]).softmax(-1)
             overlap = torch.minimum(p, q).sum(-1, keepdim=True).clamp_(min=1e-30)
             below = q.masked_fill(q >= p, 0.0)
-            pull = q.mul_(1 + below.sum(-1, keepdim=True) / overlap).sub_(p).sub_(below.div_(overlap))
-            gradients[depth][part] = pull @ rows / len(teacher)
-            lifts[depth][part] = pull.gather(1, at)[:, 0] * points / len(teacher)
+            slope = loss.log / overlap + loss.variation
+            pull = (
+                q.mul_(loss.kl + below.sum(-1, keepdim=True) * slope)
+                .sub_(p, alpha=loss.kl)
+                .sub_(below.mul_(slope))
+            )
+            weight = loss.fall**depth / len(teacher)
+            gradients[depth][part] = pull @ rows * weight
+            lifts[depth][part] = pull.gather(1, at)[:, 0] * points * weight
             quality[depth] += overlap.sum().item() / len(teacher)
     return quality, gradients, lifts
 
@@ -199,29 +243,40 @@ def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict
     return [{"overlap": row[0] / count, "agreement": row[1] / count} for row in sums.tolist()]
 
 
-def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int) -> dict[str, Any]:
+def train(
+    pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int, questions: Sequence[str] = ()
+) -> dict[str, Any]:
     """Train for `steps` in all and save the head and the log in `out`; return the log.
+
+    Conversations whose prompts resemble one of the `questions` are left out.
 
     Raises:
         SystemExit: if there are too few shards, they do not fit the settings, or `out` has a run with another
             recipe.
     """
     options = settings.train
+    if options.loss not in LOSSES:
+        raise SystemExit(f"loss must be one of {', '.join(LOSSES)}; got {options.loss!r}.")
     paths = shards(corpus)
     if len(paths) <= options.held_out_shards:
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
-    check_layers(paths, settings)
-    layers = tuple(settings.corpus.layers) if options.reads_states and options.reads_layers else ()
+    layers = layers_read(settings)
     # The recipe identifies a run; the log and the checkpoint contain it.
     recipe = {**vars(options), "layers_read": list(layers), "seed": settings.seed}
+    if questions:
+        recipe["questions"] = hashlib.sha256("\n".join(questions).encode()).hexdigest()
     checkpoint = _load_checkpoint(out / CHECKPOINT, recipe)
     if checkpoint and checkpoint["step"] >= steps and is_draft_head(out):
         return dict(checkpoint["log"])
-    rows = load_rows(paths[options.held_out_shards :])
+    rows = load_rows(paths[options.held_out_shards :], layers)
+    if questions:
+        every = len(rows)
+        rows = without_test_questions(rows, questions, pair)
+        print(f"{every - len(rows)} of {every} conversations resemble a test question and are left out.")
     # A checkpoint's weights need the scale that they were trained with.
     scale = Scale(*checkpoint["scale"]) if checkpoint else scale_of(rows, pair.target.config.hidden_size)
     # Each shard has one temperature, so each held-out shard is measured separately.
-    held_out = [load_rows([path]) for path in paths[: options.held_out_shards]]
+    held_out = [load_rows([path], layers) for path in paths[: options.held_out_shards]]
     held_out = [part[:: max(1, len(part) // CHECKED_ROWS)] for part in held_out]
     checks = [
         [collate([row], scale, options.longest_row) for row in part if row.scored[: options.longest_row].any()]
@@ -236,7 +291,7 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     run = _Run(head, options, scale, out / CHECKPOINT, steps, checkpoint or _empty_checkpoint(recipe))
 
     def save() -> None:
-        run.save([measure(head, check, max(1, options.own_states)) for check in checks])
+        run.save([measure(head, check, MEASURED_DRAFTS - 1) for check in checks])
 
     if checkpoint is None:
         save()  # The log starts with the untrained head.
@@ -251,6 +306,14 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
         absorb(head, scale.mean, scale.deviation)
     head.save(out)
     return run.log
+
+
+def layers_read(settings: Settings) -> tuple[int, ...]:
+    """Return the target's layers that the head reads, ascending."""
+    options = settings.train
+    if not options.reads_states or options.reads_layers is False:
+        return ()
+    return tuple(settings.corpus.layers if options.reads_layers is True else sorted(options.reads_layers))
 
 
 def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
@@ -317,7 +380,8 @@ class _Run:
         columns, sizes = pointed(head, batch, picked)
         raised = [head.pointer(student, sizes) for student in students]
         with torch.no_grad():
-            overlaps, *gradients = pulls(students, teacher, head.body.lm_head.weight, raised, columns)
+            weight, loss = head.body.lm_head.weight, LOSSES[self.options.loss]
+            overlaps, *gradients = pulls(students, teacher, weight, raised, columns, loss)
         scaled = [gradient / len(students) for group in gradients for gradient in group]
         torch.autograd.backward([*students, *raised], scaled)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)

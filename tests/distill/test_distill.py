@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import math
 import random
 import subprocess
 import sys
+from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
 from importlib import resources
@@ -20,13 +22,14 @@ from bass_core.model.draft_head import load_draft_head
 from bass_core.model.pointer import Pointer
 from distill import corpus as corpus_module
 from distill import train as train_module
-from distill.__main__ import main
+from distill.__main__ import _changed, main
 from distill.ablation import ARMS, ablate, as_markdown
-from distill.batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, shifted
+from distill.batches import Batch, Batches, Row, Scale, collate, frequent_ids, load_rows, shifted
 from distill.corpus import shards, words_of, write_corpus, write_shard
+from distill.duplicates import read_questions, without_test_questions
 from distill.evaluate import acceptance, cost_ratio, prompt_set
 from distill.prompts import Turn, conversations, evaluation_prompts
-from distill.train import depths, measure, new_head, pointed, pulls, train
+from distill.train import LOSSES, depths, measure, new_head, pointed, pulls, train
 from tests.support import ROOT
 from tests.support.models import byte_tokenizer, tiny
 
@@ -125,14 +128,9 @@ def test_training_raises_the_overlap_and_a_killed_run_resumes(pair, settings, co
 
 def test_mismatched_corpora_checkpoints_and_starts_are_refused(pair, settings, corpus, tmp_path):
     """For example a corpus or checkpoint with states of other layers, or a start from a head of another shape."""
-    for layers in ([1], [], [0, 2]):
-        other = replace(settings, corpus=replace(settings.corpus, layers=layers))
-        for call in (
-            lambda other=other: train(pair, other, corpus, tmp_path / "none", 2),
-            lambda other=other: write_corpus(pair, other, corpus, 10**6),
-        ):
-            with pytest.raises(SystemExit, match=r"written with the target's layers \[0, 1\]"):
-                call()
+    other = replace(settings, train=replace(settings.train, reads_layers=[0, 2]))
+    with pytest.raises(SystemExit, match=r"has layers \[0, 1\] of the target, and the head reads \[0, 2\]"):
+        train(pair, other, corpus, tmp_path / "none", 2)
     train(pair, settings, corpus, tmp_path / "first", 1)
     fewer = replace(settings, corpus=replace(settings.corpus, layers=[1]))
     write_corpus(pair, fewer, tmp_path / "fewer", 180)
@@ -140,7 +138,11 @@ def test_mismatched_corpora_checkpoints_and_starts_are_refused(pair, settings, c
     for other, texts in ((fewer, tmp_path / "fewer"), (blind, corpus)):
         with pytest.raises(SystemExit, match="choose another --name"):
             train(pair, other, texts, tmp_path / "first", 2)
-    for changes in ({"layers": 2}, {"reads_states": False}, {"reads_layers": False}):
+    with pytest.raises(SystemExit, match=r"other settings \(questions\)"):
+        train(pair, settings, corpus, tmp_path / "first", 1, ["Name the longest river of Asia."])
+    with pytest.raises(SystemExit, match="loss must be one of log, variation"):
+        train(pair, replace(settings, train=replace(settings.train, loss="kl")), corpus, tmp_path / "none", 1)
+    for changes in ({"reads_states": False}, {"reads_layers": False}, {"reads_layers": [1]}):
         started = replace(settings.train, start=str(tmp_path / "first"), **changes)
         with pytest.raises(SystemExit, match="start from another head"):
             train(pair, replace(settings, train=started), corpus, tmp_path / "second", 1)
@@ -160,7 +162,7 @@ def test_saving_folds_the_scale_into_the_head_and_starting_takes_it_out(pair, se
     assert head.project.weight[:, :128].abs().max() > 0
     rows = load_rows(shards(corpus)[:1])
     for measured, logged in zip(
-        measure(head, [collate([row], AS_IT_IS, 128) for row in rows], 1),
+        measure(head, [collate([row], AS_IT_IS, 128) for row in rows], 2),
         log["held_out"][-1]["shards"][0],
         strict=True,
     ):
@@ -184,6 +186,17 @@ def test_training_can_start_from_a_trained_head(pair, settings, corpus, tmp_path
         for drafted, expected in zip(depths(head, batch, 1), depths(trained, batch, 1), strict=True):
             torch.testing.assert_close(drafted, expected)
     assert torch.equal(head.pointer.by_size, trained.pointer.by_size)
+    train(pair, replace(settings, train=replace(start, reads_layers=[1])), corpus, tmp_path / "one", 6)
+    start = replace(start, start=str(tmp_path / "one"))
+    deeper = new_head(pair, replace(start, layers=2), torch.arange(128), (0, 1)).eval()
+    one = load_draft_head(tmp_path / "one", pair.target)
+    assert one.config.reads_layers == (1,) and one.project.weight[:, :64].any()
+    less = collate(load_rows(shards(corpus), (1,))[:2], Scale(torch.zeros(128), torch.ones(128)), 64)
+    assert torch.equal(less.states, batch.states[..., 64:])
+    with torch.no_grad():
+        for drafted, expected in zip(depths(deeper, batch, 1), depths(one, less, 1), strict=True):
+            torch.testing.assert_close(drafted, expected)
+    start = replace(start, start=str(tmp_path / "first"))
     weights = tmp_path / "first" / "model.safetensors"
     save_file({name: weight for name, weight in load_file(weights).items() if "pointer" not in name}, weights)
     config = weights.with_name("config.json")
@@ -208,6 +221,39 @@ def test_pointers_in_training_equal_those_found_by_hand(pair, settings):
     assert set(columns.tolist()) == {-1, 0, 1}
 
 
+def test_the_command_line_overrides_settings(settings):
+    assignments = ["loss=variation", "start=target", "reads_layers=[1]", "share=0.25"]
+    changed = _changed(settings, Namespace(set=assignments))
+    train = replace(settings.train, loss="variation", start="target", reads_layers=[1], share=0.25)
+    assert changed == replace(settings, train=train)
+
+
+def test_conversations_that_resemble_a_test_question_are_left_out(pair, tmp_path):
+    questions = tmp_path / "questions.jsonl"
+    turns = ["I have 3 sisters and each of them has 2 brothers.", "Can you explain?"]
+    questions.write_text(
+        json.dumps({"turns": turns}) + "\n" + json.dumps({"turns": ["Name the longest river."] * 2})
+    )
+
+    def row(prompt, answer):
+        ids = [pair.tokenizer(part, add_special_tokens=False).input_ids for part in (prompt, answer)]
+        scored = torch.tensor([False] * (len(ids[0]) - 1) + [True] * len(ids[1]) + [False])
+        return Row(torch.tensor([*ids[0], *ids[1]]), scored, None, 0)
+
+    same = row("Riddle: I HAVE 7 sisters, and each of them has 11 brothers. How many?", "5")
+    short = row("Please name the longest river", "The Nile")
+    asked = row("Can you explain? I have 3 sisters and one of them has 2 brothers", "no")
+    answered = row("Hello", "I have 3 sisters and each of them has 2 brothers")
+    rows = [same, short, asked, answered]
+    assert without_test_questions(rows, read_questions(questions), pair) == [short, asked, answered]
+    assert without_test_questions(rows, ["name the longest river please", *turns], pair) == [
+        short,
+        asked,
+        answered,
+    ]
+    assert without_test_questions(rows, ["please name the longest river"], pair) == [same, asked, answered]
+
+
 def test_evaluation_equals_the_metrics_of_generate(pair, settings, corpus, tmp_path):
     train(pair, settings, corpus, tmp_path, 6)
     drafted = ModelPair(pair.target, load_draft_head(tmp_path, pair.target), pair.tokenizer)
@@ -229,26 +275,28 @@ def test_evaluation_equals_the_metrics_of_generate(pair, settings, corpus, tmp_p
 
 @pytest.mark.slow
 def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, monkeypatch):
+    # The target has two layers, so that there are no three to read.
+    monkeypatch.delitem(ARMS, "three taps")
+    monkeypatch.setitem(ARMS, "one tap", {"reads_layers": [1]})
     monkeypatch.setattr("distill.ablation.cost_ratio", lambda drafted: {"draft_ms": 1.0, "c": 0.5})
-    rows = list(ablate(pair, settings, corpus, tmp_path, 2))
+    rows = list(ablate(pair, settings, corpus, tmp_path, 2, list(ARMS)))
     assert [row["arm"] for row in rows] == list(ARMS) and {row["step"] for row in rows} == {2}
     assert len({tuple(token["overlap"] for token in row["shards"][0]) for row in rows}) == len(ARMS)
     heads = {
         name: load_draft_head(tmp_path / "2-steps" / name.replace(" ", "-"), pair.target).config for name in ARMS
     }
-    assert heads["3 layers"].layers == 3 and not heads["no states"].reads_states
+    assert heads["2 layers"].layers == 2 and heads["one tap"].reads_layers == (1,)
     assert (
         "| T 1 | ms a draft" in as_markdown(rows, [1.0])
         and len(as_markdown(rows, [1.0]).splitlines()) == len(rows) + 2
     )
-    with pytest.raises(SystemExit, match="An ablation trains new heads"):
-        next(ablate(pair, replace(settings, train=replace(settings.train, start="x")), corpus, tmp_path, 2))
+    assert [row["arm"] for row in ablate(pair, settings, corpus, tmp_path, 2, ["variation"])] == ["variation"]
     smaller = replace(settings, train=replace(settings.train, layers=2))
-    assert [row["arm"] for row in ablate(pair, smaller, corpus, tmp_path, 1)] == [
+    assert [row["arm"] for row in ablate(pair, smaller, corpus, tmp_path, 1, list(ARMS))] == [
         arm for arm in ARMS if arm != "2 layers"
     ]
     monkeypatch.setattr(train_module._Run, "update", None)
-    assert list(ablate(pair, settings, corpus, tmp_path, 2)) == rows
+    assert list(ablate(pair, settings, corpus, tmp_path, 2, list(ARMS))) == rows
 
 
 @pytest.mark.slow
@@ -329,7 +377,8 @@ def test_a_shard_has_the_target_s_answers_and_states(pair, settings, corpus):
             whole = pair.target(row.tokens[None], output_hidden_states=True)
             streams = [F.rms_norm(whole.hidden_states[layer][0, :-1], (64,)) for layer in settings.corpus.layers]
             expected = torch.cat((*streams, whole.hidden_states[-1][0, :-1]), dim=-1)
-            torch.testing.assert_close(states[:-1].float(), expected, atol=5e-3, rtol=5e-3)
+            torch.testing.assert_close(states[:-1, -64:].float(), expected[:, -64:], atol=5e-3, rtol=5e-3)
+            torch.testing.assert_close(states[:-1, :-64].float(), expected[:, :-64], atol=5e-3, rtol=2**-4)
             assert not states[-1].any() and not row.scored[-1]
             parts = answers(row.scored)
             turns += len(parts)
@@ -377,9 +426,9 @@ def test_the_target_can_write_user_turns(pair, settings, monkeypatch):
         text = pair.tokenizer.decode(row.tokens)
         turns[text.count("<s>u")] += 1
         assert text.count("<s>u") == text.count("<s>a") == len(answers(torch.tensor(row.answer)))
-        assert len(row.tokens) - 1 <= sum(map(len, row.states)) and row.answer[-1]
+        assert len(row.tokens) - 1 <= row.fed and row.answer[-1]
     assert turns[1] and turns[2]
-    cut = [row for row in rows if sum(map(len, row.states)) >= len(row.tokens)]
+    cut = [row for row in rows if row.fed >= len(row.tokens)]
     assert cut and len(cut) < len(rows), "some turns were cut off"
 
 
@@ -451,24 +500,30 @@ def test_processes_can_share_a_corpus_folder(pair, settings, corpus, tmp_path):
     assert write_corpus(pair, settings, tmp_path, first + second) == first + second and len(shards(tmp_path)) == 2
 
 
-def test_gradients_equal_autograd_of_the_loss(monkeypatch):
+@pytest.mark.parametrize("name", ["log", "variation"])
+def test_gradients_equal_autograd_of_the_loss(monkeypatch, name):
     monkeypatch.setattr(train_module, "POSITIONS_AT_ONCE", 16)
     students = [torch.randn(50, 8, requires_grad=True) for _ in range(2)]
     teacher, rows = torch.randn(50, 8), torch.randn(30, 8)
     raised, columns = [torch.randn(50, requires_grad=True) for _ in range(2)], torch.randint(-1, 30, (50,))
     with torch.no_grad():
-        overlaps, gradients, lifts = pulls(students, teacher, rows, raised, columns)
+        overlaps, gradients, lifts = pulls(students, teacher, rows, raised, columns, LOSSES[name])
     p = (teacher @ rows.t()).softmax(-1)
     points = F.one_hot(columns.clamp(min=0), 30) * (columns >= 0)[:, None]
     assert (columns < 0).any()
-    for student, lift, mean_overlap, *pair_gradients in zip(
-        students, raised, overlaps, gradients, lifts, strict=True
+    for depth, (student, lift, mean_overlap, *pair_gradients) in enumerate(
+        zip(students, raised, overlaps, gradients, lifts, strict=True)
     ):
         q = (student @ rows.t() + lift[:, None] * points).softmax(-1)
         overlap = torch.minimum(p, q).sum(-1)
         assert mean_overlap == pytest.approx(overlap.mean().item(), abs=1e-5)
-        loss = ((p * (p / q).log()).sum(-1) - overlap.log()).mean()
+        divergence = (p * (p / q).log()).sum(-1)
+        losses = {
+            "log": divergence - overlap.log(),
+            "variation": (0.1 * divergence + 0.9 * (1 - overlap)) * math.exp(-depth / 4),
+        }
+        loss = losses[name].mean()
         for gradient, expected in zip(pair_gradients, torch.autograd.grad(loss, (student, lift)), strict=True):
             torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
     nowhere = torch.full_like(columns, -1)
-    assert pulls([teacher], teacher, rows, raised[:1], nowhere)[0][0] == pytest.approx(1, abs=1e-5)
+    assert pulls([teacher], teacher, rows, raised[:1], nowhere, LOSSES[name])[0][0] == pytest.approx(1, abs=1e-5)
