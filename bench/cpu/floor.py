@@ -1,4 +1,4 @@
-"""`python -m bench floor`: steps of 1 to 24 tokens compared with the floor of this CPU's memory and arithmetic.
+"""`python -m bench floor`: steps of 1 to 64 tokens compared with the floor of this CPU's memory and arithmetic.
 
 We time whole steps of the target on rows of CONTEXT cached tokens, and steps of the draft, on torch's threads.
 reading = bytes of the weights / bandwidth. The bandwidth is that of the fastest of several passes over an array of
@@ -29,7 +29,7 @@ CONTEXT = 128
 # (rows, tokens per row) for each number of tokens.
 STEPS = {
     1: [(1, 1)], 2: [(2, 1), (1, 2)], 3: [(1, 3)], 4: [(4, 1), (1, 4)], 6: [(2, 3)], 8: [(8, 1), (4, 2), (1, 8)],
-    12: [(12, 1), (4, 3)], 16: [(16, 1), (8, 2), (4, 4)], 24: [(24, 1), (4, 6)],
+    12: [(12, 1), (4, 3)], 16: [(16, 1), (8, 2), (4, 4)], 24: [(24, 1), (4, 6)], 40: [(8, 5)], 64: [(16, 4)],
 }  # fmt: skip
 STEP, DRAFT, AGAIN = "step", "draft step", "draft step, again"
 # We claim that (time of a step) / (time to read its weights) is at most this, by case.

@@ -8,11 +8,15 @@ precision (for example, a head is int8 where our kernels run, model/select.py); 
 Steps are those of regular decoding, for rows with CONTEXT cached tokens. The precisions take turns, except for
 float32: it is timed separately, because it uses torch's threads. `--questions FILE` takes the first turns of a
 file in the format of Spec-Bench as prompts.
+
+"int8-per-token" is int8 whose vectors have one scale each, instead of one per 32 numbers. No kernel does that, so
+it is emulated in torch, and its steps aren't timed.
 """
 
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from typing import Any
 
 import torch
@@ -23,6 +27,8 @@ from bass_core.decode.request import make_request
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.loading.catalogue import DTYPES
 from bass_core.model.loading.quantized import QUANTISED
+from bass_core.model.weights.quantized import QuantizedLinear
+from kernels.reference.quantized import in_bytes
 
 from ..prompts import mixed, questions
 from ..report.report import Row, at_most, document, load, median, parser, readable, show, table, whole
@@ -33,20 +39,21 @@ DRAFTS = 3
 # Longest prompt, in tokens; the rest is cut off.
 _MAX_PROMPT = 256
 _EXACT = "float32"
+_PER_TOKEN = "int8-per-token"
 
 
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
     options = parser("precision", __doc__ or "", "pair")
     options.add_argument(
-        "--dtypes", nargs="+", choices=[*DTYPES, *QUANTISED], default=["bfloat16", "int8", "int4"]
+        "--dtypes", nargs="+", choices=[*DTYPES, *QUANTISED, _PER_TOKEN], default=["bfloat16", "int8", "int4"]
     )
     options.add_argument("--questions", type=readable, metavar="FILE", help="prompts in the format of Spec-Bench")
     options.add_argument(
         "--prompts", type=whole(), default=48, help="number of prompts, evenly spread over the file"
     )
     options.add_argument("--max-new-tokens", type=whole(), default=64)
-    options.add_argument("--repeats", type=whole(), default=15)
+    options.add_argument("--repeats", type=whole(0), default=15, help="0 doesn't time the steps")
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.prompts, arguments.max_new_tokens, arguments.repeats = 2, 8, 1
@@ -54,12 +61,13 @@ def main(argv: list[str]) -> None:
     if arguments.questions is not None:
         turns = [question.turns[0] for question in questions(arguments.questions)]
         prompts = turns[:: max(1, len(turns) // arguments.prompts)][: arguments.prompts]
-    pairs = {dtype: load(arguments, device="cpu", dtype=dtype) for dtype in (_EXACT, *arguments.dtypes)}
+    pairs = {dtype: _load(arguments, dtype) for dtype in (_EXACT, *arguments.dtypes)}
     quality = _read(pairs, prompts, arguments.max_new_tokens)
-    steps = {rows: _steps(pairs, rows, arguments.repeats) for rows in ROWS}
+    timed = {dtype: pair for dtype, pair in pairs.items() if dtype != _PER_TOKEN}
+    steps = {rows: _steps(timed, rows, arguments.repeats) for rows in ROWS}
     results: list[Row] = [
         {"dtype": dtype, "MB": pair.target_step.cost.weight_bytes / 1e6, **quality[dtype]}
-        | {f"batch {rows}, ms": median(steps[rows][dtype]) for rows in ROWS}
+        | {f"batch {rows}, ms": median(ms[dtype]) if ms.get(dtype) else None for rows, ms in steps.items()}
         for dtype, pair in pairs.items()
     ]
     print(table(results))
@@ -73,6 +81,16 @@ def main(argv: list[str]) -> None:
         )
     ]
     show(document("precision", arguments, pairs[_EXACT], results, claims), arguments)
+
+
+def _load(arguments: Namespace, dtype: str) -> ModelPair:
+    """Load the pair in a precision; for int8-per-token, the inputs of each product are rounded by hooks."""
+    pair = load(arguments, device="cpu", dtype="int8" if dtype == _PER_TOKEN else dtype)
+    for module in pair.target.modules() if dtype == _PER_TOKEN else ():
+        if isinstance(module, QuantizedLinear):
+            module.register_forward_pre_hook(lambda layer, inputs: in_bytes(inputs[0], layer.in_features))
+    pair.refresh()
+    return pair
 
 
 def _read(pairs: dict[str, ModelPair], prompts: list[str], new_tokens: int) -> dict[str, Row]:

@@ -18,7 +18,7 @@ from unittest import mock
 from bass_core import ModelPair, SamplingParams
 from bass_core.decode import batch as decoding
 from bass_core.decode.request import make_request
-from bass_core.draft.head import HeadDrafter
+from bass_core.draft.head.chain import HeadDrafter
 from bass_core.lanes.lane import Lane
 
 from ..prompts import CHAT, varied

@@ -17,6 +17,7 @@ import math
 import random
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import cycle
 from statistics import fmean, stdev
 from typing import Any
 
@@ -70,6 +71,7 @@ def main(argv: list[str]) -> None:
     options.add_argument("--tokens", type=whole(), default=96, help="most new tokens per answer")
     options.add_argument("--draft-length", default="auto", type=draft_length, help="as for `bass generate`")
     options.add_argument("--drafter", default="auto", help="as for `bass generate`")
+    options.add_argument("--tree", type=whole(), nargs="+", help="draft trees of this shape, for example 3 2 1")
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.per_category, arguments.batches, arguments.tokens = 2, [1, 2], 12
@@ -130,7 +132,7 @@ def _lanes(pair: ModelPair, talks: Any, temperature: float, arguments: Namespace
     request = make_request(
         pair, [list(talk) for talk in talks], max_new_tokens=arguments.tokens, seed=arguments.seed,
         sampling=SamplingParams(temperature), draft_length=arguments.draft_length,
-        drafter=arguments.drafter,
+        drafter=arguments.drafter, tree=None if arguments.tree is None else tuple(arguments.tree),
     )  # fmt: skip
     request = with_costs(pair, request, len(talks))
     return {arm: Lane(pair, request, arm) for arm in ARMS}
@@ -190,9 +192,8 @@ def claims(results: list[Row], arguments: Namespace) -> list[Row]:
 def _speeds(results: list[Row]) -> go.Figure:
     """Draw BASS's greedy speed-up over regular decoding by category."""
     chart = figure("BASS over regular decoding, greedy", "category", "times as fast")
-    colours = [COLOURS[name] for name in (BASS, SPECULATIVE, REGULAR)]
     batches = sorted({row["batch"] for row in results})
-    for colour, batch in zip(colours * len(batches), batches, strict=False):
+    for colour, batch in zip(cycle(COLOURS.values()), batches, strict=False):
         rows = [
             row for row in results if row["batch"] == batch and row["temperature"] == results[0]["temperature"]
         ]

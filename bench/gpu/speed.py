@@ -85,9 +85,7 @@ def steps(ctx: Context) -> None:
         ctx.row(case, "step / floor", ms / floor)
         if card is not None:
             clock = Roofline(card, *shapes("7.8B"), context=kv)
-            ctx.row(
-                case, "step / predicted", ms / (clock.draft_ms(rows) if drafts else clock.verify_ms(rows, tokens))
-            )
+            ctx.row(case, "step / predicted", ms / clock.step_ms(shapes("7.8B")[drafts], rows, tokens, 1))
     target = pair.target_step
     if isinstance(target, LlamaCuda):
         for (label, target.plan), (rows, width) in product(PLANS.items(), ((1, 1), (8, 1), (8, 5))):

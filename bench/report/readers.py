@@ -42,7 +42,7 @@ PAIR = "smollm2"
 QUESTIONS, REPEATED = "questions", "repeat"
 # Name -> (label, result file of `bench floor`).
 CPUS = {"amx": ("A CPU with AMX", "floor-native-bf16"), "no-amx": ("Without AMX", "floor-without-amx")}
-SPEC, SPEC_SINGLE = "spec-native-bf16", "spec-single-native-bf16"
+SPEC = "spec-native-bf16"
 
 
 def main(argv: list[str]) -> None:
@@ -159,10 +159,8 @@ def made(document: Row) -> str:
 
 def measured() -> dict[str, float]:
     """Return the measured greedy speed-ups of BASS on Spec-Bench, by readers."""
-    rows = [row for name in (SPEC_SINGLE, SPEC) for row in load(name)["results"]]
-    found = [
-        row for row in rows if row["category"] == "all" and row["temperature"] == 0 and row["bass"] is not None
-    ]
+    rows = load(SPEC)["results"]
+    found = [row for row in rows if row["category"] == "all" and row["temperature"] == 0]
     return {str(row["batch"]): _short(row["bass"]) for row in found}
 
 

@@ -281,6 +281,10 @@ TABLES: dict[str, Callable[[], str]] = {
         "dtype = weights | MB | perplexity | same choice | KL, mnat | tokens a round | "
         "batch 1, ms | batch 4, ms | batch 8, ms",
     ),
+    "precision-per-token": _table(
+        "precision-per-token-cpu",
+        "dtype = weights | perplexity | same choice | KL, mnat | tokens a round",
+    ),
     "larger": _table(
         "larger-cpu",
         "shape | batch | regular ms/token | auto | fixed 1 | fixed 2 | fixed 3 | fixed 4 | spread",
@@ -295,9 +299,6 @@ TABLES: dict[str, Callable[[], str]] = {
         lambda row: row["batch"] in (1, 8) and row["method"] in ("regular", "bass", "plain", "generate"),
     ),
     "spec": _table("spec-native-bf16", _SPEC, lambda row: row["category"] == "all"),
-    "spec-single": _table(
-        "spec-single-native-bf16", _SPEC, lambda row: row["category"] == "all" and row["batch"] == 1
-    ),
     "spec-categories": _table(
         "spec-native-bf16",
         "category | temperature | batch | calls | tokens a round | a | at 1 | at 2 | at 3 | "

@@ -2,8 +2,8 @@
 
 An episode is one batch, from its first round to its last row. The clock's costs, the costs that the policy was
 given, the acceptance and the noise are set, so an episode needs no model, and a seed always gives the same rounds.
-Each cell compares mean times over episodes with those of regular decoding and of the best fixed length. The time
-in which the draft reads the prompts counts.
+Each cell compares mean times over episodes with those of regular decoding and of the best fixed length. The draft
+reads the prompts during the prefill, as a draft head does, and the rest of the text in rounds that draft.
 
 `MACHINES` are measured: step times by `draft_length="cost-aware"` (bass_core/decode/calibrate.py) on the CPU with
 AMX, by `bench floor` without it (floor-without-amx.json), and by `bench gpu` on the H200
@@ -19,7 +19,7 @@ from statistics import fmean
 
 import numpy as np
 
-from bass_core.draft.head import HEADROOM
+from bass_core.draft.head.chain import HEADROOM
 from bass_core.length.acceptance import PastDrafts
 from bass_core.length.base import Feedback, LengthPolicy, Offer
 from bass_core.length.cost_aware import CostAware
@@ -73,7 +73,6 @@ READING = {False: 0.2, True: 0.01}
 STOPS = {False: 0.1, True: 0.0}
 # Standard deviation of the logarithm of a round's time, and the share of the rounds that take twice their time.
 NOISE, HICCUPS = 0.03, 0.02
-PROMPT = 40
 FIXED = (1, 2, 3, 5)
 EPISODES = {1: 8, 4: 4, 8: 3, 16: 2}
 
@@ -187,7 +186,7 @@ def compare(cell: Cell, seed: int = 0, past: PastDrafts | None = None) -> Row:
 def play(cell: Cell, policy: LengthPolicy, seed: int) -> float:
     """Return the milliseconds of an episode, from the first round to the last row's end."""
     rng, costs = np.random.default_rng(seed), cell.costs
-    left, unread = [cell.tokens] * cell.rows, [PROMPT] * cell.rows
+    left, unread = [cell.tokens] * cell.rows, [1] * cell.rows
     live, clock = list(range(cell.rows)), 0.0
     while live:
         offers = [Offer(left[row] - 1, "head", True, unread[row], row) for row in live]

@@ -16,7 +16,7 @@ from bass_core.length.costs import RoundCosts
 from bass_core.length.options import BASS, make_policy
 from bass_core.predict.hardware import HARDWARE, Assumptions
 from bass_core.predict.roofline import Roofline
-from bass_core.predict.rounds import Acceptance, predict
+from bass_core.predict.rounds import Acceptance, predict, round_ms
 from bass_core.predict.shapes import shapes
 
 from ..report.report import Row
@@ -63,8 +63,7 @@ def best_fixed(costs: RoundCosts, rate: float, rows: int) -> int:
     """Return the fixed length from 0 to 16 with the most tokens per ms, by formula, for endless i.i.d. rows."""
 
     def speed(length: int) -> float:
-        round_ms = costs.verify_ms(rows, rows * (length + 1)) + length * costs.draft_ms(rows)
-        return tokens_per_round(rate, length) / round_ms
+        return tokens_per_round(rate, length) / sum(round_ms(costs, [length] * rows, length))
 
     return max(range(LONGEST_FIXED + 1), key=speed)
 
@@ -127,8 +126,8 @@ def windows(arguments: Namespace, assumed: Assumptions) -> list[Row]:
 
 def _speed_up(costs: Roofline, rate: float, rows: int, length: int) -> float:
     """Return the speed-up of rounds of a fixed length over regular decoding, by formula, for endless rows."""
-    round_ms = costs.verify_ms(rows, rows * (length + 1)) + length * costs.draft_ms(rows)
-    return tokens_per_round(rate, length) * costs.verify_ms(rows, rows) / round_ms
+    ms = sum(round_ms(costs, [length] * rows, length))
+    return tokens_per_round(rate, length) * costs.verify_ms(rows, rows) / ms
 
 
 def _break_even(costs: Roofline, rows: int) -> float | None:
