@@ -86,7 +86,7 @@ def leave_out(card: Card, shapes: list[Shape], of: str = LAUNCHES) -> None:
 
 
 def compile_all(
-    card: Card, shapes: list[Shape], of: str = LAUNCHES, one_in: int = 1, first: int = 0
+    card: Card, shapes: list[Shape], of: str = LAUNCHES, only: list[str] | None = None
 ) -> dict[str, str] | None:
     """Compile all launches and, for each launch that fails, the launches that replace it.
 
@@ -94,8 +94,7 @@ def compile_all(
         card: the card.
         shapes: the models' shapes.
         of: the function that lists the launches.
-        one_in: compile only every `one_in`-th launch (for tests).
-        first: the first launch to compile (for tests).
+        only: the names of the launches to compile (for tests); None for all.
 
     Returns:
         The reasons of the launches that could not be compiled, by name; None if no process could start.
@@ -104,12 +103,11 @@ def compile_all(
     count, failed, num_failed = max(1, min(cores(), MAX_PROCESSES)), dict[str, str](), -1
     while len(failed) > num_failed:
         num_failed = len(failed)
-        order |= {"step": count * one_in, "left_out": list(failed)}
+        order |= {"step": count, "left_out": list(failed), "only": only}
         bar = tqdm(desc="Compiling the GPU's kernels, once", unit=" variants")
         running = _Running()
         with bar, ThreadPoolExecutor(count) as pool:
-            starts = range(first, first + count * one_in, one_in)
-            shares = [pool.submit(_share, order, start, bar, failed, running) for start in starts]
+            shares = [pool.submit(_share, order, start, bar, failed, running) for start in range(count)]
             try:
                 finished = [share.result() for share in shares]
             except BaseException:  # Ctrl-C, which reaches only this process

@@ -1,9 +1,9 @@
 """`python -m kernels.triton.ahead ORDER`: compile launches ahead of time, in a process that the compiler may kill.
 
-ORDER is a JSON object {"card", "shapes", "first", "step", "of", "left_out"}. `of`, "module:function", names the
-function that lists what is compiled for a shape and a card: `launches` of needed.py, or a test's. The launch at
-`first` and every `step`-th one after it are compiled into Triton's cache. `left_out` has the names of launches
-that can't be compiled.
+ORDER is a JSON object {"card", "shapes", "first", "step", "of", "left_out", "only"}. `of`, "module:function",
+names the function that lists what is compiled for a shape and a card: `launches` of needed.py, or a test's. The
+launch at `first` and every `step`-th one after it are compiled into Triton's cache. `left_out` has the names of
+launches that can't be compiled. If `only` is not null, it has the names of the only launches to compile.
 
 The process prints a JSON line {"total"}, and for each launch {"at", "name"} before it and {"at", "error",
 "passing"} after it. So if the process dies, the reader knows which launch it was compiling. "passing" is true if
@@ -85,7 +85,8 @@ def main(order: dict[str, Any]) -> None:
     listed = getattr(import_module(module), function)
     shapes = [Shape(**{**fields, "windows": tuple(fields["windows"])}) for fields in order["shapes"]]
     named = {launch.name: launch for shape in shapes for launch in listed(shape, card)}
-    launches = [launch for name, launch in named.items() if name not in left_out]
+    only = named if order["only"] is None else set(order["only"])
+    launches = [launch for name, launch in named.items() if name in only and name not in left_out]
     print(json.dumps({"total": len(launches)}), flush=True)
     aim_at(card)
     for at in range(order["first"], len(launches), order["step"]):
