@@ -314,6 +314,9 @@ def check_type(proposal: Proposal, branches: bool) -> Proposal:
             "The parents of a tree must be one list per row, with one number per draft, from -1 to less than the "
             f"draft's own index, for at most {MAX_TREE_TOKENS - 1} drafts per row; got {rows}."
         )
+    shape = proposal.shape
+    if shape is not None and any(parents != shape.parents[: len(parents)] for parents in rows):
+        raise RequestError("The trees of a proposal do not have its shape: set the shape to None.")
     return proposal
 
 

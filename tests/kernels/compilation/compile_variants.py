@@ -35,8 +35,8 @@ from tests.kernels.compilation.people import SHAPES, all_launches
 # The maximum number of local memory accesses outside loops.
 SET_ASIDE = 16
 # The maximum number of local memory accesses in loops, by capability; 0 for other capabilities. Those for 7.5
-# matter little, because "auto" uses torch's attention on a T4 (bass_core/model/attention.py). On 8.0, attention of a
-# float32 model to a shared prefix reloads three registers. On 12.0, the gate of 64 rows reloads one.
+# matter little, because "auto" uses torch's attention on a T4 (bass_core/model/attention.py). On 8.0, float32
+# attention to a shared prefix reloads three registers. On 12.0, the gate of 64 rows reloads one.
 IN_LOOPS = {75: 3, 80: 3, 120: 1}
 
 
