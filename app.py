@@ -122,8 +122,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         const="",
         metavar="FILE",
         help="replay a recorded race and load no model: a file saved by the page, the name of a shipped recording "
-        f"(win, loss, h100), or nothing for all of those; the variable {REPLAY} does the same without an option, "
-        "1 for all",
+        f"(win, loss, h100, h200, one), or nothing for all of those; the variable {REPLAY} does the same without "
+        "an option, 1 for all",
     )
     return parser.parse_args(arguments)
 

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
     options.add_argument("--batches", type=whole(), nargs="+", default=[1, 4])
     options.add_argument("--tokens", type=whole(), default=96, help="most new tokens per answer")
     options.add_argument("--draft-length", default="auto", type=draft_length, help="as for `bass generate`")
-    options.add_argument("--drafter", default="auto", help="as for `bass generate`")
+    options.add_argument("--drafter", default="auto", help="as for bass_core.generate")
     options.add_argument("--tree", type=whole(), nargs="+", help="draft trees of this shape, for example 3 2 1")
     arguments = options.parse_args(argv)
     if arguments.quick:

@@ -19,7 +19,8 @@ from bass_core import DEFAULT_LANES, METHODS
 from ui.page.request import RaceRequest
 
 PATIENCE_S = 60.0
-# Each further row makes a step about a tenth longer (README, "When which decoder wins", batch 1 to 16).
+# Each further row makes a step about a tenth longer (on a CPU without AMX,
+# bench/results/floor-without-amx.json).
 ROW_COST = 0.1
 # Prompt characters that cost about as much as one step: four characters per token, ten prefill tokens per step.
 CHARACTERS_PER_STEP = 40
