@@ -85,13 +85,13 @@ class TreeProposal(Proposal):
         drawn: for each draft, the index into `probs` (here float32 [D, V]) of the distribution that it was drawn
             from, or -1 if it was not drawn. That distribution gives the draft's siblings probability 0. Under
             coupling, which ignores q, every draft may have an index. `drawn` is None if no draft was drawn.
-        shape: the full tree of which each row has the first drafts; None if the trees
-            have other shapes. `probs` then has equally many distributions for each row.
+        shape: the full tree of which each row has the first drafts, with that tree's `drawn`. Only our captured
+            drafters set it, because their rounds are judged without a look at `parents` and `drawn`.
     """
 
     parents: list[list[int]] = field(default_factory=list)
     drawn: list[list[int]] | None = None
-    shape: FullTree | None = None
+    shape: FullTree | None = field(default=None, init=False)
 
 
 class Drafter(Protocol):
@@ -314,9 +314,6 @@ def check_type(proposal: Proposal, branches: bool) -> Proposal:
             "The parents of a tree must be one list per row, with one number per draft, from -1 to less than the "
             f"draft's own index, for at most {MAX_TREE_TOKENS - 1} drafts per row; got {rows}."
         )
-    shape = proposal.shape
-    if shape is not None and any(parents != shape.parents[: len(parents)] for parents in rows):
-        raise RequestError("The trees of a proposal do not have its shape: set the shape to None.")
     return proposal
 
 

@@ -169,9 +169,9 @@ class ChainGraphs:
         self._sees: dict[FullTree, Tensor] = {}
 
     def fits(self, starts: list[int], counts: list[int], levels: int) -> bool:
-        """Return whether one graph can feed counts[r] tokens after starts[r] and draft `levels` levels more."""
+        """Return whether a graph can feed counts[r] tokens after starts[r] and draft `levels` levels more."""
         unread, room = max(counts), self.runner.cache.room
-        if not 0 < unread <= MAX_UNREAD:
+        if not (0 < unread <= MAX_UNREAD and self.runner.captures):
             return False
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         tree = self._tree(levels)
@@ -230,6 +230,8 @@ class ChainGraphs:
         extent = captured_extent(runner.backend, filled, columns)
         drawn = not self.params.greedy and levels > 0
         probs = runner.draft_probs(rows, fed + (tree is not None), self.size) if drawn else None
+        if drawn and probs is None:
+            return None
         graph = _Graph(
             self.model, self.params, self.role, self.reports, self.size, levels, extent, prefixed, runner.vocab,
             tree,

@@ -104,15 +104,19 @@ class Parts:
         texts = self.texts if head else self.texts.cropped(pair.draft_step.context)
         return runner_for(pair.draft_step, self.rows, texts, vocab, self.backend, share)
 
-    def model(self, confidence: float = 0.0) -> Drafter:
-        """Return a drafter of the pair's draft model or head. Only a head uses `confidence`."""
+    def model(self, confidence: float = 0.0, in_graphs: bool = True) -> Drafter:
+        """Return a drafter of the pair's draft model or head. Only a head uses `confidence`.
+
+        If `in_graphs` is false, it captures no whole rounds: their graphs need the noise keys of a batch's rounds.
+        """
         draft, runner, size = self.pair.draft, self.runner, self.pair.vocab
         drafter: Drafter
         if isinstance(draft, DraftHead):
-            options = (self.sampling, self.verification, confidence, self.ahead, self.tree)
+            options = (self.sampling, self.verification, confidence, self.ahead, self.tree, in_graphs)
             drafter = head_drafter(draft, runner, size, *options)
         else:
-            model = CapturedModelDrafter if captures(runner) else ModelDrafter
+            in_graphs = in_graphs and captures(runner) and not self.ahead
+            model = CapturedModelDrafter if in_graphs else ModelDrafter
             drafter = model(runner, self.sampling, self.verification, self.tree)
         drafter.report_probs = self.report_probs
         return drafter
@@ -145,23 +149,25 @@ def head_drafter(
     confidence: float = 0.0,
     ahead: bool = False,
     tree: tuple[int, ...] | None = None,
+    in_graphs: bool = True,
 ) -> HeadDrafter:
-    """Return the drafter of a draft head: trees if there is a shape, else chains; `ahead` as in Parts.
+    """Return the drafter of a draft head: trees if there is a shape, else chains.
 
-    On an accelerator, where a wasted forward costs less than waiting for the device, no chain stops early.
+    `ahead` as in Parts, `in_graphs` as in Parts.model. On an accelerator, where a wasted forward costs less than
+    waiting for the device, no chain stops early.
     """
     inputs = head.compiled_inputs
     if ahead:
         return AheadHeadDrafter(AheadFeed(head, runner), size, params, verification, confidence)
-    feed, chains = HeadFeed(head, runner), HeadDrafter
+    feed, chains, in_graphs = HeadFeed(head, runner), HeadDrafter, in_graphs and captures(runner)
     if inputs is not None and runner.model.can_draft(inputs.fuse):
         feed, chains = CompiledFeed(head, runner, inputs), CompiledHeadDrafter
     if tree is not None:
         trees = StaticTrees(tree, params, verification.draft_role, size)
-        trees_class = CapturedTreeDrafter if captures(runner) else HeadTreeDrafter
+        trees_class = CapturedTreeDrafter if in_graphs else HeadTreeDrafter
         return trees_class(feed, size, params, verification, trees=trees)
     confidence = 0.0 if is_accelerator(runner.device) else confidence
-    return (CapturedHeadDrafter if captures(runner) else chains)(feed, size, params, verification, confidence)
+    return (CapturedHeadDrafter if in_graphs else chains)(feed, size, params, verification, confidence)
 
 
 @dataclass(frozen=True)
@@ -217,7 +223,7 @@ DRAFTERS: dict[str, DrafterKind] = {
     "window": DrafterKind("the target, seeing the first tokens and the last", Parts.window, windows=True),
     "window_model": DrafterKind(
         "draft model for the target seeing few tokens",
-        lambda parts: WindowChain(parts.model(), parts.window()),
+        lambda parts: WindowChain(parts.model(in_graphs=False), parts.window()),
         runs_model=True,
         windows=True,
     ),

@@ -36,7 +36,8 @@ def proposal_of(shape: FullTree, tokens: Tensor, probs: Tensor | None, depths: l
     """
     counts = [shape.firsts[min(depth, len(shape.children))] for depth in depths]
     parents = [shape.parents[:n] for n in counts]
-    proposal = TreeProposal(tokens[:, : max(counts)], counts, parents=parents, shape=shape)
+    proposal = TreeProposal(tokens[:, : max(counts)], counts, parents=parents)
+    proposal.shape = shape
     if probs is not None:
         places = probs.shape[1]
         proposal.drawn = [

@@ -127,10 +127,6 @@ class WindowChain(Drafter):
         self.front.prepare(rows)
         self.window.prepare(rows)
 
-    def prepare_chains(self, rows: int, longest: int) -> None:
-        """Let `front` prepare the chains of an inner round."""
-        self.front.prepare_chains(rows, min(FRONT_LENGTH, longest))
-
     def read(self, rows: list[Sequence]) -> None:
         """Let `front` read the prompts."""
         self.front.read(rows)

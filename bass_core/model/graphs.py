@@ -136,6 +136,8 @@ class GraphRunner(ModelRunner):
         # Rows may still be attached to prefixes of the last runner.
         self.cache.detach()
         self._record = record or (lambda forward: capture(forward, slot.pool))
+        # Keys of steps that the memory can't hold. This runner doesn't try to capture them again.
+        self._too_large: set[tuple[Any, ...]] = set()
         weakref.finalize(self, _return_slot, model, slot).atexit = False
 
     @torch.inference_mode()
@@ -214,6 +216,8 @@ class GraphRunner(ModelRunner):
         if probs is not None:
             places = columns - 1 if judge.columns is None else probs.shape[1]
             drawn_from = self.draft_probs(rows, places, self.vocab)
+            if drawn_from is None:
+                return None
         call = self._captured(key, placed, rows, capture_round, () if probs is None else ("probs",))
         if call is None:
             return None
@@ -278,8 +282,8 @@ class GraphRunner(ModelRunner):
             found = self.slot.buffers[name] = torch.zeros(*sizes, dtype=dtype, device=self.device)
         return found
 
-    def draft_probs(self, rows: int, drafts: int, size: int) -> Tensor:
-        """Return float32 [rows, drafts, size] for the distributions of a round's drafts.
+    def draft_probs(self, rows: int, drafts: int, size: int) -> Tensor | None:
+        """Return float32 [rows, drafts, size] for the distributions of a round's drafts; None without the memory.
 
         All captures over this cache share one buffer (`probs_numbers`). A larger one replaces it, and then the
         captures that use the old one are dropped.
@@ -287,7 +291,10 @@ class GraphRunner(ModelRunner):
         buffers = self.slot.buffers
         needed = probs_numbers(self.cache.max_batch, drafts, size)
         if "probs" not in buffers or buffers["probs"].numel() < needed:
-            buffers["probs"] = torch.zeros(needed, dtype=torch.float32, device=self.device)
+            try:
+                buffers["probs"] = torch.zeros(needed, dtype=torch.float32, device=self.device)
+            except torch.OutOfMemoryError:
+                return None
         return buffers["probs"][: rows * drafts * size].view(rows, drafts, size)
 
     def cache_places(self, batch: int) -> list[list[int]]:
@@ -307,7 +314,7 @@ class GraphRunner(ModelRunner):
         shared: Sequence[str] = (),
     ) -> CapturedCall | None:
         """Return the captured call of this key with its numbers refilled; None if it can't be captured."""
-        if not self.model.capturable:
+        if not self.model.capturable or key in self._too_large:
             return None
         # An even number of columns, because Triton compiles other code for rows at odd multiples of 8 bytes.
         columns = rows + rows % 2
@@ -317,7 +324,7 @@ class GraphRunner(ModelRunner):
             with setting_up(self.device):
                 static = to_device(padded, self.device)
                 forward, extra = make(static[:, :rows])
-                captured = self._record_in_pool(forward)
+                captured = self._record_in_pool(key, forward)
             if captured is None:
                 return None
             call = self.slot.steps[key] = CapturedCall(static, *captured, extra)
@@ -359,8 +366,10 @@ class GraphRunner(ModelRunner):
         assert not isinstance(step, CapturedCall)
         inputs = StepInputs.of(batch, self.cache, rows, columns)
         if step is None:
+            if key in self._too_large:
+                return None
             with setting_up(tokens.device):
-                step = self._capture(batch, inputs, columns, extent)
+                step = self._capture(key, batch, inputs, columns, extent)
             if step is None:
                 return None
             self.slot.steps[key] = step
@@ -370,7 +379,9 @@ class GraphRunner(ModelRunner):
         step.replay()
         return step
 
-    def _capture(self, batch: ForwardBatch, inputs: StepInputs, columns: int, extent: int) -> StaticStep | None:
+    def _capture(
+        self, key: tuple[Any, ...], batch: ForwardBatch, inputs: StepInputs, columns: int, extent: int
+    ) -> StaticStep | None:
         """Capture a step. This also runs it on the batch's tokens, so the cache is then as after a replay."""
         buffers = inputs.buffers(batch, columns, extent)
         # No reference to self, because a captured step outlives the runner.
@@ -379,23 +390,33 @@ class GraphRunner(ModelRunner):
         def forward() -> ForwardOutput:
             return model.forward_captured(buffers, cache, backend)
 
-        captured = self._record_in_pool(forward)
+        captured = self._record_in_pool(key, forward)
         return None if captured is None else StaticStep(buffers, *captured)
 
-    def _record_in_pool(self, forward: Callable[[], Any]) -> tuple[Any, Callable[[], Any], int] | None:
-        """Capture a function; return its output, its replay and the bytes it took, or None if that fails."""
-        before = self.slot.pool.reserved()
-        try:
-            output, replay = self._record(forward)
-        except torch.OutOfMemoryError:
-            self.slot.steps.clear()
-            # torch can't capture into a pool whose graphs have all been freed.
-            self.slot.pool = Pool(self.model.device)
-            return None
-        except Exception as error:
-            refuse_capture(self.model, error)
-            return None
-        return output, replay, self.slot.pool.reserved() - before
+    def _record_in_pool(
+        self, key: tuple[Any, ...], forward: Callable[[], Any]
+    ) -> tuple[Any, Callable[[], Any], int] | None:
+        """Capture a function; return its output, its replay and the bytes it took, or None if that fails.
+
+        If memory runs out, all captures of the cache are dropped and it is tried once more: unlike other work, a
+        capture can't use the memory that torch keeps cached.
+        """
+        for _ in range(2):
+            before = self.slot.pool.reserved()
+            try:
+                output, replay = self._record(forward)
+            except torch.OutOfMemoryError:
+                self.slot.steps.clear()
+                # torch can't capture into a pool whose graphs have all been freed.
+                self.slot.pool = Pool(self.model.device)
+                empty_cache(self.device)
+            except Exception as error:
+                refuse_capture(self.model, error)
+                return None
+            else:
+                return output, replay, self.slot.pool.reserved() - before
+        self._too_large.add(key)
+        return None
 
     def _is_current(self, step: StaticStep | CapturedCall) -> bool:
         """Return whether no buffer that the step shares with others has been replaced since it was captured."""

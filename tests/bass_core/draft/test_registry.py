@@ -1,18 +1,13 @@
 """What holds for every drafter: its counters, the types of its proposals, and that it needs only `propose`."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.draft.base import Drafter, Proposal, TreeProposal, wrap_user_drafter
+from bass_core.draft.base import Proposal, TreeProposal, wrap_user_drafter
 from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.registry import DRAFTERS
-from bass_core.draft.window import FRONT_LENGTH, WindowChain, WindowDrafter
 from bass_core.length.policies import FixedLength
-from bass_core.verify.full_tree import FullTree
-from bass_core.verify.rules import VERIFICATIONS
 from tests.conformance.table import DRAFTS
 from tests.conformance.table import pair as conformance_pair
 from tests.support.models import prompts, small_window, texts_of, tiny
@@ -45,17 +40,6 @@ class Threes:
 def test_invalid_parents_are_refused(parents):
     with pytest.raises(RequestError, match="one number per draft"):
         generate(ModelPair(tiny("llama")), ROWS, drafter=Tree(parents), draft_length=3)
-
-
-def test_trees_of_another_shape_than_the_proposals_are_refused():
-    """A captured round judges the shape, so it would read other parents than the rule does."""
-
-    class Shaped(Tree):
-        def propose(self, rows, max_drafts, keys):
-            return replace(super().propose(rows, max_drafts, keys), shape=FullTree((3,), (0,)))
-
-    with pytest.raises(RequestError, match="set the shape to None"):
-        generate(ModelPair(tiny("llama")), ROWS, drafter=Shaped(), draft_length=3)
 
 
 @pytest.mark.parametrize(("proposal_type", "branches"), [(TreeProposal, False), (Proposal, True)])
@@ -162,15 +146,3 @@ def test_drafters_that_are_unknown_or_lack_a_draft_model_are_refused():
     ):
         with pytest.raises(RequestError, match=reason):
             generate(pair, [1, 2, 3], drafter=drafter)
-
-
-def test_the_front_of_a_window_chain_prepares_the_chains_of_an_inner_round():
-    class Recording(Drafter):
-        def prepare_chains(self, rows, longest):
-            self.prepared = rows, longest
-
-    front, params = Recording(), SamplingParams()
-    target = conformance_pair("llama", None).target
-    chain = WindowChain(front, WindowDrafter(target, params, VERIFICATIONS["auto"], 32))
-    chain.prepare_chains(2, 9)
-    assert front.prepared == (2, FRONT_LENGTH)

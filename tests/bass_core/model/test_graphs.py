@@ -228,6 +228,7 @@ def test_a_call_captured_again_is_the_most_recently_used(monkeypatch: pytest.Mon
 
     def call(drafts: int) -> None:
         buffer = runner.draft_probs(1, drafts, model.vocab)
+        assert buffer is not None
         runner.call(("call",), [[1]], 1, lambda numbers: buffer[:, :1] + numbers[0], shared=["probs"])
 
     call(1)
@@ -280,19 +281,68 @@ def test_a_runner_may_be_dropped_while_a_slot_is_taken() -> None:
         graphs._lock.release()
 
 
-def test_after_memory_ran_out_captures_continue_in_another_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_without_memory_is_tried_once_more_in_another_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try drops the cache's other captures and the cached memory. The second one can use them."""
     model = on_device().target_step
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     assert isinstance(runner, graphs.GraphRunner)
     runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
-    first = runner.slot.pool.handle
+    first, tries, emptied = runner.slot.pool.handle, list[int](), list[int]()
+
+    def run_out_once() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(graphs, "empty_cache", lambda device: emptied.append(1))
+    while_capturing(monkeypatch, model, run_out_once)
+    runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
+    assert len(tries) == 2 and len(emptied) == 1 and model.capturable and capture.enabled(DEVICE)
+    assert [key[1] for key in runner.slot.steps] == [2] and runner.slot.pool.handle not in (None, first)
+
+
+def test_a_step_that_memory_cannot_hold_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try would drop the other captures. Steps of other shapes, and the next runner, still capture."""
+    model = on_device().target_step
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    assert isinstance(runner, graphs.GraphRunner)
+    pair_of_tokens = torch.ones(1, 2, dtype=torch.long, device=DEVICE)
+    tries = list[int]()
 
     def run_out() -> None:
+        tries.append(1)
         raise torch.OutOfMemoryError("out of memory")
+
+    def run_out_in_a_call(numbers: torch.Tensor) -> torch.Tensor:
+        run_out()
+        return numbers
 
     with monkeypatch.context() as patch:
         while_capturing(patch, model, run_out)
-        runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
-    assert not runner.slot.steps and model.capturable and capture.enabled(DEVICE)
-    runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
-    assert len(runner.slot.steps) == 1 and runner.slot.pool.handle not in (None, first)
+        for _ in range(3):
+            runner.forward(ForwardBatch(pair_of_tokens, [0]))
+            assert runner.call(("call",), [[1]], 1, run_out_in_a_call) is None
+    assert len(tries) == 4 and not runner.slot.steps
+    runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
+    assert [key[1] for key in runner.slot.steps] == [1]
+    del runner
+    later = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    assert isinstance(later, graphs.GraphRunner)
+    later.forward(ForwardBatch(pair_of_tokens, [0]))
+    assert [key[1] for key in later.slot.steps] == [1, 2]
+
+
+def test_without_memory_for_their_distributions_drafts_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = on_device().target_step
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    assert isinstance(runner, graphs.GraphRunner)
+    kept = runner.draft_probs(1, 1, model.vocab)
+
+    def run_out(*sizes: int, **options: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", run_out)
+        assert runner.draft_probs(1, 2, model.vocab) is None
+        same = runner.draft_probs(1, 1, model.vocab)
+    assert kept is not None and same is not None and same.data_ptr() == kept.data_ptr()
