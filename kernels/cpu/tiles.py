@@ -23,6 +23,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .calls.jit import cpu_features
 from .kinds import BYTE, LONG, SHORT, TILE_COLUMNS, count, function
 from .vectors import MULTIPLY, fetch
 
@@ -147,7 +148,13 @@ def configure_tiles(b: Any, tiles: list[tuple[Any, int]]) -> None:
 
 
 def tile_call(b: Any, name: str, *args: Any) -> None:
-    """Emit one AMX instruction. Python ints name tiles; the first other argument is an address."""
+    """Emit one AMX instruction. Python ints name tiles; the first other argument is an address.
+
+    Emits nothing for a CPU without AMX, where no kernel reaches it: LLVM ends the process at an instruction that
+    the CPU lacks, unless its optimisation has removed the branch before (NUMBA_OPT=0 does not).
+    """
+    if "amx-bf16" not in cpu_features():
+        return
     operands = [ir.Constant(BYTE, arg) if isinstance(arg, int) else arg for arg in args]
     address = next((i for i, arg in enumerate(args) if not isinstance(arg, int)), None)
     if address is not None:
