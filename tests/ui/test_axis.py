@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,9 @@ SHOWN = """() => Object.fromEntries([...document.querySelectorAll(".lane:not([hi
 ORIGINS = "(text, count) => [...text.querySelectorAll('.token')].slice(-count).map((e) => e.classList[1])"
 BARS = """() => Object.fromEntries([...document.querySelectorAll("[data-axis]")]
   .map((row) => [row.dataset.axis, row.bars]))"""
+
+
+FLAGS = "() => Object.keys(document.querySelector('.axis').flags).sort()"
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,12 @@ def seek(page: Page, ms: float) -> dict[str, Any]:
     return shown
 
 
+def load(page: Page, document: dict[str, Any]) -> None:
+    """Show the end of this recording."""
+    page.evaluate("(document) => { Bass.tape.load(document, { name: 'test' }); Bass.tape.live(); }", document)
+    page.wait_for_function(DRAWN)
+
+
 def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
     flags = film.evaluate("() => document.querySelector('.axis').flags")
     figures = SHIPPED["win"].recording["snapshots"][-1]["view"]["lanes"]
@@ -100,6 +110,17 @@ def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
         count, time = len(written[lane]), flags[lane]
         means = f"{sum(written[lane]) / count:.1f}".removesuffix(".0"), f"{time / count:.0f}"
         expect(film.locator(f"[data-axis={lane}] .axis-means")).to_have_text(f"{means[0]} tokens in {means[1]} ms")
+
+
+def test_a_lane_that_was_stopped_or_failed_has_no_flag(film: Page) -> None:
+    document = copy.deepcopy(SHIPPED["win"].recording)
+    for snapshot in document["snapshots"]:
+        snapshot["view"]["lanes"].get("regular", {})["finished"] = False
+    load(film, document | {"ended": "stopped"})
+    assert film.evaluate(FLAGS) == ["bass", "speculative"]
+    document["snapshots"][-1]["view"]["lanes"]["bass"]["error"] = "out of memory"
+    load(film, document)
+    assert film.evaluate(FLAGS) == ["regular", "speculative"]
 
 
 def test_the_speed_in_use_pauses(film: Page) -> None:
