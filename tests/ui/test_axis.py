@@ -35,6 +35,13 @@ BARS = """() => Object.fromEntries([...document.querySelectorAll("[data-axis]")]
 
 
 FLAGS = "() => Object.keys(document.querySelector('.axis').flags).sort()"
+# For each rejected draft in a text: whether it is wide enough to read, and ends before its token begins.
+ASIDE = """() => [...document.querySelectorAll(".fallen")].map((draft) => {
+  const range = document.createRange(), box = draft.getBoundingClientRect();
+  range.selectNodeContents(draft.nextSibling);
+  const token = [...range.getClientRects()][0];
+  return box.width > 4 && (box.right <= token.left + 1 || box.bottom <= token.top);
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +189,20 @@ def test_drafts_stand_in_grey_and_are_judged(film: Page) -> None:
     # Early in a round, no draft is written yet.
     first = rounds("win", "bass")[1]
     assert seek(film, first["begin"] + 0.01)["bass"][0]["drafts"] == []
+
+
+def test_on_a_phone_a_still_rejected_draft_is_beside_its_token(film: Page) -> None:
+    film.set_viewport_size({"width": 390, "height": 844})
+    film.emulate_media(reduced_motion="no-preference")
+    rejecting = (
+        r for r in rounds("win", "bass") if any(row["accepted"] < len(row["drafted"]) for row in r["rows"])
+    )
+    seek(film, next(rejecting)["end"])
+    aside = film.evaluate(ASIDE)
+    assert aside and all(aside)
+    film.emulate_media(reduced_motion="reduce")
+    film.evaluate("() => document.querySelector('.lane-grid').classList.remove('still')")
+    assert all(film.evaluate(ASIDE))
 
 
 def test_the_drawing_depends_only_on_the_time(film: Page) -> None:
