@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +33,19 @@ SHOWN = """() => Object.fromEntries([...document.querySelectorAll(".lane:not([hi
 ORIGINS = "(text, count) => [...text.querySelectorAll('.token')].slice(-count).map((e) => e.classList[1])"
 BARS = """() => Object.fromEntries([...document.querySelectorAll("[data-axis]")]
   .map((row) => [row.dataset.axis, row.bars]))"""
+
+
+FLAGS = "() => Object.keys(document.querySelector('.axis').flags).sort()"
+# The labels of figures at which the Tab key stops.
+STOPS = """() => [...document.querySelectorAll(".lane:not([hidden]) .figures .term")]
+  .filter((e) => e.tabIndex === 0).map((e) => `${e.closest(".lane").dataset.lane} ${e.textContent}`)"""
+# For each rejected draft in a text: whether it is wide enough to read, and ends before its token begins.
+ASIDE = """() => [...document.querySelectorAll(".fallen")].map((draft) => {
+  const range = document.createRange(), box = draft.getBoundingClientRect();
+  range.selectNodeContents(draft.nextSibling);
+  const token = [...range.getClientRects()][0];
+  return box.width > 4 && (box.right <= token.left + 1 || box.bottom <= token.top);
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +86,31 @@ def seek(page: Page, ms: float) -> dict[str, Any]:
     return shown
 
 
+def load(page: Page, document: dict[str, Any]) -> None:
+    """Show the end of this recording."""
+    page.evaluate("(document) => { Bass.tape.load(document, { name: 'test' }); Bass.tape.live(); }", document)
+    page.wait_for_function(DRAWN)
+
+
+def only(*lanes: str) -> dict[str, Any]:
+    """The recording "win" as a race of these lanes, without a verdict."""
+    document = copy.deepcopy(SHIPPED["win"].recording)
+    document["head"]["lanes"] = list(lanes)
+
+    def part(whole: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in whole.items() if name in lanes}
+
+    for snapshot in document["snapshots"]:
+        view = snapshot["view"]
+        view |= {"lanes": part(view["lanes"]), "verdict": {"head": None, "lanes": {}}}
+        view.pop("comparison", None)
+        if "regular" not in lanes:
+            for figures in view["lanes"].values():
+                figures["metrics"] |= {"speedup": None, "round_cost": None}
+        snapshot["lines"] = [part(line) for line in snapshot["lines"]]
+    return document
+
+
 def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
     flags = film.evaluate("() => document.querySelector('.axis').flags")
     figures = SHIPPED["win"].recording["snapshots"][-1]["view"]["lanes"]
@@ -100,6 +140,38 @@ def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
         count, time = len(written[lane]), flags[lane]
         means = f"{sum(written[lane]) / count:.1f}".removesuffix(".0"), f"{time / count:.0f}"
         expect(film.locator(f"[data-axis={lane}] .axis-means")).to_have_text(f"{means[0]} tokens in {means[1]} ms")
+
+
+def test_a_lane_that_was_stopped_or_failed_has_no_flag(film: Page) -> None:
+    document = copy.deepcopy(SHIPPED["win"].recording)
+    for snapshot in document["snapshots"]:
+        snapshot["view"]["lanes"].get("regular", {})["finished"] = False
+    load(film, document | {"ended": "stopped"})
+    assert film.evaluate(FLAGS) == ["bass", "speculative"]
+    document["snapshots"][-1]["view"]["lanes"]["bass"]["error"] = "out of memory"
+    load(film, document)
+    assert film.evaluate(FLAGS) == ["regular", "speculative"]
+
+
+def test_a_race_without_regular_or_of_one_lane(film: Page) -> None:
+    """It asks about its own lanes, shows its speeds on a phone too, and explains them by keyboard."""
+    head, ms = film.locator(".verdict-head"), film.locator("#lane-bass [data-figure=ms_per_token]")
+    for lanes in (("regular", "bass"), ("speculative", "bass"), ("bass",), ("regular",)):
+        load(film, only(*lanes))
+        stop = next((lane for lane in lanes if lane != "regular"), "regular")
+        labels = [f"{stop} {label}" for label in ("over Regular", "ms per token", "accepted")]
+        assert film.evaluate(STOPS) == labels, lanes
+        one = "One decoder runs alone, so there is no race."
+        expect(head).to_have_text(
+            one if len(lanes) == 1 else "The race has no winner: too few decoders have a speed to compare."
+        )
+        seek(film, 300.0)
+        expect(head).to_have_text(one if len(lanes) == 1 else "Two decoders, one model: which is fastest?")
+        for size in ((390, 844), (1400, 900)):
+            film.set_viewport_size({"width": size[0], "height": size[1]})
+            if "regular" not in lanes:
+                expect(ms).to_have_text(re.compile(r"^\d+\.\d+$"))
+            expect(ms).to_be_visible(visible="bass" in lanes and (size[0] > 700 or "regular" not in lanes))
 
 
 def test_the_speed_in_use_pauses(film: Page) -> None:
@@ -161,6 +233,20 @@ def test_drafts_stand_in_grey_and_are_judged(film: Page) -> None:
     # Early in a round, no draft is written yet.
     first = rounds("win", "bass")[1]
     assert seek(film, first["begin"] + 0.01)["bass"][0]["drafts"] == []
+
+
+def test_on_a_phone_a_still_rejected_draft_is_beside_its_token(film: Page) -> None:
+    film.set_viewport_size({"width": 390, "height": 844})
+    film.emulate_media(reduced_motion="no-preference")
+    rejecting = (
+        r for r in rounds("win", "bass") if any(row["accepted"] < len(row["drafted"]) for row in r["rows"])
+    )
+    seek(film, next(rejecting)["end"])
+    aside = film.evaluate(ASIDE)
+    assert aside and all(aside)
+    film.emulate_media(reduced_motion="reduce")
+    film.evaluate("() => document.querySelector('.lane-grid').classList.remove('still')")
+    assert all(film.evaluate(ASIDE))
 
 
 def test_the_drawing_depends_only_on_the_time(film: Page) -> None:

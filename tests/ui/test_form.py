@@ -51,7 +51,9 @@ def _refusals(page: Page) -> None:
         expect(page.locator(".message")).to_contain_text(message)
         expect(page.locator("#run")).to_be_enabled()
         assert [shown(page, lane) for lane in LANES] == before
-        expect(page.locator(".of-lanes")).to_contain_text("The lanes still show your last race")
+        expect(page.locator(".of-lanes")).to_have_text(
+            re.compile("The lanes still show your last race with .* The form is for the next race.")
+        )
         assert page.input_value("#prompt textarea") == typed["prompt"]
         for name, field in (("batch-size", "batch"), ("temperature", "temperature"), ("seed", "seed")):
             assert page.input_value(f"#{name} input") == str(typed[field])

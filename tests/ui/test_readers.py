@@ -15,6 +15,14 @@ STEPS = """() => [...document.querySelectorAll(".readers-steps li")].map((lane) 
 })"""
 
 
+# How far the names of the lanes' steps are from their bars.
+GAPS = """() => [...document.querySelectorAll(".readers-steps li")].map((lane) => {
+  const range = document.createRange();
+  range.selectNodeContents(lane.querySelector("h3"));
+  return lane.querySelector("svg").getBoundingClientRect().left - range.getBoundingClientRect().right;
+})"""
+
+
 def speed(machine: str, text: str, readers: int) -> float:
     known = figures()
     at, steps = known["readers"].index(readers), known["machines"][machine]
@@ -78,3 +86,14 @@ def test_a_block_is_as_wide_as_its_step_and_as_high_as_its_tokens(page: Page) ->
     assert box
     picture.click(position={"x": box["width"] * 0.97, "y": box["height"] / 2})
     expect(page.locator(".readers-said")).to_contain_text("16 readers")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("presents", [False, True])
+def test_the_names_of_the_lanes_keep_clear_of_the_bars(page: Page, presents: bool) -> None:
+    if presents:
+        page.click("[data-present]")
+    page.get_by_role("tab", name="Sweep").click()
+    for width in (390, 1400):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert min(page.evaluate(GAPS)) >= 4, width

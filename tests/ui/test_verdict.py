@@ -150,6 +150,16 @@ def test_other_lanes_are_compared_if_the_reference_failed() -> None:
     )
 
 
+def test_a_lane_that_failed_is_not_ranked() -> None:
+    failed, counted = lane([(10.0, 2, 6)] * 10)
+    failed["error"] = "out of memory"
+    lanes = {"speculative": lane([(10.0, 2, 3)] * 14), "bass": (failed, counted)}
+    verdict = verdict_on(regular=lane(PLAIN), **lanes)
+    assert verdict["head"] == "Speculative was fastest: 1.50× the speed of Regular."
+    assert verdict["lanes"].keys() == {"speculative"}
+    assert verdict_on(**lanes)["head"] is None
+
+
 def test_the_verdict_names_the_predicted_machine() -> None:
     lanes = {"regular": lane(PLAIN), "bass": lane([(10.0, 2, 3)] * 4 + [(10.0, 2, 2)] * 16)}
     verdict = verdict_on({"draft_length": "auto"}, H100, **lanes)

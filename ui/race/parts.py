@@ -27,9 +27,9 @@ FIGURES = {
     "acceptance_rate": "accepted",
 }
 TIMED = ("speedup", "ms_per_token")
-# Every lane shows each figure's label, but the Tab key stops at it only in the lane that is named here. Regular
-# decoding (the first lane) shows no acceptance and no label for its own speed, so Tab stops at the second lane's.
-STOPS = {"speedup": DEFAULT_LANES[1], "ms_per_token": DEFAULT_LANES[0], "acceptance_rate": DEFAULT_LANES[1]}
+# Every lane shows the figures' labels, but the Tab key stops only at this one's, until lanes.js chooses among the
+# lanes of a race. Regular decoding (the first lane) shows no acceptance and no label for its own speed.
+STOP = DEFAULT_LANES[1]
 # Switches: (label, initially on, title).
 SWITCHES = {
     "colours": ("Origins", True, "Colour tokens by where they came from"),
@@ -140,7 +140,7 @@ def _lane(name: str) -> str:
     shown = look(name)
     figures = "".join(
         f'<div class="of-{key}"><dt {WORD if key in TIMED else ""}>'
-        f"{term(key, label, again=STOPS[key] != name)}</dt>"
+        f"{term(key, label, again=name != STOP)}</dt>"
         f'<dd data-figure="{key}" {"data-timed" if key in TIMED else ""}>–</dd></div>'
         for key, label in FIGURES.items()
     )

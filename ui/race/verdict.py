@@ -93,10 +93,12 @@ def judge(
 def _speeds(lanes: Mapping[str, LaneSnapshot]) -> dict[str, float]:
     """Return the speed of each lane that has one: its speed-up, or plain steps per ms if there is no reference.
 
-    A reference that failed before it wrote anything counts as no reference.
+    A lane that failed has none, but the others are still compared with a reference that failed. If that wrote
+    nothing, it counts as no reference.
     """
-    speeds = {name: lane["metrics"].get("speedup") for name, lane in lanes.items()}
     reference_lane = lanes.get(reference())
+    lanes = {name: lane for name, lane in lanes.items() if name == reference() or not lane["error"]}
+    speeds = {name: lane["metrics"].get("speedup") for name, lane in lanes.items()}
     if reference_lane is None or (reference_lane["error"] and not any(speeds.values())):
         timed = {
             name: lane["metrics"] for name, lane in lanes.items() if lane["metrics"].get("scatter") is not None

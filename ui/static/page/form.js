@@ -46,7 +46,7 @@
     const sorted = names.sort((a, b) => (a === "prompt") - (b === "prompt")).map((name) => inWords(name, settings[name]));
     const more = sorted.length > NAMED ? ` and ${sorted.length - NAMED} more` : "";
     if (tape.state.recorded && !refused) return `Recorded with ${sorted.slice(0, NAMED).join(", ")}${more}.`;
-    return `The lanes ${refused ? "still " : ""}show ${shown} with ${sorted.slice(0, NAMED).join(", ")}${more}. These settings are for the next race.`;
+    return `The lanes ${refused ? "still " : ""}show ${shown} with ${sorted.slice(0, NAMED).join(", ")}${more}. The form is for the next race.`;
   }
 
   function draw() {

@@ -1,6 +1,6 @@
 /* One time axis for all lanes, above their texts.
    - A bar is a step of a lane: as wide as its time, as high as the tokens that it wrote in all rows. The lighter edge is the
-     share of its drafts. A flag marks a lane's end. Reading a prompt has no width (times.js): it is hatched, and the time
+     share of its drafts. A flag marks a lane's end: a lane that was stopped or has failed has none. Reading a prompt has no width (times.js): it is hatched, and the time
      that it took is written next to the bars.
    - The whole race is shown. During a live race the scale grows in steps.
    - Everything to the right of the playhead is covered. Once a race was seen, its bars shine through.
@@ -227,7 +227,7 @@
       Object.assign(this, { rows: part("lanes"), ruler: part("ruler"), cover: part("cover"), line: part("line"), slider: part("slider"), words: part("words") });
       this.buttons = Object.fromEntries([...this.element.querySelectorAll("[data-tape]")].map((e) => [e.dataset.tape, e]));
       this.speeds = [...this.element.querySelectorAll("[data-speed]")];
-      Object.assign(this, { tracks: [], seen: false, end: 1, most: 1, flags: {}, about: null, finished: new Set() });
+      Object.assign(this, { tracks: [], seen: false, end: 1, most: 1, flags: {}, about: null, finished: new Set(), failed: new Set() });
       this.drawn = () => this.draw();
       this.bind();
       on("start", (head) => this.start(head));
@@ -318,14 +318,15 @@
 
     start(head) {
       if (head === this.head) return;
-      Object.assign(this, { head, flags: {}, finished: new Set(), about: null });
+      Object.assign(this, { head, flags: {}, finished: new Set(), failed: new Set(), about: null });
       setText(this.spoken, "");
       this.show(head.lanes);
       soon(this.drawn);
     }
 
     take({ lanes }) {
-      for (const [name, { finished, timeline }] of Object.entries(lanes)) {
+      for (const [name, { finished, error, timeline }] of Object.entries(lanes)) {
+        if (error) this.failed.add(name);
         if (finished) this.finished.add(name);
         // Draft and target work at the same time.
         const track = timeline && this.tracks.find((one) => one.name === name);
@@ -341,8 +342,9 @@
       const longest = Math.max(race.end, 1), whole = Boolean(recorded || ended || !follows);
       this.end = whole ? longest : SPANS.find((span) => span >= longest) ?? SPANS.at(-1) * Math.ceil(longest / SPANS.at(-1));
       this.most = race.most;
-      const last = ended || recorded;
-      this.flags = Object.fromEntries([...race.lanes].filter(([name]) => last || this.finished.has(name)).map(([name, { clock: at }]) => [name, at]));
+      // A recording shows flags before it has shown the views in which its lanes finish.
+      const flagged = (name) => (ended === "done" || this.finished.has(name)) && !this.failed.has(name);
+      this.flags = Object.fromEntries([...race.lanes].filter(([name]) => flagged(name)).map(([name, { clock: at }]) => [name, at]));
       this.element.flags = this.flags;
       for (const track of this.tracks) {
         track.draw();

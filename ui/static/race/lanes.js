@@ -9,6 +9,8 @@
   const { on, soon, number, percent, over, setText, make, term, run, firstAndLast, lookOf, laneName, tape, bisect, EPSILON } = window.Bass;
   const REASONS = { eos: "end", stop: "stop string", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const VERDICT_MS = 1000;
+  const COUNTS = { 2: "Two", 3: "Three", 4: "Four", 5: "Five" };
+  const UNANSWERED = "The race has no winner: too few decoders have a speed to compare.";
   const FIGURES = {
     ms_per_token: (v) => number(v, v < 10 ? 2 : v < 100 ? 1 : 0),
     speedup: (v) => number(v, 2, "×"),
@@ -204,6 +206,11 @@
       this.showReading(null);
     }
 
+    /** Whether the Tab key stops at the labels of the figures. */
+    stop(stops) {
+      for (const label of this.section.querySelectorAll(".figures .term")) label.tabIndex = stops ? 0 : -1;
+    }
+
     /** Show the lane's state. The axis already shows whether the lane runs or has finished: only screen readers need those. */
     say(state) {
       setText(this.state, state);
@@ -251,7 +258,8 @@
     }
 
     showNumbers(lane) {
-      const { metrics } = lane, early = !lane.finished && metrics.speedup === null;
+      // The speed has no standard error (scatter) as long as there are too few rounds to know it.
+      const { metrics } = lane, early = !lane.finished && metrics.scatter === null;
       for (const figure of this.figures) {
         const key = figure.dataset.figure, value = early && key === "ms_per_token" ? null : metrics[key] ?? null;
         setText(figure, value === null ? "–" : FIGURES[key](value));
@@ -340,6 +348,10 @@
       }
       this.grid.append(...shown.map((lane) => lane.section));
       this.grid.dataset.count = shown.length;
+      this.grid.classList.toggle("alone", !lanes.includes(head.reference));
+      // All lanes show the figures' labels. The Tab key stops only at those of the first lane that shows all of them.
+      const stop = shown.find(({ name }) => name !== head.reference) ?? shown[0];
+      for (const lane of this.lanes) lane.stop(lane === stop);
       const { recorded } = tape.state;
       setText(this.element.querySelector(".race-note"), recorded ? this.recorded(recorded, head)
         : settings.temperature !== 0 || Number.isFinite(settings.acceptance) || count < 2 || settings.prompts === "lines" ? ""
@@ -414,9 +426,8 @@
       this.head = element.querySelector(".verdict-head");
       this.list = element.querySelector("ul");
       this.more = element.querySelector(".verdict-more");
-      this.question = this.head.textContent;
-      on("start", () => {
-        this.last = -Infinity;
+      on("start", ({ lanes }) => {
+        Object.assign(this, { last: -Infinity, count: lanes.length });
         this.clear();
       });
       on("view", (view) => this.take(view));
@@ -424,10 +435,12 @@
       on("phase", (phase) => ["stopped", "error"].includes(phase) && this.show(run()?.view));
     }
 
-    clear() {
+    /** Show no verdict, but the question of the race. `done`: whether the race has ended without an answer. */
+    clear(done = false) {
       this.more.hidden = true;
-      this.head.setAttribute("aria-live", "off");
-      setText(this.head, this.question);
+      if (!done) this.head.setAttribute("aria-live", "off");
+      setText(this.head, this.count === 1 ? "One decoder runs alone, so there is no race." : done ? UNANSWERED
+        : `${COUNTS[this.count] ?? this.count} decoders, one model: which is fastest?`);
       this.list.replaceChildren();
     }
 
@@ -440,7 +453,7 @@
     show(view) {
       if (!view) return;
       this.last = performance.now();
-      if (!view.verdict.head) return void (view.done || this.clear());
+      if (!view.verdict.head) return this.clear(view.done);
       this.more.hidden = false;
       setText(this.head, view.verdict.head);
       const lines = Object.values(view.verdict.lanes), explained = new Set();

@@ -14,8 +14,8 @@
     layer_us: ["overhead of a layer in a step of one token, besides reading and multiplying", (v) => number(v, 1, " µs")],
     wide_layer_us: ["overhead of a layer in a step of several tokens", (v) => number(v, 1, " µs")],
     allreduce_us: ["overhead of an all-reduce, besides moving its bytes", (v) => number(v, 1, " µs")],
-    host_us: ["wait for the host in a round, half as long again if it drafts", (v) => number(v, 0, " µs")],
-    host_row_us: ["the same, in addition for each row", (v) => number(v, 0, " µs")],
+    host_us: ["wait for the host in each round (1.5 times this if it drafts)", (v) => number(v, 0, " µs")],
+    host_row_us: ["additional wait for each row (1.5 times this if the round drafts)", (v) => number(v, 0, " µs")],
   };
 
   const clock = () => run()?.head.clock ?? null;

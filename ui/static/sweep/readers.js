@@ -101,9 +101,9 @@
       }
       for (const [count, speed] of this.measured) add("circle", { class: "measured", cx: x(count), cy: y(speed), r: 5 });
       const end = all.at(-1);
-      add("text", { class: "name of-bass", x: width - right, y: y(end.bass.speed) - 8, "text-anchor": "end" }, "BASS");
+      add("text", { class: "name of-bass", x: width - right, y: y(end.bass.speed) - 12, "text-anchor": "end" }, "BASS");
       add("text", { class: "name", x: x(12), y: y(1) + 16, "text-anchor": "middle" }, "Regular");
-      add("text", { class: "name of-speculative", x: width - right, y: y(end.speculative.speed) - 8, "text-anchor": "end" }, "Speculative");
+      add("text", { class: "name of-speculative", x: width - right, y: y(end.speculative.speed) - 10, "text-anchor": "end" }, "Speculative");
       const picture = this.root.querySelector(".readers-curve svg");
       picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
       picture.replaceChildren(...parts);
