@@ -218,6 +218,13 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         page.click("#run")
         page.wait_for_function("() => !Bass.tape.state.playing")
         expect(page.locator("[data-recording=win]")).to_be_disabled()
+        # Until then, nothing moves the recording: reaching its end would pass for the end of the race.
+        for control in ("[data-tape=play]", "[data-tape=next]", "[data-speed='1']", SLIDER):
+            expect(page.locator(control)).to_be_disabled()
+        state = page.evaluate(STATE)
+        page.evaluate("() => { const { play, seek, live, jump } = Bass.tape; play(); seek(0); live(); jump(0); }")
+        page.evaluate("() => Bass.next()")
+        assert page.evaluate(STATE) == state
         job.cancel()
         expect(page.locator(".recording-note")).to_be_hidden()
         expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
@@ -230,3 +237,9 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         page.click("[data-back]")
         expect(page.locator(".recording-note")).to_be_hidden()
         assert {lane: shown(page, lane) for lane in LANES} == texts
+        # There is no way back to it while the next race waits.
+        page.click("[data-recording=win]")
+        expect(page.locator("[data-back]")).to_be_enabled()
+        pressed = "document.querySelector('#run').click(), document.querySelector('[data-back]').disabled"
+        assert page.evaluate(f"() => ({pressed})")
+        expect(page.locator(".recording-note")).to_be_hidden()
