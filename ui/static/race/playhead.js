@@ -172,6 +172,8 @@
     feed = { from: {}, to: {}, arrived: 0, span: SNAPSHOT_MS };
     Object.assign(head, { ms: 0, limit: null, follows: change === "start" });
     if (change === "start") head.pending = false;
+    // The visitor's race replays at real speed, whatever the speed of the recording before it.
+    if (change !== "load") head.speed = 1;
     if (change === "back") {
       head.ms = tape.race.end;
       head.follows = true;
