@@ -6,7 +6,7 @@
 (() => {
   "use strict";
   const {
-    on, hold, next, run, tape, setText, make, roundsIn, offerLanes, offerRows, chance, bare, quoted, parentsOf, pathOf, verdicts,
+    on, tell, hold, next, run, tape, setText, make, roundsIn, offerLanes, offerRows, chance, bare, quoted, parentsOf, pathOf, verdicts,
     ruleOf, trace,
   } = window.Bass;
   const CONTEXT = 160, LINE_MS = 420;
@@ -147,6 +147,8 @@
     }
 
     show(open) {
+      // End the opening, which would load its next scene.
+      if (open) tell("touched");
       this.panel.hidden = !open;
       this.pause();
       // A finished race needs no freezing, at any instant of it, so its slider stays usable.
