@@ -194,7 +194,7 @@
     /** Go to the end of a round, unless it is that of a live race, and open it in the inspector. */
     open(round) {
       if (!round) return;
-      if (!tape.state.follows || run().done) {
+      if (!tape.state.follows || tape.state.complete) {
         tell("touched");
         tape.seek(round.end);
       }

@@ -21,7 +21,7 @@
   function exactness() {
     const lanes = Object.entries(equal()).filter(([, [, both]]) => both);
     if (!lanes.length) return "";
-    const whose = `equal to ${laneName(run().head.reference)}’s${run().done ? "" : " so far"}`;
+    const whose = `equal to ${laneName(run().head.reference)}’s${tape.state.complete ? "" : " so far"}`;
     const counts = [...new Set(lanes.map(([, [same, both]]) => `${number(same, 0)} of ${number(both, 0)}`))];
     if (counts.length < 2) return `${counts[0]} tokens ${whose}`;
     return lanes.map(([name, [same, both]]) => `${laneName(name)}: ${number(same, 0)} of ${number(both, 0)} tokens`).join(", ") + ` ${whose}`;

@@ -158,7 +158,7 @@
       this.mark(null);
       if (!open) return;
       this.fill();
-      this.go(run()?.done ? this.first() : this.steps().length - 1);
+      this.go(tape.state.complete ? this.first() : this.steps().length - 1);
     }
 
     /** Open the panel at a step of a row, and run its code. */
@@ -214,7 +214,7 @@
       while (by > 0 && this.near(by) < 0 && next());
       const at = this.near(by);
       if (at >= 0) this.go(at);
-      else setText(this.parts.line, `${this.progress()}: there is no ${by > 0 ? "later" : "earlier"} round${this.drafted.checked ? " with drafts" : ""}${by > 0 && !run()?.done ? " yet" : ""}.`);
+      else setText(this.parts.line, `${this.progress()}: there is no ${by > 0 ? "later" : "earlier"} round${this.drafted.checked ? " with drafts" : ""}${by > 0 && !tape.state.complete ? " yet" : ""}.`);
     }
 
     /** Go to the next (1) or previous (-1) line, if necessary in another round. */
@@ -247,7 +247,7 @@
 
     progress() {
       const steps = this.steps(), { step } = this;
-      return step ? `Round ${this.at + 1} of ${steps.length}${run().done ? "" : " so far"}` : "No round yet";
+      return step ? `Round ${this.at + 1} of ${steps.length}${tape.state.complete ? "" : " so far"}` : "No round yet";
     }
 
     /** Show the first line of a round. */
