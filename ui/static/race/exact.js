@@ -72,13 +72,15 @@
     }
 
     ask() {
+      this.asked = run()?.head.run;
       document.querySelector("#draws-ask").click();
       this.show({ message: "", draws: null });
       this.part.scrollIntoView({ block: "center" });
     }
 
     show({ message, draws }) {
-      this.asked = run()?.head.run;
+      // Another run may be in the lanes by now.
+      if (run()?.head.run !== this.asked) return;
       this.part.hidden = false;
       setText(this.at.line, draws ? "" : message || "Drawing …");
       for (const name of ["before", "table", "note"]) this.at[name].hidden = !draws;
