@@ -291,6 +291,10 @@ def test_stop_ends_the_race_and_keeps_and_compares_its_texts(page: Page) -> None
     theirs = page.evaluate("() => Bass.run().lanes.get('regular').sequences[2].tokens[1].id")
     assert exported(page)["comparison"]["bass"][2] == {"at": 1, "ours": -7, "theirs": theirs}
     assert page.evaluate("() => Bass.compared().bass[2]").startswith("differs at token 2: ")
+    # A race that is refused after a stopped one ends too.
+    fill(page, temperature=-1)
+    page.click("#run")
+    expect(page.locator(".message")).to_have_attribute("data-phase", "error")
     # The device is free again: another race completes.
     fill(page, batch=1, tokens=4)
     assert shown(page, "regular") == before
