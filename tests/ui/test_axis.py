@@ -368,9 +368,9 @@ def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext,
         assert not page.evaluate(STATE)["playing"]
 
 
-def test_a_touch_of_the_axis_or_escape_ends_the_opening(context: BrowserContext, address: str) -> None:
+def test_a_touch_of_the_axis_escape_or_a_panel_ends_the_opening(context: BrowserContext, address: str) -> None:
     with watched(context, address) as page:
-        for end in ("axis", "Escape", "scene"):
+        for end in ("axis", "Escape", "scene", "steps"):
             page.goto(address)
             caption(page, "One reader")
             page.wait_for_function("() => Bass.tape.state.playing")
@@ -384,8 +384,9 @@ def test_a_touch_of_the_axis_or_escape_ends_the_opening(context: BrowserContext,
             else:
                 page.get_by_role("button", name="Scene 3: The same text").click()
                 caption(page, "The text is the same")
-                page.click("[data-recording=loss]")
+                page.click("[data-recording=loss]" if end == "scene" else "[data-switch=stepping]")
             expect(page.locator(".opening")).to_be_hidden()
+            assert page.locator(".step-part").is_visible() == (end == "steps")
             assert page.locator(".token.equal").count() == 0
 
 

@@ -13,12 +13,13 @@ from .conftest import watched
 pytestmark = pytest.mark.slow
 
 HEADS = {
-    "BASS was fastest: 2.08× the speed of Regular, and 3.42× Speculative.": "You said Regular; BASS, by 2.08×.",
-    "Regular was fastest: 1.20× the speed of BASS, which came next.": "You said Regular; Regular, by 1.20×.",
+    "BASS was fastest: 2.08× the speed of Regular, and 3.42× Speculative.":
+        "You said Regular. Fastest: BASS, 2.08×.",
+    "Regular was fastest: 1.20× the speed of BASS, which came next.": "You said Regular. Fastest: Regular, 1.20×.",
     "BASS and Speculative were level, ahead of Regular: the difference of 3 % may be chance.":
-        "You said Regular; BASS and Speculative were level.",
+        "You said Regular. BASS and Speculative were level.",
     # As older versions wrote it.
-    "BASS is ahead: 2.00× the speed of Regular.": "You said Regular; BASS, by 2.00×.",
+    "BASS is ahead: 2.00× the speed of Regular.": "You said Regular. Fastest: BASS, 2.00×.",
 }  # fmt: skip
 
 
@@ -35,14 +36,14 @@ def test_a_bet_on_a_recording_is_compared_with_its_verdict(context: BrowserConte
         assert_accessible(page)
         page.keyboard.press("a")
         expect(bet).to_be_hidden()
-        expect(line).to_contain_text("You said Regular; BASS, by ")
+        expect(line).to_contain_text("You said Regular. Fastest: BASS, ")
         head = page.locator(".verdict-head").inner_text()
-        expect(line).to_have_text(f"You said Regular; BASS, by {head.split(': ')[1].split(' ')[0]}.")
+        expect(line).to_have_text(f"You said Regular. Fastest: BASS, {head.split(': ')[1].split(' ')[0]}.")
         # Going back in the race hides the outcome, and its end shows it again.
         page.evaluate("() => Bass.tape.jump(1)")
         expect(line).to_have_text("")
         page.evaluate("() => Bass.tape.live()")
-        expect(line).to_contain_text("You said Regular; BASS, by ")
+        expect(line).to_contain_text("You said Regular. Fastest: BASS, ")
         for head, words in HEADS.items():
             page.evaluate("(head) => Bass.tell('view', {...Bass.run().view, verdict: {head, lanes: {}}})", head)
             expect(line).to_have_text(words)
@@ -61,7 +62,7 @@ def test_the_switch_asks_before_each_race(page: Page) -> None:
     expect(page.locator(".bet")).to_be_visible()
     page.locator(".bet-lane").nth(1).click()
     run_to_the_end(page, running=True)
-    expect(page.locator(".bet-line")).to_contain_text("You said Speculative; ")
+    expect(page.locator(".bet-line")).to_contain_text("You said Speculative. ")
     # Escape starts the race without a bet, and the next race asks again.
     page.click("#run")
     expect(page.locator(".bet")).to_be_visible()

@@ -18,6 +18,12 @@ from .browser import assert_accessible, assert_fits, exported, fill, play, run_t
 from .conftest import watched
 
 pytestmark = pytest.mark.slow
+# Notes when the button, which is disabled while the server draws, is enabled again.
+ANSWERED = """() => {
+  const button = document.querySelector("#draws-ask");
+  new MutationObserver(() => (window.answered ||= !button.disabled))
+    .observe(button, { attributeFilter: ["disabled"] });
+}"""
 
 
 def test_the_verdict_counts_the_tokens_that_equal_regulars(page: Page, pair: ModelPair) -> None:
@@ -64,6 +70,13 @@ def test_a_sampled_race_offers_draws_of_one_token(page: Page) -> None:
     assert sum(shares) == pytest.approx(100, abs=1)
     assert_fits(page, 390, 1400)
     assert_accessible(page)
+    # An answer is not shown below another run. Here, that run is a copy of the same race.
+    page.evaluate(ANSWERED)
+    copied = "{ ...JSON.parse(Bass.tape.asRecording({ about: '', made: {} })), head: Bass.run().head }"
+    load = f"Bass.tape.load({copied}, {{ name: 'copy' }}); Bass.tape.live();"
+    page.evaluate(f"() => {{ document.querySelector('.verdict-draws').click(); {load} }}")
+    page.wait_for_function("() => window.answered")
+    expect(page.locator(".draws")).to_be_hidden()
 
 
 def test_a_page_without_a_model_offers_no_draws(context: BrowserContext) -> None:

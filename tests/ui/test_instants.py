@@ -195,7 +195,7 @@ def assert_right(page: Page, records: Records, ms: float) -> None:
     assert shown["head"] == (view["verdict"]["head"] or QUESTION), ms
     assert shown["reasons"] == (list(view["verdict"]["lanes"].values()) if view["verdict"]["head"] else []), ms
     by = (view["verdict"]["head"] or "").partition(": ")[2].split(" ")[0]
-    assert shown["bet"] == (f"You said Regular; BASS, by {by}." if view["done"] else ""), ms
+    assert shown["bet"] == (f"You said Regular. Fastest: BASS, {by}." if view["done"] else ""), ms
     assert shown["table"] == view["done"], ms
     counts = [
         sum(row["written"] for record in records.ended(lane, ms) for row in record["rows"]) for lane in LANES

@@ -214,14 +214,23 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         differs = "Recorded with batch size 8, temperature 1.5, draft length bass and 2 more"
         expect(page.locator(".of-lanes")).to_contain_text(differs)
         # Run ends the recording, and shows the race once the device is free.
+        page.evaluate("() => (Bass.tape.speed = 0.1)")
         fill(page, tokens=6)
         page.click("#run")
         page.wait_for_function("() => !Bass.tape.state.playing")
         expect(page.locator("[data-recording=win]")).to_be_disabled()
+        # Until then, nothing moves the recording: reaching its end would pass for the end of the race.
+        for control in ("[data-tape=play]", "[data-tape=next]", "[data-speed='1']", SLIDER):
+            expect(page.locator(control)).to_be_disabled()
+        state = page.evaluate(STATE)
+        page.evaluate("() => { const { play, seek, live, jump } = Bass.tape; play(); seek(0); live(); jump(0); }")
+        page.evaluate("() => Bass.next()")
+        assert page.evaluate(STATE) == state
         job.cancel()
         expect(page.locator(".recording-note")).to_be_hidden()
         expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
         assert page.evaluate("() => Bass.asJson()").count("Hello") >= 1
+        assert page.evaluate("() => Bass.tape.speed") == 1
         # Show a recording again, then go back to the visitor's race.
         revealed(page)
         texts = {lane: shown(page, lane) for lane in LANES}
@@ -230,3 +239,10 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         page.click("[data-back]")
         expect(page.locator(".recording-note")).to_be_hidden()
         assert {lane: shown(page, lane) for lane in LANES} == texts
+        assert page.evaluate("() => Bass.tape.speed") == 1
+        # There is no way back to it while the next race waits.
+        page.click("[data-recording=win]")
+        expect(page.locator("[data-back]")).to_be_enabled()
+        pressed = "document.querySelector('#run').click(), document.querySelector('[data-back]').disabled"
+        assert page.evaluate(f"() => ({pressed})")
+        expect(page.locator(".recording-note")).to_be_hidden()

@@ -156,6 +156,10 @@ def test_keys_work_only_in_presenter_mode_and_not_in_fields(page: Page) -> None:
     page.keyboard.press("Escape")
     expect(prompt).to_be_hidden()
     page.keyboard.press("r")
+    # The question "Bet first" has the focus, and its buttons do not step.
+    expect(page.locator("[data-bet=regular]")).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(panel).to_be_hidden()
     page.keyboard.press("c")
     page.wait_for_function(WRITING, timeout=PATIENCE_MS)
     page.keyboard.press("s")

@@ -263,11 +263,38 @@ def test_stop_ends_the_race_and_keeps_and_compares_its_texts(page: Page) -> None
     assert any(before)
     assert compared(page, "bass") == [None] * 8
     assert exported(page)["comparison"]["bass"] == [None] * 8
+    # The rounds are those of a race that has ended.
+    line, canvas = page.locator(".step-part .step-line"), page.locator("[data-axis=bass] canvas")
+    page.click("[data-switch=stepping]")
+    expect(line).to_have_text(re.compile(r"Round \d+ of \d+: "))
+    expect(page.locator(".verdict-exact")).not_to_contain_text("so far")
+    page.uncheck("[data-drafted]")
+    rounds = page.evaluate("() => Bass.roundsIn(Bass.run().lanes.get('bass').sequences[0]).length")
+    page.evaluate("(n) => { for (; n; n -= 1) document.querySelector(\"[data-go='1']\").click(); }", rounds)
+    expect(line).to_have_text(f"Round {rounds} of {rounds}: there is no later round.")
+    page.click("[data-switch=stepping]")
+    canvas.focus()
+    for key in ("Home", "Enter"):
+        page.keyboard.press(key)
+    end = page.evaluate("() => document.querySelector('[data-axis=bass]').bars[0].end")
+    assert page.evaluate("() => Bass.tape.state.ms") == end
+    expect(line).to_be_visible()
+    page.click("[data-switch=stepping]")
+    page.evaluate(
+        "() => { const [row] = Bass.run().lanes.get('bass').sequences; Bass.tape.live(); "
+        "Bass.inspect('bass', 0, Bass.roundsIn(row)[0]); }"
+    )
+    expect(line).to_be_visible()
+    page.click("[data-switch=stepping]")
     # The page itself finds the position at which a text differs.
     page.evaluate("() => { Bass.run().lanes.get('bass').sequences[2].tokens[1].id = -7; }")
     theirs = page.evaluate("() => Bass.run().lanes.get('regular').sequences[2].tokens[1].id")
     assert exported(page)["comparison"]["bass"][2] == {"at": 1, "ours": -7, "theirs": theirs}
     assert page.evaluate("() => Bass.compared().bass[2]").startswith("differs at token 2: ")
+    # A race that is refused after a stopped one ends too.
+    fill(page, temperature=-1)
+    page.click("#run")
+    expect(page.locator(".message")).to_have_attribute("data-phase", "error")
     # The device is free again: another race completes.
     fill(page, batch=1, tokens=4)
     assert shown(page, "regular") == before

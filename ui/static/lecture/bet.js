@@ -13,7 +13,7 @@
   /** The outcome in words, from the first sentence of a verdict, or "" if it names no lane. */
   function outcome(head) {
     const fastest = FASTEST.exec(head ?? ""), level = LEVEL.exec(head ?? "");
-    return fastest ? `${fastest[1]}, by ${fastest[2]}` : level ? `${level[1]} were level` : "";
+    return fastest ? `Fastest: ${fastest[1]}, ${fastest[2]}` : level ? `${level[1]} were level` : "";
   }
 
   class Bet {
@@ -138,7 +138,7 @@
     compare() {
       const { view, head } = run() ?? {};
       const words = view?.done && this.said?.run === head.run ? outcome(view.verdict.head) : "";
-      setText(this.line, words && `You said ${this.said.label}; ${words}.`);
+      setText(this.line, words && `You said ${this.said.label}. ${words}.`);
     }
   }
 

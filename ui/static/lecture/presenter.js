@@ -114,8 +114,9 @@
       if (!(target instanceof Element) || target.closest(FIELDS)) return false;
       if (!document.querySelector("#results")?.checkVisibility()) return false;
       const focused = target !== document.body && target !== document.documentElement;
-      // A focused button uses Space itself, and other focused elements the arrow keys too.
-      return !focused || (key.startsWith("Arrow") ? target.matches("button:not([role])") : key !== " ");
+      // A focused button uses Space itself, and other focused elements the arrow keys too. The question "Bet first" is
+      // about the next race, so its buttons do not step through the last one.
+      return !focused || (key.startsWith("Arrow") ? target.matches("button:not([role])") && !target.closest(".bet") : key !== " ");
     }
 
     take(event) {

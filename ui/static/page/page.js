@@ -150,8 +150,9 @@
     queue: [], held: false,
 
     push(kind, value) {
-      // After Stop, values that the server sent earlier may still arrive, even after a recording has been played.
-      if (log.stopped || last.phase === "stopped" || last.phase === "playing") return;
+      // After Stop, values that the server sent earlier may still arrive, even after a recording has been played. A phase
+      // belongs to the next race, which may be refused before its log begins (status.js ignores those of a stopped race).
+      if (log.stopped && kind !== "phase" || last.phase === "stopped" || last.phase === "playing") return;
       this.queue.push({ kind, value });
       if (!this.held) this.play();
     },

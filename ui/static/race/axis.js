@@ -194,7 +194,7 @@
     /** Go to the end of a round, unless it is that of a live race, and open it in the inspector. */
     open(round) {
       if (!round) return;
-      if (!tape.state.follows || run().done) {
+      if (!tape.state.follows || tape.state.complete) {
         tell("touched");
         tape.seek(round.end);
       }
@@ -390,8 +390,8 @@
       return wear(`${ms < end - EPSILON ? `${seconds(ms)} of ` : ""}${seconds(end)}${pace}`);
     }
 
-    controls({ ms, end, count: instants, recorded, ended, held, away, follows }, playing, speed) {
-      const none = !instants || held, { play, back, next, live } = this.buttons, at = ms < end - EPSILON;
+    controls({ ms, end, count: instants, recorded, ended, held, pending, away, follows }, playing, speed) {
+      const none = !instants || held || pending, { play, back, next, live } = this.buttons, at = ms < end - EPSILON;
       for (const control of [play, next, this.slider, ...this.speeds]) control.disabled = none;
       back.disabled = none || ms <= EPSILON;
       live.disabled = none || (recorded ? !at : !away);

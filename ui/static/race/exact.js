@@ -21,7 +21,7 @@
   function exactness() {
     const lanes = Object.entries(equal()).filter(([, [, both]]) => both);
     if (!lanes.length) return "";
-    const whose = `equal to ${laneName(run().head.reference)}’s${run().done ? "" : " so far"}`;
+    const whose = `equal to ${laneName(run().head.reference)}’s${tape.state.complete ? "" : " so far"}`;
     const counts = [...new Set(lanes.map(([, [same, both]]) => `${number(same, 0)} of ${number(both, 0)}`))];
     if (counts.length < 2) return `${counts[0]} tokens ${whose}`;
     return lanes.map(([name, [same, both]]) => `${laneName(name)}: ${number(same, 0)} of ${number(both, 0)} tokens`).join(", ") + ` ${whose}`;
@@ -72,13 +72,15 @@
     }
 
     ask() {
+      this.asked = run()?.head.run;
       document.querySelector("#draws-ask").click();
       this.show({ message: "", draws: null });
       this.part.scrollIntoView({ block: "center" });
     }
 
     show({ message, draws }) {
-      this.asked = run()?.head.run;
+      // Another run may be in the lanes by now.
+      if (run()?.head.run !== this.asked) return;
       this.part.hidden = false;
       setText(this.at.line, draws ? "" : message || "Drawing …");
       for (const name of ["before", "table", "note"]) this.at[name].hidden = !draws;

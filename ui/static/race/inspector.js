@@ -338,7 +338,8 @@
     /** Show a step of a row and run its code. While a race runs, only the inspector shows it. */
     window.Bass.inspect = (lane, sequence, step) => {
       window.Bass.pickRound(lane, sequence, step);
-      if (run().done || tape.state.recorded || tape.state.away) window.Bass.openRound(lane, sequence, step);
+      const { complete, recorded, away } = tape.state;
+      if (complete || recorded || away) window.Bass.openRound(lane, sequence, step);
       else inspector.element.scrollIntoView({ block: "nearest" });
     };
   };

@@ -8,6 +8,7 @@
    - The figures are those of the newest instant that is not later than the playhead. The run (run.js) has all rounds up
      to the playhead, and at most one snapshot more: those up to Bass.tape.clockAt(lane) have ended by then.
    - Links and other scripts: Bass.tape.seek(ms), .speed = 0.1, .play(), .pause(), .step(1), .live(), .jump(instant).
+   - From Run until their race begins, the playhead stays where it is: reaching an end would pass for the end of that race.
    - The event touched tells that the visitor took over the playhead. */
 (() => {
   "use strict";
@@ -18,8 +19,10 @@
   const SNAPSHOT_MS = 100, SPAN_MS = [30, 400];
   const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
   // follows: whether the page shows a live race. limit: the lanes' times at an instant, after a jump to it. held: whether
-  // the step-by-step view freezes the page.
-  const head = { ms: 0, speed: 1, timer: null, ticked: 0, follows: false, limit: null, held: false, resume: false, settling: null };
+  // the step-by-step view freezes the page. pending: whether the visitor's race was requested and has not begun.
+  const head = {
+    ms: 0, speed: 1, timer: null, ticked: 0, follows: false, limit: null, held: false, resume: false, settling: null, pending: false,
+  };
   // Following: the lanes' times at the last two snapshots, when the newest one arrived, and when the next is due.
   let feed = { from: {}, to: {}, arrived: 0, span: SNAPSHOT_MS };
 
@@ -91,7 +94,7 @@
   /** Play from the playhead, or from the start if it is at the end. */
   function play() {
     const { count, recorded } = tape.facts;
-    if (!count || playing() || head.held) return;
+    if (!count || playing() || head.held || head.pending) return;
     if (recorded) tell("phase", "playing");
     else tape.leave();
     if (head.ms >= tape.race.end || head.follows) head.ms = 0;
@@ -112,7 +115,7 @@
   function live() {
     pause();
     const { count, recorded, away, now } = tape.facts;
-    if (!count || !(away || recorded)) return;
+    if (!count || head.pending || !(away || recorded)) return;
     Object.assign(head, { ms: tape.race.end, limit: null, follows: !recorded });
     feed = { from: tape.race.clocks, to: tape.race.clocks, arrived: 0, span: SNAPSHOT_MS };
     const last = count - 1;
@@ -127,7 +130,7 @@
   /** Go to a race time. With `drags`, the figures follow once the playhead rests. */
   function seek(ms, drags = false) {
     const { count, recorded } = tape.facts;
-    if (!count || head.held) return;
+    if (!count || head.held || head.pending) return;
     pause();
     if (!recorded && ms >= tape.race.end) return live();
     tape.leave();
@@ -153,7 +156,7 @@
   /** Show instant `i` of the run. The last one of the visitor's own run is the live page. */
   function jump(i) {
     const { count, recorded, now, read } = tape.facts;
-    if (!count) return;
+    if (!count || head.pending) return;
     const last = count - 1, to = Math.max(0, Math.min(i, last));
     if (to === last && !recorded) return live();
     tape.leave();
@@ -168,6 +171,9 @@
     clearTimeout(head.settling);
     feed = { from: {}, to: {}, arrived: 0, span: SNAPSHOT_MS };
     Object.assign(head, { ms: 0, limit: null, follows: change === "start" });
+    if (change === "start") head.pending = false;
+    // The visitor's race replays at real speed, whatever the speed of the recording before it.
+    if (change !== "load") head.speed = 1;
     if (change === "back") {
       head.ms = tape.race.end;
       head.follows = true;
@@ -177,19 +183,25 @@
     soon(draw);
   });
   on("phase", (phase) => {
-    if (phase === "waiting") pause();
-    if (!over(phase) || !head.follows) return;
+    if (phase === "waiting") {
+      pause();
+      clearTimeout(head.settling);
+      head.pending = true;
+    }
+    if (!over(phase)) return;
+    head.pending = false;
+    if (!head.follows) return;
     // Show what has arrived of a race that was cut short.
     if (phase !== "done") feed.from = feed.to;
     soon(draw);
   });
 
   Object.defineProperties(tape, {
-    /** {ms, end, speed, playing, follows, held}, and what tape.js knows. */
+    /** {ms, end, speed, playing, follows, held, pending}, and what tape.js knows. */
     state: {
       get() {
-        const { ms, speed, follows, held } = head;
-        return { ...tape.facts, ms, end: tape.race?.end ?? 0, speed, playing: playing(), follows, held };
+        const { ms, speed, follows, held, pending } = head;
+        return { ...tape.facts, ms, end: tape.race?.end ?? 0, speed, playing: playing(), follows, held, pending };
       },
     },
     speed: {
@@ -239,7 +251,7 @@
     next() {
       const { away, recorded, now, count } = tape.facts;
       if (!away && !recorded) return server.next();
-      if (now >= count - 1) return false;
+      if (head.pending || now >= count - 1) return false;
       place(now + 1);
       tape.show(now + 1, now + 1, false);
       soon(draw);

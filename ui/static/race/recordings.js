@@ -117,6 +117,7 @@
       this.part.classList.toggle("small", Boolean(run()));
       this.note.hidden = !recorded;
       this.back.hidden = !own;
+      this.back.disabled = this.busy;
       if (recorded) setText(this.about, [recorded.look_for, `Recorded: ${recorded.about}.`].filter(Boolean).join(" "));
     }
   }

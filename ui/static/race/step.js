@@ -6,7 +6,7 @@
 (() => {
   "use strict";
   const {
-    on, hold, next, run, tape, setText, make, roundsIn, offerLanes, offerRows, chance, bare, quoted, parentsOf, pathOf, verdicts,
+    on, tell, hold, next, run, tape, setText, make, roundsIn, offerLanes, offerRows, chance, bare, quoted, parentsOf, pathOf, verdicts,
     ruleOf, trace,
   } = window.Bass;
   const CONTEXT = 160, LINE_MS = 420;
@@ -147,6 +147,8 @@
     }
 
     show(open) {
+      // End the opening, which would load its next scene.
+      if (open) tell("touched");
       this.panel.hidden = !open;
       this.pause();
       // A finished race needs no freezing, at any instant of it, so its slider stays usable.
@@ -156,7 +158,7 @@
       this.mark(null);
       if (!open) return;
       this.fill();
-      this.go(run()?.done ? this.first() : this.steps().length - 1);
+      this.go(tape.state.complete ? this.first() : this.steps().length - 1);
     }
 
     /** Open the panel at a step of a row, and run its code. */
@@ -212,7 +214,7 @@
       while (by > 0 && this.near(by) < 0 && next());
       const at = this.near(by);
       if (at >= 0) this.go(at);
-      else setText(this.parts.line, `${this.progress()}: there is no ${by > 0 ? "later" : "earlier"} round${this.drafted.checked ? " with drafts" : ""}${by > 0 && !run()?.done ? " yet" : ""}.`);
+      else setText(this.parts.line, `${this.progress()}: there is no ${by > 0 ? "later" : "earlier"} round${this.drafted.checked ? " with drafts" : ""}${by > 0 && !tape.state.complete ? " yet" : ""}.`);
     }
 
     /** Go to the next (1) or previous (-1) line, if necessary in another round. */
@@ -245,7 +247,7 @@
 
     progress() {
       const steps = this.steps(), { step } = this;
-      return step ? `Round ${this.at + 1} of ${steps.length}${run().done ? "" : " so far"}` : "No round yet";
+      return step ? `Round ${this.at + 1} of ${steps.length}${tape.state.complete ? "" : " so far"}` : "No round yet";
     }
 
     /** Show the first line of a round. */

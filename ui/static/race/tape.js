@@ -173,11 +173,14 @@
     set away(away) {
       tape.away = away;
     },
-    /** {count, now, read, away, recorded, own, ended}. tape.state (playhead.js) has these too. */
+    /** {count, now, read, away, recorded, own, ended, complete}. tape.state (playhead.js) has these too.
+        complete: whether the page shows the last instant of a race that has ended, also by Stop or an error. */
     get facts() {
+      const newest = tape?.shown.at(-1);
       return {
         count: tape?.shown.length ?? 0, now: tape?.now ?? -1, read: tape?.read ?? -1, away: Boolean(tape?.away),
         recorded: tape?.recorded ?? null, own: Boolean(own), ended: tape?.ended ?? null,
+        complete: Boolean(newest && tape.now === tape.shown.length - 1 && (newest.view.done || tape.ended)),
       };
     },
   };
