@@ -125,7 +125,9 @@ def _attention(ctx: Context, kind: str, dim: int, width: int, dtype: torch.dtype
                 for shared, cached in zip(stored, (keys, values), strict=True)
             )
             unshared = fused(query, key, value, AttentionPlan(placed, lengths, width), parts=parts, **options)
-            if not torch.equal(ours, unshared):
+            # Triton's interpreter multiplies with NumPy, whose sums of a row depend on other rows on some CPUs.
+            rounding = 0.0 if device.type == "cuda" else 1e-5
+            if not torch.allclose(ours, unshared, rtol=rounding, atol=rounding):
                 raise AssertionError("rows that share a prefix differ from rows with a copy each")
 
 
