@@ -162,7 +162,9 @@
     show(ms) {
       const { lane } = this, done = lane ? lane.indexAt(ms) : 0, newest = lane?.rounds[done - 1];
       setText(this.means, newest ? means(newest, done) : "");
-      setText(this.read, lane?.reads.length ? `${number(lane.reading, 0)} ms` : "");
+      // A long time in ms would cover the hatched prompt.
+      const read = (time) => (time < 1000 ? `${number(time, 0)} ms` : seconds(time, 1));
+      setText(this.read, lane?.reads.length ? read(lane.reading) : "");
       this.row.classList.toggle("has-read", Boolean(lane?.reads.length));
       const flag = this.axis.flags[this.name];
       this.flag.hidden = flag === undefined || flag > ms + EPSILON;
