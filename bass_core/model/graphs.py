@@ -405,16 +405,16 @@ class GraphRunner(ModelRunner):
             before = self.slot.pool.reserved()
             try:
                 output, replay = self._record(forward)
+                return output, replay, self.slot.pool.reserved() - before
             except torch.OutOfMemoryError:
-                self.slot.steps.clear()
-                # torch can't capture into a pool whose graphs have all been freed.
-                self.slot.pool = Pool(self.model.device)
-                empty_cache(self.device)
+                pass  # Free memory only after this block, because the error keeps the forward's tensors alive.
             except Exception as error:
                 refuse_capture(self.model, error)
                 return None
-            else:
-                return output, replay, self.slot.pool.reserved() - before
+            self.slot.steps.clear()
+            # torch can't capture into a pool whose graphs have all been freed.
+            self.slot.pool = Pool(self.model.device)
+            empty_cache(self.device)
         self._too_large.add(key)
         return None
 

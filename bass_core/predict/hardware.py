@@ -66,7 +66,7 @@ class Assumptions:
         allreduce_us: microseconds per all-reduce besides moving its bytes.
         wide_layer_us: the same as `layer_us`, in a step of several tokens.
         host_us: microseconds of a regular round in which the device waits for the host.
-        host_row_us: the same, in addition for each row. A round that drafts waits half as long again.
+        host_row_us: the additional wait for each row. A round that drafts waits 1.5 times as long.
     """
 
     bandwidth: float = 0.8
