@@ -38,7 +38,7 @@ from .weights.cost import ModelCost, model_cost
 from .weights.modified import attributes_of, hooks_of
 from .weights.placement import has_offloaded, home_device, is_split, offloaded_weights
 from .weights.quantized import QuantizedModule, outputs_of
-from .weights.shape import config_value, context_of, head_dim, is_llama, rope_depends_on_length
+from .weights.shape import config_value, context_of, describe, head_dim, rope_depends_on_length
 
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
@@ -151,7 +151,7 @@ class CausalModel:
         # Don't probe on ZeroGPU, where there is no device yet, or if weights are offloaded, which are slow to
         # fetch.
         config = model.config.get_text_config()
-        is_known, skip_probe = is_llama(model), has_offloaded(model) or on_zero_gpu()
+        is_known, skip_probe = not isinstance(describe(model), str), has_offloaded(model) or on_zero_gpu()
         expected = None if skip_probe else probe.expect(self._shadow, self.name, self.context)
         # Not for split models: accelerate fetches weights only for the modules that it knows.
         if not is_accelerator(self.device) and not self._split and cpu_kernels.available():

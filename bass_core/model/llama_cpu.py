@@ -1,5 +1,7 @@
 """The CPU forward of a 16-bit Llama-shaped model, in one call of our own kernels (kernels/cpu).
 
+weights/shape.py describes such a model.
+
 It replaces CausalModel's `forward` for the models that `why_not` accepts. The residual stream is float32. If the
 CPU has native bfloat16 products, attention uses them. Products with weights use them only if they are faster than
 float32 products. With int8 and int4 weights, the products' inputs are rounded to bytes (kernels/cpu/kinds.py).
@@ -30,7 +32,7 @@ from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput
 from .tiled import TiledCache
 from .weights.quantized import look_up, weight_of
-from .weights.shape import SIXTEEN_BIT, head_dim, is_llama
+from .weights.shape import SIXTEEN_BIT, describe, head_dim
 
 if TYPE_CHECKING:
     from kernels.cpu.chain import Chain, Drafted  # imports numba
@@ -41,8 +43,8 @@ _TORCH_GRAIN = 32_768
 
 def why_not(model: PreTrainedModel) -> str | None:
     """Return why this forward can't run the model, as a clause, or None if it can."""
-    if not is_llama(model):
-        return "our kernels know Llama and Qwen3, without adapters"
+    if isinstance(architecture := describe(model), str):
+        return architecture
     if model.dtype not in SIXTEEN_BIT:
         return "our kernels take 16 bits and fewer"
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -54,7 +56,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 class LlamaCompiled(CausalModel):
-    """A Llama or Qwen3 model on a CPU, with weights that are packed once."""
+    """A Llama-shaped model on a CPU, with weights that are packed once."""
 
     skips_padding = True
     never_waits = True
@@ -70,9 +72,12 @@ class LlamaCompiled(CausalModel):
         body: Any = model.model
         self.low_precision, self._dtype = False, model.dtype
         self.embedding = weight_of(model.get_input_embeddings())
-        self.packed = pack_llama(model)
+        architecture = describe(model)
+        assert not isinstance(architecture, str)
+        self.packed, self._factor = pack_llama(model, architecture), architecture.embedding_factor
         self.cache_dtype = torch.bfloat16 if self.packed.dot else torch.float32
         self._rotary: Any = shadow_of(body.rotary_emb)
+        self._rotated = 2 * len(body.rotary_emb.inv_freq)
         self._rope_table = self._make_rope_table(min(1024, self.context))
         # Compile the forward and the moving of columns, or load their code from disk, before any clock runs.
         cache = self.new_cache(1, 1)
@@ -141,7 +146,7 @@ class LlamaCompiled(CausalModel):
         return self.packed.draft(x, firsts, lengths, cache, rope_table, chain)
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        """Return new float32 embeddings [N, hidden] of ids [N] or of embeddings of any float dtype.
+        """Return new float32 embeddings [N, hidden] of ids [N] or of embeddings of any float dtype, with the factor.
 
         It works in parts of fewer than _TORCH_GRAIN numbers. For larger parts, torch would wake its threads. They
         would then spin for 2 ms on the cores that our own threads need.
@@ -152,21 +157,23 @@ class LlamaCompiled(CausalModel):
             part = ids[start : start + rows_per_part]
             if not part.is_floating_point():
                 part = look_up(part, self.embedding).to(self._dtype)
-            x[start : start + rows_per_part] = part
+            x[start : start + rows_per_part] = part if self._factor == 1 else part.float() * self._factor
         return x
 
     def _rope_until(self, positions: int) -> Any:
-        """Return cosines, then sines, for at least `positions` positions: float32 [positions x head_dim], flat."""
+        """Return cosines, then sines, for at least `positions` positions: float32 [positions x rotated], flat."""
         rope_table = self._rope_table
-        if positions * self.head_dim > len(rope_table):
+        if positions * self._rotated > len(rope_table):
             # Padding may be past the context. Return this local table, because another thread may replace the
             # attribute by a smaller one.
             self._rope_table = rope_table = self._make_rope_table(max(positions, min(2 * positions, self.context)))
         return rope_table
 
     def _make_rope_table(self, size: int) -> Any:
-        cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
-        half = self.head_dim // 2
+        # The angles of longrope are other ones for a text that exceeds the context.
+        positions = torch.arange(size).clamp(max=self.context - 1)
+        cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), positions[None])
+        half = self._rotated // 2
         return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).float().flatten().numpy()
 
 

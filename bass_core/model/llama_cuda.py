@@ -33,7 +33,7 @@ from .base import CausalModel, shadow_of
 from .cache import RaggedCache
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .weights.quantized import is_quantized
-from .weights.shape import is_llama
+from .weights.shape import describe, head_dim, is_plain, rope_depends_on_length
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class _Layer:
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Return whether this forward can compute the model: Llama-shaped, with plain weights and no biases."""
-    if is_quantized(model) or not is_llama(model):
+    """Return whether this forward can compute the model: a plain Llama, with plain weights and no biases."""
+    architecture = describe(model)
+    if is_quantized(model) or isinstance(architecture, str) or not is_plain(architecture, head_dim(model.config)):
         return False
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    plain = all(layer.bias is None for layer in linears)
-    return plain and len(linears) == 7 * model.config.num_hidden_layers + 1
+    biases = any(module.bias is not None for module in model.modules() if isinstance(module, nn.Linear))
+    return not biases and not rope_depends_on_length(model.config)
 
 
 def has_room(model: PreTrainedModel) -> bool:

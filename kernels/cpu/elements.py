@@ -239,14 +239,24 @@ def copy(source, at, target, to, size):
 
 
 @helper
-def rotate(x, start, half, rope, first, factor):
-    """Apply rotary embedding and a factor to x[start : start + 2 half] in place.
+def add(source, at, target, to, size):
+    """Add source[at : at + size] to target[to : to + size]."""
+    a, b = np.uintp(at), np.uintp(to)
+    for i in range(np.uintp(size)):
+        target[b + i] += source[a + i]
 
-    From rope[first] on there are `half` cosines, then `half` sines.
+
+@helper
+def rotate(x, start, rotated, dim, rope, first, factor):
+    """Apply rotary embedding to x[start : start + rotated], and a factor to x[start : start + dim], in place.
+
+    From rope[first] on there are `rotated` / 2 cosines, then as many sines.
     """
-    at, rope_at, size = np.uintp(start), np.uintp(first), np.uintp(half)
+    at, rope_at, size = np.uintp(start), np.uintp(first), np.uintp(rotated // 2)
     for i in range(size):
         a, b = x[at + i], x[at + size + i]
         c, s = rope[rope_at + i], rope[rope_at + size + i]
         x[at + i] = (a * c - b * s) * factor
         x[at + size + i] = (b * c + a * s) * factor
+    for i in range(np.uintp(rotated), np.uintp(dim)):
+        x[at + i] *= factor

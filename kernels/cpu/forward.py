@@ -12,7 +12,7 @@ from .attention.phases import attend, merge, write
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
 from .chain import choose, feed, later_plan
-from .elements import copy, norm, pack, pack_all, vector_position
+from .elements import add, copy, norm, pack, pack_all, vector_position
 from .kinds import PANEL, STEP
 from .products import ADD, GATE, PLAIN, line_at, product
 
@@ -25,10 +25,13 @@ def phases_of(layers: int, drafts: int) -> int:
 
 
 @helper
-def _norm_all(state, phase, x, size, weight, first, eps, starts, vectors_u16, vectors_f32, form, out, stream):
+def _norm_all(
+    state, phase, x, size, weights, rows, eps, y, stride, starts, vectors_u16, vectors_f32, form, out, stream
+):
     """Write the RMSNorm of x [N, size] to `out` and as vectors: one phase.
 
-    Also copy x to `stream`, unless that is empty.
+    First, add the normalised y [N, stride] to x if rows[0] >= 0, and copy x to `stream`, unless that is empty. Each
+    norm's weights are a row of weights [norms, size]; if rows[1] < 0, x itself is written.
     """
     steps, tokens = (size + STEP - 1) // STEP, starts[-1]
     while True:
@@ -36,9 +39,15 @@ def _norm_all(state, phase, x, size, weight, first, eps, starts, vectors_u16, ve
         if token >= tokens:
             break
         at = token * size
+        if rows[0] >= 0:
+            norm(y, token * stride, size, weights, rows[0] * size, eps, y, token * stride)
+            add(y, token * stride, x, at, size)
         if len(stream):
             copy(x, at, stream, at, size)
-        norm(x, at, size, weight, first, eps, out, at)
+        if rows[1] >= 0:
+            norm(x, at, size, weights, rows[1] * size, eps, out, at)
+        else:
+            copy(x, at, out, at, size)
         to, width = vector_position(token, starts, steps)
         pack(out, at, size, vectors_u16, vectors_f32, form, to, width)
         done(state, phase)
@@ -47,20 +56,26 @@ def _norm_all(state, phase, x, size, weight, first, eps, starts, vectors_u16, ve
 
 @kernel
 def forward(
-    state, threads, lines, norms, head_norms, eps, shape, step, visible, plan, caches, segment, rope, x,
-    stream_index, streams, scratch, vectors_u16, vectors_f32, queries, parts, dot, out, logits, chain,
+    state, threads, lines, norms, norm_rows, head_norms, rotated, eps, factor, shape, step, visible, plan, caches,
+    segment, rope, x, stream_index, streams, scratch, vectors_u16, vectors_f32, queries, parts, dot, out, logits,
+    chain,
 ):  # fmt: skip
     """Turn x float32 [N, hidden] into the residual stream, and compute its final norm and logits.
 
     Args:
         lines: int64 [4 layers + 1, 9], Packed.line of each layer's joined query, key and value, output, joined
             gate and up, and down products, and then of the output layer.
-        norms: float32 [2 layers + 1, hidden].
-        head_norms: weights of query and key norms [layers, 2, dim], flat, or empty.
+        norms: float32 [norms, hidden].
+        norm_rows: int64 [2 layers + 1, 2]. For each block (an attention or an MLP), and for the end: the row of the
+            norm of the preceding block's results, and that of the norm of its own input; -1 for none.
+        head_norms: float32 [layers, sizes], weights of query and key norms: [2 dim], [heads x dim + key-value heads
+            x dim] if they span the whole width, or [0].
+        rotated: int64 [layers], how many numbers of a head each layer rotates.
+        factor: of the scores of attention, besides 1 / sqrt(dim).
         shape, visible, plan, caches, segment, queries, parts: see attention/phases.py.
         step: int64 arrays firsts [B + 1], lengths [B], starts of all tokens' blocks (products.py), the M wanted
             tokens, whose logits are computed, and starts of the wanted tokens' blocks.
-        rope: [positions, dim], flat: cosines and sines of each position.
+        rope: [positions, rotated], flat: cosines and sines of each position.
         stream_index: int64 [layers + 1], the row of `streams` to which x is copied before each layer; -1 for none.
         streams: [copies, N x hidden].
         scratch, vectors_u16, vectors_f32: scratch.
@@ -71,7 +86,8 @@ def forward(
     """
     heads, kv_heads, dim, _ = shape
     hidden, layers, last = norms.shape[1], len(lines) // 4, line_at(lines, len(lines) - 1)
-    form, weights, no_stream = line_at(lines, 0).form, norms.ravel(), x[:0]
+    form, weights, no_stream, head_weights = line_at(lines, 0).form, norms.ravel(), x[:0], head_norms.ravel()
+    stride = hidden + -hidden % PANEL
     rows = heads * dim + 2 * kv_heads * dim
     rows += -rows % PANEL
     # There are two buffers of vectors, because the vectors for the down product are written while other vectors
@@ -91,27 +107,31 @@ def forward(
         tokens = starts[-1]
         mixed, y = scratch[: tokens * heads * dim], scratch[(tokens * heads * dim + 15) // 16 * 16 :]
         for layer in range(layers):
-            p, first_line, norm = first_phase + _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
+            p, first_line = first_phase + _LAYER_PHASES * layer, 4 * layer
             stream = no_stream if stream_index[layer] < 0 else streams[stream_index[layer]]
-            _norm_all(state, p, x, hidden, weights, norm, eps, starts, vectors_u16, vectors_f32, form, out, stream)
+            _norm_all(
+                state, p, x, hidden, weights, norm_rows[2 * layer], eps, y, stride, starts, vectors_u16, vectors_f32,
+                form, out, stream,
+            )  # fmt: skip
             line = line_at(lines, first_line)
             product(
                 state, p + 1, threads, line, starts, vectors_u16, vectors_f32, y, PLAIN, x, next_u16, next_f32,
                 form,
             )  # fmt: skip
             write(
-                state, p + 2, layer, y, rows, shape, step, visible, plan, caches, rope, head_norms, eps, *queries,
-                dot,
+                state, p + 2, layer, y, rows, shape, step, visible, plan, caches, rope, rotated[layer], head_weights,
+                head_norms.shape[1], eps, factor, *queries, dot,
             )  # fmt: skip
             attend(state, p + 3, layer, shape, step, visible, plan, caches, segment, *queries, dot, *parts, mixed)
             merge(state, p + 4, shape, step, visible, plan, *parts, mixed, starts, vectors_u16, vectors_f32, form)
             line = line_at(lines, first_line + 1)
             product(
-                state, p + 5, threads, line, starts, vectors_u16, vectors_f32, y, ADD, x, next_u16, next_f32, form
-            )
+                state, p + 5, threads, line, starts, vectors_u16, vectors_f32, y,
+                ADD if norm_rows[2 * layer + 1, 0] < 0 else PLAIN, x, next_u16, next_f32, form,
+            )  # fmt: skip
             _norm_all(
-                state, p + 6, x, hidden, weights, norm + hidden, eps, starts, vectors_u16, vectors_f32, form, out,
-                no_stream,
+                state, p + 6, x, hidden, weights, norm_rows[2 * layer + 1], eps, y, stride, starts, vectors_u16,
+                vectors_f32, form, out, no_stream,
             )  # fmt: skip
             line = line_at(lines, first_line + 2)
             product(
@@ -119,13 +139,14 @@ def forward(
             )
             line = line_at(lines, first_line + 3)
             product(
-                state, p + 8, threads, line, starts, next_u16, next_f32, y, ADD, x, vectors_u16, vectors_f32, form
-            )
+                state, p + 8, threads, line, starts, next_u16, next_f32, y,
+                ADD if norm_rows[2 * layer + 2, 0] < 0 else PLAIN, x, vectors_u16, vectors_f32, form,
+            )  # fmt: skip
         p = first_phase + _LAYER_PHASES * layers
         stream = no_stream if stream_index[layers] < 0 else streams[stream_index[layers]]
         _norm_all(
-            state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, vectors_u16, vectors_f32, form, out,
-            stream,
+            state, p, x, hidden, weights, norm_rows[2 * layers], eps, y, stride, starts, vectors_u16, vectors_f32,
+            form, out, stream,
         )  # fmt: skip
         _copy_wanted(state, p + 1, out, hidden, wanted, y)
         pack_all(state, p + 2, y, hidden, wanted_starts, vectors_u16, vectors_f32, last.form)

@@ -44,14 +44,16 @@ class PackedLlama:
 
     Attributes:
         matrices: four per layer, then the output layer, in the order of `forward` (forward.py).
-        norms: float32 [2 layers + 1, hidden].
-        head_norms: float32 [layers, 2, dim], flat, or empty.
+        norms, norm_rows, head_norms, rotated, factor: as in `forward`.
         eps: added to the mean of squares in RMSNorm.
     """
 
     matrices: list[Packed]
     norms: Array
+    norm_rows: Array
     head_norms: Array
+    rotated: Array
+    factor: float
     eps: float
     heads: int
     kv_heads: int
@@ -93,7 +95,7 @@ class PackedLlama:
             lengths: cached tokens of each row.
             wanted: int64 [M], the tokens whose logits are computed.
             cache: the rows' keys and values.
-            rope: float32 [positions x dim], as in forward.py.
+            rope: float32 [positions x rotated], as in forward.py.
             gap_ends: which columns are hidden (attention/step.py).
             read_layers: the layers before which x is copied.
             keep: whether the logits get fresh memory; otherwise this thread's next call overwrites them.
@@ -178,9 +180,10 @@ class PackedLlama:
         scratch, vectors_u16, vectors_f32, logits = buffers
         last = np.empty(tuple(x.shape), np.float32)
         pool.run(
-            forward, phases_of(self.layers, levels), self.lines, self.norms, self.head_norms, np.float32(self.eps),
-            shape, step, visible, plan, caches, segment_of, rope, x.view(x.numel()).numpy(), stream_index, streams,
-            scratch, vectors_u16, vectors_f32, queries, parts, self.dot, last.ravel(), logits, chain,
+            forward, phases_of(self.layers, levels), self.lines, self.norms, self.norm_rows, self.head_norms,
+            self.rotated, np.float32(self.eps), np.float32(self.factor), shape, step, visible, plan, caches,
+            segment_of, rope, x.view(x.numel()).numpy(), stream_index, streams, scratch, vectors_u16, vectors_f32,
+            queries, parts, self.dot, last.ravel(), logits, chain,
         )  # fmt: skip
         return torch.from_numpy(last)
 

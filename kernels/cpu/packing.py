@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -100,6 +100,12 @@ class Packed:
     def columns(self) -> int:
         """Return the maximum number of vectors that this matrix is multiplied by at once."""
         return columns_of(self.form, self.dot)
+
+    def times(self, factor: float) -> Packed:
+        """Return the same weights, with results multiplied by a factor."""
+        ones = np.ones(self.line.panels * PANEL, np.float32) if self.scale is None else self.scale
+        bias = None if self.bias is None else self.bias * np.float32(factor)
+        return replace(self, scale=ones * np.float32(factor), bias=bias)
 
     @property
     def nbytes(self) -> int:

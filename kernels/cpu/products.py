@@ -16,7 +16,7 @@ from torch import Tensor
 from .calls import pool
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
-from .elements import bytes_of, float_at, pack, pack_all, silu
+from .elements import add, bytes_of, float_at, pack, pack_all, silu
 from .kinds import AS_PAIRS, PANEL, STEP, TILES
 from .packing import Line, Packed
 from .pages import aligned
@@ -96,7 +96,7 @@ def product(
                 _scale_and_bias(line, y, at, first * PANEL, num_panels * PANEL)
                 if epilogue == ADD:
                     to = vector * line.rows + first * PANEL
-                    _add(y, at, out, to, min(num_panels * PANEL, line.rows - first * PANEL))
+                    add(y, at, out, to, min(num_panels * PANEL, line.rows - first * PANEL))
                 elif epilogue == GATE:
                     # A gate and its up give one number together, so the place is half the number of rows so far.
                     place = (start * panels + first * width) * PANEL // 2 + (vector - start) * STEP
@@ -156,13 +156,6 @@ def _scale_and_bias(line, y, at, row, number):
     if line.bias:
         for i in range(np.uintp(number)):
             y[start + i] += float_at(np.uintp(line.bias) + offset + np.uintp(4) * i)
-
-
-@helper
-def _add(y, at, out, to, number):
-    start, target = np.uintp(at), np.uintp(to)
-    for i in range(np.uintp(number)):
-        out[target + i] += y[start + i]
 
 
 @kernel

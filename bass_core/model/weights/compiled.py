@@ -1,8 +1,8 @@
 """Pack a model's weights for our CPU kernels.
 
-`pack_llama` packs a 16-bit or quantised Llama or Qwen3 model. It joins the queries, keys and values of each layer,
-and interleaves gates and ups in blocks of 32 rows (kernels/cpu/products.py). For other models, `compile_linears`
-replaces 16-bit linear layers by our products.
+`pack_llama` packs a 16-bit or quantised model that `describe` knows (shape.py). It joins the queries, keys and
+values of each layer, and interleaves gates and ups in blocks of 32 rows (kernels/cpu/products.py). For other models,
+`compile_linears` replaces 16-bit linear layers by our products.
 
 A row's result does not depend on the number of rows. This module imports numba: check `machine.cpu_kernels` before
 you import it.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from kernels.reference.quantized import QuantizedWeight
 
 from .modified import hooked_everywhere, is_hooked, is_patched
 from .quantized import weight_of
-from .shape import SIXTEEN_BIT, head_dim
+from .shape import SIXTEEN_BIT, Architecture, head_dim
 
 
 class CompiledLinear(nn.Module):
@@ -53,7 +54,7 @@ class CompiledLinear(nn.Module):
 
 def compiled(layer: nn.Linear) -> CompiledLinear:
     """Pack a 16-bit layer for our kernels."""
-    return CompiledLinear(_pack_group((layer,)))
+    return CompiledLinear(_pack_product(_Product((layer,))))
 
 
 def compile_linears(module: nn.Module) -> bool:
@@ -69,7 +70,7 @@ def compile_linears(module: nn.Module) -> bool:
         if is_plain(child) and parent not in adapters
     ]
     for (parent, name, child), packed in zip(
-        linears, _pack_all([(child,) for _, _, child in linears]), strict=True
+        linears, _pack_all([_Product((child,)) for _, _, child in linears]), strict=True
     ):
         setattr(parent, name, CompiledLinear(packed, child))
     return bool(linears)
@@ -83,55 +84,103 @@ def is_plain(layer: Any) -> bool:
     return plain and layer.weight.dtype in SIXTEEN_BIT
 
 
-def pack_llama(model: Any) -> PackedLlama:
+class _Product(NamedTuple):
+    """Linear layers that read the same input, as one matrix.
+
+    Attributes:
+        gated: whether these are gates and ups, in two layers or in one.
+        factor: what the results are multiplied by.
+    """
+
+    layers: tuple[Any, ...]
+    gated: bool = False
+    factor: float = 1.0
+
+
+def pack_llama(model: Any, architecture: Architecture) -> PackedLlama:
     """Pack the weights of a model that model/llama_cpu.py can run."""
     config, layers = model.config, model.model.layers
-    groups: list[tuple[Any, ...]] = [group for layer in layers for group in _product_groups(layer)]
-    groups.append((model.get_output_embeddings(),))
-    norms: list[Any] = [
-        norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-    ]
-    head_norms: list[Any] = [
-        getattr(layer.self_attn, name, None) for layer in layers for name in ("q_norm", "k_norm")
+    products = [product for layer in layers for product in _layer_products(layer, architecture)]
+    products.append(_Product((model.get_output_embeddings(),), factor=architecture.logits_factor))
+    norms, norm_rows = _norms(model, architecture)
+    head_norms = [
+        torch.cat([norm.weight for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)])
+        for layer in layers
+        if hasattr(layer.self_attn, "q_norm")
     ]
     return PackedLlama(
-        _pack_all(groups),
-        _stack([norm.weight for norm in [*norms, model.model.norm]]),
-        _stack([] if None in head_norms else [norm.weight for norm in head_norms]).ravel(),
-        config.rms_norm_eps,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        head_dim(config),
+        matrices=_pack_all(products),
+        norms=norms,
+        norm_rows=norm_rows,
+        head_norms=_stack(head_norms) if head_norms else np.empty((len(layers), 0), np.float32),
+        rotated=np.array(architecture.rotated, np.int64),
+        factor=architecture.attention_factor,
+        eps=config.rms_norm_eps,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        dim=head_dim(config),
     )
 
 
-def _pack_all(groups: list[tuple[Any, ...]]) -> list[Packed]:
-    """Pack each group of layers that read the same input as one matrix, on all cores."""
-    largest_first = sorted(range(len(groups)), key=lambda i: -math.prod(weight_of(groups[i][0]).shape))
+def _norms(model: Any, architecture: Architecture) -> tuple[Any, Any]:
+    """Return all norms, float32 [2 layers + 1, hidden], and which are used where, int64 [2 layers + 1, 2].
+
+    For each block, and for the end, these are the rows of the norm after the preceding block and of the norm of the
+    input; -1 for none (kernels/cpu/forward.py).
+    """
+    names = ("input_layernorm", "post_attention_layernorm")
+    if architecture.norms_after:
+        names = ("post_attention_layernorm", "post_feedforward_layernorm")
+    norms = [getattr(layer, name) for layer in model.model.layers for name in names]
+    blocks, rows = len(norms), np.full((len(norms) + 1, 2), -1, np.int64)
+    if architecture.norms_after:
+        rows[1:, 0] = np.arange(blocks)
+    else:
+        rows[:-1, 1] = np.arange(blocks)
+    rows[-1, 1] = blocks
+    return _stack([norm.weight for norm in [*norms, model.model.norm]]), rows
+
+
+def _pack_all(products: list[_Product]) -> list[Packed]:
+    """Pack each product's layers as one matrix, on all cores."""
+    largest_first = sorted(range(len(products)), key=lambda i: -math.prod(weight_of(products[i].layers[0]).shape))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        tasks = {index: pool.submit(_pack_group, groups[index]) for index in largest_first}
-    return [tasks[index].result() for index in range(len(groups))]
+        tasks = {index: pool.submit(_pack_product, products[index]) for index in largest_first}
+    return [tasks[index].result() for index in range(len(products))]
 
 
-def _product_groups(layer: Any) -> list[tuple[nn.Module, ...]]:
-    attn, mlp = layer.self_attn, layer.mlp
+def _layer_products(layer: Any, architecture: Architecture) -> list[_Product]:
+    attn, mlp, factor = layer.self_attn, layer.mlp, architecture.residual_factor
+    inputs = (attn.qkv_proj,) if architecture.fused else (attn.q_proj, attn.k_proj, attn.v_proj)
+    gates = (mlp.gate_up_proj,) if architecture.fused else (mlp.gate_proj, mlp.up_proj)
     return [
-        (attn.q_proj, attn.k_proj, attn.v_proj),
-        (attn.o_proj,),
-        (mlp.gate_proj, mlp.up_proj),
-        (mlp.down_proj,),
+        _Product(inputs),
+        _Product((attn.o_proj,), factor=factor),
+        _Product(gates, gated=True),
+        _Product((mlp.down_proj,), factor=factor),
     ]
 
 
-def _pack_group(group: tuple[Any, ...]) -> Packed:
-    join: Any = _interleave if len(group) == 2 else torch.cat
-    biases = [layer.bias for layer in group]
-    bias = None if biases[0] is None else join([part.detach() for part in biases])
-    weights: list[Any] = [weight_of(layer) for layer in group]
+def _pack_product(product: _Product) -> Packed:
+    layers = product.layers
+    biases: list[Any] = [layer.bias for layer in layers]
+    bias = None if biases[0] is None else _joined([part.detach() for part in biases], product.gated)
+    weights: list[Any] = [weight_of(layer) for layer in layers]
     if isinstance(weights[0], QuantizedWeight):
-        values, scales = (join([getattr(part, name) for part in weights]) for name in ("values", "scales"))
-        return pack_quantized(QuantizedWeight(weights[0].kind, values, scales), bias)
-    return pack(join([weight.detach() for weight in weights]), bias)
+        values, scales = (
+            _joined([getattr(part, name) for part in weights], product.gated) for name in ("values", "scales")
+        )
+        packed = pack_quantized(QuantizedWeight(weights[0].kind, values, scales), bias)
+    else:
+        packed = pack(_joined([weight.detach() for weight in weights], product.gated), bias)
+    return packed if product.factor == 1 else packed.times(product.factor)
+
+
+def _joined(parts: list[Tensor], gated: bool) -> Tensor:
+    """Join the rows of layers; interleave those of gates and ups."""
+    if not gated:
+        return torch.cat(parts)
+    return _interleave(list(parts[0].chunk(2)) if len(parts) == 1 else parts)
 
 
 def _interleave(parts: list[Tensor]) -> Tensor:
@@ -144,6 +193,4 @@ def _interleave(parts: list[Tensor]) -> Tensor:
 
 
 def _stack(weights: list[Tensor]) -> Any:
-    return (
-        torch.stack([weight.detach().float() for weight in weights]).numpy() if weights else torch.zeros(0).numpy()
-    )
+    return torch.stack([weight.detach().float() for weight in weights]).numpy()

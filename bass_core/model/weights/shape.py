@@ -1,11 +1,13 @@
-"""Read a model's shape from its class and config; nothing is run.
+"""Read a model's shape from its modules and config; nothing is run.
 
-`is_llama` recognises the models that our own forwards compute (model/llama_cpu.py on a CPU, model/llama_cuda.py on
-a GPU). All others run transformers' own code.
+`describe` returns what our own forwards need to know of a model (model/llama_cpu.py on a CPU, model/llama_cuda.py on
+a GPU), or why they can't compute it. Such models run transformers' own code.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,26 +18,97 @@ from .quantized import QuantizedLinear
 
 # 16-bit dtypes of weights.
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+# The families whose code we have read: `describe` tells everything in which they differ.
+_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "SmolLM3", "Granite", "Olmo2")
 # Full names, because another package's class of the same name may compute anything.
 _CLASSES = {
-    f"transformers.models.{family.lower()}.modeling_{family.lower()}.{family}ForCausalLM"
-    for family in ("Llama", "Qwen3")
+    f"transformers.models.{family.lower()}.modeling_{family.lower()}.{family}ForCausalLM": family
+    for family in _FAMILIES
 }
+# Families whose layers all have the config's sliding window. Those of the others are in `layer_types`, if any.
+_WINDOWED = ("Mistral", "Phi3")
+# Rotary embeddings whose angles depend only on a token's position, as long as the text fits the context.
+_ROPE_TYPES = {"", "default", "linear", "llama3", "yarn", "longrope"}
 
 
-def is_llama(model: PreTrainedModel) -> bool:
-    """Return whether this is a Llama or Qwen3 without sliding windows, adapters or unknown rotary embeddings."""
-    config = model.config
-    windows = set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}
+@dataclass(frozen=True)
+class Architecture:
+    """How a model differs from a plain Llama.
+
+    Attributes:
+        fused: whether queries, keys and values are one linear layer, and gates and ups another.
+        norms_after: whether a block's results are normalised, rather than its input.
+        wide_norms: whether norms of queries and keys, if there are any, span all heads.
+        rotated: for each layer, how many numbers of a head are rotated: all, the first ones, or 0.
+        embedding_factor, attention_factor, residual_factor, logits_factor: what embeddings, scores (besides
+            1 / sqrt(head_dim)), results of blocks and logits are multiplied by.
+    """
+
+    fused: bool
+    norms_after: bool
+    wide_norms: bool
+    rotated: tuple[int, ...]
+    embedding_factor: float = 1.0
+    attention_factor: float = 1.0
+    residual_factor: float = 1.0
+    logits_factor: float = 1.0
+
+
+def describe(model: PreTrainedModel) -> Architecture | str:
+    """Return the model's architecture, or as a clause why our own forwards can't compute it.
+
+    Trust the result only if the modules are those of the class (modified.py).
+    """
+    config, family = model.config, _CLASSES.get(f"{type(model).__module__}.{type(model).__qualname__}")
+    if family is None:
+        return f"our kernels know {', '.join(_FAMILIES[:-1])} and {_FAMILIES[-1]}"
+    layers = list(_find(model, "model.layers", ()))
+    fused = any(_find(layer, "self_attn.qkv_proj") is not None for layer in layers)
     # Additional linear layers, e.g. an adapter's, would be ignored by our forwards.
     linears = sum(isinstance(module, (nn.Linear, QuantizedLinear)) for module in model.modules())
-    return (
-        f"{type(model).__module__}.{type(model).__qualname__}" in _CLASSES
-        and linears == 7 * config.num_hidden_layers + 1
-        and config.hidden_act == "silu"
-        and set(_rope_types(config)) <= {"", "default", "linear", "llama3"}
-        and not windows
+    if linears != (4 if fused else 7) * config.num_hidden_layers + 1:
+        return "our kernels know its class without adapters"
+    if config.hidden_act != "silu":
+        return f"our kernels don't know the activation {config.hidden_act}"
+    if unknown := sorted(set(_rope_types(config)) - _ROPE_TYPES):
+        return f"our kernels don't know rotary embeddings of type {unknown[0]}"
+    if (window := _window(config, family)) < context_of(config):
+        return f"our kernels know no sliding windows, and its window of {window} is smaller than its context"
+    dim = head_dim(config)
+    frequencies = _find(model, "model.rotary_emb.inv_freq")
+    rotated = dim if frequencies is None else 2 * len(frequencies)
+    scaling = _find(layers[0], "self_attn.scaling", dim**-0.5) if layers else dim**-0.5
+    granite = family == "Granite"
+    return Architecture(
+        fused=fused,
+        norms_after=family == "Olmo2",
+        wide_norms=family == "Olmo2",
+        rotated=tuple(rotated if _find(layer, "self_attn.use_rope", True) else 0 for layer in layers),
+        embedding_factor=config.embedding_multiplier if granite else 1.0,
+        attention_factor=1.0 if scaling == dim**-0.5 else scaling * dim**0.5,
+        residual_factor=config.residual_multiplier if granite else 1.0,
+        logits_factor=1 / config.logits_scaling if granite else 1.0,
     )
+
+
+def is_plain(architecture: Architecture, dim: int) -> bool:
+    """Return whether a model with heads of `dim` numbers is a plain Llama, perhaps with norms of each head."""
+    return architecture == Architecture(False, False, False, (dim,) * len(architecture.rotated))
+
+
+def _find(module: Any, path: str, default: Any = None) -> Any:
+    """Return the attribute at a path such as "self_attn.scaling", or the default if the user has removed it."""
+    try:
+        return attrgetter(path)(module)
+    except AttributeError:
+        return default
+
+
+def _window(config: Any, family: str) -> float:
+    """Return the smallest sliding window of any layer, or infinity."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    slides = family in _WINDOWED or kinds & {"sliding_attention", "chunked_attention"}
+    return (config.sliding_window if slides else None) or float("inf")
 
 
 def config_value(config: Any, name: str) -> Any:

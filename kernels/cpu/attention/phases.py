@@ -35,48 +35,67 @@ _EXPONENT = np.uint16(0x7F80)
 
 @helper
 def write(
-    state, phase, layer, y, rows, shape, step, visible, plan, caches, rope, norms, eps, queries_u16, queries_f32,
-    dot,
+    state, phase, layer, y, rows, shape, step, visible, plan, caches, rope, rotated, norms, norm_size, eps, factor,
+    queries_u16, queries_f32, dot,
 ):  # fmt: skip
     """Write rotated, scaled queries to the query buffers, and keys and values to the cache.
 
     Queries are [key-value heads, N, group, padded]. y [N, rows]: the projections. shape: heads, key-value heads,
-    dim, padded dim. Other arguments: see `attend`.
+    dim, padded dim. rotated: numbers of a head that this layer rotates. norms [layers, norm_size], flat: see
+    `_norm_heads`. factor: of the scores, besides 1 / sqrt(dim). Other arguments: see `attend`.
     """
     heads, kv_heads, dim, size = shape
     firsts, lengths, group = step[0], step[1], heads // kv_heads
     tokens = firsts[-1]
     block_tokens = max(1, tokens // 16)
     blocks = (tokens + block_tokens - 1) // block_tokens
-    scale, unit = _LOG2_E / np.sqrt(np.float32(dim)), np.float32(1.0)
+    # A norm over the whole width needs all heads of a token in one chunk.
+    chunk_heads = kv_heads if norm_size > 2 * dim else 1
+    parts = kv_heads // chunk_heads
+    scale, unit = _LOG2_E / np.sqrt(np.float32(dim)) * factor, np.float32(1.0)
     words = np.empty(dim, np.float32)
     while True:
         chunk = claim(state, phase)
-        if chunk >= blocks * kv_heads:
+        if chunk >= blocks * parts:
             break
-        head = chunk % kv_heads
-        for token in range(chunk // kv_heads * block_tokens, min((chunk // kv_heads + 1) * block_tokens, tokens)):
+        first_head = chunk % parts * chunk_heads
+        for token in range(chunk // parts * block_tokens, min((chunk // parts + 1) * block_tokens, tokens)):
             row, position = plan[1][token, 0], plan[1][token, 3]
-            for query in range(group):
-                at = token * rows + (head * group + query) * dim
-                if len(norms):
-                    norm(y, at, dim, norms, 2 * layer * dim, eps, y, at)
-                rotate(y, at, dim // 2, rope, position * dim, scale)
-                to = ((head * tokens + plan[1][token, 1]) * group + query) * size
-                if dot:
-                    _write_bfloat16(y, at, dim, queries_u16, to)
-                else:
-                    copy(y, at, queries_f32, to, dim)
-            at = token * rows + (heads + head) * dim
-            if len(norms):
-                norm(y, at, dim, norms, (2 * layer + 1) * dim, eps, y, at)
-            rotate(y, at, dim // 2, rope, position * dim, unit)
-            keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)
-            column = lengths[row] + token - firsts[row] - visible[0][row]
-            last = token == firsts[row + 1] - 1
-            _write_column(y, at, at + kv_heads * dim, dim, size, column, keys, values, last, dot, words)
+            if norm_size:
+                _norm_heads(y, token * rows, first_head, shape, norms, layer * norm_size, norm_size, eps)
+            for head in range(first_head, first_head + chunk_heads):
+                for query in range(group):
+                    at = token * rows + (head * group + query) * dim
+                    rotate(y, at, rotated, dim, rope, position * rotated, scale)
+                    to = ((head * tokens + plan[1][token, 1]) * group + query) * size
+                    if dot:
+                        _write_bfloat16(y, at, dim, queries_u16, to)
+                    else:
+                        copy(y, at, queries_f32, to, dim)
+                at = token * rows + (heads + head) * dim
+                rotate(y, at, rotated, dim, rope, position * rotated, unit)
+                keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)
+                column = lengths[row] + token - firsts[row] - visible[0][row]
+                last = token == firsts[row + 1] - 1
+                _write_column(y, at, at + kv_heads * dim, dim, size, column, keys, values, last, dot, words)
         done(state, phase)
-    wait(state, phase, blocks * kv_heads)
+    wait(state, phase, blocks * parts)
+
+
+@helper
+def _norm_heads(y, start, head, shape, norms, first, norm_size, eps):
+    """Normalise a token's queries and keys: those of one key-value head, or all of them over their whole width.
+
+    From norms[first] on there are the weights of a head's queries and keys, norm_size = 2 dim, or of all queries
+    and keys.
+    """
+    heads, kv_heads, dim, _ = shape
+    whole, group = norm_size > 2 * dim, heads // kv_heads
+    queries, size, key_size = (1, heads * dim, kv_heads * dim) if whole else (group, dim, dim)
+    for part in range(queries + 1):
+        is_key = part == queries
+        at = start + (heads + head if is_key else head * group + part) * dim
+        norm(y, at, key_size if is_key else size, norms, first + size if is_key else first, eps, y, at)
 
 
 @helper
@@ -285,9 +304,12 @@ def attend_layers(
 ):  # fmt: skip
     """Run the three phases for each layer, every time from the same y; see `attend_alone` (step.py)."""
     heads, kv_heads, dim, _ = shape
-    rows, eps = (heads + 2 * kv_heads) * dim, np.float32(0.0)
+    rows, eps, factor = (heads + 2 * kv_heads) * dim, np.float32(0.0), np.float32(1.0)
     for layer in range(layers):
         p = 3 * layer
-        write(state, p, layer, y, rows, shape, step, visible, plan, caches, rope, norms, eps, *queries, dot)
+        write(
+            state, p, layer, y, rows, shape, step, visible, plan, caches, rope, dim, norms, 0, eps, factor, *queries,
+            dot,
+        )  # fmt: skip
         attend(state, p + 1, layer, shape, step, visible, plan, caches, segment, *queries, dot, *parts, out)
         merge(state, p + 2, shape, step, visible, plan, *parts, out, step[2], vectors_u16, vectors_f32, 0)
