@@ -12,7 +12,7 @@ from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 from tests.support.models import slow_but
 
-from .shapes import KINDS, SHAPES, compiled, exact, forward_logits, make_model, tokens
+from .shapes import FAMILIES, KINDS, SHAPES, compiled, exact, forward_logits, make_model, tokens
 
 
 def assert_close(found: Tensor, expected: Tensor, dot: bool) -> None:
@@ -24,7 +24,10 @@ def assert_close(found: Tensor, expected: Tensor, dot: bool) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "fast", "dot"),
-    slow_but([(list(SHAPES)[5], *KINDS[-1])], [(shape, *kind) for shape in SHAPES for kind in KINDS]),
+    slow_but(
+        [(list(SHAPES)[5], *KINDS[-1]), *((family, *KINDS[0]) for family in FAMILIES)],
+        [(shape, *kind) for shape in SHAPES for kind in KINDS],
+    ),
 )
 def test_prompts_and_ragged_steps_equal_transformers(
     shape: str, dtype: torch.dtype, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch
