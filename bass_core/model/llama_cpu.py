@@ -146,10 +146,10 @@ class LlamaCompiled(CausalModel):
         return self.packed.draft(x, firsts, lengths, cache, rope_table, chain)
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        """Return new float32 embeddings [N, hidden] of ids [N] or of embeddings of any float dtype, with the factor.
+        """Return new float32 embeddings [N, hidden] of ids [N] or of embeddings of any float dtype.
 
-        It works in parts of fewer than _TORCH_GRAIN numbers. For larger parts, torch would wake its threads. They
-        would then spin for 2 ms on the cores that our own threads need.
+        They are multiplied by the model's factor. It works in parts of fewer than _TORCH_GRAIN numbers. For larger
+        parts, torch would wake its threads. They would then spin for 2 ms on the cores that our own threads need.
         """
         x = torch.empty(len(ids), self.hidden)
         rows_per_part = max(1, (_TORCH_GRAIN - 1) // self.hidden)

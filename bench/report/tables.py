@@ -289,6 +289,11 @@ TABLES: dict[str, Callable[[], str]] = {
         "larger-cpu",
         "shape | batch | regular ms/token | auto | fixed 1 | fixed 2 | fixed 3 | fixed 4 | spread",
     ),
+    "families": _table(
+        "families-cpu",
+        "size | family | weights | transformers, batch 1 | ours, batch 1 | ratio, batch 1 | "
+        "transformers, batch 4 | ours, batch 4 | ratio, batch 4",
+    ),
     "peers": _table(
         "peers-native-bf16",
         "who | method | batch | weights | bits | ms/token | least | tokens/s | prompt ms = prompt, ms",

@@ -30,8 +30,8 @@ def _norm_all(
 ):
     """Write the RMSNorm of x [N, size] to `out` and as vectors: one phase.
 
-    First, add the normalised y [N, stride] to x if rows[0] >= 0, and copy x to `stream`, unless that is empty. Each
-    norm's weights are a row of weights [norms, size]; if rows[1] < 0, x itself is written.
+    First, add the normalised y [N, stride] to x if rows[0] >= 0, and copy x to `stream`, unless that is empty.
+    rows: which of weights [norms, size] these two norms have; if rows[1] < 0, x itself is written.
     """
     steps, tokens = (size + STEP - 1) // STEP, starts[-1]
     while True:
@@ -66,10 +66,10 @@ def forward(
         lines: int64 [4 layers + 1, 9], Packed.line of each layer's joined query, key and value, output, joined
             gate and up, and down products, and then of the output layer.
         norms: float32 [norms, hidden].
-        norm_rows: int64 [2 layers + 1, 2]. For each block (an attention or an MLP), and for the end: the row of the
-            norm of the preceding block's results, and that of the norm of its own input; -1 for none.
-        head_norms: float32 [layers, sizes], weights of query and key norms: [2 dim], [heads x dim + key-value heads
-            x dim] if they span the whole width, or [0].
+        norm_rows: int64 [2 layers + 1, 2]. For each block (an attention or an MLP), and for the end: the row in
+            `norms` of the norm of the preceding block's results, and of the norm of its own input; -1 for none.
+        head_norms: float32 [layers, 2 dim], weights of the norms of each query and key; [layers, (heads +
+            key-value heads) x dim] if they span the whole width; or [layers, 0].
         rotated: int64 [layers], how many numbers of a head each layer rotates.
         factor: of the scores of attention, besides 1 / sqrt(dim).
         shape, visible, plan, caches, segment, queries, parts: see attention/phases.py.
@@ -110,8 +110,8 @@ def forward(
             p, first_line = first_phase + _LAYER_PHASES * layer, 4 * layer
             stream = no_stream if stream_index[layer] < 0 else streams[stream_index[layer]]
             _norm_all(
-                state, p, x, hidden, weights, norm_rows[2 * layer], eps, y, stride, starts, vectors_u16, vectors_f32,
-                form, out, stream,
+                state, p, x, hidden, weights, norm_rows[2 * layer], eps, y, stride, starts, vectors_u16,
+                vectors_f32, form, out, stream,
             )  # fmt: skip
             line = line_at(lines, first_line)
             product(
@@ -119,8 +119,8 @@ def forward(
                 form,
             )  # fmt: skip
             write(
-                state, p + 2, layer, y, rows, shape, step, visible, plan, caches, rope, rotated[layer], head_weights,
-                head_norms.shape[1], eps, factor, *queries, dot,
+                state, p + 2, layer, y, rows, shape, step, visible, plan, caches, rope, rotated[layer],
+                head_weights, head_norms.shape[1], eps, factor, *queries, dot,
             )  # fmt: skip
             attend(state, p + 3, layer, shape, step, visible, plan, caches, segment, *queries, dot, *parts, mixed)
             merge(state, p + 4, shape, step, visible, plan, *parts, mixed, starts, vectors_u16, vectors_f32, form)

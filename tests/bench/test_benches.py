@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageSequence
 
 from bench.__main__ import MODULES
-from bench.cpu import floor, rounds
+from bench.cpu import floor, larger, rounds
 from bench.cpu.batch import BASS, speedup
 from bench.cpu.default import ARMS, speed_claims
 from bench.cpu.default import main as default
@@ -227,6 +227,12 @@ def test_larger_runs():
     rows = run("larger", "--quick")["results"]
     assert [row["batch"] for row in rows] == [1, 2]
     assert all(row[f"fixed {length}"] > 0 for row in rows for length in (1, 2, 3, 4))
+
+
+@pytest.mark.slow
+def test_larger_compares_the_families_that_our_kernels_know():
+    rows = run("larger", "--families", "--quick")["results"]
+    assert {row["family"] for row in rows} == set(larger.FAMILIES) and all(row["own kernels"] for row in rows)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Pack a model's weights for our CPU kernels.
 
 `pack_llama` packs a 16-bit or quantised model that `describe` knows (shape.py). It joins the queries, keys and
-values of each layer, and interleaves gates and ups in blocks of 32 rows (kernels/cpu/products.py). For other models,
-`compile_linears` replaces 16-bit linear layers by our products.
+values of each layer, and interleaves gates and ups in blocks of 32 rows (kernels/cpu/products.py). For other
+models, `compile_linears` replaces 16-bit linear layers by our products.
 
 A row's result does not depend on the number of rows. This module imports numba: check `machine.cpu_kernels` before
 you import it.
@@ -125,8 +125,7 @@ def pack_llama(model: Any, architecture: Architecture) -> PackedLlama:
 def _norms(model: Any, architecture: Architecture) -> tuple[Any, Any]:
     """Return all norms, float32 [2 layers + 1, hidden], and which are used where, int64 [2 layers + 1, 2].
 
-    For each block, and for the end, these are the rows of the norm after the preceding block and of the norm of the
-    input; -1 for none (kernels/cpu/forward.py).
+    See `norm_rows` in kernels/cpu/forward.py.
     """
     names = ("input_layernorm", "post_attention_layernorm")
     if architecture.norms_after:
@@ -143,7 +142,8 @@ def _norms(model: Any, architecture: Architecture) -> tuple[Any, Any]:
 
 def _pack_all(products: list[_Product]) -> list[Packed]:
     """Pack each product's layers as one matrix, on all cores."""
-    largest_first = sorted(range(len(products)), key=lambda i: -math.prod(weight_of(products[i].layers[0]).shape))
+    sizes = [math.prod(weight_of(product.layers[0]).shape) for product in products]
+    largest_first = sorted(range(len(products)), key=lambda index: -sizes[index])
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         tasks = {index: pool.submit(_pack_product, products[index]) for index in largest_first}
     return [tasks[index].result() for index in range(len(products))]

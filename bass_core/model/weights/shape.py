@@ -1,7 +1,7 @@
 """Read a model's shape from its modules and config; nothing is run.
 
-`describe` returns what our own forwards need to know of a model (model/llama_cpu.py on a CPU, model/llama_cuda.py on
-a GPU), or why they can't compute it. Such models run transformers' own code.
+`describe` returns what our own forwards need to know of a model (model/llama_cpu.py on a CPU, model/llama_cuda.py
+on a GPU), or why they can't compute it. Such models run transformers' own code.
 """
 
 from __future__ import annotations

@@ -308,8 +308,8 @@ def attend_layers(
     for layer in range(layers):
         p = 3 * layer
         write(
-            state, p, layer, y, rows, shape, step, visible, plan, caches, rope, dim, norms, 0, eps, factor, *queries,
-            dot,
+            state, p, layer, y, rows, shape, step, visible, plan, caches, rope, dim, norms, 0, eps, factor,
+            *queries, dot,
         )  # fmt: skip
         attend(state, p + 1, layer, shape, step, visible, plan, caches, segment, *queries, dot, *parts, out)
         merge(state, p + 2, shape, step, visible, plan, *parts, out, step[2], vectors_u16, vectors_f32, 0)

@@ -235,6 +235,9 @@ def test_computed_by_names_the_code_and_the_reason() -> None:
     for other, reason in (
         (model, "our kernels don't know this form of weights"),
         (tiny("llama"), "our kernels take 16 bits and fewer"),
-        (tiny("gpt2").to(torch.bfloat16), "our kernels know Llama and Qwen3, without adapters"),
+        (
+            tiny("gpt2").to(torch.bfloat16),
+            "our kernels know Llama, Mistral, Qwen2, Qwen3, Phi3, SmolLM3, Granite and Olmo2",
+        ),
     ):
         assert ModelPair(other).computed_by == f"transformers' own model ({reason})"

@@ -57,7 +57,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def make_model(name: str, dtype: torch.dtype, layers: int = 2, **others: Any) -> Any:
-    """Return a random model of a shape, including random norms and biases. others: more settings of its config."""
+    """Return a random model of a shape, with random norms and biases. others: settings of its config."""
     kind, hidden, heads, kv_heads, dim, bias = SHAPES[name]
     torch.manual_seed(3)
     config = getattr(tf, f"{kind}Config")(

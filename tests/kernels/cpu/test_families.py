@@ -1,4 +1,4 @@
-"""Models of several families by the CPU's kernels: precision, rows, drafts, and the reasons for those that don't fit.
+"""Models of several families by the CPU's kernels: precision, rows, drafts, and why others don't fit.
 
 test_forward.py compares their float32 products with transformers.
 """
@@ -27,7 +27,14 @@ from .shapes import FAMILIES, exact, forward_logits, make_model, tokens
 
 PRECISIONS = ["bfloat16", "float16", "int8", "int4"]
 # int4 needs inputs in blocks of 32. Heads of 16 numbers, of which Phi-3 rotates 12.
-SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "layers": 3}
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "layers": 3,
+}
 FACTORS = {"short_factor": [1.0, 1.2, 1.4, 1.6, 1.8, 2.0], "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]}
 PHI3 = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75} | FACTORS
 QUICK = [(family, "bfloat16") for family in FAMILIES]
@@ -60,7 +67,9 @@ def dequantised(model: Any) -> Any:
             rows, inputs = module.weight.shape
             biased = isinstance(module, QuantizedLinear) and module.bias is not None
             layer: Any = (
-                nn.Linear(inputs, rows, biased) if isinstance(module, QuantizedLinear) else nn.Embedding(rows, inputs)
+                nn.Linear(inputs, rows, biased)
+                if isinstance(module, QuantizedLinear)
+                else nn.Embedding(rows, inputs)
             )
             layer.load_state_dict({"weight": module.weight} | ({"bias": module.bias} if biased else {}))
             plain.set_submodule(name, layer)
@@ -119,8 +128,8 @@ def test_states_equal_transformers(family: str) -> None:
 @pytest.mark.parametrize("family", slow_but(["qwen2"], FAMILIES))
 def test_drafts_change_no_text(family: str, drafter: str) -> None:
     target = model_of(family, "bfloat16")
-    draft: Any = target if drafter == "model" else tiny_eagle(target.float()).to(torch.bfloat16)
-    pair = ModelPair(target.to(torch.bfloat16), draft)
+    draft: Any = target if drafter == "model" else tiny_eagle(target)
+    pair = ModelPair(target, draft)
     assert isinstance(pair.target_step, LlamaCompiled)
     rows = [tokens(1, length, length)[0].tolist() for length in (9, 4, 14)]
     options = {"max_new_tokens": 12, "eos_token_id": None, "sampling": SamplingParams()}
@@ -169,7 +178,9 @@ def test_yarn_and_windows_as_long_as_the_context_are_computed() -> None:
     for family, settings in (("smollm3", {"rope_parameters": yarn}), ("phi3", {"sliding_window": 200})):
         model = make_model(family, torch.float16, **settings)
         ours, theirs = LlamaCompiled(model), exact(model)
-        logits, expected = (forward_logits(step, step.new_cache(1, 60), tokens(1, 60), [0]) for step in (ours, theirs))
+        logits, expected = (
+            forward_logits(step, step.new_cache(1, 60), tokens(1, 60), [0]) for step in (ours, theirs)
+        )
         torch.testing.assert_close(logits, expected, atol=1e-3 * float(expected.abs().max()), rtol=0)
 
 
