@@ -1,8 +1,8 @@
 """Read the weights of a GGUF file of a Llama-shaped model, by the module names of transformers' LlamaForCausalLM.
 
-`read_weights` returns all of them dequantised. `read_blocks` returns the Q4_1 and Q8_0 tensors bit for bit, and leaves
-out other tensors. GGUF stores dimensions i and i + D / 2 of a query or key head next to each other; we restore
-transformers' order by moving whole rows. Other architectures are not read.
+`read_weights` returns all of them dequantised. `read_blocks` returns the Q4_1 and Q8_0 tensors bit for bit, and
+leaves out other tensors. GGUF stores dimensions i and i + D / 2 of a query or key head next to each other; we
+restore transformers' order by moving whole rows. Other architectures are not read.
 """
 
 from __future__ import annotations

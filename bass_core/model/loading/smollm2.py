@@ -2,8 +2,8 @@
 
 The result is an ordinary transformers folder. `from_pretrained(folder)` returns a plain LlamaForCausalLM with the
 dequantised weights in bfloat16. The tokenizer has the chat template, and the generation config ends a reply at
-`<|im_end|>`. Tensors, tokenizer and config equal those that transformers makes of the file. Other GGUF files are not
-supported.
+`<|im_end|>`. Tensors, tokenizer and config equal those that transformers makes of the file. Other GGUF files are
+not supported.
 """
 
 from __future__ import annotations
