@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import io
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
@@ -34,6 +35,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 LOADING = "Loading; the address to open follows."
+DEFAULT_PAIR = "smollm2"
+# Paths that exist if a driver for GPUs is there: NVIDIA's, AMD's, and that of Windows below its Linux.
+GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/kfd", "/dev/dxg")
 PROXIES = ("all_proxy", "http_proxy", "https_proxy")
 # Upper limits of the options: a port, threads and rows (the same limits as in bass_core), and any other number.
 MAX_PORT, MAX_THREADS, MAX_ROWS, MAX_NUMBER = 2**16 - 1, 2**10, 2**20, 2**31 - 1
@@ -64,7 +68,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         epilog=f"With the environment variable {PASSWORD} set, visitors log in as {USER!r} with its value.",
     )
     add = parser.add_argument
-    add("--pair", default="smollm2", help="a pair's name, a Hub id, or a folder with the target model")
+    add("--pair", default=DEFAULT_PAIR, help="a pair's name, a Hub id, or a folder with the target model")
     add("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--dtype", default="auto", help="auto, float32, bfloat16, float16; on a CPU int8, int4")
@@ -316,6 +320,24 @@ def conflict() -> str | None:
     return CONFLICT
 
 
+def compile_ahead(options: argparse.Namespace) -> None:
+    """Start to compile the CPU's kernels for the default pair, before the imports of torch and transformers.
+
+    Other pairs start it when they are loaded (load_pair), and so does the default one if it may run on a GPU.
+    """
+    here = not (options.workers or options.ray or replayed(options.replay, os.environ) is not None)
+    gpu = sys.platform == "win32" or any(map(os.path.exists, GPU_DRIVERS))
+    if (
+        here
+        and options.pair == DEFAULT_PAIR
+        and (options.device == "cpu" or (options.device == "auto" and not gpu))
+    ):
+        with suppress(Exception):  # load_pair explains why the kernels can't be used
+            from kernels.cpu.calls import compilers
+
+            compilers.start("bfloat16" if options.dtype == "auto" else options.dtype)
+
+
 def serve(options: argparse.Namespace) -> None:
     """Serve the page, with a pair or a recording, until interrupted.
 
@@ -447,6 +469,8 @@ def launch(
         BassError: if the page can't be served.
     """
     url, public = opened_at(page, options, at_once)
+    gc.freeze()
+    gc.enable()
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
     opened()
     page.block_thread()
@@ -460,10 +484,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     exempt(host(options.host, os.environ), os.environ)
+    # Looking for garbage takes a sixth of the imports' time. The page's start turns it on again.
+    gc.disable()
     refusal = conflict() or unusable_proxy() or unusable_address(options, os.environ)
     if refusal is None:
         # Print this first: importing torch and transformers takes seconds.
         print(LOADING, file=sys.stderr, flush=True)
+        compile_ahead(options)
         from bass_core import BassError
 
         try:

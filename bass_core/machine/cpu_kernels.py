@@ -1,9 +1,8 @@
 """Decide whether the compiled CPU kernels (kernels/cpu) can be used.
 
-Call `available` before importing anything from kernels/cpu. The first call of `available` also sets the folder for
-compiled code, next to the cached weights. BASS_CPU_KERNELS=0 turns the kernels off; transformers' own models then
-run, with one log line. `compiling` shows a progress line if anything is compiled. Only the first start compiles;
-it compiles everything that later calls need.
+Call `available` before importing anything from kernels/cpu. BASS_CPU_KERNELS=0 turns the kernels off; then
+transformers' own models run, with one log line. Only the first start compiles, everything that later calls need:
+`compile_ahead` starts processes for it; `compiling` waits for them, compiles the rest, and shows a progress line.
 """
 
 from __future__ import annotations
@@ -14,15 +13,12 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from kernels.support import is_accelerator
-
-from ..errors import WeightsError
-from .user_cache import cache_root
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +35,6 @@ def why_unavailable() -> str | None:
     missing = sorted({"fma", "f16c"} - jit.cpu_features())
     if platform.machine().lower() in ("x86_64", "amd64") and missing:
         return f"this CPU has no {' or '.join(missing)}"
-    jit.folder = _compiled_folder() or jit.folder
     return None
 
 
@@ -61,25 +56,28 @@ def has_tiles() -> bool:
     return jit.has_tiles()
 
 
+def compile_ahead(dtype: str) -> None:
+    """Start to compile the kernels for weights of a dtype ("bfloat16", "int4", ...), unless that has been done."""
+    if available():
+        from kernels.cpu.calls import compilers
+
+        compilers.start(dtype)
+
+
 @contextmanager
 def compiling(device: torch.device) -> Iterator[None]:
     """Show one progress line for all compilations: those in the block, then those of the sampling kernels."""
     if is_accelerator(device) or why_unavailable() is not None:
         yield
         return
-    from kernels.cpu.calls import jit
+    from kernels.cpu.calls import compilers, jit
+
+    def bar(total: int | None = None) -> Any:
+        return tqdm(total=total, desc="Compiling the CPU's kernels, once", unit=" functions")
+
+    compilers.finish(bar)
     from kernels.cpu.sampling import calls
 
-    with jit.watched(lambda: tqdm(desc="Compiling the CPU's kernels, once", unit=" functions")):
+    with jit.watched(bar):
         yield
         calls.compile_all()
-
-
-def _compiled_folder() -> Path | None:
-    """Return the folder for compiled code, next to the weights, or None if it can't be written."""
-    try:
-        folder = cache_root() / "compiled"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, WeightsError):
-        return None
-    return folder if os.access(folder, os.W_OK) else None

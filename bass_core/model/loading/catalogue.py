@@ -28,6 +28,7 @@ from ...machine.torch_state import ours
 from ..draft_head import DraftHead, is_draft_head, load_draft_head
 from ..pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
 from ..weights.placement import home_device, is_split
+from ..weights.shape import SIXTEEN_BIT
 from .eagle import is_eagle, load_eagle
 from .quantized import QUANTISED, check_quantised, quantise
 from .sources import Source, load_model, load_tokenizer, local_folder, locate
@@ -149,6 +150,8 @@ def load_pair(
     weight_dtype = pick_dtype(entry.dtype if dtype in ("auto", *QUANTISED) else dtype, target_device)
     # Find the draft before fetching the target, so that a missing draft is refused at once.
     draft_source = None if draft is None else _draft_source(draft)
+    if target_device.type == "cpu" and weight_dtype in SIXTEEN_BIT:
+        cpu_kernels.compile_ahead(str(dtype if dtype in QUANTISED else weight_dtype).removeprefix("torch."))
     target = _source(name_or_path)
     draft_name = entry.draft if draft is None else draft
     tokenizer = load_tokenizer(target)

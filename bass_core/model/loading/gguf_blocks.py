@@ -1,26 +1,26 @@
-"""Read the quantised blocks of a GGUF file of a Llama-shaped model.
+"""Read the weights of a GGUF file of a Llama-shaped model, by the module names of transformers' LlamaForCausalLM.
 
-`read_blocks` returns the Q4_1 and Q8_0 tensors bit for bit, by the module names of transformers' LlamaForCausalLM;
-other tensors are left out. GGUF stores dimensions i and i + D / 2 of a query or key head next to each other. We
-restore transformers' order by moving whole rows of blocks. Other architectures, config and tokenizer are not read.
+`read_weights` returns all of them dequantised. `read_blocks` returns the Q4_1 and Q8_0 tensors bit for bit, and
+leaves out other tensors. GGUF stores dimensions i and i + D / 2 of a query or key head next to each other; we
+restore transformers' order by moving whole rows. Other architectures are not read.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.reference.quantized import BLOCK, QuantizedWeight, take_rows
 
-from ...errors import WeightsError
+from .gguf_file import GgufTensor, read_gguf
 
 # Bytes of scales at the start of each block.
 _SCALE_BYTES = {"q8_0": 2, "q4_1": 4}
-_ENDS = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -29,7 +29,22 @@ _LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
 }
+
+
+def read_weights(file: Path, heads: int, key_heads: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return all weights in `dtype` by module name, given the numbers of query heads and key heads.
+
+    Raises:
+        WeightsError: if the file can't be read.
+    """
+    weights = {}
+    for name, tensor, rows in _tensors(file, heads, key_heads):
+        weight = torch.from_numpy(tensor.dequantised()).to(dtype)
+        weights[name] = weight if rows is None else weight[rows]
+    return weights
 
 
 def read_blocks(file: Path, heads: int, key_heads: int) -> dict[str, QuantizedWeight]:
@@ -38,22 +53,22 @@ def read_blocks(file: Path, heads: int, key_heads: int) -> dict[str, QuantizedWe
     Raises:
         WeightsError: if the file can't be read.
     """
-    from gguf import GGUFReader
-
-    try:
-        tensors: list[Any] = GGUFReader(file).tensors
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise WeightsError(
-            f"{file.name} can't be read as a GGUF file ({error}): remove it and start again."
-        ) from error
     weights = {}
-    for tensor in tensors:
-        name, kind = _module(tensor.name), tensor.tensor_type.name.lower()
-        if name is not None and kind in _SCALE_BYTES:
+    for name, tensor, rows in _tensors(file, heads, key_heads):
+        kind = tensor.kind.name.lower()
+        if kind in _SCALE_BYTES:
             weight = _weight(torch.tensor(tensor.data), kind)
-            num_heads = {"q_proj": heads, "k_proj": key_heads}.get(name.rpartition(".")[2])
-            weights[name] = weight if num_heads is None else take_rows(weight, _halves(weight.shape[0], num_heads))
+            weights[name] = weight if rows is None else take_rows(weight, rows)
     return weights
+
+
+def _tensors(file: Path, heads: int, key_heads: int) -> Iterator[tuple[str, GgufTensor, Tensor | None]]:
+    """Yield each weight's module, its tensor, and the order of its rows, or None if they stay where they are."""
+    for title, tensor in read_gguf(file)[1].items():
+        name = _module(title)
+        if name is not None:
+            num_heads = {"q_proj": heads, "k_proj": key_heads}.get(name.rpartition(".")[2])
+            yield name, tensor, None if num_heads is None else _halves(tensor.data.shape[0], num_heads)
 
 
 def _module(tensor: str) -> str | None:

