@@ -66,8 +66,8 @@ def describe(model: PreTrainedModel) -> Architecture | str:
     fused = any(_find(layer, "self_attn.qkv_proj") is not None for layer in layers)
     # Additional linear layers, e.g. an adapter's, would be ignored by our forwards.
     linears = sum(isinstance(module, (nn.Linear, QuantizedLinear)) for module in model.modules())
-    if linears != (4 if fused else 7) * config.num_hidden_layers + 1:
-        return "our kernels know its class without adapters"
+    if linears != (expected := (4 if fused else 7) * config.num_hidden_layers + 1):
+        return f"it has {linears} linear layers instead of its config's {expected}, e.g. because of an adapter"
     if config.hidden_act != "silu":
         return f"our kernels don't know the activation {config.hidden_act}"
     if unknown := sorted(set(_rope_types(config)) - _ROPE_TYPES):
