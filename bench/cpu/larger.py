@@ -128,10 +128,10 @@ def _family(family: str, size: str, repeats: int) -> list[Row]:
     for dtype in ("bfloat16", "int8"):
         if dtype == "int8":
             quantise_model(model, dtype)
-        ours = select_model(model)
+        ours, theirs = select_model(model), CausalModel(model)
         row: Row = {"size": size, "family": family, "weights": dtype, "own kernels": type(ours) is not CausalModel}
         for batch in (1, 4):
-            arms = {"ours": _step(ours, batch), "transformers": _step(CausalModel(model), batch)}
+            arms = {"ours": _step(ours, batch), "transformers": _step(theirs, batch)}
             times = interleaved(arms, repeats)
             row |= {f"{name}, batch {batch}": 1000 * batch / median(ms) for name, ms in times.items()}
             row[f"ratio, batch {batch}"] = row[f"ours, batch {batch}"] / row[f"transformers, batch {batch}"]

@@ -20,6 +20,8 @@ _SHARED = [_ATTENTION + "a_row_has_the_same_bits_with_and_without_a_shared_prefi
 _PATH = [_CPU_TREES + "a_node_has_the_bits_of_its_path_as_a_text[float32-15-1]"]
 _REPLAYED = [_CAPTURED + "a_replay_of_trees_equals_the_eager_step[CausalModel-pad-False]"]
 _HELD = [_PREFIX + "rows_attend_over_their_prompts_and_each_prefix_is_fed_once"]
+_FAMILY = "tests/kernels/cpu/test_families.py::test_"
+_NEAR = _FAMILY + "log_probabilities_are_nearer_to_float32_than_transformers_own"
 _ROTATED = _KERNELS + "layer_kernels.py::test_a_tree_token_is_rotated_by_its_position_and_written_to_its_column"
 
 KERNEL_MUTANTS = [
@@ -101,6 +103,35 @@ KERNEL_MUTANTS = [
     Mutant("CPU kernels: bytes without the correction of their sign", "kernels/cpu/vectors.py",
            "whole(0) if low else self._word(x, c, STEP // 4 + 1, INT)", "whole(0)",
            [_CPU + "products.py::test_quantised_products_equal_those_of_the_dequantised_numbers"]),
+    Mutant("CPU forward: biases dropped", "bass_core/model/weights/compiled.py",
+           "bias = None if biases[0] is None else", "bias = None if biases else", [_NEAR + "[qwen2-bfloat16]"]),
+    Mutant("CPU forward: ups before gates", "bass_core/model/weights/compiled.py", "list(parts[0].chunk(2))",
+           "list(parts[0].chunk(2))[::-1]", [_NEAR + "[phi3-int4]"]),
+    Mutant("CPU forward: embeddings without their factor", "bass_core/model/llama_cpu.py",
+           "part if self._factor == 1 else part.float() * self._factor", "part", [_NEAR + "[granite-int8]"]),
+    Mutant("CPU forward: scores without their factor", "bass_core/model/weights/compiled.py",
+           "factor=architecture.attention_factor,", "factor=1.0,", [_NEAR + "[granite-bfloat16]"]),
+    Mutant("CPU forward: results of blocks without their factor", "bass_core/model/weights/compiled.py",
+           "layer.mlp, architecture.residual_factor", "layer.mlp, 1.0", [_NEAR + "[granite-int8]"]),
+    Mutant("CPU forward: biases without the factor of their results", "kernels/cpu/packing.py",
+           "self.bias * np.float32(factor)", "self.bias", [_NEAR + "[granite-bfloat16]"]),
+    Mutant("CPU forward: logits without their factor", "bass_core/model/weights/compiled.py",
+           "factor=architecture.logits_factor", "factor=1.0", [_NEAR + "[granite-bfloat16]"]),
+    Mutant("CPU forward: every layer rotates", "bass_core/model/weights/shape.py",
+           'rotated if _find(layer, "self_attn.use_rope", True) else 0', "rotated",
+           [_NEAR + "[smollm3-bfloat16]"]),
+    Mutant("CPU forward: a block normalised with the next one's weights", "bass_core/model/weights/compiled.py",
+           "rows[1:, 0] = np.arange(blocks)", "rows[1:, 0] = (np.arange(blocks) + 1) % blocks",
+           [_NEAR + "[olmo2-bfloat16]"]),
+    Mutant("CPU kernels: numbers that are not rotated without the scale", "kernels/cpu/elements.py",
+           "        x[at + i] *= factor\n", "        pass\n", [_NEAR + "[phi3-bfloat16]"]),
+    Mutant("CPU kernels: queries and keys normalised head by head", "kernels/cpu/attention/phases.py",
+           "(1, heads * dim, kv_heads * dim) if whole else", "(heads, dim, kv_heads * dim) if whole else",
+           [_NEAR + "[olmo2-bfloat16]"]),
+    Mutant("CPU forward: windows left out", "bass_core/model/weights/shape.py",
+           "(config.sliding_window if slides else None)", "None",
+           [_FAMILY + "what_a_description_cannot_say_runs_on_the_model_s_own_code"
+            "[mistral-settings0-its window of 255 is smaller than its context]"]),
     Mutant("GPU kernels: what a token sees of its tree shifted by one", "kernels/triton/blocks.py",
            ">> (inside & 31)) & 1 != 0", ">> (inside + 1 & 31)) & 1 != 0",
            [_KERNELS + "fused_attention.py::test_the_deepest_and_the_widest_tree_equal_the_reference[False]"]),

@@ -63,11 +63,12 @@ def describe(model: PreTrainedModel) -> Architecture | str:
     if family is None:
         return f"our kernels know {', '.join(_FAMILIES[:-1])} and {_FAMILIES[-1]}"
     layers = list(_find(model, "model.layers", ()))
-    fused = any(_find(layer, "self_attn.qkv_proj") is not None for layer in layers)
+    first = layers[0] if layers else None
+    fused = _find(first, "self_attn.qkv_proj") is not None
     # Additional linear layers, e.g. an adapter's, would be ignored by our forwards.
     linears = sum(isinstance(module, (nn.Linear, QuantizedLinear)) for module in model.modules())
-    if linears != (4 if fused else 7) * config.num_hidden_layers + 1:
-        return "our kernels know its class without adapters"
+    if linears != (expected := (4 if fused else 7) * config.num_hidden_layers + 1):
+        return f"it has {linears} linear layers instead of its config's {expected}, e.g. because of an adapter"
     if config.hidden_act != "silu":
         return f"our kernels don't know the activation {config.hidden_act}"
     if unknown := sorted(set(_rope_types(config)) - _ROPE_TYPES):
@@ -75,19 +76,18 @@ def describe(model: PreTrainedModel) -> Architecture | str:
     if (window := _window(config, family)) < context_of(config):
         return f"our kernels know no sliding windows, and its window of {window} is smaller than its context"
     dim = head_dim(config)
-    frequencies = _find(model, "model.rotary_emb.inv_freq")
-    rotated = dim if frequencies is None else 2 * len(frequencies)
-    scaling = _find(layers[0], "self_attn.scaling", dim**-0.5) if layers else dim**-0.5
-    granite = family == "Granite"
+    rotated = 2 * len(_find(model, "model.rotary_emb.inv_freq", ()))
+    scaling = _find(first, "self_attn.scaling", dim**-0.5)
     return Architecture(
         fused=fused,
-        norms_after=family == "Olmo2",
-        wide_norms=family == "Olmo2",
+        norms_after=_find(first, "post_feedforward_layernorm") is not None,
+        wide_norms=len(_find(first, "self_attn.q_norm.weight", ())) > dim,
         rotated=tuple(rotated if _find(layer, "self_attn.use_rope", True) else 0 for layer in layers),
-        embedding_factor=config.embedding_multiplier if granite else 1.0,
+        embedding_factor=_find(model, "model.embedding_multiplier", 1.0),
         attention_factor=1.0 if scaling == dim**-0.5 else scaling * dim**0.5,
-        residual_factor=config.residual_multiplier if granite else 1.0,
-        logits_factor=1 / config.logits_scaling if granite else 1.0,
+        residual_factor=_find(first, "residual_multiplier", 1.0),
+        # Other families ignore a setting of this name.
+        logits_factor=1 / config.logits_scaling if family == "Granite" else 1.0,
     )
 
 

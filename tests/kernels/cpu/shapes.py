@@ -50,7 +50,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"no_rope_layers": [0, 1, 0]},
     "granite": {
-        "embedding_multiplier": 3.0, "attention_multiplier": 0.6, "residual_multiplier": 0.4, "logits_scaling": 5.0,
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.6, "residual_multiplier": 0.4,
+        "logits_scaling": 5.0,
     },
     "mistral": {"sliding_window": 256},
 }  # fmt: skip

@@ -18,7 +18,7 @@ from bass_core import ModelPair, SamplingParams, generate
 from bass_core.model.base import CausalModel, HiddenStateTap
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled, why_not
-from bass_core.model.llama_cuda import fits
+from bass_core.model.llama_cuda import LlamaCuda, fits
 from bass_core.model.weights.quantized import QuantizedLinear, QuantizedModule, quantise_model
 from bass_core.model.weights.shape import Architecture, describe
 from tests.support.models import slow_but, texts_of, tiny_eagle
@@ -171,6 +171,20 @@ def test_what_a_description_cannot_say_runs_on_the_model_s_own_code(
     model = make_model(family, torch.bfloat16, **settings)
     assert reason in (why_not(model) or "")
     assert type(ModelPair(model).target_step) is CausalModel
+
+
+def test_the_forward_for_gpus_computes_a_mistral() -> None:
+    model = make_model("mistral", torch.float32)
+    ours, theirs = LlamaCuda(model), CausalModel(model)
+    ours.has_kernels = False
+    logits, expected = (forward_logits(step, step.new_cache(1, 20), tokens(1, 20), [0]) for step in (ours, theirs))
+    torch.testing.assert_close(logits, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+def test_additional_linear_layers_are_noticed() -> None:
+    model = make_model("qwen2", torch.bfloat16)
+    model.model.adapter = nn.Linear(36, 36, dtype=torch.bfloat16)
+    assert why_not(model) == "it has 16 linear layers instead of its config's 15, e.g. because of an adapter"
 
 
 def test_yarn_and_windows_as_long_as_the_context_are_computed() -> None:
