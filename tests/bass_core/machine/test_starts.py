@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,10 +53,10 @@ sys.meta_path.insert(0, Blocker())
 """
 
 
-def run(code: str, cache: Path, **environment: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), **environment}
+def run(code: str, cache: Path, tree: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(tree), **environment}
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen([sys.executable, "-c", code], cwd=tree, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def output_of_process(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -84,6 +85,20 @@ def test_code_is_compiled_once_and_again_if_it_is_damaged(tmp_path: Path) -> Non
         for file in files:
             file.write_bytes(file.read_bytes()[:100])
         assert output_of_process(run(ONE_KERNEL, tmp_path))[0] == COMPILED
+
+
+@needs_numba
+def test_a_copy_of_the_sources_compiles_nothing_until_one_of_them_changes(tmp_path: Path) -> None:
+    """The changed source is not that of the kernel: numba itself would not notice it. Another CPU compiles too."""
+    copy, cache = tmp_path / "copy", tmp_path / "cache"
+    shutil.copytree(ROOT / "kernels", copy / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    assert output_of_process(run(ONE_KERNEL, cache))[0] == COMPILED
+    assert output_of_process(run(ONE_KERNEL, cache, copy))[0] == LOADED
+    assert output_of_process(run(ONE_KERNEL, cache, copy, NUMBA_CPU_FEATURES="+fma,+f16c"))[0] == COMPILED
+    with open(copy / "kernels" / "cpu" / "kinds.py", "a") as source:
+        source.write("# changed\n")
+    assert output_of_process(run(ONE_KERNEL, cache, copy))[0] == COMPILED
+    assert output_of_process(run(ONE_KERNEL, cache))[0] == LOADED
 
 
 @needs_numba
