@@ -120,6 +120,78 @@ def test_without_kernels_transformers_model_runs_and_the_reason_is_logged(tmp_pa
         assert err.count("LOG The CPU's own kernels are off") == 1 and reason in err
 
 
+class Bar:
+    """Counts like a progress bar."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.closed = total, 0, False
+
+    def update(self) -> None:
+        self.done += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@needs_numba
+@pytest.mark.parametrize("status", [0, 1])
+def test_processes_that_compile_are_waited_for_and_not_started_again_if_they_succeed(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.cpu.calls import compilers, jit
+
+    started, bars = [], []
+
+    def start(part: str, forms: tuple[str, ...]) -> subprocess.Popen[str]:
+        started.append((part, forms))
+        code = f"print(); print(); raise SystemExit({status if part == 'rest' else 0})"
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+    def bar(total: int) -> Bar:
+        bars.append(Bar(total))
+        return bars[-1]
+
+    monkeypatch.setattr(jit, "folder", tmp_path)
+    monkeypatch.setattr(compilers, "_start", start)
+    monkeypatch.setattr(compilers, "_cores", lambda: 2)
+    for _ in range(2):
+        compilers.start("bfloat16")
+        compilers.start("bfloat16")  # they are running already
+        compilers.finish(bar)
+    compilers.start("float32")
+    compilers.finish(bar)
+    times = 2 if status else 1
+    assert started == [(part, ("bfloat16", "int8")) for part in compilers.PARTS] * times
+    assert [(bar.total, bar.done, bar.closed) for bar in bars] == [(compilers.FUNCTIONS, 4, True)] * times
+
+
+# Prints the names of the kernels that loading a pair compiles.
+LOADED_PAIR = """
+from numba.core import event
+class Counter(event.Listener):
+    def on_start(self, happened):
+        print(happened.data["dispatcher"].py_func.__qualname__)
+    def on_end(self, happened):
+        pass
+event.register("numba:compile", Counter())
+from bass_core import load_pair
+load_pair("smollm2", device="cpu", dtype="bfloat16")
+"""
+
+
+@needs_numba
+def test_loading_the_default_pair_compiles_nothing_after_the_processes(smollm2_folder: Path) -> None:
+    """It takes a minute if the user's cache has no code of these sources yet, and seconds otherwise."""
+    from kernels.cpu.calls import compilers
+
+    forms = compilers.FORMS["bfloat16"]
+    for process in [compilers._start(part, forms) for part in compilers.PARTS]:
+        process.communicate()
+        assert process.returncode == 0
+    command = [sys.executable, "-c", LOADED_PAIR]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
+
+
 # Prints the value that libgomp would read when torch is loaded.
 PROGRAM = """
 import os, sys
