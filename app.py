@@ -484,13 +484,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     exempt(host(options.host, os.environ), os.environ)
-    # Looking for garbage takes a sixth of the imports' time. The page's start turns it on again.
-    gc.disable()
     refusal = conflict() or unusable_proxy() or unusable_address(options, os.environ)
     if refusal is None:
         # Print this first: importing torch and transformers takes seconds.
         print(LOADING, file=sys.stderr, flush=True)
         compile_ahead(options)
+        # Looking for garbage takes a sixth of the imports' time. It is turned on again when the page is up.
+        gc.disable()
         from bass_core import BassError
 
         try:
@@ -499,6 +499,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         except BassError as error:
             refusal = str(error)
+        finally:
+            gc.enable()
     if refusal is not None:
         print(refusal, file=sys.stderr)
         return 2

@@ -7,7 +7,6 @@ zeros, because compiled code doesn't depend on sizes. Each prints a line per com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,15 +29,13 @@ from .sampling.calls import compile_all
 _HIDDEN, _DIM = 64, 64
 
 
-def main(part: str, folder: str, forms: Sequence[str]) -> None:
+def main(part: str, forms: Sequence[str]) -> None:
     """Compile a part of the kernels, or load them if they are compiled already.
 
     Args:
         part: one of PARTS.
-        folder: the folder for compiled code.
         forms: the formats of the weights (kinds.py), first that of the target.
     """
-    jit.folder = Path(folder)
     with jit.watched(_Lines):
         PARTS[part](forms)
 

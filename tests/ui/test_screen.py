@@ -349,6 +349,7 @@ def test_the_page_plays_a_recording_while_the_model_loads(
     ("line", "words", "share"),
     [
         ("Downloading SmolLM2-135M:  43%|####      | 40.0M/93.0M [00:01<00:02, 20MB/s]", "43 %", "0.43"),
+        ("Compiling, once:  50%|#####     | 112/226 [00:09<00:10, 9.1 functions/s]", "112 of 226", "0.5"),
         ("\rCompiling the CPU's kernels, once: 57 functions [00:09,  3.80 functions/s]", "57 functions", "null"),
         ("/a/path: 3 warnings were printed\n", "", "null"),
     ],

@@ -84,7 +84,7 @@ def _start(part: str, forms: tuple[str, ...]) -> subprocess.Popen[str]:
     path = str(Path(jit.__file__).parents[1 + depth])
     code = (
         f"import sys, types; sys.modules[{top!r}] = top = types.ModuleType({top!r}); top.__path__ = [{path!r}]; "
-        f"from {package}.ahead import main; main({part!r}, {str(jit.folder)!r}, {forms!r})"
+        f"from {package}.ahead import main; main({part!r}, {forms!r})"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     quiet = subprocess.DEVNULL

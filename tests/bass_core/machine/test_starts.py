@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,10 +53,10 @@ sys.meta_path.insert(0, Blocker())
 """
 
 
-def run(code: str, cache: Path, **environment: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), **environment}
+def run(code: str, cache: Path, tree: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(tree), **environment}
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen([sys.executable, "-c", code], cwd=tree, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def output_of_process(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -87,6 +88,20 @@ def test_code_is_compiled_once_and_again_if_it_is_damaged(tmp_path: Path) -> Non
 
 
 @needs_numba
+def test_a_copy_of_the_sources_compiles_nothing_until_one_of_them_changes(tmp_path: Path) -> None:
+    """The changed source is not that of the kernel: numba itself would not notice it. Another CPU compiles too."""
+    copy, cache = tmp_path / "copy", tmp_path / "cache"
+    shutil.copytree(ROOT / "kernels", copy / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    assert output_of_process(run(ONE_KERNEL, cache))[0] == COMPILED
+    assert output_of_process(run(ONE_KERNEL, cache, copy))[0] == LOADED
+    assert output_of_process(run(ONE_KERNEL, cache, copy, NUMBA_CPU_FEATURES="+fma,+f16c"))[0] == COMPILED
+    with open(copy / "kernels" / "cpu" / "kinds.py", "a") as source:
+        source.write("# changed\n")
+    assert output_of_process(run(ONE_KERNEL, cache, copy))[0] == COMPILED
+    assert output_of_process(run(ONE_KERNEL, cache))[0] == LOADED
+
+
+@needs_numba
 def test_without_a_writable_folder_each_start_compiles(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     assert output_of_process(run(ONE_KERNEL, tmp_path / "file"))[0] == COMPILED
@@ -103,6 +118,78 @@ def test_without_kernels_transformers_model_runs_and_the_reason_is_logged(tmp_pa
         assert name == "CausalModel"
         assert float32.endswith("float32, cpu, transformers' own model (our kernels take 16 bits and fewer))")
         assert err.count("LOG The CPU's own kernels are off") == 1 and reason in err
+
+
+class Bar:
+    """Counts like a progress bar."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.closed = total, 0, False
+
+    def update(self) -> None:
+        self.done += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@needs_numba
+@pytest.mark.parametrize("status", [0, 1])
+def test_processes_that_compile_are_waited_for_and_not_started_again_if_they_succeed(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.cpu.calls import compilers, jit
+
+    started, bars = [], []
+
+    def start(part: str, forms: tuple[str, ...]) -> subprocess.Popen[str]:
+        started.append((part, forms))
+        code = f"print(); print(); raise SystemExit({status if part == 'rest' else 0})"
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+    def bar(total: int) -> Bar:
+        bars.append(Bar(total))
+        return bars[-1]
+
+    monkeypatch.setattr(jit, "folder", tmp_path)
+    monkeypatch.setattr(compilers, "_start", start)
+    monkeypatch.setattr(compilers, "_cores", lambda: 2)
+    for _ in range(2):
+        compilers.start("bfloat16")
+        compilers.start("bfloat16")  # they are running already
+        compilers.finish(bar)
+    compilers.start("float32")
+    compilers.finish(bar)
+    times = 2 if status else 1
+    assert started == [(part, ("bfloat16", "int8")) for part in compilers.PARTS] * times
+    assert [(bar.total, bar.done, bar.closed) for bar in bars] == [(compilers.FUNCTIONS, 4, True)] * times
+
+
+# Prints the names of the kernels that loading a pair compiles.
+LOADED_PAIR = """
+from numba.core import event
+class Counter(event.Listener):
+    def on_start(self, happened):
+        print(happened.data["dispatcher"].py_func.__qualname__)
+    def on_end(self, happened):
+        pass
+event.register("numba:compile", Counter())
+from bass_core import load_pair
+load_pair("smollm2", device="cpu", dtype="bfloat16")
+"""
+
+
+@needs_numba
+def test_loading_the_default_pair_compiles_nothing_after_the_processes(smollm2_folder: Path) -> None:
+    """It takes a minute if the user's cache has no code of these sources yet, and seconds otherwise."""
+    from kernels.cpu.calls import compilers
+
+    forms = compilers.FORMS["bfloat16"]
+    for process in [compilers._start(part, forms) for part in compilers.PARTS]:
+        process.communicate()
+        assert process.returncode == 0
+    command = [sys.executable, "-c", LOADED_PAIR]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
 
 
 # Prints the value that libgomp would read when torch is loaded.

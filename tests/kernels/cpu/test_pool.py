@@ -6,14 +6,13 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
 
 from bass_core.model.llama_cpu import LlamaCompiled
-from kernels.cpu.calls import jit, pool
+from kernels.cpu.calls import pool
 from kernels.cpu.packing import pack
 from kernels.cpu.products import linear
 from tests.support import ROOT
@@ -92,21 +91,3 @@ def test_a_call_whose_helpers_cannot_start_finishes_in_its_own_thread(monkeypatc
     torch.set_num_threads(3)
     assert all(torch.equal(linear(x, weight), expected) for _ in range(3))
     assert fresh_pool.calls.empty()  # no thread would ever take them
-
-
-def test_one_thread_at_a_time_changes_numba_s_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a second thread would later restore the folder that the first thread had set for a moment."""
-    before, both = jit.config.CACHE_DIR, threading.Barrier(2, timeout=0.2)
-
-    class Slow:
-        cache_path = ""
-
-        def __init__(self, function: object) -> None:
-            with suppress(threading.BrokenBarrierError):
-                both.wait()
-
-    monkeypatch.setattr(jit, "_Code", Slow)
-    together(*[lambda: jit._cache_on_disk(object(), print)] * 2)
-    after, jit.config.CACHE_DIR = jit.config.CACHE_DIR, before
-    assert both.broken  # they never met
-    assert after == before
