@@ -346,7 +346,6 @@ def race_page(
         early: a context to hold while we prepare the service. We leave this context before we build the page,
             because Gradio builds one page at a time.
     """
-    from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
     from ui.page.page import build
     from ui.sources.service import open_service

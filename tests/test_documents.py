@@ -18,6 +18,7 @@ import pytest
 import bass_core
 import bench.report.report as report  # noqa: F401  imported before a test replaces load_pair, or it would keep that
 from bass_core.draft.registry import DRAFTERS
+from bass_core.length.options import POLICIES
 from bass_core.model.attention import BACKENDS
 from bass_core.model.loading.catalogue import CATALOGUE
 from tests.support import ROOT
@@ -98,11 +99,15 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture
-def tables():
+def tables(monkeypatch):
     """Restore the tables that a recipe adds to, after the test."""
     from ui.page.setting import SETTINGS
+    from ui.race import feed, parts
+    from ui.race.formulas import FORMULAS
 
-    known = (bass_core.METHODS, DRAFTERS, BACKENDS, CATALOGUE, SETTINGS, bass_core.VERIFICATIONS)
+    monkeypatch.setattr(feed, "CHARTED_METRICS", feed.CHARTED_METRICS)
+    pages = (SETTINGS, parts.CHARTS, parts.LANE_CHARTS, FORMULAS)
+    known = (bass_core.METHODS, DRAFTERS, POLICIES, BACKENDS, CATALOGUE, bass_core.VERIFICATIONS, *pages)
     before = [copy.copy(table) for table in known]
     yield
     for table, old in zip(known, before, strict=True):

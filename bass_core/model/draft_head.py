@@ -327,7 +327,9 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
         head = DraftHead(target, config, vocabulary)
         if not any(name.startswith("pointer.") for name in tensors):
             # Heads of earlier versions have no pointer: zeros leave their logits unchanged.
-            tensors |= {f"pointer.{name}": torch.zeros_like(part) for name, part in head.pointer.named_parameters()}
+            tensors |= {
+                f"pointer.{name}": torch.zeros_like(part) for name, part in head.pointer.named_parameters()
+            }
         missing = set(head.own_weights()) - set(tensors)
         if missing:
             raise WeightsError(f"The draft in {folder} lacks {sorted(missing)[0]}: fetch it again or train one.")

@@ -63,5 +63,7 @@ assert os.wait()[1] == 0
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_every_door_works_in_a_fork() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run([sys.executable, "-c", _DOORS], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _DOORS], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -84,6 +84,9 @@ class DraftThread:
         _started.add(self)
         try:
             self.pause()
+        except BaseException:  # Ctrl-C
+            self.end()
+            raise
         finally:
             torch.set_num_threads(threads)
 

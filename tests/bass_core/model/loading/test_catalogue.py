@@ -182,7 +182,7 @@ def test_without_network_a_partly_filled_cache_lacks_the_weights(copy: Path, tmp
     else:
         weights.unlink()
     fill_cache(tmp_path, copy)
-    with pytest.raises(WeightsError, match="weights of .* are not downloaded yet.*: connect to the network"):
+    with pytest.raises(WeightsError, match=r"weights of .* are not downloaded yet.*: connect to the network"):
         load_pair(HUB_ID, device="cpu")
 
 

@@ -95,7 +95,9 @@ def test_default_layers(tmp_path: Path) -> None:
     assert head.shape.reads_layers == (2, 4, 5)
 
 
-def test_flags_may_be_in_eagle_config_and_the_draft_vocabulary_may_be_left_out(tmp_path: Path, target: Any) -> None:
+def test_flags_may_be_in_eagle_config_and_the_draft_vocabulary_may_be_left_out(
+    tmp_path: Path, target: Any
+) -> None:
     config = {name: value for name, value in ORIGINAL.items() if name != "draft_vocab_size"}
     flags = {"norm_before_fc": True, "use_aux_hidden_state": True}
     part = {"eagle_config": INDICES["eagle_config"] | flags}
@@ -140,7 +142,7 @@ def tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str,
         (layer(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), PairError, "rotary embeddings of a type"),
         (layer(num_attention_heads="four"), PairError, "config of .* can't be used"),
         (layer(rope_parameters="x"), PairError, "can't be .*: correct"),
-        (top(eagle_aux_hidden_state_layer_ids="1,3,5"), PairError, "'1,3,5', which is not a list of whole numbers"),
+        (top(eagle_aux_hidden_state_layer_ids="1,3,5"), PairError, "'1,3,5', which is not a list"),
         (top(eagle_aux_hidden_state_layer_ids=3), PairError, "value 3, which is not a list of whole numbers"),
         (top(eagle_aux_hidden_state_layer_ids=[None, 3, 5]), PairError, "value None, which is not a whole number"),
         (top(eagle_aux_hidden_state_layer_ids=[True, 3, 5]), PairError, "value True, which is not a whole number"),
