@@ -122,3 +122,11 @@ def test_code_blocks_run_as_written(name, code, tiny, tables, monkeypatch, tmp_p
     recipe = ModuleType("recipe")
     monkeypatch.setitem(sys.modules, "recipe", recipe)
     exec(compile(code, name, "exec"), vars(recipe))
+
+
+def test_the_script_of_the_recipe_for_a_chart_is_like_that_of_another_chart():
+    (line,) = re.findall(
+        r"^```js\n(.*)\n```$", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    charts = (ROOT / "ui/static/race/charts.js").read_text(encoding="utf-8")
+    assert line.replace("throughput:", "race:").replace('"throughput_tps"', '"new_tokens"') in charts

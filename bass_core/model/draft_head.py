@@ -338,7 +338,7 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
         raise
     except Exception as error:
         raise WeightsError(
-            f"The draft in {folder} can't be read ({error}): fetch it again, or train one with "
-            "`python -m distill train`."
+            f"The draft in {folder} can't be read ({' '.join(str(error).split()):.300}): fetch it again, or train "
+            "one with `python -m distill train`."
         ) from error
     return head.to(target.device, target.dtype).eval().requires_grad_(False)
