@@ -261,7 +261,7 @@ class BatchDecoder:
         if self.drafter is None or max(lengths) <= 0:
             return Proposal(torch.zeros(len(lengths), 0, dtype=torch.long), [0] * len(lengths))
         proposal = self.drafter.propose(self._rows, lengths, keys)
-        if self.drafter.own:
+        if self.drafter.is_user_object:
             check_proposal(proposal, lengths, self.target.vocab)
         return check_type(proposal, self._branches)
 
@@ -400,7 +400,7 @@ class BatchDecoder:
         """Give the target's hidden states of the newly committed tokens to a drafter that reads states."""
         if self.drafter is not None and self.drafter.observes_states:
             committed = states()
-            self.drafter.observe_states(rows, list(committed) if self.drafter.own else committed)
+            self.drafter.observe_states(rows, list(committed) if self.drafter.is_user_object else committed)
 
     def _forward(
         self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None

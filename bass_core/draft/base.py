@@ -100,7 +100,7 @@ class Drafter(Protocol):
     Attributes:
         source: a name for the drafter, for display.
         report_probs: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
-        own: whether it is a user's object, whose proposals are checked (`check_proposal`).
+        is_user_object: whether it is a user's object, whose proposals are checked (`check_proposal`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
             then refused if this is True.
         observes_states: whether `observe_states` needs the target's hidden states.
@@ -115,7 +115,7 @@ class Drafter(Protocol):
 
     source: str = "drafter"
     report_probs: bool = False
-    own: bool = False
+    is_user_object: bool = False
     reads_others: bool = True
 
     observes_states: bool = False
@@ -224,7 +224,7 @@ def wrap_user_drafter(drafter: Any) -> Drafter:
     A drafter with a method `observe_states` observes states, unless its attribute `observes_states` is False.
     """
     wrapped: Any = own_copy(drafter, "drafter")
-    wrapped.own = True
+    wrapped.is_user_object = True
     if not hasattr(wrapped, "observes_states"):
         wrapped.observes_states = hasattr(wrapped, "observe_states")
     if not hasattr(wrapped, "offers"):

@@ -202,14 +202,15 @@ def _require_complete(model: Any) -> Any:
 
 def load_tokenizer(source: Source) -> Any | None:
     """Load the source's tokenizer; None if it has none."""
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     if not any(map(is_tokenizer_file, source.files)):
         return None  # transformers would make some kinds of tokenizers without a vocabulary
+    options: dict[str, Any] = {"revision": source.revision, "local_files_only": source.local}
+    with _explain_errors(source.where):  # the tokenizer needs the model's config
+        AutoConfig.from_pretrained(source.where, trust_remote_code=False, **options)
     with _explain_errors(f"The tokenizer of {source.where}", ""):
-        return AutoTokenizer.from_pretrained(
-            source.where, revision=source.revision, local_files_only=source.local, trust_remote_code=False
-        )
+        return AutoTokenizer.from_pretrained(source.where, trust_remote_code=False, **options)
 
 
 def is_tokenizer_file(name: str) -> bool:
