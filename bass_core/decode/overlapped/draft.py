@@ -80,9 +80,9 @@ class DraftThread:
         threads = torch.get_num_threads()
         arguments = (make, home, device, delay_s)
         self._thread = threading.Thread(target=self._run, args=arguments, name="bass-amusd-draft", daemon=True)
-        self._thread.start()
-        _started.add(self)
         try:
+            self._thread.start()
+            _started.add(self)
             self.pause()
         except BaseException:  # Ctrl-C
             self.end()
