@@ -118,7 +118,7 @@ def _settings(where: str, fields: dict[str, Any]) -> dict[str, Any]:
     for ids in (fields.get(_LAYER_IDS), part.get(_LAYER_IDS)):
         _check_type(where, _LAYER_IDS, ids, list, "a list of whole numbers")
         for layer in ids or ():
-            _check_type(where, f"in {_LAYER_IDS}", layer, int, "a whole number", optional=False)
+            _check_type(where, f"an entry of {_LAYER_IDS}", layer, int, "a whole number", optional=False)
     if (fields | flags).get("use_aux_hidden_state") is False:
         raise PairError(
             f"{where} reads only the target's last state (use_aux_hidden_state is false), as EAGLE-1 and EAGLE-2 "
@@ -128,12 +128,11 @@ def _settings(where: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_type(where: str, name: str, value: object, kind: type, words: str, optional: bool = True) -> None:
-    if (value is None and optional) or (isinstance(value, kind) and isinstance(value, bool) <= (kind is bool)):
-        return
-    raise PairError(
-        f"The config of {where} has {name} the value {value!r:.80}, which is not {words}: correct it or choose "
-        "another draft."
-    )
+    if type(value) is not kind and not (value is None and optional):
+        raise PairError(
+            f"The config of {where} sets {name} to {value!r:.80}, which is not {words}: correct it or choose "
+            "another draft."
+        )
 
 
 def _layer_fields(fields: dict[str, Any]) -> dict[str, Any]:
