@@ -272,16 +272,6 @@ def keep_to_quota(environment: Mapping[str, str]) -> None:
         torch.set_num_threads(min(torch.get_num_threads(), cores()))
 
 
-def spare_forks() -> None:
-    """Give a forked worker, such as ZeroGPU's, one thread of torch.
-
-    With more threads, GNU's OpenMP in the fork would wait for threads that exist only in this process.
-    """
-    import torch
-
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-
-
 def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Set and return the number of the models' threads on a CPU.
 
@@ -378,7 +368,6 @@ def race_page(
         early: a context to hold while we prepare the service. We leave this context before we build the page,
             because Gradio builds one page at a time.
     """
-    from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
     from ui.page.page import build
     from ui.sources.service import open_service
@@ -398,8 +387,6 @@ def race_page(
     limits = operators_limits(options)
     free = cores() - leaves_a_core(options, os.environ)
     keep_to_quota(os.environ)
-    if on_zero_gpu():
-        spare_forks()
     with early or nullcontext():
         service = open_service(ask, options, limits, lambda: set_threads(options, os.environ), free)
     facts = service.facts

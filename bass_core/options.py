@@ -40,11 +40,12 @@ class Options:
         draft_length: tokens to draft per row and round. "auto" is "cost-aware" if this machine can be measured,
             else "bass". "bass" is Algorithm 1 of arXiv 2404.15778. "cost-aware" picks a length for every row from
             measured round costs. You can also give an integer from 0 to 1024, or your own policy: an object with
-            `limit`, `lengths` and `observe` (length/base.py).
+            `limit`, `lengths` and `observe` (length/base.py). Decoders work on deep copies of it.
         tree: draft trees instead of chains: the number of children of each draft, level by level. For example,
             (3, 2, 1) drafts 3 tokens, 2 after each of them and 1 after each of those: 15 in all. A tree has at
             most 62 drafts and needs a draft model or head. None drafts chains.
-        drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's default).
+        drafter: a name from DRAFTERS, a drafter object (decoders work on deep copies of it), or "auto" (the pair's
+            default).
         attention: a name from ATTENTIONS, or "auto" (the fastest known on this device).
         verification: "block" (judges a row's drafts together), "rejection" (one by one), "coupled" (every method
             writes the same text), or "auto" ("block" for chains, the tree rule for trees).

@@ -18,6 +18,7 @@ import pytest
 import bass_core
 import bench.report.report as report  # noqa: F401  imported before a test replaces load_pair, or it would keep that
 from bass_core.draft.registry import DRAFTERS
+from bass_core.length.options import POLICIES
 from bass_core.model.attention import BACKENDS
 from bass_core.model.loading.catalogue import CATALOGUE
 from tests.support import ROOT
@@ -98,11 +99,15 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture
-def tables():
+def tables(monkeypatch):
     """Restore the tables that a recipe adds to, after the test."""
     from ui.page.setting import SETTINGS
+    from ui.race import feed, parts
+    from ui.race.formulas import FORMULAS
 
-    known = (bass_core.METHODS, DRAFTERS, BACKENDS, CATALOGUE, SETTINGS, bass_core.VERIFICATIONS)
+    monkeypatch.setattr(feed, "CHARTED_METRICS", feed.CHARTED_METRICS)
+    pages = (SETTINGS, parts.CHARTS, parts.LANE_CHARTS, FORMULAS)
+    known = (bass_core.METHODS, DRAFTERS, POLICIES, BACKENDS, CATALOGUE, bass_core.VERIFICATIONS, *pages)
     before = [copy.copy(table) for table in known]
     yield
     for table, old in zip(known, before, strict=True):
@@ -117,3 +122,11 @@ def test_code_blocks_run_as_written(name, code, tiny, tables, monkeypatch, tmp_p
     recipe = ModuleType("recipe")
     monkeypatch.setitem(sys.modules, "recipe", recipe)
     exec(compile(code, name, "exec"), vars(recipe))
+
+
+def test_the_script_of_the_recipe_for_a_chart_is_like_that_of_another_chart():
+    (line,) = re.findall(
+        r"^```js\n(.*)\n```$", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    charts = (ROOT / "ui/static/race/charts.js").read_text(encoding="utf-8")
+    assert line.replace("throughput:", "race:").replace('"throughput_tps"', '"new_tokens"') in charts

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..draft.base import CommittedStates, Drafter, Proposal, TreeProposal, check_type, sources_of
+from ..draft.base import CommittedStates, Drafter, Proposal, TreeProposal, check_proposal, check_type, sources_of
 from ..draft.lookup import MergedProposal
-from ..length.base import Feedback, LengthPolicy, Offer
+from ..length.base import Feedback, LengthPolicy, Offer, check_lengths
 from ..machine.setup_time import setup_ms
 from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
@@ -229,7 +229,9 @@ class BatchDecoder:
 
     def _lengths(self, offers: list[Offer]) -> list[int]:
         """Return the draft length (for a tree: its depth) that the policy allows each row."""
-        return [0] * len(self._rows) if self.policy is None else self.policy.lengths(offers)
+        if self.policy is None:
+            return [0] * len(self._rows)
+        return check_lengths(self.policy.lengths(offers), offers, self.policy.limit)
 
     def _reads_prompts(self) -> bool:
         """Return whether the draft reads the prompts during the prefill, which is no part of the decoding time.
@@ -258,7 +260,10 @@ class BatchDecoder:
         """Return the drafter's proposal for these lengths, of the type that its rule judges."""
         if self.drafter is None or max(lengths) <= 0:
             return Proposal(torch.zeros(len(lengths), 0, dtype=torch.long), [0] * len(lengths))
-        return check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)
+        proposal = self.drafter.propose(self._rows, lengths, keys)
+        if self.drafter.is_user_object:
+            check_proposal(proposal, lengths, self.target.vocab)
+        return check_type(proposal, self._branches)
 
     def _verify_captured(self, proposal: Proposal, keys: RowKeys) -> Verdict | None:
         """Do the work of `_verify` in one captured graph, or return None if there is none for this round."""
@@ -394,7 +399,8 @@ class BatchDecoder:
     def _hand_states(self, rows: list[Sequence], states: Callable[[], Seq[Tensor]]) -> None:
         """Give the target's hidden states of the newly committed tokens to a drafter that reads states."""
         if self.drafter is not None and self.drafter.observes_states:
-            self.drafter.observe_states(rows, states())
+            committed = states()
+            self.drafter.observe_states(rows, list(committed) if self.drafter.is_user_object else committed)
 
     def _forward(
         self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None

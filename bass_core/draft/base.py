@@ -6,7 +6,6 @@ A drafter follows the decoder's rows 0..B-1. When a row leaves, the last row tak
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor
 
 from kernels.plan import MAX_TREE_TOKENS
+from kernels.support import is_accelerator
 
 from ..errors import RequestError
-from ..length.base import Offer
+from ..length.base import Offer, own_copy
 from ..machine.transfer import to_host
 from ..model.prefill import PrefillSteps
 from ..sample.distribution import Probs
@@ -100,6 +100,7 @@ class Drafter(Protocol):
     Attributes:
         source: a name for the drafter, for display.
         report_probs: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
+        is_user_object: whether it is a user's object, whose proposals are checked (`check_proposal`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
             then refused if this is True.
         observes_states: whether `observe_states` needs the target's hidden states.
@@ -114,6 +115,7 @@ class Drafter(Protocol):
 
     source: str = "drafter"
     report_probs: bool = False
+    is_user_object: bool = False
     reads_others: bool = True
 
     observes_states: bool = False
@@ -217,16 +219,14 @@ def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
 
 
 def wrap_user_drafter(drafter: Any) -> Drafter:
-    """Return a copy of a user's drafter, with defaults for the members of `Drafter` that it lacks.
+    """Return a deep copy of a user's drafter, with defaults for the members of `Drafter` that it lacks.
 
     A drafter with a method `observe_states` observes states, unless its attribute `observes_states` is False.
     """
-    wrapped: Any = copy.deepcopy(drafter)
+    wrapped: Any = own_copy(drafter, "drafter")
+    wrapped.is_user_object = True
     if not hasattr(wrapped, "observes_states"):
         wrapped.observes_states = hasattr(wrapped, "observe_states")
-    if hasattr(wrapped, "observe_states"):
-        observe = wrapped.observe_states
-        wrapped.observe_states = lambda rows, states: observe(rows, list(states))
     if not hasattr(wrapped, "offers"):
         wrapped.offers = partial(plain_offers, source=getattr(wrapped, "source", Drafter.source))
     for name, default in vars(Drafter).items():
@@ -287,6 +287,54 @@ def point_masses(rows: list[list[int]]) -> Proposal:
 def no_drafts(num_drafted: list[int], device: torch.device) -> Proposal:
     """Return a proposal of zero drafts per row."""
     return Proposal(torch.zeros(len(num_drafted), 0, dtype=torch.long, device=device), num_drafted)
+
+
+def check_proposal(proposal: Proposal, max_drafts: list[int], vocab: int) -> None:
+    """Check the proposal of a user's drafter.
+
+    Args:
+        proposal: the value that `propose` returned.
+        max_drafts: its argument, the maximum number of drafts per row (for a tree, of levels).
+        vocab: the number of token ids.
+
+    Raises:
+        RequestError: if it can't be verified.
+    """
+    if not isinstance(proposal, Proposal):
+        raise RequestError(
+            f"The drafter's `propose` must return a Proposal; got {_kind(proposal)}: use point_masses(lists of "
+            "tokens), or Proposal(tokens, num_drafted, probs)."
+        )
+    rows, tokens, counts, probs = len(max_drafts), proposal.tokens, proposal.num_drafted, proposal.probs
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64 or tokens.ndim != 2 or len(tokens) != rows:
+        raise RequestError(
+            f"A proposal's tokens must be an int64 tensor [{rows}, drafts], with a line per row; got "
+            f"{_kind(tokens)}."
+        )
+    if not isinstance(counts, list) or len(counts) != rows or not all(type(count) is int for count in counts):
+        raise RequestError(f"num_drafted must be a list of {rows} whole numbers, one per row; got {counts!r:.80}.")
+    width = tokens.shape[1]
+    for r, count in enumerate(counts):
+        most = width if isinstance(proposal, TreeProposal) else min(max_drafts[r], width)
+        if not 0 <= count <= most:
+            raise RequestError(
+                f"The drafter proposed {count} drafts for row {r}, which may have from 0 to {most}: "
+                f"max_drafts[{r}] is {max_drafts[r]}, and `tokens` has {width} columns."
+            )
+    if isinstance(probs, Tensor) and probs.shape[-1] != vocab:
+        raise RequestError(f"A proposal's probs must have {vocab} columns, one per token id; got {_kind(probs)}.")
+    # On an accelerator, reading the tokens would wait for the device.
+    if tokens.numel() and not is_accelerator(tokens.device):
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= vocab:
+            raise RequestError(
+                f"The drafter proposed the token {low if low < 0 else high}: token ids are from 0 to {vocab - 1}."
+            )
+
+
+def _kind(value: object) -> str:
+    """Return a value's kind for a message."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def check_type(proposal: Proposal, branches: bool) -> Proposal:

@@ -67,6 +67,10 @@ class _DecoderFactory:
     def make(self, rows: list[Sequence]) -> BatchDecoder:
         drafter = self.request.kind.make(self.parts) if self.drafts else None
         policy = policy_of_request(self.request) if self.drafts else None
+        if self.drafts and self.request.kind.own:
+            self.request.copies.append(drafter)
+        if self.drafts and not isinstance(self.request.draft_length, str | int):
+            self.request.copies.append(policy)
         return BatchDecoder(rows, self.target, _params(self.request), drafter, policy, cache=self.cache)
 
 

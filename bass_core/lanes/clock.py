@@ -1,4 +1,4 @@
-"""Measured (`LaneClock`) and simulated (`PredictedClock`) clocks of lanes, and a lock for shared lanes.
+"""Measured (`LaneClock`) and simulated (`PredictedClock`) clocks of lanes.
 
 A LaneClock measures the device time inside `running()`, without graph captures, kernel compilations and kernel
 loads. A PredictedClock measures nothing: for each counted step it adds the time that the step's forwards would
@@ -7,7 +7,6 @@ have taken on other hardware.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,21 +19,6 @@ from ..machine.setup_time import setup_ms, watch_compiler
 from ..predict.billing import bill
 from ..predict.clock import SimulatedClock
 from ..sequence import Round, Sequence
-
-
-class FairLock:
-    """A lock that goes to a waiting thread first; with threading.Lock a busy lane would starve the snapshots."""
-
-    def __init__(self) -> None:
-        self._turn, self._held = threading.Lock(), threading.Lock()
-
-    def __enter__(self) -> None:
-        # A waiting thread holds `_turn`, so the thread that releases `_held` can't take it again first.
-        with self._turn:
-            self._held.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._held.release()
 
 
 class LaneClock:

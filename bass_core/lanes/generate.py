@@ -10,7 +10,7 @@ this machine's measured costs if draft_length is "auto" or "cost-aware", and on 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any, cast
 
@@ -68,6 +68,8 @@ class Generation:
     Attributes:
         timeline: when draft and target were busy, only for "amusd"; see docs/amusd.md.
         clock: the hardware that all times are predicted for (ClockRecord), or None if they were measured.
+        copies: the deep copies of your drafter and your draft_length object that this call worked on, in this
+            order, with their state at the end; "speculative" has them for one sequence after another.
     """
 
     method: str
@@ -75,6 +77,7 @@ class Generation:
     metrics: Metrics
     timeline: dict[str, Any] | None = None
     clock: ClockRecord | None = None
+    copies: list[Any] = field(default_factory=list)
 
     def __repr__(self) -> str:
         ms = self.metrics.ms_per_token
@@ -158,7 +161,7 @@ def finished(lane: Lane) -> Generation:
     timeline = None if lane.timeline is None else lane.timeline.view()
     simulated = lane.request.clock
     record = None if simulated is None else cast(ClockRecord, simulated.record())
-    return Generation(lane.method, sequences, lane.metrics(), timeline, record)
+    return Generation(lane.method, sequences, lane.metrics(), timeline, record, lane.request.copies)
 
 
 @ours()

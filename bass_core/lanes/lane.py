@@ -6,6 +6,7 @@ scheduler ends the lane (schedule.py). methods.py builds the decoder, view.py sh
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 from ..decode.base import CacheBytes, Decoder, Timeline
@@ -18,7 +19,7 @@ from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from ..model.weights.placement import is_split
 from ..sequence import Reading, Round
-from .clock import FairLock, LaneClock, PredictedClock
+from .clock import LaneClock, PredictedClock
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
 from .pace import ENDS, Pace, Tally
@@ -39,6 +40,9 @@ class Lane:
         cache: bytes of its caches. None if the decoder doesn't report them, or if a simulated clock predicts the
             times of other models than the pair that runs.
         reading: progress of the prefill while prompts are read, else None.
+        held: keeps a snapshot from seeing a half-done step.
+        turn: a snapshot takes it before `held`, and a step waits for it first. With one lock, a busy lane would
+            starve the snapshots. (Entering these compiled locks can't be interrupted, as a class of ours could.)
     """
 
     def __init__(self, pair: ModelPair, request: Request, method: str) -> None:
@@ -54,8 +58,7 @@ class Lane:
         self.trace = Trace(pair.tokenizer)
         self.work = _work(pair, request)
         self.error: str | None = None
-        # Keeps a snapshot from seeing a half-done step.
-        self.lock = FairLock()
+        self.turn, self.held = threading.Lock(), threading.Lock()
         self._texts = [
             TextStream(pair.tokenizer, request.stop) if pair.tokenizer is not None else None
             for _ in self.sequences

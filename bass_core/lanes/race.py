@@ -108,7 +108,8 @@ def _run(
         _admit(pair, request, methods, scheduling)
         request, start = measuring.request, time.perf_counter()
         with ours():
-            lanes += [Lane(pair, request, method.name) for method in methods]
+            for method in methods:  # one by one, so that an error or Ctrl-C ends those that exist
+                lanes.append(Lane(pair, request, method.name))
         for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS, stopped):
             if stopped():
                 return
@@ -152,7 +153,7 @@ def _snapshot(
     views: dict[str, LaneSnapshot] = {}
     paces: dict[str, Pace] = {}
     for lane in lanes:
-        with lane.lock:
+        with lane.turn, lane.held:
             views[lane.method], paces[lane.method] = lane_view(lane), lane.pace
     reference = reference_lane(lanes)
     for name, view in views.items():

@@ -100,8 +100,10 @@ def _step(lane: Lane) -> None:
 
 
 def _guarded(lane: Lane, action: Callable[[], object]) -> None:
+    with lane.turn:
+        pass  # a waiting snapshot goes first
     try:
-        with lane.lock:
+        with lane.held:
             action()
     except MemoryShortage:
         raise

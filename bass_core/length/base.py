@@ -2,13 +2,18 @@
 
 A decoder calls `lengths` before it drafts, and `observe` after each round. Only `observe` changes a policy, so two
 calls of `lengths` between them give the same answer. A policy keeps its state in plain attributes, so that each
-decoder can work on a copy. A user's policy is any object with these three members.
+decoder can work on a deep copy (`own_copy`). A user's policy is any object with these three members.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
+
+from ..errors import RequestError
+
+T = TypeVar("T")
 
 
 class Offer(NamedTuple):
@@ -65,3 +70,38 @@ class LengthPolicy(Protocol):
     def observe(self, feedback: Feedback) -> None:
         """Learn from a round. Plain rounds are included, the prefill is not."""
         ...
+
+
+def check_lengths(lengths: object, offers: Sequence[Offer], limit: int) -> list[int]:
+    """Return a policy's draft lengths if there is a whole number from 0 to `limit` for each row.
+
+    Raises:
+        RequestError: if there is not.
+    """
+    if not isinstance(lengths, list | tuple) or len(lengths) != len(offers):
+        raise RequestError(
+            "`lengths` of the draft_length object must return a list with one length per row, here "
+            f"{len(offers)}; got {lengths!r:.80}."
+        )
+    for length in lengths:
+        if type(length) is not int or not 0 <= length <= limit:
+            raise RequestError(
+                "`lengths` of the draft_length object must return whole numbers (int) from 0 to its `limit`, "
+                f"{limit}; got {length!r:.80}."
+            )
+    return list(lengths)
+
+
+def own_copy(value: T, role: str) -> T:
+    """Return a deep copy of a user's object, so that decoders and calls don't influence each other.
+
+    Raises:
+        RequestError: if it can't be copied.
+    """
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        raise RequestError(
+            f"The {role} can't be copied ({type(error).__name__}: {error}), and each decoder works on a deep "
+            "copy: give its class a __deepcopy__."
+        ) from error

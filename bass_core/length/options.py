@@ -1,17 +1,17 @@
 """The option `draft_length`: its values (`check_draft_length`), and their policies (`make_policy`).
 
-The values are "auto" ("cost-aware" if costs are known, else Algorithm 1), "bass" (Algorithm 1, arXiv 2404.15778),
-"cost-aware" (row lengths by measured cost), a whole number of draft tokens from 0 to LONGEST, or a user's own
-policy (base.py). Nothing here measures anything or runs a model.
+The values are the names in `POLICIES`, a whole number of draft tokens from 0 to LONGEST, or a user's own policy
+(base.py). To add a policy by name, add a line to `POLICIES`. Nothing here measures anything or runs a model.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ..errors import RequestError
 from .acceptance import PastDrafts
-from .base import LengthPolicy
+from .base import LengthPolicy, own_copy
 from .cost_aware import LIMIT, CostAware
 from .costs import RoundCosts
 from .policies import LONGEST, Algorithm1, FixedLength, is_length
@@ -19,8 +19,58 @@ from .policies import LONGEST, Algorithm1, FixedLength, is_length
 DraftLength = str | int | LengthPolicy
 
 AUTO, BASS, COST_AWARE = "auto", "bass", "cost-aware"
-# Maximum number of drafts per row and round, by name. "auto" has the larger of the two other limits.
-_LIMITS = {AUTO: 32, BASS: Algorithm1.limit, COST_AWARE: LIMIT}
+
+
+class PolicyParts(NamedTuple):
+    """The parts that a policy may be built from.
+
+    Attributes:
+        costs: costs of rounds, or None if they are unknown.
+        timed: whether the rounds' own times correct the costs.
+        past_drafts: counts of earlier calls (acceptance.py), which a cost-aware policy adds to.
+    """
+
+    costs: RoundCosts | None = None
+    timed: bool = True
+    past_drafts: PastDrafts | None = None
+
+
+class PolicyKind(NamedTuple):
+    """A line of `POLICIES`.
+
+    Attributes:
+        limit: maximum number of draft tokens per row and round.
+        make: returns a fresh policy.
+        uses_costs: whether it uses the costs of rounds, which are then measured.
+    """
+
+    limit: int
+    make: Callable[[PolicyParts], LengthPolicy]
+    uses_costs: bool = False
+
+
+def _cost_aware(parts: PolicyParts) -> LengthPolicy:
+    if parts.costs is None:
+        raise ValueError(f'draft_length="{COST_AWARE}" needs costs: see with_costs in decode/measuring.py.')
+    return CostAware(parts.costs, parts.timed, parts.past_drafts)
+
+
+def _algorithm_1(parts: PolicyParts) -> LengthPolicy:
+    return Algorithm1()
+
+
+def _auto(parts: PolicyParts) -> LengthPolicy:
+    return (_algorithm_1 if parts.costs is None else _cost_aware)(parts)
+
+
+POLICIES = {
+    # "cost-aware" if costs are known, else "bass"
+    AUTO: PolicyKind(max(Algorithm1.limit, LIMIT), _auto, uses_costs=True),
+    # Algorithm 1 of arXiv 2404.15778
+    BASS: PolicyKind(Algorithm1.limit, _algorithm_1),
+    # the length of each row by measured costs
+    COST_AWARE: PolicyKind(LIMIT, _cost_aware, uses_costs=True),
+}
 
 
 def check_draft_length(option: DraftLength) -> DraftLength:
@@ -29,19 +79,19 @@ def check_draft_length(option: DraftLength) -> DraftLength:
     Raises:
         RequestError: if it is not a valid draft length.
     """
-    named = isinstance(option, str) and option in _LIMITS
+    named = isinstance(option, str) and option in POLICIES
     if named or is_length(option) or _is_policy(option):
         return option
     raise RequestError(
-        f"draft_length must be one of {', '.join(_LIMITS)}, a whole number from 0 to {LONGEST}, or an object with "
-        f"`limit`, `lengths` and `observe`; got {option!r}."
+        f"draft_length must be one of {', '.join(POLICIES)}, a whole number from 0 to {LONGEST}, or an object "
+        f"with `limit`, `lengths` and `observe`; got {option!r}."
     )
 
 
 def longest_draft(option: DraftLength) -> int:
     """Return the maximum number of draft tokens per row and round for a checked option."""
     if isinstance(option, str):
-        return _LIMITS[option]
+        return POLICIES[option].limit
     return option if isinstance(option, int) else option.limit
 
 
@@ -54,7 +104,7 @@ def fixed_length(option: DraftLength) -> int | None:
 
 def wants_costs(option: DraftLength) -> bool:
     """Return whether a checked option uses the costs of rounds."""
-    return isinstance(option, str) and option in (AUTO, COST_AWARE)
+    return isinstance(option, str) and POLICIES[option].uses_costs
 
 
 def make_policy(
@@ -63,27 +113,15 @@ def make_policy(
     timed: bool = True,
     past_drafts: PastDrafts | None = None,
 ) -> LengthPolicy:
-    """Return a fresh policy for a checked option; a user's object is copied.
-
-    Args:
-        option: the checked option.
-        costs: costs of rounds, or None. Without costs, "auto" means Algorithm 1.
-        timed: whether the rounds' own times correct the costs.
-        past_drafts: counts of earlier calls (acceptance.py), which a cost-aware policy adds to.
+    """Return a fresh policy for an option; a user's object is copied. Other arguments as in PolicyParts.
 
     Raises:
         ValueError: if the option is "cost-aware" and there are no costs.
     """
     check_draft_length(option)
-    if wants_costs(option) and costs is not None:
-        return CostAware(costs, timed, past_drafts)
-    if option == COST_AWARE:
-        raise ValueError(f'draft_length="{option}" needs costs: see with_costs in decode/measuring.py.')
     if isinstance(option, str):
-        return Algorithm1()
-    if isinstance(option, int):
-        return FixedLength(option)
-    return copy.deepcopy(option)
+        return POLICIES[option].make(PolicyParts(costs, timed, past_drafts))
+    return FixedLength(option) if isinstance(option, int) else own_copy(option, "draft_length object")
 
 
 def _is_policy(option: object) -> bool:

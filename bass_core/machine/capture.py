@@ -118,8 +118,8 @@ def capture(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
         if module.mem_get_info(pool.device)[0] < LEAST_FREE:
             module.empty_cache()
         pool.open()
-        _underway = True
         try:
+            _underway = True
             return _record(forward, pool)
         finally:
             _underway = False
@@ -147,8 +147,8 @@ def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
 def _no_collection() -> Iterator[None]:
     """Turn garbage collection off: destroying a graph on this thread would end the capture."""
     collects = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if collects:
@@ -161,7 +161,7 @@ def _final() -> Iterator[None]:
     global _failed
     try:
         yield
-    except Exception:
+    except BaseException:  # Ctrl-C too: it may come after the capture has started
         _failed = True
         raise
 
@@ -187,11 +187,11 @@ def waits_refused(device: torch.device) -> Iterator[None]:
     module = runtime(device)
     with _capture_lock:
         before = module.get_sync_debug_mode()
-        with warnings.catch_warnings():
-            # torch warns that it doesn't detect every wait; a missed one makes the capture fail.
-            warnings.simplefilter("ignore")
-            module.set_sync_debug_mode("error")
         try:
+            with warnings.catch_warnings():
+                # torch warns that it doesn't detect every wait; a missed one makes the capture fail.
+                warnings.simplefilter("ignore")
+                module.set_sync_debug_mode("error")
             yield
         finally:
             module.set_sync_debug_mode(before)

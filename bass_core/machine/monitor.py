@@ -68,15 +68,16 @@ class Monitor:
                 self._gpu = NvmlDevice(self.device)
             self._quietly(self._process.cpu_percent)  # psutil measures since its previous call
             self._latest = {**self._sample(), "cpu_percent": None}
-            self._thread = threading.Thread(target=self._run, name="bass-monitor", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="bass-monitor", daemon=True)
+            thread.start()
+            self._thread = thread
         return self
 
     def stop(self) -> None:
         """End the thread and release NVML; `latest()` keeps the last sample."""
+        self._stopped.set()
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._stopped.set()
             thread.join()
         gpu, self._gpu = self._gpu, None
         if gpu is not None:

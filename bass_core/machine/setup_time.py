@@ -43,8 +43,8 @@ def setting_up(device: torch.device) -> Iterator[None]:
         return
     _drain(device)
     start = time.perf_counter()
-    _thread.busy = True
     try:
+        _thread.busy = True
         yield
     finally:
         _thread.busy = False

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from kernels.reference.quantized import QuantizedWeight
 from kernels.support import is_accelerator
 
-from ..errors import PairError, WeightsError
+from ..errors import BassError, PairError, WeightsError
 from ..machine import cpu_kernels
 from ..machine.digest import sha256
 from .base import HiddenStateTap
@@ -303,7 +303,7 @@ def is_draft_head(folder: Path) -> bool:
     """Return whether the folder holds a draft head."""
     try:
         return "draft_head" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return False
 
 
@@ -324,19 +324,21 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
         config = HeadConfig(**{**fields_read, "reads_layers": tuple(fields.get("reads_layers", ()))})
         tensors = load_file(folder / WEIGHTS)
         vocabulary = tensors.pop("vocabulary").long()
+        head = DraftHead(target, config, vocabulary)
+        if not any(name.startswith("pointer.") for name in tensors):
+            # Heads of earlier versions have no pointer: zeros leave their logits unchanged.
+            tensors |= {
+                f"pointer.{name}": torch.zeros_like(part) for name, part in head.pointer.named_parameters()
+            }
+        missing = set(head.own_weights()) - set(tensors)
+        if missing:
+            raise WeightsError(f"The draft in {folder} lacks {sorted(missing)[0]}: fetch it again or train one.")
+        head.load_state_dict(tensors, strict=False)
+    except BassError:
+        raise
     except Exception as error:
         raise WeightsError(
-            f"The draft in {folder} can't be read ({error}): fetch it again, or train one with "
-            "`python -m distill train`."
+            f"The draft in {folder} can't be read ({' '.join(str(error).split()):.300}): fetch it again, or train "
+            "one with `python -m distill train`."
         ) from error
-    head = DraftHead(target, config, vocabulary)
-    if not any(name.startswith("pointer.") for name in tensors):
-        # Heads of earlier versions have no pointer: zeros leave their logits unchanged.
-        tensors |= {
-            f"pointer.{name}": torch.zeros_like(parameter) for name, parameter in head.pointer.named_parameters()
-        }
-    missing = set(head.own_weights()) - set(tensors)
-    if missing:
-        raise WeightsError(f"The draft in {folder} lacks {sorted(missing)[0]}: fetch it again or train one.")
-    head.load_state_dict(tensors, strict=False)
     return head.to(target.device, target.dtype).eval().requires_grad_(False)

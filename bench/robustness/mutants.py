@@ -2,7 +2,8 @@
 
 Each mutant is one edit to a copy of the sources, tested in a separate process; its claim holds if the tests fail.
 The unbroken copy must pass the same cases. With --quick we run only the smallest cases meant to catch a mutant,
-otherwise all quick tests of the decoder. If a mutant survives, a test is missing.
+otherwise all quick tests of the decoder. If a mutant survives, a test is missing. Tests that run longer than
+QUICK_LIMIT_S or WHOLE_LIMIT_S are ended, and the mutant counts as not tested.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from .kernel_mutations import KERNEL_MUTANTS
 from .mutations import MUTANTS, Mutant
 
 KNOWN = MUTANTS + KERNEL_MUTANTS
+# Time limits for the tests of one copy, in seconds, with --quick and without.
+QUICK_LIMIT_S, WHOLE_LIMIT_S = 900.0, 3600.0
+_TIMED_OUT = 124
 _WHOLE = [
     "tests/conformance", "tests/kernels", "tests/faults/test_broken_models.py", "tests/bass_core/draft",
     "tests/bass_core/decode/overlapped", "tests/bass_core/model", "tests/bass_core/verify",
@@ -46,20 +50,27 @@ def main(argv: list[str]) -> None:
         options.error(f"there is no mutant {', '.join(sorted(unknown))}: see bench/robustness/mutations.py.")
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
+    limit_s = QUICK_LIMIT_S if arguments.quick else WHOLE_LIMIT_S
+    # Compute with one thread here, so that tests in forks may use several (see bass_core/machine/openmp.py).
+    torch.set_num_threads(1)
     # Import the tests' modules once, before forking; otherwise each process would need seconds for that.
     _pytest(["--collect-only", "-m", "", *unbroken])
-    code = _tests_on(None, unbroken)
-    results: list[Row] = [{"mutant": "none", "tests": "pass" if code == 0 else f"exit {code}"}]
+    code = _tests_on(None, unbroken, WHOLE_LIMIT_S)
+    results: list[Row] = [{"mutant": "none", "tests": "pass" if code == 0 else _failure(code, WHOLE_LIMIT_S)}]
     claims = [alike("the unbroken decoder passes", float(code == 0))]
     for mutant in tqdm(chosen, desc="mutants"):
-        code = _tests_on(mutant, cases[mutant.name])
+        code = _tests_on(mutant, cases[mutant.name], limit_s)
         # pytest exits with 1 when tests failed; any other status means that the mutant was not tested.
-        results.append({"mutant": mutant.name, "tests": "fail" if code == 1 else f"exit {code}"})
+        results.append({"mutant": mutant.name, "tests": "fail" if code == 1 else _failure(code, limit_s)})
         claims.append(alike(f"caught: {mutant.name}", float(code == 1)))
     finish("mutants", arguments, CPU, results, claims)
 
 
-def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:
+def _failure(code: int, limit_s: float) -> str:
+    return f"over {limit_s:g} s" if code == _TIMED_OUT else f"exit {code}"
+
+
+def _tests_on(mutant: Mutant | None, cases: list[str], limit_s: float) -> int:
     """Return pytest's exit status on a copy of the sources with the mutant's edit (None: without any)."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
@@ -71,8 +82,12 @@ def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_run_tests, args=(copy, cases, 0 if mutant is None else 1))
         process.start()
-        process.join()
-        return process.exitcode if process.exitcode is not None else -1
+        process.join(limit_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            return _TIMED_OUT
+        return process.exitcode
 
 
 def _run_tests(copy: Path, cases: list[str], expected: int) -> None:

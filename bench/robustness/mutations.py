@@ -174,8 +174,8 @@ MUTANTS = [
            "    if False:",
            ["tests/faults/test_broken_models.py::test_a_target_with_nan_raises_a_model_error"]),
     Mutant("the rule chosen by what the proposal looks like", "bass_core/decode/batch.py",
-           "return check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)",
-           "given: Any = check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)\n"
+           "return check_type(proposal, self._branches)",
+           "given: Any = check_type(proposal, self._branches)\n"
            "        line = [list(range(-1, count - 1)) for count in given.num_drafted]\n"
            "        if self._branches and given.parents == line and given.drawn and given.probs is not None:\n"
            "            width = given.tokens.shape[1]\n"

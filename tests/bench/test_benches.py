@@ -9,9 +9,11 @@ import io
 import itertools
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,6 +29,7 @@ from bench.cpu.spec import mean_ratio
 from bench.peers.llama_cpp import INSTALL
 from bench.report import film
 from bench.report.report import command
+from bench.robustness import mutants
 from bench.robustness.mutants import KNOWN
 from tests.support import ROOT
 from tests.support.page import hosted, save_tiny_pair
@@ -322,6 +325,12 @@ def test_gpu_runs(tmp_path):
     assert json.loads((tmp_path / "gpu.json").read_text()) == document
     decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
     assert decided == {"sections that ran to their end", "kernels: cases that passed"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="mutants are tested in forks")
+def test_a_mutant_whose_tests_hang_is_ended(monkeypatch):
+    monkeypatch.setattr(mutants, "_run_tests", lambda *arguments: time.sleep(600))
+    assert mutants._failure(mutants._tests_on(None, [], 0.1), 0.1) == "over 0.1 s"
 
 
 @pytest.mark.slow

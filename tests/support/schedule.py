@@ -21,7 +21,7 @@ def draft_in_step(patch: pytest.MonkeyPatch) -> None:
             if self._running and session is not None:
                 # A running step may have begun before the newest text.
                 enough = len(self._unseen_steps) + 1 + self._working
-                self.lock.wait_for(
+                self.changed.wait_for(
                     lambda: (
                         not self.alive
                         or len(self._unseen_steps) >= enough

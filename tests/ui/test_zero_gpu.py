@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 import app
 from bass_core import BassError, ModelPair
-from tests.support import ROOT
 from ui.page.events import UNEXPECTED, Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
@@ -172,22 +170,3 @@ def test_a_sweep_is_one_reservation(pair: ModelPair, spaces: Spaces) -> None:
     *_, last = sweeps.api("Hello", 8, batches=[1, 2], draft_lengths=["bass", "2"], seconds=5)
     assert last["done"] and len(last["points"]) == 4
     assert len(spaces.asked) == 1 and spaces.asked[0] > START_S + 5
-
-
-@pytest.mark.slow
-def test_a_fork_does_not_wait_for_threads_of_its_parent() -> None:
-    code = """
-import os, signal, sys, torch, app
-torch.set_num_threads(2)
-torch.ones(1 << 20).exp()
-if sys.argv[1] == "spared":
-    app.spare_forks()
-if os.fork() == 0:
-    signal.alarm(60)  # ends a worker that hangs
-    torch.ones(1 << 20).exp()
-    os._exit(0)
-sys.exit(os.wait()[1] != 0)
-"""
-    command = [sys.executable, "-c", code, "spared"]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)

@@ -26,11 +26,11 @@ class OwnNoise:
     def drawing(self) -> Iterator[None]:
         """Let torch's default generator continue this stream in the block; then restore the generator's state."""
         before = self._get()
-        self._set(self._state)
         try:
+            self._set(self._state)
             yield
-        finally:
             self._state = self._get()
+        finally:
             self._set(before)
 
     def _get(self) -> torch.Tensor:

@@ -43,7 +43,11 @@ class Turns(Generic[T]):
             self._start()
         else:
             self._go.put(True)
-        result = self._handed.get()
+        try:
+            result = self._handed.get()
+        except BaseException:  # Ctrl-C: the work must not go on alone
+            self.stop()
+            raise
         if not isinstance(result, _Ended):
             return result
         if result.error is not None:
@@ -73,8 +77,9 @@ class Turns(Generic[T]):
             self._handed.put(ended)
 
         # Use a daemon thread, so that a program can exit in the middle of a race.
-        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _hand_over(self, result: T) -> bool:
         self._handed.put(result)

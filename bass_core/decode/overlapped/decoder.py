@@ -132,18 +132,20 @@ class AmusdDecoder(BatchDecoder):
 
     def close(self) -> None:
         """End the draft."""
-        self.pause()
-        self.timeline.waiting = 0
-        self.draft.close()
+        try:
+            self.pause()
+            self.timeline.waiting = 0
+        finally:
+            self.draft.close()
 
     @contextmanager
     def _slice(self) -> Iterator[None]:
         """Run the lane's clock in this block. On a CPU, the target gets only its share of the cores meanwhile."""
         before, num_threads = torch.get_num_threads(), split_threads()[0]
         split = self._split and self.draft.alive and num_threads != before
-        if split:
-            torch.set_num_threads(num_threads)
         try:
+            if split:
+                torch.set_num_threads(num_threads)
             with self.timeline.slice():
                 yield
         finally:

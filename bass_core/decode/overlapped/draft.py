@@ -37,6 +37,7 @@ class DraftThread:
 
     Attributes:
         lock: a thread that touches a row holds this.
+        changed: a condition of `lock`, notified when the draft or its orders have changed.
         rows: the rows that both sides share, by the sequences' index.
         session: the draft's side; None if it could not be made.
         step_ms: milliseconds of a step of the draft model; None until `look` has seen one.
@@ -46,7 +47,10 @@ class DraftThread:
     """
 
     def __init__(self, sequences: list[Sequence]) -> None:
-        self.timeline, self.lock = Timeline(), threading.Condition()
+        self.timeline = Timeline()
+        # Enter `lock`, not `changed`: its own `with` is compiled, so Ctrl-C can't leave it locked.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.rows = {row.index: row for row in shared_rows(sequences)}
         self.session: DraftSession | None = None
         self.step_ms: float | None = None
@@ -76,10 +80,15 @@ class DraftThread:
         threads = torch.get_num_threads()
         arguments = (make, home, device, delay_s)
         self._thread = threading.Thread(target=self._run, args=arguments, name="bass-amusd-draft", daemon=True)
-        self._thread.start()
-        _started.add(self)
-        self.pause()
-        torch.set_num_threads(threads)
+        try:
+            self._thread.start()
+            _started.add(self)
+            self.pause()
+        except BaseException:  # Ctrl-C
+            self.end()
+            raise
+        finally:
+            torch.set_num_threads(threads)
 
     @property
     def alive(self) -> bool:
@@ -90,21 +99,21 @@ class DraftThread:
         """Let the draft work."""
         with self.lock:
             self._running = True
-            self.lock.notify_all()
+            self.changed.notify_all()
 
     def pause(self) -> None:
         """Stop the draft, and wait until the running step has ended."""
         with self.lock:
             self._running = False
             if not self._in_own_thread:
-                self.lock.wait_for(lambda: not self._working)
+                self.changed.wait_for(lambda: not self._working)
         self.look()
 
     def end(self) -> None:
         """Let the thread end after the running step."""
         with self.lock:
             self._closed = True
-            self.lock.notify_all()
+            self.changed.notify_all()
 
     def close(self) -> None:
         """End the thread and wait until it has ended; the draft's memory is then free."""
@@ -122,7 +131,7 @@ class DraftThread:
         """Return the drafts after each row's text. First wait up to `timeout_s` seconds for an unseen step."""
         timeline = self.timeline
         with self.lock:
-            self.lock.wait_for(lambda: self._unseen_steps or not self.alive, timeout_s)
+            self.changed.wait_for(lambda: self._unseen_steps or not self.alive, timeout_s)
             unseen, self._unseen_steps = self._unseen_steps, []
             drafts = {index: list(row.drafts) for index, row in self.rows.items()}
             if (totals := self._failed_totals if self.session is None else self.session.totals) is not None:
@@ -151,7 +160,7 @@ class DraftThread:
             if row.finish_reason:
                 shared.finish_reason = row.finish_reason
                 del self.rows[row.index]
-            self.lock.notify_all()
+            self.changed.notify_all()
 
     def _run(
         self, make: Callable[[], DraftSession], home: torch.device, device: torch.device, delay_s: float
@@ -174,7 +183,7 @@ class DraftThread:
                             only_model = session.step()
                         with self.lock:
                             self._unseen_steps.append((begin, time.perf_counter(), only_model))
-                            self.lock.notify_all()
+                            self.changed.notify_all()
                 finally:
                     # Wait for the draft's last work, because its memory is freed and reused afterwards.
                     wait_for_stream(device)
@@ -193,14 +202,14 @@ class DraftThread:
                     for row in self.rows.values():
                         row.states.clear()
                 self._working = False
-                self.lock.notify_all()
+                self.changed.notify_all()
 
     def _wait(self, session: DraftSession) -> bool:
         """Wait for work; return False when the thread is to end."""
         with self.lock:
             self._working = False
-            self.lock.notify_all()
-            self.lock.wait_for(lambda: self._closed or (self._running and session.busy))
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self._closed or (self._running and session.busy))
             self._working = not self._closed
             return self._working
 

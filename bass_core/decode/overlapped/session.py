@@ -19,6 +19,7 @@ import copy
 import logging
 import threading
 import weakref
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -136,7 +137,7 @@ class DraftSession:
         kind: DrafterKind,
         backend: str,
         home: torch.device,
-        lock: threading.Condition,
+        lock: AbstractContextManager[Any],
     ) -> None:
         step = source.draft_step
         assert step is not None

@@ -1,7 +1,7 @@
 """Load an EAGLE-3 head from its files: `is_eagle`, then `load_eagle`.
 
 Two formats are read: that of the speculators library, and that of the EAGLE authors, which SpecForge also writes.
-All other heads are refused by name.
+A setting may be in the config or in its part `eagle_config`. All other heads are refused by name.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from ...errors import BassError, PairError, WeightsError
 from ..eagle import EagleConfig, EagleHead
 from ..weights.quantized import outputs_of
 from ..weights.shape import config_value, context_of, rope_depends_on_length
-from .sources import Source, fetch
+from .sources import Source, fetch, in_one_line
 
 # Decoder layers that EagleStep can run.
 _LAYERS = ("llama", "qwen3")
 # Tensors that training code stores and drafting doesn't need.
 _UNUSED = ("verifier_", "rotary_emb.", "layers.0.self_attn.rotary_emb.")
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _OTHERS = "give an EAGLE-3 head, a draft model, or no draft"
+# Other kinds of heads, by a word in the names of their class or of their config's parts.
+_OTHER_HEADS = {"dflash": "DFlash", "medusa": "Medusa", "mlp_speculator": "MLP speculators"}
 
 
 def is_eagle(source: Source) -> bool:
@@ -37,7 +40,10 @@ def is_eagle(source: Source) -> bool:
     """
     config = _read_config(source)
     kind = config.get("speculators_model_type")
-    names = " ".join(map(str, [*(config.get("architectures") or ()), config.get("model_type")])).lower()
+    names = f"{config.get('architectures')} {config.get('model_type')}".lower()
+    for word, head in _OTHER_HEADS.items():
+        if kind is None and (word in names or f"{word}_config" in config):
+            raise PairError(f"{source.where} is a head of {head}, not of EAGLE-3: {_OTHERS}.")
     if kind == "eagle3" or (kind is None and ("eagle3" in names or "draft_vocab_size" in config)):
         return True
     if kind not in (None, "eagle"):
@@ -74,9 +80,23 @@ def load_eagle(source: Source, target: PreTrainedModel) -> EagleHead:
         PairError: if the head does not fit the target, or we can't run its layers.
         WeightsError: if its files are incomplete or can't be read.
     """
-    where, fields = source.where, _read_config(source)
+    try:
+        return _load(source, target)
+    except BassError:
+        raise
+    except Exception as error:  # the config's values may be of any type
+        raise PairError(
+            f"The head in {source.where} can't be loaded ({in_one_line(error)}): correct its config or choose "
+            "another draft."
+        ) from error
+
+
+def _load(source: Source, target: PreTrainedModel) -> EagleHead:
+    where, fields = source.where, _settings(source.where, _read_config(source))
     weights = _read_weights(source)
     d2t, t2d = weights.pop("d2t", None), weights.pop("t2d", None)
+    if fields.get("draft_vocab_size") is None and d2t is not None:
+        fields["draft_vocab_size"] = len(d2t)
     config = _config(where, fields, target, "layers.0.self_attn.q_norm.weight" in weights)
     size = outputs_of(target)
     vocabulary = _vocabulary(where, config.layers.vocab_size, size, d2t, t2d)
@@ -84,6 +104,35 @@ def load_eagle(source: Source, target: PreTrainedModel) -> EagleHead:
     if config.norm_before_fc:
         weights.setdefault("input_norm.weight", torch.ones(len(config.reads_layers) * config.target_hidden))
     return EagleHead(target, config, vocabulary, weights)
+
+
+def _settings(where: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the config, with the flags of its part `eagle_config`; refuse values of other types."""
+    _check_type(where, "eagle_config", fields.get("eagle_config"), dict, "an object")
+    part = fields.get("eagle_config") or {}
+    flags = {name: part[name] for name in (*_FLAGS, "use_aux_hidden_state") if name in part and name not in fields}
+    for name in ("draft_vocab_size", "target_hidden_size"):
+        _check_type(where, name, fields.get(name), int, "a whole number")
+    for name in (*_FLAGS, "use_aux_hidden_state"):
+        _check_type(where, name, (fields | flags).get(name), bool, "true or false")
+    for ids in (fields.get(_LAYER_IDS), part.get(_LAYER_IDS)):
+        _check_type(where, _LAYER_IDS, ids, list, "a list of whole numbers")
+        for layer in ids or ():
+            _check_type(where, f"an entry of {_LAYER_IDS}", layer, int, "a whole number", optional=False)
+    if (fields | flags).get("use_aux_hidden_state") is False:
+        raise PairError(
+            f"{where} reads only the target's last state (use_aux_hidden_state is false), as EAGLE-1 and EAGLE-2 "
+            f"do: {_OTHERS}."
+        )
+    return fields | flags
+
+
+def _check_type(where: str, name: str, value: object, kind: type, words: str, optional: bool = True) -> None:
+    if type(value) is not kind and not (value is None and optional):
+        raise PairError(
+            f"The config of {where} sets {name} to {value!r:.80}, which is not {words}: correct it or choose "
+            "another draft."
+        )
 
 
 def _layer_fields(fields: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +169,9 @@ def _config(where: str, fields: dict[str, Any], target: Any, head_norms: bool) -
     try:
         layers: Any = AutoConfig.for_model(kind, **{k: v for k, v in layer_fields.items() if k != "model_type"})
     except Exception as error:  # a strict config may raise anything
-        raise WeightsError(f"The config of {where} can't be read ({error}): fetch or save it again.") from error
+        raise PairError(
+            f"The config of {where} can't be used ({in_one_line(error)}): correct it or choose another draft."
+        ) from error
     unknown = set(config_value(layers, "layer_types") or ()) - {"full_attention"}
     if unknown:
         raise PairError(f"{where} has layers of type {sorted(unknown)[0]!r}, which can't be run: {_OTHERS}.")
@@ -168,9 +219,9 @@ def _reads_layers(where: str, fields: dict[str, Any], target: str, count: int) -
     vLLM and speculators count from the embeddings, as HiddenStateTap does. `eagle_config`, which SpecForge writes
     for SGLang, has the indices of the layers themselves.
     """
-    ids = fields.get("eagle_aux_hidden_state_layer_ids")
+    ids = fields.get(_LAYER_IDS)
     if not ids:
-        indices = (fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or ()
+        indices = (fields.get("eagle_config") or {}).get(_LAYER_IDS) or ()
         ids = [index + 1 for index in indices] or [2, count // 2, count - 3]
     if list(ids) != sorted({int(layer) for layer in ids}) or ids[0] < 0 or ids[-1] >= count:
         raise PairError(

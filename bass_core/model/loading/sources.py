@@ -7,10 +7,11 @@ in one sentence. catalogue.py resolves catalogue names; pair.py checks that two 
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ...errors import BassError, PairError, WeightsError
 from ..weights.placement import is_split
 
 HUB_PATIENCE_S = 5.0
-TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,25 @@ def _on_hub(repo: str, instead: str) -> Source:
     cached = try_to_load_from_cache(repo, "config.json")
     if isinstance(cached, str):
         snapshot = Path(cached).parent
+        if not _has_weights(snapshot):
+            raise WeightsError(
+                f"The weights of {repo} are not downloaded yet, and the Hugging Face Hub is not reachable "
+                f"({_first_line(answer)}): connect to the network, or {instead}."
+            ) from answer
         return Source(repo, _names(snapshot), revision=snapshot.name)
     raise WeightsError(
         f"{repo} is not a local folder and can't be fetched, because the Hugging Face Hub is not reachable "
         f"({_first_line(answer)}): connect to the network, or {instead}."
     ) from answer
+
+
+def _has_weights(snapshot: Path) -> bool:
+    """Return whether a folder of the Hub's cache has all files of the weights, in any format."""
+    for index in snapshot.glob("*.safetensors.index.json"):
+        with suppress(OSError, ValueError, AttributeError):  # a damaged index is reported when it is loaded
+            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return all((snapshot / file).exists() for file in files)
+    return any(name.endswith((".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5")) for name in _names(snapshot))
 
 
 def _ask_hub(repo: str) -> Any:
@@ -187,14 +202,21 @@ def _require_complete(model: Any) -> Any:
 
 def load_tokenizer(source: Source) -> Any | None:
     """Load the source's tokenizer; None if it has none."""
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
-    if not source.files & TOKENIZER_FILES:
-        return None
-    with _explain_errors(source.where):
-        return AutoTokenizer.from_pretrained(
-            source.where, revision=source.revision, local_files_only=source.local, trust_remote_code=False
-        )
+    if not any(map(is_tokenizer_file, source.files)):
+        return None  # transformers would make some kinds of tokenizers without a vocabulary
+    options: dict[str, Any] = {"revision": source.revision, "local_files_only": source.local}
+    with _explain_errors(source.where):  # the tokenizer needs the model's config
+        AutoConfig.from_pretrained(source.where, trust_remote_code=False, **options)
+    with _explain_errors(f"The tokenizer of {source.where}", ""):
+        return AutoTokenizer.from_pretrained(source.where, trust_remote_code=False, **options)
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Return whether a file of this name holds a tokenizer: of transformers, SentencePiece or Mistral (tekken)."""
+    tekken = "tekken" in name and name.endswith(".json")
+    return name in TOKENIZER_FILES or name.endswith((".model", ".spm")) or tekken
 
 
 def fetch(source: Source, name: str) -> Path:
@@ -212,7 +234,7 @@ def fetch(source: Source, name: str) -> Path:
 
 
 @contextmanager
-def _explain_errors(where: str) -> Iterator[None]:
+def _explain_errors(where: str, role: str = " as a causal language model") -> Iterator[None]:
     """Turn errors of transformers and its libraries into one sentence that names the model."""
     from safetensors import SafetensorError
 
@@ -228,7 +250,7 @@ def _explain_errors(where: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # libraries raise anything, e.g. exceptions of strict configs
         raise PairError(
-            f"{where} can't be loaded as a causal language model ({_joined(error)}): correct it or choose another."
+            f"{where} can't be loaded{role} ({in_one_line(error)}): correct it or choose another."
         ) from error
 
 
@@ -237,7 +259,7 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:200].rstrip(".: ")
 
 
-def _joined(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return an error's message in one line, or only its first line if it is long."""
     text = " ".join(str(error).split()).rstrip(".: ")
     return text if 0 < len(text) <= 300 else _first_line(error)

@@ -340,10 +340,21 @@ def test_a_head_for_another_target_or_with_broken_files_is_refused(tmp_path, pai
     config.write_text(json.dumps({"draft_head": fields | {"read_layers": [1]}}))
     with pytest.raises(WeightsError, match="read_layers"):
         load_draft_head(tmp_path, target)
+    for wrong in (
+        {"layers": "1"},
+        {"layers": None},
+        {"reads_layers": 3},
+        {"reads_layers": ["1"]},
+        {"hidden": "x"},
+    ):
+        config.write_text(json.dumps({"draft_head": fields | wrong}))
+        with pytest.raises((PairError, WeightsError), match=r"(fetch it again|choose another draft).*\.$"):
+            load_draft_head(tmp_path, target)
     weights.write_bytes(b"nothing")
     with pytest.raises(WeightsError, match="fetch it again"):
         load_draft_head(tmp_path, target)
-    assert not is_draft_head(tmp_path / "nowhere")
+    config.write_text("3")
+    assert not is_draft_head(tmp_path) and not is_draft_head(tmp_path / "nowhere")
 
 
 def test_long_prompts_of_different_lengths_are_read_in_chunks(pair):

@@ -1,5 +1,7 @@
 """What holds for every drafter: its counters, the types of its proposals, and that it needs only `propose`."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -57,6 +59,32 @@ def test_a_proposal_of_the_wrong_type_is_refused(proposal_type, branches):
         generate(ModelPair(tiny("llama")), ROWS, drafter=drafter, draft_length=3)
 
 
+TWO = torch.full((3, 2), 3)
+
+
+@pytest.mark.parametrize(
+    ("proposal", "reason"),
+    [
+        ([[3], [3], [3]], "must return a Proposal; got a list: use point_masses"),
+        (None, "must return a Proposal; got a NoneType"),
+        (Proposal(torch.full((3, 9), 3), [2, 9, 2]), "proposed 9 drafts for row 1, which may have from 0 to 2"),
+        (Proposal(TWO, [2, 2, 3]), "proposed 3 drafts for row 2"),
+        (Proposal(TWO, [2, -1, 2]), "proposed -1 drafts for row 1"),
+        (Proposal(TWO, [2, 2]), r"num_drafted must be a list of 3 whole numbers, one per row; got \[2, 2\]"),
+        (Proposal(TWO, [2, 2.0, 2]), "num_drafted must be a list of 3 whole numbers"),
+        (Proposal(TWO[:2], [2, 2, 2]), r"int64 tensor \[3, drafts\].*got torch.int64 \[2, 2\]"),
+        (Proposal(TWO.float(), [2, 2, 2]), r"got torch.float32 \[3, 2\]"),
+        (Proposal([[3]] * 3, [1, 1, 1]), "int64 tensor .*got a list"),
+        (Proposal(TWO + 93, [2, 2, 2]), "proposed the token 96: token ids are from 0 to 95"),
+        (Proposal(TWO, [2, 2, 2], torch.ones(3, 2, 95)), "probs must have 96 columns"),
+    ],
+)
+def test_a_proposal_that_cannot_be_verified_is_refused_in_one_sentence(proposal, reason):
+    drafter = SimpleNamespace(propose=lambda rows, max_drafts, keys: proposal)
+    with pytest.raises(RequestError, match=reason):
+        generate(ModelPair(tiny("llama")), ROWS, drafter=drafter, draft_length=2)
+
+
 def test_a_tree_is_refused_by_a_rule_for_chains():
     with pytest.raises(RequestError, match="judges chains"):
         generate(
@@ -72,6 +100,7 @@ def test_a_user_drafter_needs_only_propose():
     regular = generate(pair, ROWS, method="regular", max_new_tokens=12)
     assert texts_of(drafted) == texts_of(regular)
     assert not hasattr(drafter, "calls"), "generate must use a copy"
+    assert [type(copy) for copy in drafted.copies] == [Threes] and not regular.copies
     wrapped = wrap_user_drafter(drafter)
     assert (wrapped.calls, wrapped.drafted, wrapped.observes_states, wrapped.start([])) == (0, 0, False, None)
     drafter.observe_states = lambda rows, states: None

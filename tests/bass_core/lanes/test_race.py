@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ import pytest
 import bass_core.lanes.lane as lane_module
 from bass_core import DEFAULT_LANES, METHODS, ModelPair, RequestError, generate, race
 from bass_core.lanes import warmup
-from bass_core.lanes.clock import FairLock
+from bass_core.lanes.schedule import _guarded
 from tests.support.memory import alive, frees_at_once
 from tests.support.models import byte_tokenizer, perturbed, prompts, reference, texts_of, tiny_pair
 
@@ -157,24 +159,27 @@ def test_fair_scheduling_steps_the_lane_that_is_furthest_behind(steps: list[tupl
         assert clocks[method] == min(clocks.values())
 
 
-def test_a_waiting_thread_gets_the_lane_next() -> None:
-    """A thread that releases the lock and immediately asks for it again must let a waiting thread go first."""
+def test_a_waiting_snapshot_gets_the_lane_next() -> None:
+    """A thread that steps a lane again and again must let a waiting snapshot go first."""
     for _ in range(20):
-        lock, order = FairLock(), []
+        lane: Any = SimpleNamespace(turn=threading.Lock(), held=threading.Lock())
+        order: list[str] = []
 
-        def look(lock: Any = lock, order: list[str] = order) -> None:
-            with lock:
+        def look(lane: Any = lane, order: list[str] = order) -> None:
+            with lane.turn, lane.held:
                 order.append("look")
 
         thread = threading.Thread(target=look)
-        with lock:
+
+        def first(lane: Any = lane, thread: threading.Thread = thread) -> None:
             thread.start()
             for _ in range(5000):
-                if lock._turn.locked():
+                if lane.turn.locked():
                     break
                 time.sleep(0.001)
-        with lock:
-            order.append("step")
+
+        _guarded(lane, first)
+        _guarded(lane, partial(order.append, "step"))
         thread.join()
         assert order == ["look", "step"]
 

@@ -1,5 +1,6 @@
 """Draft-length policies: Algorithm 1 of the BASS paper, number by number."""
 
+from threading import Lock
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -9,9 +10,10 @@ from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.decode import batch
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
+from bass_core.decode.request import make_request
 from bass_core.draft.model import ModelDrafter
 from bass_core.length.base import Feedback
-from bass_core.length.options import make_policy
+from bass_core.length.options import POLICIES, PolicyKind, make_policy
 from bass_core.length.policies import Algorithm1, FixedLength
 from bass_core.model.runner import ModelRunner
 from bass_core.sequence import Sequence
@@ -41,6 +43,46 @@ def test_make_policy():
     for bad in ("fast", -1, 2.5, None, True):
         with pytest.raises(RequestError, match="draft_length"):
             make_policy(bad)
+
+
+def test_a_policy_by_name_decides(monkeypatch):
+    """It is the one that its line makes, not Algorithm 1, and its limit bounds the request."""
+    monkeypatch.setitem(POLICIES, "odd", PolicyKind(6, lambda parts: OddRows()))
+    pair, text = ModelPair(tiny("llama")), prompts(3)
+    steps = stream(pair, text, drafter="prompt_lookup", draft_length="odd", max_new_tokens=9, eos_token_id=None)
+    assert {tuple(round_.lengths) for round_ in steps if round_.kind != "prefill"} <= {(6, 0, 2), (6, 0), (6,)}
+    assert make_request(pair, text, draft_length="odd").longest_draft == 6
+    with pytest.raises(RequestError, match="one of auto, bass, cost-aware, odd, a whole"):
+        make_policy("even")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [
+        ([1, 1, 1, 1], "one length per row, here 3; got"),
+        ([1, 1], "one length per row, here 3; got"),
+        (None, "one length per row, here 3; got None"),
+        ([1, 1.0, 1], "whole numbers .* from 0 to its `limit`, 4; got 1.0"),
+        ([1, True, 1], "got True"),
+        ([1, -1, 1], "got -1"),
+        ([1, 5, 1], "got 5"),
+    ],
+)
+def test_wrong_lengths_are_refused_in_one_sentence(lengths, reason):
+    policy = SimpleNamespace(limit=4, lengths=lambda offers: lengths, observe=lambda feedback: None)
+    with pytest.raises(RequestError, match=reason):
+        generate(ModelPair(tiny("llama")), prompts(3), draft_length=policy)
+
+
+def test_the_copy_of_a_policy_can_be_read_and_the_users_stays_as_it_was():
+    pair, policy = ModelPair(tiny("llama")), OddRows()
+    for method, copies in (("bass", 1), ("speculative", 3), ("regular", 0)):
+        out = generate(pair, prompts(3), method=method, draft_length=policy, max_new_tokens=9)
+        assert len(out.copies) == copies and all(copy.calls for copy in out.copies)
+    assert not policy.calls
+    policy.lock = Lock()
+    with pytest.raises(RequestError, match=r"draft_length object can't be copied .*: give its class"):
+        generate(pair, prompts(3), draft_length=policy)
 
 
 class Recorder(Algorithm1):

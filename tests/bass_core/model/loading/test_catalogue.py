@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+from base64 import b64encode
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,14 +158,32 @@ def test_a_hub_that_never_answers_times_out(monkeypatch: pytest.MonkeyPatch) -> 
     release.set()
 
 
-def test_without_network_the_hubs_cache_is_used(folder: Path, tmp_path: Path) -> None:
+def fill_cache(tmp_path: Path, folder: Path) -> None:
+    """Make a folder the Hub's local cache of HUB_ID."""
     repository = tmp_path / "hub" / f"models--{HUB_ID.replace('/', '--')}"
     (repository / "snapshots").mkdir(parents=True)
     (repository / "snapshots" / COMMIT).symlink_to(folder)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
+
+
+def test_without_network_the_hubs_cache_is_used(folder: Path, tmp_path: Path) -> None:
+    fill_cache(tmp_path, folder)
     pair = load_pair(HUB_ID, device="cpu")
     assert pair.target.name_or_path == HUB_ID and pair.tokenizer("w3").input_ids == [3]
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_without_network_a_partly_filled_cache_lacks_the_weights(copy: Path, tmp_path: Path, shards: bool) -> None:
+    weights = copy / "model.safetensors"
+    if shards:  # one of two
+        index = {"weight_map": {"a": weights.name, "b": "model-2.safetensors"}}
+        (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        weights.unlink()
+    fill_cache(tmp_path, copy)
+    with pytest.raises(WeightsError, match=r"weights of .* are not downloaded yet.*: connect to the network"):
+        load_pair(HUB_ID, device="cpu")
 
 
 def test_a_reachable_hub_is_asked_for_safetensors_of_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,9 +234,41 @@ def test_folders_without_a_valid_pair_are_refused(copy: Path, folder: Path, tmp_
 
 
 def test_a_folder_may_have_no_tokenizer(copy: Path) -> None:
-    for name in sources.TOKENIZER_FILES:
-        (copy / name).unlink(missing_ok=True)
+    for path in copy.iterdir():
+        if sources.is_tokenizer_file(path.name):
+            path.unlink()
     assert load_pair(str(copy), device="cpu").tokenizer is None
+
+
+def test_a_tokenizer_may_be_a_tekken_file_alone(copy: Path) -> None:
+    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
+    tekken = {
+        "config": {"pattern": r"[^\s]+|\s+", "num_vocab_tokens": 263, "default_vocab_size": 263,
+                   "default_num_special_tokens": len(names), "version": "v3"},
+        "vocab": [
+            {"rank": i, "token_bytes": b64encode(bytes([i])).decode(), "token_str": None} for i in range(256)
+        ],
+        "special_tokens": [
+            {"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(names)
+        ],
+    }  # fmt: skip
+    for path in copy.iterdir():
+        if sources.is_tokenizer_file(path.name):
+            path.unlink()
+    (copy / "tekken.json").write_text(json.dumps(tekken))
+    tokenizer = load_pair(str(copy), device="cpu").tokenizer
+    assert tokenizer.decode(tokenizer("hi", add_special_tokens=False)["input_ids"]) == "hi"
+
+
+@pytest.mark.parametrize("name", ["spiece.model", "sentencepiece.bpe.model", "source.spm", "tokenizer.json"])
+def test_files_of_other_tokenizers_are_known(name: str) -> None:
+    assert sources.is_tokenizer_file(name) and not sources.is_tokenizer_file(name.split(".")[0] + ".safetensors")
+
+
+def test_a_damaged_tokenizer_is_not_called_a_model(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text("[]")
+    with pytest.raises((PairError, WeightsError), match="tokenizer of"):
+        load_pair(str(copy), device="cpu")
 
 
 def test_code_next_to_the_weights_is_never_run(copy: Path, tmp_path: Path) -> None:

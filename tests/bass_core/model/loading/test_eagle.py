@@ -95,6 +95,21 @@ def test_default_layers(tmp_path: Path) -> None:
     assert head.shape.reads_layers == (2, 4, 5)
 
 
+def test_flags_may_be_in_eagle_config_and_the_draft_vocabulary_may_be_left_out(
+    tmp_path: Path, target: Any
+) -> None:
+    config = {name: value for name, value in ORIGINAL.items() if name != "draft_vocab_size"}
+    flags = {"norm_before_fc": True, "use_aux_hidden_state": True}
+    part = {"eagle_config": INDICES["eagle_config"] | flags}
+    saved = save(tmp_path / "head", target, config | part, norm_before_fc=True)
+    target.save_pretrained(tmp_path / "target")
+    head: Any = load_pair(tmp_path / "target", draft=saved, device="cpu", dtype="float32").draft
+    expected = EagleHead(target, *eagle_parts(target, READS, norm_before_fc=True))
+    streams = torch.randn(2, 3, 3 * 64)
+    assert head.shape.norm_before_fc and len(head.vocabulary) == 40
+    assert torch.equal(head._read(streams), expected._read(streams))
+
+
 def without(name: str) -> Callable[[dict[str, Any], dict[str, Tensor]], object]:
     return lambda config, weights: weights.pop(name)
 
@@ -125,7 +140,16 @@ def tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str,
         ),
         (layer(hidden_act="gelu"), PairError, "the activation 'gelu'"),
         (layer(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), PairError, "rotary embeddings of a type"),
-        (layer(num_attention_heads="four"), WeightsError, "config of .* can't be read"),
+        (layer(num_attention_heads="four"), PairError, "config of .* can't be used"),
+        (layer(rope_parameters="x"), PairError, "can't be .*: correct"),
+        (top(eagle_aux_hidden_state_layer_ids="1,3,5"), PairError, "'1,3,5', which is not a list"),
+        (top(eagle_aux_hidden_state_layer_ids=3), PairError, "layer_ids to 3, which is not a list"),
+        (top(eagle_aux_hidden_state_layer_ids=[None, 3, 5]), PairError, r"an entry of .* to None, which"),
+        (top(eagle_aux_hidden_state_layer_ids=[True, 3, 5]), PairError, r"an entry of .* to True, which"),
+        (top(eagle_config="x"), PairError, "sets eagle_config to 'x', which is not an object"),
+        (top(draft_vocab_size="40"), PairError, "sets draft_vocab_size to '40', which is not a whole number"),
+        (top(norm_before_fc="no"), PairError, "sets norm_before_fc to 'no', which is not true or false"),
+        (top(eagle_config={"use_aux_hidden_state": False}), PairError, "reads only the target's last state"),
         (top(eagle_aux_hidden_state_layer_ids=[1, 3, 6]), PairError, r"after layers \[1, 3, 6\], .* less than 6"),
         (top(eagle_aux_hidden_state_layer_ids=[3, 1, 5]), PairError, r"after layers \[3, 1, 5\]"),
         (top(eagle_aux_hidden_state_layer_ids=[1, 5]), WeightsError, r"fc.weight .* \[64, 192\].* \[64, 128\]"),
@@ -144,6 +168,11 @@ def tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str,
         ),
         (top(speculators_model_type="eagle"), PairError, "is a head of EAGLE-1 or EAGLE-2"),
         (top(speculators_model_type="dflash"), PairError, "is a speculator of type 'dflash'"),
+        (
+            top(speculators_model_type=None, architectures=["DFlashDraftModel"], model_type="qwen3"),
+            PairError,
+            "is a head of DFlash, not of EAGLE-3",
+        ),
     ],
 )  # fmt: skip
 def test_heads_that_do_not_fit_are_refused(
