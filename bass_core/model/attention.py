@@ -35,6 +35,7 @@ from kernels.support import has_tensor_cores, is_accelerator
 
 from ..errors import PairError, RequestError
 from .cache import RaggedCache
+from .weights.own_code import attention_code
 
 NAME, MASKED = "bass_ragged", "bass_masked"
 _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
@@ -45,6 +46,16 @@ _planned: ContextVar[tuple[AttentionPlan, str] | None] = ContextVar("planned", d
 def unsupported(name: str, reason: str) -> PairError:
     """Make the error that refuses a model."""
     return PairError(f"{name} is not supported: {reason}. Choose another causal LM.")
+
+
+def refuse_replaced(model: torch.nn.Module) -> None:
+    """Raise PairError if the functions that our attention stands in for are not transformers' own."""
+    if replaced := attention_code(model).replaced:
+        raise PairError(
+            f"{type(model).__name__} is not supported: {replaced} is not transformers' own, and our attention, masks "
+            'and cache would take its place. Put the original back, or load the model with '
+            'attn_implementation="sdpa".'
+        )
 
 
 @contextmanager

@@ -168,7 +168,8 @@ class CausalModel:
             self._slides = probe.sliding(config)
         attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
         if masked:
-            self.capturable, self.least_saved = False, None
+            # Their own code multiplies queries with the cached keys, so both need the same dtype.
+            self.capturable, self.least_saved, self.cache_dtype = False, None, self._dtype
         if expected is not None:
             self.layers, self.kv_heads, self.head_dim = expected.sizes
             if probe.check(self, expected, masked).expanded:
@@ -370,6 +371,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it has no language-model head"
     if reason:
         raise attention.unsupported(type(model).__name__, reason)
+    attention.refuse_replaced(model)
 
 
 def _attends(config: Any) -> bool:

@@ -28,7 +28,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.llama_cuda import LlamaCuda
-from bass_core.model.weights import modified
+from bass_core.model.weights import own_code
 from bass_core.model.weights.modified import Watch
 from bass_core.model.weights.quantized import quantise_model
 from tests.support.models import prompts, texts_of, tiny, tiny_head
@@ -107,7 +107,7 @@ def patched_class(model: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def patched_function(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Change a function that no module or class owns, so that only a trial can detect the change."""
+    """Change a function that no module or class owns."""
     patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda query, key, *rotation: (query, key))
 
 
@@ -168,7 +168,7 @@ CHANGES = {
     "a hook is registered for all modules": hooked_everywhere,
     "its module model.layers.1.mlp has a forward of its own": own_forward,
     "its module model.layers.0.mlp has a class whose forward was replaced": patched_class,
-    "our kernels compute other logits than its own code": patched_function,
+    "apply_rotary_pos_emb in transformers.models.llama.modeling_llama was replaced": patched_function,
     "its module model.layers.0.mlp.act_fn is missing": replaced_mlp,
     "its module model.norm is a LayerNorm": replaced_norm,
     "its module lm_head is a Capped": replaced_head,
@@ -296,8 +296,8 @@ def test_patches_of_nn_linear_and_hooks_for_all_modules_are_kept(
 
 
 def test_package_folders_are_recognised_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modified, "os", SimpleNamespace(path=ntpath))
-    folder = modified._folder(r"C:\Python\site-packages\torch\__init__.py")
+    monkeypatch.setattr(own_code, "os", SimpleNamespace(path=ntpath))
+    folder = own_code._folder(r"C:\Python\site-packages\torch\__init__.py")
     assert r"C:\Python\site-packages\torch\nn\modules\linear.py".startswith(folder)
     assert not r"C:\Python\site-packages\torchvision\ops\misc.py".startswith(folder)
 
