@@ -43,19 +43,19 @@ _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
 _planned: ContextVar[tuple[AttentionPlan, str] | None] = ContextVar("planned", default=None)
 
 
-def unsupported(name: str, reason: str) -> PairError:
-    """Make the error that refuses a model."""
-    return PairError(f"{name} is not supported: {reason}. Choose another causal LM.")
+def unsupported(name: str, reason: str, instead: str = "Choose another causal LM.") -> PairError:
+    """Make the error that refuses a model; `instead` says what to do."""
+    return PairError(f"{name} is not supported: {reason}. {instead}")
 
 
 def refuse_replaced(model: torch.nn.Module) -> None:
     """Raise PairError if the functions that our attention stands in for are not transformers' own."""
     if replaced := attention_code(model).replaced:
-        raise PairError(
-            f"{type(model).__name__} is not supported: {replaced} is not transformers' own, and our attention, masks "
-            'and cache would take its place. Put the original back, or load the model with '
-            'attn_implementation="sdpa".'
+        reason = (
+            f"{replaced} is not transformers' own, and BASS would run its own attention, masks and cache instead"
         )
+        instead = 'Put the original back, or load the model with attn_implementation="sdpa".'
+        raise unsupported(type(model).__name__, reason, instead)
 
 
 @contextmanager

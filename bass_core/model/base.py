@@ -53,6 +53,8 @@ _BY_COLUMN = {"bloom", "mpt"}
 _COPIED = {"torch", "transformers", "accelerate", "peft", "builtins", "types", "functools"}
 _CONTAINERS = (list, tuple, dict, set)
 _REFERENCES = (nn.Module, RemovableHandle, MethodType, partial)
+# The modules that torch.ao.quantization.quantize_dynamic puts in place of linear layers.
+_QUANTISED_TOGETHER = "torch.ao.nn.quantized.dynamic."
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -371,6 +373,11 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it has no language-model head"
     if reason:
         raise attention.unsupported(type(model).__name__, reason)
+    if any(type(module).__module__.startswith(_QUANTISED_TOGETHER) for module in model.modules()):
+        reason = (
+            "torch's dynamic quantisation rounds all texts of a batch together, so each would depend on the others"
+        )
+        raise attention.unsupported(type(model).__name__, reason, 'Load the model with dtype="int8" instead.')
     attention.refuse_replaced(model)
 
 

@@ -119,7 +119,8 @@ class Watch:
     """Remember a model's state, to detect changes cheaply: about a millisecond for hundreds of modules.
 
     It detects:
-    - modules, hooks and forwards that were added, removed or replaced, and functions that the model, its attention or its masks call (own_code.py)
+    - modules, hooks and forwards that were added, removed or replaced
+    - replaced functions that the model, its attention or its masks call (own_code.py)
     - parameters and buffers that were replaced, and changes of plain attributes and configs
     - writes to a tensor that torch counts; other writes (through `.data` or NumPy) only if they change a sampled
     number

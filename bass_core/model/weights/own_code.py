@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache, partial
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from transformers.utils.generic import GeneralInterface
 _MODELS = "transformers.models."
 # Files that define base classes, but no attention of a model.
 _WITHOUT_ATTENTION = ("torch.", "builtins", "transformers.modeling_", "transformers.generation", "bass_core.")
+_TORCH = ("torch", "torch.nn", "torch.nn.functional")
 _CACHED = type(cache(len))  # the class of functions with a cache
 # The methods that run when a module is called.
 CALLS = ("__call__", "_call_impl", "forward")
@@ -59,7 +60,7 @@ class CodeLinks:
     def __init__(self) -> None:
         self.links: list[Link] = []
         self.replaced: str | None = None
-        self._seen: set[tuple[int, str]] = set()
+        self._seen: set[tuple[str, str]] = set()
 
     def add_class(self, kind: type, only: Collection[str] | None = None) -> None:
         """Add a class's own functions, or only those of these names, and the code that they call."""
@@ -87,37 +88,26 @@ class CodeLinks:
         self.replaced = self.replaced or replaced
 
     def _add(self, link: Link, function: Any, module: str, prefix: str = "") -> None:
-        key = id(link.names), link.name
-        if key in self._seen:
+        if (module, prefix + link.name) in self._seen:
             return
-        self._seen.add(key)
+        self._seen.add((module, prefix + link.name))
         self.links.append(link)
         if not _is_own(function, module, prefix + link.name):
             self._note(f"{prefix}{link.name} in {module}")
         for part in _wrapped(function):
-            if _package(part) == "transformers":
-                self._add_names(_module_of(part), _names(part.__code__))
+            if _module_of(part).startswith(("transformers.", "torch.nn.modules.")):
+                self._add_called(_module_of(part), part.__globals__, _names(part.__code__))
 
-    def _add_names(self, module: str, called: frozenset[str]) -> None:
+    def _add_called(self, module: str, names: dict[str, Any], called: frozenset[str]) -> None:
         """Add the functions of these names in a module, and in the modules of torch that it refers to."""
-        names = vars(sys.modules[module])
         for name in called & names.keys():
             value = names[name]
             if isinstance(value, ModuleType):
-                if value.__name__ == "torch" or value.__name__.startswith("torch.nn"):
-                    self._add_torch(value.__name__, called)
+                # From torch to torch.nn and torch.nn.functional, never back.
+                if value.__name__ in _TORCH and (module not in _TORCH or value.__name__ > module):
+                    self._add_called(value.__name__, vars(value), called)
             elif not isinstance(value, type) and (callable(value) or name in _defined(module)):
-                self.add(module, name)
-
-    def _add_torch(self, module: str, called: frozenset[str]) -> None:
-        names = vars(sys.modules[module])
-        for name in called & names.keys():
-            value = names[name]
-            if isinstance(value, ModuleType):
-                if value.__name__.startswith(f"{module}.nn") or value.__name__ == "torch.nn.functional":
-                    self._add_torch(value.__name__, called)
-            elif not isinstance(value, type) and callable(value):
-                self.add(module, name)
+                self._add(Link(names, name, value), value, module)
 
 
 def model_code(model: nn.Module) -> CodeLinks:
@@ -210,8 +200,18 @@ def _is_own(function: Any, module: str, name: str) -> bool:
         if inner is None or (_module_of(inner), inner.__qualname__) != (module, name):
             return False
         return not isinstance(function, partial) and all(map(_is_unchanged, _wrapped(function)))
+    if module in _TORCH and not _is_named(function, name):
+        return False
     imported = [_package(part) in _imports(module) for part in _wrapped(function)]
     return all(imported) or all(map(_is_unchanged, _wrapped(function)))
+
+
+def _is_named(function: Any, name: str) -> bool:
+    """Return whether torch offers this function under this name; logsigmoid is called log_sigmoid."""
+    plain = isinstance(function, FunctionType | BuiltinFunctionType) or type(function).__module__.startswith(
+        "torch."
+    )
+    return plain and getattr(function, "__name__", name).replace("_", "") == name.replace("_", "")
 
 
 def _is_unchanged(function: FunctionType) -> bool:
@@ -264,13 +264,18 @@ def _defined(module: str) -> frozenset[str]:
         return frozenset()
     classes = [code for code in source.co_consts if isinstance(code, CodeType)]
     names = [code.co_name for code in classes]
-    names += [f"{kind.co_name}.{code.co_name}" for kind in classes for code in kind.co_consts if isinstance(code, CodeType)]
+    names += [
+        f"{kind.co_name}.{code.co_name}"
+        for kind in classes
+        for code in kind.co_consts
+        if isinstance(code, CodeType)
+    ]
     return frozenset(names)
 
 
 @cache
 def _imports(module: str) -> frozenset[str]:
-    """Return the packages, other than torch and transformers, that a module of transformers imports at its start."""
+    """Return the packages that a module of transformers imports at its start, without torch and transformers."""
     source = _source(module) if module.startswith("transformers.") else None
     names = {name.partition(".")[0] for name in source.co_names} if source else set()
     return frozenset(names - {"torch", "transformers"})
