@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -171,17 +171,17 @@ def _title(function: Any) -> str:
     return f"{name} in {getattr(function, '__module__', None) or type(function).__module__}"
 
 
-def _functions_of(value: Any) -> Iterator[FunctionType]:
+def _functions_of(value: Any) -> Iterator[Any]:
     """Yield the functions that an attribute of a class consists of."""
     parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
-    yield from (part for part in parts if isinstance(part, FunctionType))
+    yield from (part for part in parts if callable(part) and not isinstance(part, type))
 
 
 def _wrapped(function: Any) -> list[FunctionType]:
     """Return a function and those that it wraps (functools.wraps), the innermost last; [] for anything else."""
     parts: list[FunctionType] = []
-    if isinstance(function, partial):
-        function = function.func
+    while isinstance(function, partial | MethodType):
+        function = function.func if isinstance(function, partial) else function.__func__
     while isinstance(function, FunctionType | _CACHED) and function not in parts:
         parts += [function] if isinstance(function, FunctionType) else []
         function = vars(function).get("__wrapped__")
@@ -202,6 +202,8 @@ def _is_own(function: Any, module: str, name: str) -> bool:
         return not isinstance(function, partial) and all(map(_is_unchanged, _wrapped(function)))
     if module in _TORCH and not _is_named(function, name):
         return False
+    if not _wrapped(function):
+        return type(function).__module__.partition(".")[0] in ("torch", "transformers", *sys.stdlib_module_names)
     imported = [_package(part) in _imports(module) for part in _wrapped(function)]
     return all(imported) or all(map(_is_unchanged, _wrapped(function)))
 
