@@ -1,9 +1,9 @@
 """Tell transformers' own code from functions that a user or a package put in its place.
 
 `CodeLinks` collects the functions that a model, its attention or its masks call by name: those of its file of
-transformers, what they call in turn, and what all of these use of torch. A function is transformers' own if its
-code is what the file's source compiles to, and torch's own if it comes from a file of torch. Methods of tensors,
-and modes that intercept torch's operators, are not looked at.
+transformers, what they call in turn, and what all of these use of torch.nn.functional. A function is transformers'
+own if its code is what the file's source compiles to, and torch's own if it comes from a file of torch. Other
+functions of torch, methods of tensors, and modes that intercept torch's operators are not looked at.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ from transformers.utils.generic import GeneralInterface
 _MODELS = "transformers.models."
 # Files that define base classes, but no attention of a model.
 _WITHOUT_ATTENTION = ("torch.", "builtins", "transformers.modeling_", "transformers.generation", "bass_core.")
+# Files that bind functions of other packages when they first run.
+_BOUND_LATER = (
+    "transformers.modeling_flash_attention_utils",
+    "transformers.integrations.flash",
+    "transformers.integrations.flex",
+)
 _TORCH = ("torch", "torch.nn", "torch.nn.functional")
 _CACHED = type(cache(len))  # the class of functions with a cache
 # The methods that run when a module is called.
@@ -78,11 +84,14 @@ class CodeLinks:
         """Add what a table of attention functions or masks has for a name; return whether it has the name."""
         names = [table._local_mapping, table._global_mapping]
         self.links += [Link(mapping, str(key), mapping.get(key)) for mapping in names]
-        found = key in table
-        if found and not (_wrapped(table[key]) and all(map(_is_unchanged, _wrapped(table[key])))):
+        if key not in table:
+            return False
+        parts = _wrapped(table[key])
+        if not parts or not all(map(_is_unchanged, parts)):
             kind = "mask" if isinstance(table, AttentionMaskInterface) else "attention"
             self._note(f'the {kind} function of "{key}", {_title(table[key])},')
-        return found
+        self._follow(parts)
+        return True
 
     def _note(self, replaced: str) -> None:
         self.replaced = self.replaced or replaced
@@ -94,19 +103,27 @@ class CodeLinks:
         self.links.append(link)
         if not _is_own(function, module, prefix + link.name):
             self._note(f"{prefix}{link.name} in {module}")
-        for part in _wrapped(function):
-            if _module_of(part).startswith(("transformers.", "torch.nn.modules.")):
-                self._add_called(_module_of(part), part.__globals__, _names(part.__code__))
+        self._follow(_wrapped(function))
+
+    def _follow(self, parts: list[FunctionType]) -> None:
+        """Add the functions that a function calls, given its parts (`_wrapped`)."""
+        for part in parts:
+            module = _module_of(part)
+            if module.startswith(("transformers.", "torch.nn.modules.")) and not module.startswith(_BOUND_LATER):
+                self._add_called(module, part.__globals__, _names(part.__code__))
 
     def _add_called(self, module: str, names: dict[str, Any], called: frozenset[str]) -> None:
-        """Add the functions of these names in a module, and in the modules of torch that it refers to."""
+        """Add the functions of these names in a module, and in torch.nn.functional if it refers to that.
+
+        Other functions of torch are left out: packages such as spaces (ZeroGPU) replace some, with equal results.
+        """
         for name in called & names.keys():
             value = names[name]
             if isinstance(value, ModuleType):
                 # From torch to torch.nn and torch.nn.functional, never back.
                 if value.__name__ in _TORCH and (module not in _TORCH or value.__name__ > module):
                     self._add_called(value.__name__, vars(value), called)
-            elif not isinstance(value, type) and (callable(value) or name in _defined(module)):
+            elif module not in _TORCH[:2] and not isinstance(value, type) and callable(value):
                 self._add(Link(names, name, value), value, module)
 
 
