@@ -108,6 +108,8 @@ class TextStream:
         return self._decode(self.ids[self._context :])[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
+        if not ids:  # some decoders of the tokenizers library panic on an empty list
+            return ""
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(ask_tokenizer(self.tokenizer.decode, ids, **options))
 

@@ -279,3 +279,12 @@ def test_a_tokenizer_that_panics_on_a_prompt_is_named_in_one_sentence() -> None:
     pair = tiny_pair(tokenizer=Refusing(Panic("out of bounds")))
     with pytest.raises(RequestError, match=r"can't read this prompt: .*Panic: out of bounds"):
         generate(pair, "hello", max_new_tokens=2)
+
+
+def test_an_empty_text_is_never_decoded() -> None:
+    """Strip, a decoder of the tokenizers library, panics on an empty list; Llama 2's tokenizer has one."""
+    tokenizer = byte_tokenizer()
+    steps = [decoders.ByteLevel(), decoders.Fuse(), decoders.Strip(" ", 0, 1)]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
+    written = generate(tiny_pair(tokenizer=tokenizer), [5, 6, 7], max_new_tokens=4, eos_token_id=None)
+    assert written.sequences[0].text
