@@ -17,7 +17,15 @@ from .decode.expected import expected_speedup
 from .decode.measuring import measure_ahead
 from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
-from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
+from .errors import (
+    BassError,
+    MemoryShortage,
+    ModelError,
+    PairError,
+    RequestError,
+    TokenizerError,
+    WeightsError,
+)
 from .lanes.draws import Draws, draws
 from .lanes.generate import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
@@ -93,6 +101,7 @@ __all__ = [
     "Snapshot",
     "SpeedUp",
     "SpeedUps",
+    "TokenizerError",
     "WeightsError",
     "__version__",
     "cache_root",

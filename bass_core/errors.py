@@ -1,8 +1,17 @@
 """The errors that a user can cause or meet.
 
 Each is a BassError. Its message is one sentence saying what to do. Programming errors are not wrapped;
-they keep their traceback.
+they keep their traceback. Errors of the user's tokenizer are wrapped by `ask_tokenizer`.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# These end a program or a generator, and are no failures. Other exceptions that are no Exception do occur: a panic
+# in a library written in Rust, such as tokenizers, raises one.
+INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class BassError(Exception):
@@ -30,5 +39,28 @@ class ModelError(BassError, RuntimeError):
     """The model produced NaN or infinite logits."""
 
 
+class TokenizerError(BassError, RuntimeError):
+    """The user's tokenizer raised an error."""
+
+
 class MemoryShortage(BassError, RuntimeError):
     """The device ran out of memory although the request had been admitted."""
+
+
+def ask_tokenizer(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a method of the user's tokenizer.
+
+    Raises:
+        TokenizerError: if the method fails in any way.
+    """
+    try:
+        return method(*arguments, **options)
+    except (BassError, *INTERRUPTS):
+        raise
+    except BaseException as error:
+        lines = str(error).splitlines()
+        name = getattr(method, "__name__", type(method).__name__)
+        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        raise TokenizerError(
+            f"The tokenizer's {name} failed ({reason}): correct the tokenizer, or make the pair without one."
+        ) from error

@@ -7,12 +7,13 @@ sentence that quotes it. No model runs here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import INTERRUPTS, RequestError
 from ..model.pair import ModelPair
 
 # Arguments of apply_chat_template that this module sets itself, so users can't set them.
@@ -131,9 +132,21 @@ def _missing_template(feature: str) -> RequestError:
 
 def _tokenized(tokenizer: Any, text: str) -> list[int]:
     try:
-        return list(tokenizer(text)["input_ids"])
+        with _panics_as_errors():
+            return list(tokenizer(text)["input_ids"])
     except Exception as error:
         raise RequestError(f"The tokenizer can't read this prompt: {_first_line(error)}") from error
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise a RuntimeError for a panic in a library written in Rust, which is no Exception."""
+    try:
+        yield
+    except (Exception, *INTERRUPTS):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def _templated(tokenizer: Any, messages: list[dict[str, Any]], chat: Chat) -> list[int]:
@@ -145,7 +158,8 @@ def _templated(tokenizer: Any, messages: list[dict[str, Any]], chat: Chat) -> li
             _check_surrogates(text)
 
     def rendered(content: list[dict[str, Any]]) -> str:
-        return str(tokenizer.apply_chat_template(content, tokenize=False, **options))
+        with _panics_as_errors():
+            return str(tokenizer.apply_chat_template(content, tokenize=False, **options))
 
     newest = next(iter(_texts(messages[-1].get("content"))), "").strip()
     try:
@@ -157,7 +171,8 @@ def _templated(tokenizer: Any, messages: list[dict[str, Any]], chat: Chat) -> li
             raise _template_error(error) from error
         messages = parts
     try:
-        return list(tokenizer.apply_chat_template(messages, tokenize=True, **options))
+        with _panics_as_errors():
+            return list(tokenizer.apply_chat_template(messages, tokenize=True, **options))
     except Exception as error:
         raise _template_error(error) from error
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import ask_tokenizer
+
 # A token for one byte, as Llama 2's tokenizer spells it.
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 # An incomplete character decodes to the replacement character.
@@ -98,7 +100,7 @@ class TextStream:
         return (not last or last.endswith(_INCOMPLETE)) and not any(stop in last for stop in self.stop)
 
     def _is_byte(self, token: int) -> bool:
-        spelled = getattr(self.tokenizer, "convert_ids_to_tokens", lambda ids: None)(token)
+        spelled = ask_tokenizer(getattr(self.tokenizer, "convert_ids_to_tokens", lambda ids: None), token)
         return isinstance(spelled, str) and _BYTE.fullmatch(spelled) is not None
 
     def _new_text(self) -> str:
@@ -106,7 +108,10 @@ class TextStream:
         return self._decode(self.ids[self._context :])[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        if not ids:  # some decoders of the tokenizers library panic on an empty list
+            return ""
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(ask_tokenizer(self.tokenizer.decode, ids, **options))
 
 
 class StopStrings:

@@ -20,7 +20,7 @@ from ..decode.admission import admit
 from ..decode.batch import BatchDecoder
 from ..decode.request import Request, make_request
 from ..draft.base import Proposal
-from ..errors import RequestError
+from ..errors import RequestError, ask_tokenizer
 from ..machine.torch_state import ours
 from ..model.pair import ModelPair
 from ..options import Options, Prompt
@@ -235,4 +235,4 @@ def fit(counts: Counter[int], p: Tensor) -> Fit:
 
 def _decoder_of(pair: ModelPair) -> Any:
     tokenizer = pair.tokenizer
-    return lambda ids: None if tokenizer is None else tokenizer.decode(ids)
+    return lambda ids: None if tokenizer is None else ask_tokenizer(tokenizer.decode, ids)

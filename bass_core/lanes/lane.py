@@ -13,6 +13,7 @@ from ..decode.base import CacheBytes, Decoder, Timeline
 from ..decode.peaks import known_peaks
 from ..decode.request import Request
 from ..decode.text import TextStream
+from ..errors import TokenizerError
 from ..machine.hardware import Peaks
 from ..machine.memory import shortage_explained
 from ..machine.torch_state import ours
@@ -63,6 +64,7 @@ class Lane:
             TextStream(pair.tokenizer, request.stop) if pair.tokenizer is not None else None
             for _ in self.sequences
         ]
+        self._unreadable = False
         with shortage_explained():
             self._decoder: Decoder | None = entry.build(pair, request, self.sequences)
         # A simulated clock without a measured table predicts the times of other models than the pair that runs, so
@@ -91,6 +93,16 @@ class Lane:
                     text.push(token)
                 if sequence.finish_reason:
                     text.end()
+        return self._texts
+
+    def readable_texts(self) -> list[TextStream | None]:
+        """Return `texts`. If the tokenizer fails, end the lane with a message and return the texts so far."""
+        if not self._unreadable:
+            try:
+                return self.texts
+            except TokenizerError as error:
+                self._unreadable = True
+                self.fail(str(error))
         return self._texts
 
     @property

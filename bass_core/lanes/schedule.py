@@ -17,7 +17,7 @@ import torch
 
 from kernels.support import is_accelerator, new_stream, runtime
 
-from ..errors import BassError, MemoryShortage
+from ..errors import INTERRUPTS, BassError, MemoryShortage
 from .lane import Lane
 
 _log = logging.getLogger(__name__)
@@ -61,13 +61,13 @@ def overlap(
         _guarded(lane, lane.prepare)
     build_stream = runtime(device).current_stream(device) if is_accelerator(device) else None
     stop = threading.Event()
-    shortages: list[MemoryShortage] = []
+    failures: list[BaseException] = []
 
     def work(lane: Lane) -> None:
         try:
             run(lane)
-        except MemoryShortage as error:
-            shortages.append(error)
+        except BaseException as error:  # a memory shortage, or an error in `stopped`
+            failures.append(error)
             stop.set()
 
     def run(lane: Lane) -> None:
@@ -90,8 +90,8 @@ def overlap(
         for thread in threads:
             if thread.ident is not None:  # Ctrl-C may come before all threads have started
                 thread.join()
-    if shortages:
-        raise shortages[0]
+    if failures:
+        raise failures[0]
 
 
 def _step(lane: Lane) -> None:
@@ -105,11 +105,11 @@ def _guarded(lane: Lane, action: Callable[[], object]) -> None:
     try:
         with lane.held:
             action()
-    except MemoryShortage:
+    except (MemoryShortage, *INTERRUPTS):
         raise
     except BassError as error:
         lane.fail(str(error))
-    except Exception as error:
+    except BaseException as error:  # also a panic in a library written in Rust
         _log.exception("the %s lane failed", lane.method)
         # The traceback's frames hold the failed step's caches, and live as long as the log record does.
         traceback.clear_frames(error.__traceback__)

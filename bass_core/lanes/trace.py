@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import ask_tokenizer
 from ..sequence import Record, Round, RowRound
 
 
@@ -57,5 +58,6 @@ class Trace:
     def _text_of(self, token: int) -> str:
         """Return the text of a single token. Part of a character decodes to the replacement character."""
         if token not in self._token_texts:
-            self._token_texts[token] = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+            text = ask_tokenizer(self.tokenizer.decode, [token], clean_up_tokenization_spaces=False)
+            self._token_texts[token] = str(text)
         return self._token_texts[token]

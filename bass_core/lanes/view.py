@@ -13,8 +13,9 @@ from .snapshot import LaneSnapshot, SequenceSnapshot
 
 def lane_view(lane: Lane) -> LaneSnapshot:
     """Return the lane's whole current state as JSON-ready data that shares nothing with the lane."""
+    texts = lane.readable_texts()  # first, because it may end the lane
     view: LaneSnapshot = {
-        "sequences": [_sequence_view(*both) for both in zip(lane.sequences, lane.texts, strict=True)],
+        "sequences": [_sequence_view(*both) for both in zip(lane.sequences, texts, strict=True)],
         "metrics": record_of(lane.metrics()),
         "rounds": lane.trace.view(),
         "clock_ms": lane.clock.ms,

@@ -32,6 +32,8 @@ def why_unavailable() -> str | None:
         from kernels.cpu.calls import jit
     except Exception as error:  # a numba that doesn't fit this Python, numpy or system fails in many ways
         return f"numba can't be imported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+    if jit.config.DISABLE_JIT:
+        return "NUMBA_DISABLE_JIT is 1"
     missing = sorted({"fma", "f16c"} - jit.cpu_features())
     if platform.machine().lower() in ("x86_64", "amd64") and missing:
         return f"this CPU has no {' or '.join(missing)}"

@@ -35,6 +35,7 @@ from kernels.support import has_tensor_cores, is_accelerator
 
 from ..errors import PairError, RequestError
 from .cache import RaggedCache
+from .weights.own_code import attention_code
 
 NAME, MASKED = "bass_ragged", "bass_masked"
 _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
@@ -42,9 +43,19 @@ _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
 _planned: ContextVar[tuple[AttentionPlan, str] | None] = ContextVar("planned", default=None)
 
 
-def unsupported(name: str, reason: str) -> PairError:
-    """Make the error that refuses a model."""
-    return PairError(f"{name} is not supported: {reason}. Choose another causal LM.")
+def unsupported(name: str, reason: str, instead: str = "Choose another causal LM.") -> PairError:
+    """Make the error that refuses a model; `instead` says what to do."""
+    return PairError(f"{name} is not supported: {reason}. {instead}")
+
+
+def refuse_replaced(model: torch.nn.Module) -> None:
+    """Raise PairError if the functions that our attention stands in for are not transformers' own."""
+    if replaced := attention_code(model).replaced:
+        reason = (
+            f"{replaced} is not transformers' own, and BASS would run its own attention, masks and cache instead"
+        )
+        instead = 'Put the original back, or load the model with attn_implementation="sdpa".'
+        raise unsupported(type(model).__name__, reason, instead)
 
 
 @contextmanager

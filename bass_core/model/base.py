@@ -53,6 +53,8 @@ _BY_COLUMN = {"bloom", "mpt"}
 _COPIED = {"torch", "transformers", "accelerate", "peft", "builtins", "types", "functools"}
 _CONTAINERS = (list, tuple, dict, set)
 _REFERENCES = (nn.Module, RemovableHandle, MethodType, partial)
+# The modules that torch.ao.quantization.quantize_dynamic puts in place of linear layers.
+_QUANTISED_TOGETHER = "torch.ao.nn.quantized.dynamic."
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -168,7 +170,8 @@ class CausalModel:
             self._slides = probe.sliding(config)
         attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
         if masked:
-            self.capturable, self.least_saved = False, None
+            # Their own code multiplies queries with the cached keys, so both need the same dtype.
+            self.capturable, self.least_saved, self.cache_dtype = False, None, self._dtype
         if expected is not None:
             self.layers, self.kv_heads, self.head_dim = expected.sizes
             if probe.check(self, expected, masked).expanded:
@@ -370,6 +373,12 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it has no language-model head"
     if reason:
         raise attention.unsupported(type(model).__name__, reason)
+    if any(type(module).__module__.startswith(_QUANTISED_TOGETHER) for module in model.modules()):
+        reason = (
+            "torch's dynamic quantisation rounds all texts of a batch together, so each would depend on the others"
+        )
+        raise attention.unsupported(type(model).__name__, reason, 'Load the model with dtype="int8" instead.')
+    attention.refuse_replaced(model)
 
 
 def _attends(config: Any) -> bool:

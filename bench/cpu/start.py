@@ -1,13 +1,13 @@
 """`python -m bench start`: seconds until the model is ready, at the first start and from the second one on.
 
 First it times a new process that imports bass_core and calls `load_pair`. Two parts of this also have separate
-figures: the trial that compares each model with its original code (model/select.py), and the check of the models
-at the start of each call. Then it times `python app.py` until it serves the page: once with --draft-length bass,
-and once with its defaults in a cache folder that holds the weights but no measured costs. The first start of each
-kind does not count, because it may convert the model and reads the files from disk. Figures are medians in
-seconds. To prove that the model is ready, every start then writes a text, which must always be the same. The last
-line is one start in a cache folder that holds only the downloaded file, with which the model is converted and the
-kernels are compiled.
+figures: the checks of each model at load (the trial and the comparisons with transformers' code, model/select.py),
+and the check of the models at the start of each call. Then it times `python app.py` until it serves the page: once
+with --draft-length bass, and once with its defaults in a cache folder that holds the weights but no measured
+costs. The first start of each kind does not count, because it may convert the model and reads the files from disk.
+Figures are medians in seconds. To prove that the model is ready, every start then writes a text, which must always
+be the same. The last line is one start in a cache folder that holds only the downloaded file, with which the model
+is converted and the kernels are compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ START = """
 import json, sys, time
 begun = time.perf_counter()
 from bass_core import generate, load_pair
-from bass_core.model import select
+from bass_core.model import attention, select
 imported = time.perf_counter()
 trials = []
 def timed(function):
@@ -39,6 +39,7 @@ def timed(function):
             trials.append(time.perf_counter() - begun)
     return call
 select.trial, select.why_modified = timed(select.trial), timed(select.why_modified)
+attention.refuse_replaced = timed(attention.refuse_replaced)
 pair = load_pair(sys.argv[1])
 ready = time.perf_counter()
 tried = sum(trials)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import RequestError, generate
+from bass_core import ModelPair, RequestError, generate
 from tests.support.models import reference, slow_but, texts_of, tiny_pair
 
 from .comparing import outcome
@@ -32,6 +32,16 @@ def test_an_architecture_runs_or_is_refused_as_documented(kind: str):
     if expected == UNTRIED:
         pytest.skip("no tiny model of it was made")
     assert reason(outcome(make(kind))) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["bloom", "falcon", "mpt"])
+def test_models_with_their_own_attention_run_in_16_bits(kind: str, dtype: torch.dtype):
+    """Their code multiplies queries with cached keys, so the cache must have the model's dtype, on a CPU too."""
+    model, rows = make(kind).to(dtype), [[5, 6, 7, 8, 9], [4, 5]]
+    expected = [reference(model, row, 4) for row in rows]
+    written = generate(ModelPair(model), rows, method="regular", max_new_tokens=4, eos_token_id=None)
+    assert texts_of(written) == expected
 
 
 WAYS: list[dict[str, Any]] = [

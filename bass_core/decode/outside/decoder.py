@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from ...errors import BassError, ModelError
+from ...errors import INTERRUPTS, BassError, ModelError
 from ...machine.memory import shortage_explained
 from ...model.pair import ModelPair
 from ...sequence import Round, RowRound, Sequence
@@ -114,9 +114,9 @@ class TransformersDecoder:
         try:
             with shortage_explained():
                 tokens = self._turns.take()
-        except BassError:
+        except (BassError, *INTERRUPTS):
             raise
-        except Exception as error:
+        except BaseException as error:
             # Clear the traceback's frames, because they hold the cache and live as long as the log record.
             traceback.clear_frames(error.__traceback__)
             _log.error("transformers' generate failed", exc_info=error)
@@ -131,6 +131,6 @@ def _write(row: Sequence, token: int) -> RowRound:
     return RowRound(row.index, [], [], [], [], 0, [token], ["sampled"], row.finish_reason)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

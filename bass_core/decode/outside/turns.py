@@ -25,7 +25,7 @@ T = TypeVar("T")
 class _Ended:
     """The work has ended: it has raised `error`, or it has returned if `error` is None."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class Turns(Generic[T]):
@@ -72,7 +72,7 @@ class Turns(Generic[T]):
             try:
                 with on(self._device), entered:
                     self._work(self._hand_over)
-            except Exception as error:
+            except BaseException as error:  # also a panic in a library written in Rust
                 ended = _Ended(error)
             self._handed.put(ended)
 

@@ -187,7 +187,7 @@ class DraftThread:
                 finally:
                     # Wait for the draft's last work, because its memory is freed and reused afterwards.
                     wait_for_stream(device)
-        except Exception as error:
+        except BaseException as error:  # also a panic in a library written in Rust
             _log.exception("the draft failed")
             # Clear the traceback's frames: they hold the session's caches and live as long as the log record.
             traceback.clear_frames(error.__traceback__)

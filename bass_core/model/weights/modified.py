@@ -8,23 +8,18 @@ model since it was packed. Nothing here changes a model.
 from __future__ import annotations
 
 import copy
-import inspect
 import operator
-import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .own_code import CALLS, attention_code, is_from_packages, model_code
 from .quantized import QuantizedEmbedding, QuantizedLinear
 
-# Attention implementations of transformers. Any other name stands for a user's own function.
-_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 # Attributes that a forward pass in eval mode does not read, or that only repeat the shape of a weight.
 _WITHOUT_EFFECT = {
     "training", "gradient_checkpointing", "attention_dropout", "padding_idx", "vocab_size", "in_features",
@@ -35,16 +30,6 @@ _QUANTIZED = {QuantizedLinear: nn.Linear, QuantizedEmbedding: nn.Embedding}
 _HARMLESS = ("output_capturing_hook", "make_inputs_require_grads")
 _CONTENTS = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-# The methods that run when a module is called.
-_CALLS = ("__call__", "_call_impl", "forward")
-
-
-def _folder(file: str) -> str:
-    """Return the folder of a file, with a separator at its end."""
-    return os.path.join(os.path.dirname(file), "")
-
-
-_PACKAGES = tuple(_folder(package.__file__ or "") for package in (transformers, torch))
 
 
 def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
@@ -79,12 +64,11 @@ def _global_hooks() -> list[dict[int, Any]]:
 
 def is_patched(kind: Any) -> bool:
     """Return whether the class's forward, or the call of it, comes neither from transformers nor from torch."""
-    codes = [getattr(function, "__code__", None) for function in _calls(kind)]
-    return not all(code is not None and code.co_filename.startswith(_PACKAGES) for code in codes)
+    return not all(map(is_from_packages, _calls(kind)))
 
 
 def _calls(kind: Any) -> list[Any]:
-    return [getattr(kind, name) for name in _CALLS]
+    return [getattr(kind, name) for name in CALLS]
 
 
 def _is_harmless(hook: Any) -> bool:
@@ -99,9 +83,6 @@ def why_modified(model: PreTrainedModel) -> str | None:
     """
     if hooked_everywhere():
         return "a hook is registered for all modules"
-    attention = getattr(model.config, "_attn_implementation", None)
-    if attention not in (*_ATTENTION, None):
-        return f"its attention is {attention!r}"
     with torch.device("meta"):
         fresh = type(model)(copy.deepcopy(model.config))
     expected = dict(fresh.named_modules(remove_duplicate=False))
@@ -111,7 +92,8 @@ def why_modified(model: PreTrainedModel) -> str | None:
     for name, module in modules.items():
         if reason := _difference(module, expected[name]):
             return f"{f'its module {name}' if name else 'it'} {reason}"
-    return None
+    replaced = model_code(model).replaced
+    return f"{replaced} was replaced" if replaced else None
 
 
 def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
@@ -137,7 +119,8 @@ class Watch:
     """Remember a model's state, to detect changes cheaply: about a millisecond for hundreds of modules.
 
     It detects:
-    - modules, hooks and forwards that were added, removed or replaced, and functions of transformers' model files
+    - modules, hooks and forwards that were added, removed or replaced
+    - replaced functions that the model, its attention or its masks call (own_code.py)
     - parameters and buffers that were replaced, and changes of plain attributes and configs
     - writes to a tensor that torch counts; other writes (through `.data` or NumPy) only if they change a sampled
     number
@@ -153,7 +136,8 @@ class Watch:
         self._types = list(map(type, self._modules))
         self._classes: list[Any] = list(set(self._types))
         self._calls = list(map(_calls, self._classes))
-        self._functions = list(_functions(self._classes))
+        links = [*model_code(model).links, *attention_code(model).links]
+        self._names, self._keys, self._functions = (list(column) for column in zip(*links, strict=True))
         self._global_hooks = _global_hooks()
         # Dictionaries whose sizes must not change: attributes (which may include a forward), children and hooks.
         self._dicts: list[dict[Any, Any]] = [vars(module) for module in self._modules]
@@ -183,7 +167,7 @@ class Watch:
             and list(map(len, self._dicts)) == self._sizes
             and all(map(operator.is_, map(dict.get, self._slot_dicts, self._slot_keys), self._slot_values))
             and list(map(_calls, self._classes)) == self._calls
-            and all(names.get(name) is function for names, name, function in self._functions)
+            and all(map(operator.is_, map(_get, self._names, self._keys), self._functions))
             and all(now == before for now, before in self._configs)
             and self._addresses() == self._known_addresses
             and self._change_counts() == self._known_counts
@@ -205,12 +189,8 @@ class Watch:
         return b"".join(sample.tobytes() for tensor in self._sources if (sample := _sample(tensor)) is not None)
 
 
-def _functions(classes: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yield (names, name, function) for the functions in those files of transformers that define the classes."""
-    for file in {kind.__module__ for kind in classes}:
-        if file.startswith("transformers.models.") and file in sys.modules:
-            names = vars(sys.modules[file])
-            yield from ((names, name, value) for name, value in names.items() if inspect.isfunction(value))
+def _get(names: Mapping[str, Any], name: str) -> Any:
+    return names.get(name)
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[dict[Any, Any], Any, Any]]:

@@ -165,11 +165,13 @@ def weight_of(module: Any) -> Tensor | QuantizedWeight:
 
 
 def weight_or_none(module: Any) -> Tensor | QuantizedWeight | None:
-    """Return the module's weight as stored; None if it has none, for example because a user replaced the layer."""
-    try:
-        return weight_of(module)
-    except AttributeError:
-        return None
+    """Return the module's weight as stored; None if it has none, for example because a user replaced the layer.
+
+    The weight of torch's own quantised layers is packed, and `weight` is a method.
+    """
+    quantized = getattr(module, "quantized", None)
+    weight = getattr(module, "weight", None) if quantized is None else quantized
+    return weight if isinstance(weight, Tensor | QuantizedWeight) else None
 
 
 def outputs_of(model: Any) -> int:

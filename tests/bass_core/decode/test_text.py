@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bass_core import ModelPair, RequestError, generate, race, stream
 from bass_core.decode.text import TextStream
+from bass_core.errors import TokenizerError
 from tests.support.models import byte_tokenizer, tiny_pair
 
 TEXTS = (
@@ -231,3 +232,59 @@ def test_invalid_stop_strings_are_refused(pair: ModelPair, stop: Any) -> None:
         generate(pair, [3], stop=stop)
     with pytest.raises(RequestError, match="stop needs a tokenizer"):
         generate(ModelPair(pair.target), [3], stop="a")
+
+
+class Panic(BaseException):
+    """Like pyo3's PanicException, which libraries written in Rust raise: no Exception."""
+
+
+class Broken:
+    """A tokenizer whose decode fails from the fifth call on."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.tokenizer, self.calls = error, byte_tokenizer(), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        self.calls += 1
+        if self.calls > 4:
+            raise self.error
+        return str(self.tokenizer.decode(ids, **options))
+
+
+@pytest.mark.parametrize(
+    "method, error", [("bass", KeyError(7)), *((name, Panic("out")) for name in ("bass", "amusd", "transformers"))]
+)
+def test_a_tokenizer_that_fails_is_named_in_one_sentence(method: str, error: BaseException) -> None:
+    pair, options = tiny_pair(tokenizer=Broken(error)), {"max_new_tokens": 8, "eos_token_id": None}
+    for stop in (None, ["\0never"]):
+        with pytest.raises(TokenizerError, match=f"The tokenizer's decode failed .{type(error).__name__}: "):
+            generate(pair, [5, 6, 7], method=method, stop=stop, **options)
+    for scheduling in ("fair", "overlap", "in_turn"):
+        last = list(race(pair, [5, 6, 7], lanes=[method], scheduling=scheduling, **options))[-1]
+        assert last["done"]
+        assert "The tokenizer's decode failed" in str(last["lanes"][method]["error"])
+
+
+def test_a_tokenizer_that_panics_on_a_prompt_is_named_in_one_sentence() -> None:
+    class Refusing(Broken):
+        def __call__(self, text: str) -> Any:
+            raise self.error
+
+    pair = tiny_pair(tokenizer=Refusing(Panic("out of bounds")))
+    with pytest.raises(RequestError, match=r"can't read this prompt: .*Panic: out of bounds"):
+        generate(pair, "hello", max_new_tokens=2)
+
+
+def test_an_empty_text_is_never_decoded() -> None:
+    """Strip, a decoder of the tokenizers library, panics on an empty list; Llama 2's tokenizer has one."""
+    tokenizer = byte_tokenizer()
+    steps = [decoders.ByteLevel(), decoders.Fuse(), decoders.Strip(" ", 0, 1)]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
+    written = generate(tiny_pair(tokenizer=tokenizer), [5, 6, 7], max_new_tokens=4, eos_token_id=None)
+    assert written.sequences[0].text

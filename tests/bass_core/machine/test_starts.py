@@ -120,6 +120,14 @@ def test_without_kernels_transformers_model_runs_and_the_reason_is_logged(tmp_pa
         assert err.count("LOG The CPU's own kernels are off") == 1 and reason in err
 
 
+@needs_numba
+def test_kernels_are_off_if_numba_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.cpu.calls import jit
+
+    monkeypatch.setattr(jit.config, "DISABLE_JIT", 1)
+    assert cpu_kernels.why_unavailable.__wrapped__() == "NUMBA_DISABLE_JIT is 1"
+
+
 class Bar:
     """Counts like a progress bar."""
 

@@ -7,6 +7,7 @@ import gc
 import ntpath
 import pickle
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,20 +19,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from transformers import AttentionInterface, masking_utils, modeling_flash_attention_utils
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
 from bass_core import ModelPair, PairError, generate, stream
 from bass_core.machine import cpu_kernels
-from bass_core.model import select
+from bass_core.model import attention, select
 from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.llama_cuda import LlamaCuda
-from bass_core.model.weights import modified
+from bass_core.model.weights import own_code
 from bass_core.model.weights.modified import Watch
-from bass_core.model.weights.quantized import quantise_model
+from bass_core.model.weights.own_code import attention_code, model_code
+from bass_core.model.weights.quantized import quantise_model, weight_or_none
 from tests.support.models import prompts, texts_of, tiny, tiny_head
+from tests.zoo.making import make
 
 needs_kernels = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -107,7 +114,7 @@ def patched_class(model: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def patched_function(model: Any, patch: pytest.MonkeyPatch) -> None:
-    """Change a function that no module or class owns, so that only a trial can detect the change."""
+    """Change a function that no module or class owns."""
     patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda query, key, *rotation: (query, key))
 
 
@@ -168,7 +175,7 @@ CHANGES = {
     "a hook is registered for all modules": hooked_everywhere,
     "its module model.layers.1.mlp has a forward of its own": own_forward,
     "its module model.layers.0.mlp has a class whose forward was replaced": patched_class,
-    "our kernels compute other logits than its own code": patched_function,
+    "apply_rotary_pos_emb in transformers.models.llama.modeling_llama was replaced": patched_function,
     "its module model.layers.0.mlp.act_fn is missing": replaced_mlp,
     "its module model.norm is a LayerNorm": replaced_norm,
     "its module lm_head is a Capped": replaced_head,
@@ -296,24 +303,124 @@ def test_patches_of_nn_linear_and_hooks_for_all_modules_are_kept(
 
 
 def test_package_folders_are_recognised_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modified, "os", SimpleNamespace(path=ntpath))
-    folder = modified._folder(r"C:\Python\site-packages\torch\__init__.py")
+    monkeypatch.setattr(own_code, "os", SimpleNamespace(path=ntpath))
+    folder = own_code._folder(r"C:\Python\site-packages\torch\__init__.py")
     assert r"C:\Python\site-packages\torch\nn\modules\linear.py".startswith(folder)
     assert not r"C:\Python\site-packages\torchvision\ops\misc.py".startswith(folder)
 
 
-def test_a_users_attention_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our attention would replace the user's function. The trial at load detects this, in float32 too."""
-    from transformers import AttentionInterface
+def stranger(*arguments: Any, **options: Any) -> Any:
+    """Stand in for any function of transformers, as a package's or a user's function does."""
+    raise AssertionError("no trial is needed to see that this function isn't transformers' own")
 
-    def upside_down(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> Any:
-        out, weights = modeling_llama.eager_attention_forward(module, query, key, value, mask, **others)
-        return -out, weights
 
-    AttentionInterface.register("upside_down", upside_down)
+# The implementation of attention, the object and the name or key that is replaced, and what the refusal names.
+REPLACED: list[tuple[str, Any, str, str]] = [
+    (
+        "mine",
+        ALL_ATTENTION_FUNCTIONS._global_mapping,
+        "mine",
+        'the attention function of "mine", stranger in tests',
+    ),
+    (
+        "sdpa",
+        ALL_ATTENTION_FUNCTIONS._local_mapping,
+        "sdpa",
+        'the attention function of "sdpa", stranger in tests',
+    ),
+    ("sdpa", ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", 'the attention function of "sdpa"'),
+    ("eager", ALL_ATTENTION_FUNCTIONS._local_mapping, "eager", 'the attention function of "eager"'),
+    ("sdpa", ALL_MASK_ATTENTION_FUNCTIONS._local_mapping, "sdpa", 'the mask function of "sdpa"'),
+    ("eager", modeling_llama, "eager_attention_forward", "eager_attention_forward in transformers.models.llama"),
+    ("eager", modeling_llama, "repeat_kv", "repeat_kv in transformers.models.llama"),
+    ("eager", nn.functional, "softmax", "softmax in torch.nn.functional"),
+    ("sdpa", nn.functional, "scaled_dot_product_attention", "scaled_dot_product_attention in torch.nn.functional"),
+    ("sdpa", modeling_llama, "ALL_ATTENTION_FUNCTIONS", "ALL_ATTENTION_FUNCTIONS in transformers.models.llama"),
+    ("sdpa", modeling_llama, "create_causal_mask", "create_causal_mask in transformers.models.llama"),
+    ("sdpa", masking_utils, "causal_mask_function", "causal_mask_function in transformers.masking_utils"),
+    ("sdpa", AttentionInterface, "get_interface", "AttentionInterface.get_interface in transformers"),
+    ("sdpa", DynamicLayer, "update", "DynamicLayer.update in transformers.cache_utils"),
+]
+
+
+def replace_at(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    patch.setitem(owner, name, stranger) if isinstance(owner, dict) else patch.setattr(owner, name, stranger)
+
+
+@pytest.mark.parametrize("implementation, owner, name, shown", REPLACED)
+def test_attention_masks_and_caches_that_are_not_transformers_own_are_refused(
+    implementation: str, owner: Any, name: str, shown: str
+) -> None:
+    """Our attention would run in their place, and their effect may begin after more tokens than a trial has."""
     model = tiny("llama")
-    model.config._attn_implementation = "upside_down"
-    with pytest.raises(PairError, match="computes other logits"):
+    model.config._attn_implementation = "sdpa" if implementation == "mine" else implementation
+    pair = ModelPair(model)
+    with pytest.MonkeyPatch.context() as patch:
+        replace_at(patch, owner, name)
+        model.config._attn_implementation = implementation
+        for use in (lambda: ModelPair(model), pair.refresh, pair.refresh):
+            with pytest.raises(PairError, match="is not transformers' own") as refusal:
+                use()
+            assert shown in str(refusal.value)
+    model.config._attn_implementation = "sdpa"
+    pair.refresh()
+    assert ModelPair(model).computed_by == pair.computed_by
+
+
+@needs_kernels
+@pytest.mark.parametrize("function", ["rotate_half", "apply_rotary_pos_emb"])
+def test_a_small_change_of_a_function_is_followed(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results differ by less than the trial's bound."""
+    original = getattr(modeling_llama, function)
+
+    @wraps(original)
+    def changed(*arguments: Any, **options: Any) -> Any:
+        out = original(*arguments, **options)
+        return type(out)(1.01 * part for part in out) if isinstance(out, tuple) else out
+
+    for later in (False, True):
+        model = bfloat16_model()
+        pair = ModelPair(model) if later else None
+        with monkeypatch.context() as patch:
+            patch.setattr(modeling_llama, function, changed)
+            pair = pair or ModelPair(model)
+            pair.refresh()
+            assert type(pair.target_step) is CausalModel
+            assert f"({function} in transformers.models.llama.modeling_llama was replaced)" in repr(pair)
+        pair.refresh()
+        assert type(pair.target_step) is LlamaCompiled
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["silu", "linear"])
+def test_a_replaced_function_of_torch_is_followed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(nn.functional, name)
+    pair = ModelPair(bfloat16_model())
+    monkeypatch.setattr(nn.functional, name, lambda *arguments, **options: original(*arguments, **options))
+    pair.refresh()
+    assert f"({name} in torch.nn.functional was replaced)" in repr(pair)
+
+
+def test_the_functions_of_unchanged_models_are_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their files import functions, wrap them, cache them, and bind some of other packages when they first run."""
+    for architecture in ("llama", "qwen3", "gpt2", "gpt_neox", "gemma2", "bloom", "falcon", "deepseek_v3"):
+        model = make(architecture)
+        monkeypatch.setattr(modeling_flash_attention_utils, "_flash_fn", stranger)
+        monkeypatch.setattr(torch, "arange", stranger)  # as ZeroGPU's package does, but that one computes the same
+        assert model_code(model).replaced is None
+        for implementation in ("sdpa", "eager", "flash_attention_2", "flex_attention"):
+            attention.switch(model, implementation)
+            assert attention_code(model).replaced is None
+        assert len(model_code(model).links) > 20
+        monkeypatch.undo()
+
+
+def test_layers_that_quantise_all_texts_together_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.ao.quantization.quantize_dynamic(tiny("llama"), {nn.Linear}, dtype=torch.qint8)
+    assert weight_or_none(model.lm_head) is None, "its weight is packed"
+    with pytest.raises(PairError, match="each would depend on the others"):
         ModelPair(model)
 
 
