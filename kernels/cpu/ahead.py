@@ -70,7 +70,18 @@ def _forward(forms: Sequence[str]) -> None:
         setattr(module, name, replacement)
     matrix = pack(torch.zeros(_HIDDEN, _HIDDEN, dtype=torch.bfloat16))
     norms = np.zeros((3, _HIDDEN), np.float32)
-    model = PackedLlama([matrix] * 5, norms, np.zeros(0, np.float32), 1e-5, 1, 1, _DIM)
+    model = PackedLlama(
+        matrices=[matrix] * 5,
+        norms=norms,
+        norm_rows=np.zeros((3, 2), np.int64),
+        head_norms=np.zeros((1, 0), np.float32),
+        rotated=np.full(1, _DIM),
+        factor=1.0,
+        eps=1e-5,
+        heads=1,
+        kv_heads=1,
+        dim=_DIM,
+    )
     rope = np.zeros(2 * _DIM, np.float32)
     model.run(torch.zeros(1, _HIDDEN), np.arange(2), [0], np.zeros(1, np.int64), _cache(), rope)
 
