@@ -108,7 +108,7 @@ def kernel(function: _F) -> _F:
     Sums are never reordered.
     """
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    compiled._cache = _Code(function)
+    _cache_on_disk(compiled, function)
     return cast(_F, compiled)
 
 
@@ -124,10 +124,16 @@ def helper(function: _F) -> _F:
 def address_of(function: Callable[..., Any], signature: Any) -> int:
     """Compile a function at once, cached on disk, and return the address by which other kernels call it."""
     compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, {"error_model": "numpy"})
-    compiled._cache = _Code(function)
+    _cache_on_disk(compiled, function)
     compiled.compile()
     _compiled_functions.append(compiled)
     return int(compiled.address)
+
+
+def _cache_on_disk(compiled: Any, function: Callable[..., Any]) -> None:
+    """Cache a function's code on disk, if its source is among those that name the folder."""
+    if Path(function.__code__.co_filename).is_relative_to(_SOURCES):
+        compiled._cache = _Code(function)
 
 
 def compiled_folder() -> Path:
