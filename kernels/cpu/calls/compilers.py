@@ -60,7 +60,7 @@ def finish(bar: Callable[[int], Any]) -> None:
         if not _processes:
             return
         shown = bar(FUNCTIONS)
-        readers = [threading.Thread(target=_read, args=(process, shown)) for process in _processes]
+        readers = [threading.Thread(target=_read, args=(process, shown), daemon=True) for process in _processes]
         for reader in readers:
             reader.start()
         for reader in readers:

@@ -26,14 +26,10 @@ from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite.binding import get_host_cpu_name
-from numba import _dynfunc
 from numba.core import event as events
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
-from numba.core.codegen import JITCodeLibrary, get_host_cpu_features
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import register_pass
-from numba.core.typed_passes import NativeLowering
+from numba.core.codegen import get_host_cpu_features
 
 from ...user_cache import cache_root
 
@@ -106,56 +102,13 @@ class _Code(FunctionCache):
             super().save_overload(*arguments)
 
 
-class _HelperLibrary(JITCodeLibrary):
-    """A helper's code: kernels link it, so it gets no machine code of its own, a sixth of the compile time."""
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-    def get_pointer_to_function(self, name: str) -> int:
-        self._ensure_finalized()
-        return 0
-
-
-@register_pass(mutates_CFG=True, analysis_only=False)
-class _HelperLowering(NativeLowering):
-    _name = "helper_lowering"
-
-    def run_pass(self, state: Any) -> bool:
-        context = state.targetctx
-        state.library = _HelperLibrary(context.codegen(), state.func_id.func_qualname)
-        state.flags.no_compile = True
-        super().run_pass(state)
-        state.flags.no_compile = False
-        # The rest is what NativeLowering does without no_compile, except for the machine code.
-        lowered, library = state["cr"], state.library
-        descriptor = lowered.fndesc
-        name = descriptor.qualname.split(".")[-1]
-        entry = _dynfunc.make_function(descriptor.lookup_module(), name, "", 0, lowered.env, (library,))
-        context.insert_user_function(entry, descriptor, [library])
-        state.reload_init.extend(library._reload_init)
-        state["cr"] = lowered._replace(cfunc=entry)
-        return True
-
-
-class _HelperCompiler(CompilerBase):
-    def define_pipelines(self) -> list[Any]:
-        pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        pipeline.passes = [
-            (_HelperLowering if step is NativeLowering else step, text) for step, text in pipeline.passes
-        ]
-        pipeline.finalize()
-        return [pipeline]
-
-
 def kernel(function: _F) -> _F:
     """Return a function that is compiled at its first call, cached on disk, and releases the interpreter's lock.
 
     Sums are never reordered.
     """
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    compiled._cache = _Code(function)
+    _cache_on_disk(compiled, function)
     return cast(_F, compiled)
 
 
@@ -165,17 +118,22 @@ def helper(function: _F) -> _F:
     Python can't call it: the entry point for that would take a quarter of the compile time.
     """
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not in numba's type hints
-    options["pipeline_class"] = _HelperCompiler
     return cast(_F, numba.njit(error_model="numpy", **options)(function))
 
 
 def address_of(function: Callable[..., Any], signature: Any) -> int:
     """Compile a function at once, cached on disk, and return the address by which other kernels call it."""
     compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, {"error_model": "numpy"})
-    compiled._cache = _Code(function)
+    _cache_on_disk(compiled, function)
     compiled.compile()
     _compiled_functions.append(compiled)
     return int(compiled.address)
+
+
+def _cache_on_disk(compiled: Any, function: Callable[..., Any]) -> None:
+    """Cache a function's code on disk, if its source is among those that name the folder."""
+    if Path(function.__code__.co_filename).is_relative_to(_SOURCES):
+        compiled._cache = _Code(function)
 
 
 def compiled_folder() -> Path:
