@@ -144,9 +144,8 @@ def attention_code(model: nn.Module) -> CodeLinks:
         _add_attention(links, file, names)
     for name in names:
         links.add_entry(ALL_MASK_ATTENTION_FUNCTIONS, name)
-    for kind in (AttentionInterface, AttentionMaskInterface, GeneralInterface):
-        links.add_class(kind)
-    for kind in (Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer):
+    kinds: list[type] = [AttentionInterface, AttentionMaskInterface, GeneralInterface]
+    for kind in [*kinds, Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer]:
         links.add_class(kind)
     for module in model.modules():
         # The models whose attention we replace although they don't go through the interface (attention.switch).
