@@ -1,8 +1,8 @@
 """The one server of a start. It listens before any library is imported, and its app changes while it listens.
 
 Call `bind`, then enter a `PageServer`, and give it each page with `PageServer.open`. The port never closes between
-two pages, so no visitor's request is refused. Until the first page, every request gets status 503. A browser shows a
-page with it that reloads as soon as there is another.
+two pages, so no request of a visitor is refused. Until the first page, every request gets status 503; in a browser
+that is a page which reloads as soon as there is another.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class PageServer(uvicorn.Server):
         host = "localhost" if bare in ("0.0.0.0", "::") else f"[{bare}]" if ":" in bare else bare
         self.url = f"http://{host}:{self.port}/"
         self._app: ASGIApp = starting
-        super().__init__(uvicorn.Config(self._answer, address, self.port, log_level="warning", lifespan="off"))
+        config = uvicorn.Config(
+            self._answer, address, self.port, interface="asgi3", lifespan="off", log_level="warning"
+        )
+        super().__init__(config)
         self._thread = threading.Thread(target=self.run, args=[sockets], name="bass-server", daemon=True)
 
     def __enter__(self) -> PageServer:
