@@ -42,8 +42,11 @@ PATIENCE_S = 3.0
 UPDATE_S, CALLS, DELIVERY_S = 1.0, 16, 3.0
 READY = "The model is ready now: connect again."
 FAILED = "The model could not be prepared: see the server's terminal for the reason."
-# A line of tqdm: its title, then a percentage or a count.
-PROGRESS = re.compile(r"^(?P<title>[^|\[]+?): +(?:(?P<percent>\d+)%\|.*|(?P<count>[\d.]+\w? \w+) +\[\d+:.*)")
+# A line of tqdm: its title, then a percentage, perhaps with whole numbers such as 112/175, or a count.
+PROGRESS = re.compile(
+    r"^(?P<title>[^|\[]+?): +"
+    r"(?:(?P<percent>\d+)%\|(?:[^|]*\| *(?P<done>\d+)/(?P<total>\d+) \[)?.*|(?P<count>[\d.]+\w? \w+) +\[\d+:.*)"
+)
 
 
 class Tee:
@@ -68,7 +71,8 @@ class Tee:
         if match is None:
             return json.dumps({"words": "", "share": None})
         percent = match["percent"]
-        words = f"{match['title']}: {f'{percent} %' if percent else match['count']}"
+        share = f"{match['done']} of {match['total']}" if match["total"] else f"{percent} %"
+        words = f"{match['title']}: {share if percent else match['count']}"
         return json.dumps({"words": words, "share": int(percent) / 100 if percent else None})
 
 
