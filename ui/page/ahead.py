@@ -43,6 +43,8 @@ AGAIN = """
     history.replaceState({ ...history.state, bassReloads: count() + 1 }, "");
     location.reload();
   }
+  // A page that has held for a minute counts as loaded.
+  setTimeout(() => !waiting && history.replaceState({ ...history.state, bassReloads: 0 }, ""), 60_000);
   addEventListener("vite:preloadError", again);
   addEventListener("error", ({ target }) => {
     const address = target.src ?? target.href ?? "";

@@ -1,7 +1,7 @@
-"""Middleware that closes the parts of Gradio's server that the page doesn't use, and answers unknown names and events.
+"""Middleware that closes the parts of Gradio's server that the page doesn't use, and answers unknown names.
 
-Closed are the routes that take files, keep a visitor's state on disk, or fetch addresses of other hosts. Gradio would
-answer an unknown name or event with status 500 and two tracebacks in the log; here it is one sentence.
+Closed are the routes that take files, keep a visitor's state on disk, or fetch addresses of other hosts. Gradio
+would answer an unknown name or event with status 500 and tracebacks in the log; here it is one sentence.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CLOSED = re.compile(
 )
 NO_FILES = "The page takes no files and fetches none: this address is closed."
 NO_NAME = (
-    "The request names an endpoint, a parameter or a component that this page doesn't have: /gradio_api/info lists "
-    "the endpoints."
+    "The request names an endpoint, a parameter or a component that this page doesn't have: /gradio_api/info "
+    "lists the endpoints."
 )
 NO_EVENT = "There is no such event, or its answer was read already: call the endpoint again."
 EVENT = re.compile(r"^/gradio_api/call/(?:v2/)?[^/]+/(?P<event>[^/]+)$")
-# Here Gradio looks up names of the request. Handlers' own errors don't leave these routes, Gradio answers with them.
+# Here Gradio looks up names of the request. Errors of handlers don't leave these routes: Gradio answers with them.
 NAMES = re.compile(r"^/gradio_api/(run|api|call|queue/join|component_server)")
 
 
@@ -73,7 +73,7 @@ def _refusal(scope: Scope, path: str) -> Response | None:
     # The attributes of the queue are Gradio's own (6.31). Without them, Gradio answers.
     with suppress(AttributeError):
         call = EVENT.match(path)
-        if call and not _is_known(page._queue, call["event"]):
+        if call and scope["method"] == "GET" and not _is_known(page._queue, call["event"]):
             return _unknown(NO_EVENT, path)
         session = QueryParams(scope["query_string"]).get("session_hash")
         lost = session is not None and session not in page._queue.pending_messages_per_session
