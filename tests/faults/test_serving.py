@@ -179,7 +179,8 @@ def test_nothing_can_be_uploaded(url: str, route: str, content: bytes) -> None:
     "route",
     [
         "file=https://example.org/", "file/http://example.org/", "proxy=https://example.org/",
-        "custom_component/a/b/c/d", "deep_link?session_hash=a", "stream/a/b/1/playlist.m3u8", "runs", "vibe-code", "dev/reload",
+        "custom_component/a/b/c/d", "deep_link?session_hash=a", "stream/a/b/1/playlist.m3u8", "runs",
+        "vibe-code", "dev/reload",
     ],
 )  # fmt: skip
 def test_the_routes_that_the_page_does_not_need_are_closed(url: str, route: str) -> None:
