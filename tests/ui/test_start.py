@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Route, expect
+from starlette.types import Receive, Scope, Send
 
 from bass_core import ModelPair
 from ui.page import early
@@ -51,7 +51,7 @@ def test_run_is_found_by_whoever_opens_the_page_during_a_start(
         asking.start()
         pages = []
         try:
-            while starting.is_alive() and len(pages) < 20:
+            while starting.is_alive() and len(pages) < 12:
                 pages.append(context.new_page())
                 pages[-1].goto(server.url, wait_until="commit")
                 time.sleep(0.1)
@@ -77,9 +77,9 @@ def test_a_slow_machine_does_not_end_the_start(pair: ModelPair) -> None:
     """Every answer takes longer than the 3 seconds for which Gradio asks its own address once."""
 
     class SlowServer(PageServer):
-        async def _answer(self, *message: Any) -> None:
+        async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
             await asyncio.sleep(3.5)
-            await super()._answer(*message)
+            await super()._answer(scope, receive, send)
 
     with SlowServer(bind("127.0.0.1", [0]), "127.0.0.1") as server:
         page = build(race_source(pair), limits=Limits(), about="here")
@@ -90,7 +90,7 @@ def test_a_slow_machine_does_not_end_the_start(pair: ModelPair) -> None:
 @pytest.mark.slow
 def test_a_page_whose_script_failed_loads_again(context: BrowserContext, server: str) -> None:
     """One of Gradio's own scripts is refused twice, as while a server is restarted."""
-    page, failed = context.new_page(), []
+    page, failed = context.new_page(), list[str]()
 
     def answer(route: Route) -> None:
         if len(failed) < 2 and route.request.resource_type == "script":
