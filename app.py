@@ -7,14 +7,12 @@ a model is loaded.
 from __future__ import annotations
 
 import argparse
-import errno
 import gc
 import io
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     import gradio as gr
 
     from ui.page.limits import Limits
+    from ui.page.server import PageServer
     from ui.sources.source import Service
 
 # Libraries read these variables at import, so they are set before any library is imported.
@@ -34,7 +33,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-LOADING = "Loading; the address to open follows."
+LOADING = "Loading; {} shows the page as soon as it is ready."
 DEFAULT_PAIR = "smollm2"
 # Paths that exist if a driver for GPUs is there: NVIDIA's, AMD's, and that of Windows below its Linux.
 GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/kfd", "/dev/dxg")
@@ -167,43 +166,27 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
     return "0.0.0.0" if "SPACE_ID" in environment else "127.0.0.1"
 
 
-def unusable_address(options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
-    """Return an error message if we can't listen on this address and port, else None."""
+def unusable_number(environment: Mapping[str, str]) -> str | None:
+    """Return an error message if a variable of NUMBERS is no port or number of ports, else None."""
     for name in NUMBERS:
         try:
             whole(most=MAX_PORT)(environment.get(name, "1"))
         except argparse.ArgumentTypeError as error:
             return f"{name} {error}: change it, or leave it out."
-    address = host(options.host, environment)
-    return None if _is_free(address, options.port) else _taken(address, options.port)
+    return None
 
 
-def _is_free(address: str, port: int | None) -> bool:
-    """Return whether the port can be bound on at least one of the host's addresses and is taken on none.
-
-    Not every address has to work: localhost may also stand for an IPv6 address that this machine doesn't have.
-    """
-    free = False
-    try:
-        candidates = socket.getaddrinfo(address.strip("[]"), port or 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    for family, kind, protocol, _, place in candidates:
-        try:
-            with socket.socket(family, kind, protocol) as trial:
-                if os.name == "posix":  # as Gradio does: the port of a page that has just ended is free
-                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind(place)
-            free = True
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-    return free
+def ports(option: int | None, environment: Mapping[str, str]) -> range:
+    """Return the ports to try: only the option's, or else those that Gradio would try."""
+    first = option or int(environment.get("GRADIO_SERVER_PORT", "7860"))
+    count = 1 if option else int(environment.get("GRADIO_NUM_PORTS", "100"))
+    return range(first, min(first + count, MAX_PORT + 1))
 
 
-def _taken(address: str, port: int | None) -> str:
+def _taken(address: str, tried: range) -> str:
+    port = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} or later"
     return (
-        f"Cannot listen on {address}, port {port or '7860 or later'}: it is in use, not allowed for this "
+        f"Cannot listen on {address}, port {port}: it is in use, not allowed for this "
         "user, or not an address of this machine; choose another with --port or --host."
     )
 
@@ -328,7 +311,7 @@ def compile_ahead(options: argparse.Namespace) -> None:
             compilers.start("bfloat16" if options.dtype == "auto" else options.dtype)
 
 
-def serve(options: argparse.Namespace) -> None:
+def serve(options: argparse.Namespace, server: PageServer) -> None:
     """Serve the page, with a pair or a recording, until interrupted.
 
     Raises:
@@ -337,19 +320,19 @@ def serve(options: argparse.Namespace) -> None:
     options.replay = replayed(options.replay, os.environ)
     if options.replay is not None:
         page, about = replay_page(options)
-        launch(page, about, options)
-    else:
-        from ui.page.early import EarlyPage
+        announce(about, opened_at(server, page, options))
+        page.block_thread()
+        return
+    from ui.page.early import EarlyPage
 
-        early = EarlyPage(
-            lambda page: opened_at(page, options), limits=operators_limits(options), share=options.share
-        )
-        page, service = race_page(options, early)
-        options.port = options.port or early.port
-        try:
-            launch(page, service.facts.about, options, service.at_once, service.opened)
-        finally:
-            service.close()
+    with ExitStack() as stack:
+        with EarlyPage(lambda page: opened_at(server, page, options), limits=operators_limits(options)) as early:
+            page, service = race_page(options, early.settle)
+            stack.callback(service.close)
+            addresses = opened_at(server, page, options, service.at_once)
+        announce(service.facts.about, addresses)
+        service.opened()
+        page.block_thread()
 
 
 def operators_limits(options: argparse.Namespace) -> Limits:
@@ -360,13 +343,12 @@ def operators_limits(options: argparse.Namespace) -> Limits:
 
 
 def race_page(
-    options: argparse.Namespace, early: AbstractContextManager[object] | None = None
+    options: argparse.Namespace, prepared: Callable[[], None] = lambda: None
 ) -> tuple[gr.Blocks, Service]:
     """Return the page for a pair, and the service that runs its races.
 
     Args:
-        early: a context to hold while we prepare the service. We leave this context before we build the page,
-            because Gradio builds one page at a time.
+        prepared: called once the service is ready, before we build the page: Gradio builds one page at a time.
     """
     from bass_core.machine.cpu import cores
     from ui.page.page import build
@@ -387,8 +369,8 @@ def race_page(
     limits = operators_limits(options)
     free = cores() - leaves_a_core(options, os.environ)
     keep_to_quota(os.environ)
-    with early or nullcontext():
-        service = open_service(ask, options, limits, lambda: set_threads(options, os.environ), free)
+    service = open_service(ask, options, limits, lambda: set_threads(options, os.environ), free)
+    prepared()
     facts = service.facts
     page = build(
         service.source,
@@ -415,8 +397,10 @@ def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
     return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about
 
 
-def opened_at(page: gr.Blocks, options: argparse.Namespace, at_once: int = 1) -> tuple[str, str | None]:
-    """Serve the page in a thread; return its local address, and its public one or None.
+def opened_at(
+    server: PageServer, page: gr.Blocks, options: argparse.Namespace, at_once: int = 1
+) -> tuple[str, str | None]:
+    """Show the page on the server; return its local address, and its public one or None.
 
     Raises:
         BassError: if the page can't be served.
@@ -424,43 +408,24 @@ def opened_at(page: gr.Blocks, options: argparse.Namespace, at_once: int = 1) ->
     from bass_core import BassError
     from ui.page.page import launch_options
 
-    address = host(options.host, os.environ)
     try:
-        _, url, public = page.launch(
-            server_name=address,
-            server_port=options.port,
+        return server.open(
+            page,
             root_path=options.root_path,
             share=options.share,
             auth=credentials(os.environ),
-            prevent_thread_lock=True,
-            quiet=True,
             **launch_options(at_once),
         )
-    except OSError as error:
-        raise BassError(_taken(address, options.port)) from error
     except Exception as error:  # Gradio raises many kinds, Exception itself among them
-        raise BassError(f"The page could not be opened on {address}: {_reason(error)}") from error
-    return url, public
+        raise BassError(f"The page could not be opened on {server.address}: {_reason(error)}") from error
 
 
-def launch(
-    page: gr.Blocks,
-    about: str,
-    options: argparse.Namespace,
-    at_once: int = 1,
-    opened: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve until interrupted, and call `opened` once the page is up.
-
-    Raises:
-        BassError: if the page can't be served.
-    """
-    url, public = opened_at(page, options, at_once)
+def announce(about: str, addresses: tuple[str, str | None]) -> None:
+    """Print where the page is, and look for garbage again, but not among the objects that are there by now."""
     gc.freeze()
     gc.enable()
+    url, public = addresses
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
-    opened()
-    page.block_thread()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -470,24 +435,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The console may be unable to print the characters of a folder's name.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    exempt(host(options.host, os.environ), os.environ)
-    refusal = conflict() or unusable_proxy() or unusable_address(options, os.environ)
+    address = host(options.host, os.environ)
+    exempt(address, os.environ)
+    refusal = conflict() or unusable_proxy() or unusable_number(os.environ)
     if refusal is None:
-        # Print this first: importing torch and transformers takes seconds.
-        print(LOADING, file=sys.stderr, flush=True)
-        compile_ahead(options)
-        # Looking for garbage takes a sixth of the imports' time. It is turned on again when the page is up.
-        gc.disable()
-        from bass_core import BassError
+        from ui.page.server import PageServer, bind
 
-        try:
-            serve(options)
-        except KeyboardInterrupt:  # while loading; once the page is up, Gradio handles Ctrl-C
-            return INTERRUPTED
-        except BassError as error:
-            refusal = str(error)
-        finally:
-            gc.enable()
+        tried = ports(options.port, os.environ)
+        sockets = bind(address, tried)
+        refusal = None if sockets else _taken(address, tried)
+    if refusal is None:
+        with PageServer(sockets, address) as server:
+            # Print this first: importing torch and transformers takes seconds.
+            print(LOADING.format(server.url), file=sys.stderr, flush=True)
+            compile_ahead(options)
+            # Looking for garbage takes a sixth of the imports' time. It is turned on again when the page is up.
+            gc.disable()
+            from bass_core import BassError
+
+            try:
+                serve(options, server)
+            except KeyboardInterrupt:  # while loading; once the page is up, Gradio handles Ctrl-C
+                return INTERRUPTED
+            except BassError as error:
+                refusal = str(error)
+            finally:
+                gc.enable()
     if refusal is not None:
         print(refusal, file=sys.stderr)
         return 2

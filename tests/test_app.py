@@ -17,6 +17,7 @@ import app
 from bass_core import BassError
 from bass_core.machine.cpu import cores
 from tests.support import ROOT
+from ui.page.server import bind
 from ui.sources.local import shown_name
 
 
@@ -111,33 +112,56 @@ def test_a_host_name_needs_one_usable_address_and_none_in_use(monkeypatch: pytes
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        in_use = (socket.AF_INET, socket.SOCK_STREAM, 0, "", taken.getsockname())
-        free = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        here = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
         nowhere = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 0))
-        for addresses, usable in (([nowhere, free], True), ([nowhere], False), ([free, in_use], False)):
+        for addresses, ports, found in (
+            ([nowhere, here, here], [port, port + 1], port + 1),
+            ([here], [port], None),
+            ([nowhere], [port + 1], None),
+        ):
             monkeypatch.setattr(socket, "getaddrinfo", lambda *args, addresses=addresses, **kwargs: addresses)
-            assert (app.unusable_address(app.parse(["--host", "name"]), {}) is None) is usable
+            sockets = bind("name", ports)
+            assert [one.getsockname()[1] for one in sockets] == ([] if found is None else [found])
+            for one in sockets:
+                one.close()
+
+
+def test_the_ports_to_try_are_the_options_or_gradios() -> None:
+    assert app.ports(80, {"GRADIO_SERVER_PORT": "9000"}) == range(80, 81)
+    assert app.ports(None, {}) == range(7860, 7960)
+    assert app.ports(None, {"GRADIO_SERVER_PORT": "65535", "GRADIO_NUM_PORTS": "3"}) == range(65535, 65536)
+    assert "GRADIO_SERVER_PORT must be" in str(app.unusable_number({"GRADIO_SERVER_PORT": "x"}))
+    assert app.unusable_number({}) is None
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert app.main(["--port", str(port), "--host", "127.0.0.1"]) == 2
+    assert capsys.readouterr().err.startswith(f"Cannot listen on 127.0.0.1, port {port}: it is in use")
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError("in use"), "Cannot listen on 127.0.0.1, port 7860 or later: it is in use"),
-        (
-            httpx.ConnectError("[Errno 111]\nConnection refused"),
-            "on 127.0.0.1: [Errno 111] Connection refused.",
-        ),
+        (httpx.ConnectError("[Errno 111]\nConnection refused"), "on 127.0.0.1: [Errno 111] Connection refused."),
         (RuntimeError(), "could not be opened on 127.0.0.1: RuntimeError."),
     ],
 )
 def test_any_error_of_the_launch_becomes_one_sentence(error: Exception, message: str) -> None:
-    class Page:
-        def launch(self, **options: Any) -> None:
+    class Broken:
+        address = "127.0.0.1"
+
+        def open(self, page: Any, **options: Any) -> None:
             raise error
 
-    page: Any = Page()
+    server: Any = Broken()
+    page: Any = None
     with pytest.raises(BassError) as refused:
-        app.launch(page, "toy", app.parse([]))
+        app.opened_at(server, page, app.parse([]))
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -197,4 +221,9 @@ def test_a_missing_model_or_recording_is_refused_in_one_sentence(
     assert app.main([*arguments, str(tmp_path / "nothing-here")]) == 2
     output = capsys.readouterr()
     first, *_, last = output.err.strip().splitlines()
-    assert output.out == "" and first == app.LOADING and message in last and "Traceback" not in output.err
+    assert (
+        output.out == ""
+        and first.startswith("Loading; http://127.0.0.1:")
+        and message in last
+        and "Traceback" not in output.err
+    )

@@ -4,6 +4,9 @@
 number of threads. It runs with the cost measurements (calibrate.py), while no lane runs. Until then, and if
 measuring is not allowed, a CPU's peaks are unknown. machine/cpu_speed.py has the method, machine/hardware.py the
 datasheets.
+
+A peak that was measured on a busy machine is too low. A lane that exceeds it reports that with `doubt_peaks`: the
+next idle moment measures again and keeps the larger figures.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ FORMAT = 1
 CPU_INFO = Path("/proc/cpuinfo")
 
 _log = logging.getLogger(__name__)
+# The files of peaks that a lane exceeded since they were measured. Each is measured again once per process: what
+# exceeds it then was read from the processor's cache.
+_doubted: set[Path] = set()
+_measured_again: set[Path] = set()
 
 
 def known_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
@@ -53,7 +60,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     if path is None or not can_keep(path):
         return
     known = _read(path)
-    if known is not None and (known.bandwidth is not None or not bandwidth_array_bytes()):
+    if known is not None and (known.bandwidth is not None or not bandwidth_array_bytes()) and path not in _doubted:
         return
     try:
         bandwidth = read_bandwidth()
@@ -62,8 +69,23 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         _log.warning("This CPU's peaks could not be measured (%s): %s", type(error).__name__, error)
         return
+    if path in _doubted and known is not None:
+        peaks = Peaks(_larger(peaks.bandwidth, known.bandwidth), _larger(peaks.flops, known.flops))
+        _measured_again.add(path)
+    _doubted.discard(path)
     _write(path, peaks)
     yield
+
+
+def doubt_peaks(device: torch.device, dtype: torch.dtype) -> None:
+    """Let the next `measure_peaks` measure a CPU's peaks again, because a lane exceeded them."""
+    path = None if is_accelerator(device) or not may_measure() else peaks_path(dtype)
+    if path is not None and path not in _measured_again:
+        _doubted.add(path)
+
+
+def _larger(new: float | None, old: float | None) -> float | None:
+    return max((value for value in (new, old) if value is not None), default=None)
 
 
 def peaks_path(dtype: torch.dtype) -> Path | None:

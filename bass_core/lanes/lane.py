@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 
 from ..decode.base import CacheBytes, Decoder, Timeline
-from ..decode.peaks import known_peaks
+from ..decode.peaks import doubt_peaks, known_peaks
 from ..decode.request import Request
 from ..decode.text import TextStream
 from ..errors import TokenizerError
@@ -58,6 +58,8 @@ class Lane:
         self.tally = Tally(len(self.sequences))
         self.trace = Trace(pair.tokenizer)
         self.work = _work(pair, request)
+        # The peaks of a split target are unknown, so no lane exceeds them.
+        self._place = pair.device, pair.dtype
         self.error: str | None = None
         self.turn, self.held = threading.Lock(), threading.Lock()
         self._texts = [
@@ -173,8 +175,16 @@ class Lane:
             metrics,
             plain_steps=pace.plain_steps or None,
             ms_per_token=pace.ms_per_token,
-            **self.work.utilization(self.decode_ms),
+            **self._utilization(),
         )
+
+    def _utilization(self) -> dict[str, float | None]:
+        """Return the lane's use of its device, and doubt the device's peaks if it is above 1 at the lane's end."""
+        shares = self.work.utilization(self.decode_ms)
+        exceeded = any(share > 1 for share in shares.values() if share is not None)
+        if exceeded and self.finished and self.request.clock is None:
+            doubt_peaks(*self._place)
+        return shares
 
     @property
     def pace(self) -> Pace:

@@ -4,7 +4,8 @@ FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft paramet
 drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the target's work for emitted tokens.
 
 Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane time x peak bytes
-per second). It can be above 1 if they are read from the processor's cache and not from memory.
+per second). It can be above 1 if they are read from the processor's cache and not from memory, or if the peak was
+measured on a busy machine: the lane then lets it be measured again.
 
 If the target drafts for itself, each draft forward counts with the target's weights and the few keys and values
 that it reads. Copied drafts cost nothing, and discarded drafts cost as much as others. Prefills are
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
 
 from ..machine.hardware import Peaks
 from ..model.weights.cost import ModelCost
@@ -70,7 +70,7 @@ class Work:
         self.flops += 2.0 * self.target.parameters * work.tokens + self.target.attention_flops * seen
         self.bytes_read += self.target.weight_bytes * work.forwards + self.target.kv_bytes * work.read
 
-    def utilization(self, decode_ms: float) -> dict[str, Any]:
+    def utilization(self, decode_ms: float) -> dict[str, float | None]:
         """Return the three utilisations under their names in Metrics: ratios (1 is the peak) or None."""
 
         def share(amount: float, peak: float | None) -> float | None:

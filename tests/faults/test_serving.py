@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from tests.support.drafters import FailingDrafter
 from tests.support.memory import left_behind
 from tests.support.models import slow_but, tiny_pair
 from tests.support.nvml import FakeNvml, plug_in
+from ui.page.closed import NO_EVENT, NO_FILES, NO_NAME
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
@@ -165,9 +167,50 @@ def test_sessions_of_visitors_who_left_are_deleted(url: str) -> None:
     assert sum(type(thing).__name__ == "SessionState" for thing in gc.get_objects()) <= 70
 
 
-def test_nothing_can_be_uploaded(url: str) -> None:
-    refused = httpx.post(f"{url}/gradio_api/upload", files={"files": ("x.txt", b"some bytes")})
-    assert refused.status_code == 413
+@pytest.mark.parametrize("route", ["upload", "upload/", "process_recording", "component_server", "call/race"])
+@pytest.mark.parametrize("content", [b"", b"1", b"some bytes"])
+def test_nothing_can_be_uploaded(url: str, route: str, content: bytes) -> None:
+    fields = {"component_id": "1", "session_hash": "a", "fn_name": "missed"}
+    refused = httpx.post(f"{url}/gradio_api/{route}", files={"files": ("x.txt", content)}, data=fields)
+    assert (refused.status_code, refused.text) == (403, NO_FILES)
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        "file=https://example.org/", "file/http://example.org/", "proxy=https://example.org/",
+        "custom_component/a/b/c/d", "deep_link?session_hash=a", "stream/a/b/1/playlist.m3u8", "runs",
+        "vibe-code", "dev/reload",
+    ],
+)  # fmt: skip
+def test_the_routes_that_the_page_does_not_need_are_closed(url: str, route: str) -> None:
+    assert httpx.get(f"{url}/gradio_api/{route}").status_code == 403
+    assert httpx.get(f"{url}/monitoring/summary").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("call/nothing", {"data": []}), ("call/v2/nothing", {}), ("call/v2/race", {"nothing": 1}),
+        ("run/nothing", {"data": []}), ("api/nothing", {"data": []}), ("run/race", {"data": [], "fn_index": 999}),
+        ("queue/join", {"data": [], "fn_index": 999, "session_hash": "a"}),
+        ("component_server", {"data": 1, "component_id": 10**6, "session_hash": "a", "fn_name": "missed"}),
+        ("call/race/nobody", None), ("call/v2/race/nobody", None),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_one_sentence_and_one_line_of_the_log(
+    url: str, route: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = f"{url}/gradio_api/{route}"
+    answer = httpx.get(address) if body is None else httpx.post(address, json=body)
+    assert answer.status_code == 404 and answer.json()["detail"] == (NO_EVENT if body is None else NO_NAME)
+    assert len(caplog.records) == 1 and "\n" not in caplog.text.strip() and not caplog.records[0].exc_info
+
+
+def test_a_lost_session_is_told_so_in_gradios_own_words(url: str) -> None:
+    answer = httpx.get(f"{url}/gradio_api/queue/data?session_hash=nobody")
+    message = json.loads(answer.text.removeprefix("data: "))
+    assert message["session_not_found"] and message["message"] == NO_EVENT
 
 
 @pytest.mark.slow

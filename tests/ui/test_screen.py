@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import gradio as gr
 import pytest
@@ -19,6 +18,7 @@ from ui.page import early
 from ui.page.early import EarlyPage, Tee
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
+from ui.page.server import PageServer, bind
 from ui.sources.local import race_source
 from ui.sweep import measure
 
@@ -269,24 +269,28 @@ def test_with_reduced_motion_the_recording_shows_only_its_end(context: BrowserCo
         assert all(page.locator(f"#lane-{lane} .sequence").count() == 4 for lane in LANES)
 
 
-def opened(page: gr.Blocks, port: int | None = None) -> tuple[str, None]:
-    options = launch_options()
-    where = {"server_name": "127.0.0.1", "server_port": port, "prevent_thread_lock": True, "quiet": True}
-    return str(page.launch(**where, **options)[1]), None
+@pytest.fixture
+def door() -> Iterator[PageServer]:
+    with PageServer(bind("127.0.0.1", [0]), "127.0.0.1") as server:
+        yield server
+
+
+def opened(server: PageServer) -> Callable[[gr.Blocks], tuple[str, str | None]]:
+    return lambda page: server.open(page, **launch_options())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_api_answers_while_the_model_loads(
-    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, fails: bool
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, door: PageServer, fails: bool
 ) -> None:
     monkeypatch.setattr(early, "PATIENCE_S", 0.0)
     monkeypatch.setattr(early, "UPDATE_S", 0.1)
     monkeypatch.setattr(measure, "SHOW_SECONDS", 0.0)
-    page = EarlyPage(opened, limits=Limits(max_batch=40))
+    page, address = EarlyPage(opened(door), limits=Limits(max_batch=40)), door.url
+    later = build(race_source(pair), limits=Limits(), about="here")
     with suppress(KeyError), page:
         page._timer.join()
-        address = f"http://127.0.0.1:{page.port}"
         client = Client(address, verbose=False)
         race, other = (client.submit("Hello", 40, 8, api_name="/race") for _ in range(2))
         sweep = client.submit("Hello", batches=[40], api_name="/sweep")
@@ -297,6 +301,7 @@ def test_the_api_answers_while_the_model_loads(
             time.sleep(0.05)
         if fails:
             raise KeyError
+        opened(door)(later)
     outcome = early.FAILED if fails else early.READY
     for job in (race, other, sweep):
         with pytest.raises(AppError, match=outcome):
@@ -311,38 +316,34 @@ def test_the_api_answers_while_the_model_loads(
             assert all((state["phase"], state["lanes"]) == ("starting", {}) for state in states)
             times = [state["elapsed_ms"] for state in states]
             assert times == sorted(times) and times[-1] > 0
-    later = build(race_source(pair), limits=Limits(), about="here")
-    opened(later, page.port)
-    try:
+    if not fails:
         assert Client(address, verbose=False).submit("Hello", 1, 4, 0, api_name="/race").result()["lanes"]
-    finally:
-        later.close()
 
 
 @pytest.mark.slow
 def test_the_page_plays_a_recording_while_the_model_loads(
-    context: BrowserContext, pair: ModelPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    context: BrowserContext, pair: ModelPair, monkeypatch: pytest.MonkeyPatch, door: PageServer
 ) -> None:
     monkeypatch.setattr(early, "PATIENCE_S", 0.0)
-    with EarlyPage(opened) as waiting:
+    later = build(race_source(pair), limits=Limits(), about="here")
+    first = context.new_page()
+    first.goto(door.url)
+    expect(first.get_by_role("status")).to_contain_text("BASS is starting")
+    with EarlyPage(opened(door)) as waiting:
         waiting._timer.join()
-        assert waiting.port
-        address = f"http://127.0.0.1:{waiting.port}"
+        first.wait_for_function(PLAYED)
         page = context.new_page()
-        page.goto(address)
+        page.goto(door.url)
         page.wait_for_function(PLAYED)
         print("Compiling the kernels: 7 functions [00:01, 7.00 functions/s]", file=sys.stderr)
         print("A file at /some/where", file=sys.stderr)
         expect(page.locator(".early")).to_contain_text("Compiling the kernels: 7 functions")
         expect(page.locator(".early")).not_to_contain_text("/some/where")
-    later = build(race_source(pair), limits=Limits(), about="here")
-    opened(later, waiting.port)
-    try:
-        expect(page.locator("#prompt textarea")).to_be_visible()
-        expect(page.locator(".early")).to_have_count(0)
-    finally:
-        page.close()
-        later.close()
+        opened(door)(later)
+    for each in (first, page):
+        expect(each.locator("#prompt textarea")).to_be_visible()
+        expect(each.locator(".early")).to_have_count(0)
+        each.close()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,36 @@ from ui.recordings.viewer import Part
 FIRST = "one"
 # Gradio's document: the pieces go after the first and before the second.
 HEAD, BODY = b'<meta charset="utf-8" />', b"<gradio-app"
+# If a script or style sheet of Gradio's fails to load, for example because the server is being restarted, the page
+# would stay without its form. So it loads again once the server answers, at most RELOADS times. Our own files are
+# fetched again by assets.LOADER.
+RELOADS = 5
+AGAIN = """
+(() => {
+  const count = () => history.state?.bassReloads ?? 0;
+  let waiting = false;
+  async function again() {
+    if (waiting || count() >= RELOADS) return;
+    waiting = true;
+    for (;;) {
+      await new Promise((resolve) => setTimeout(resolve, 500 * 2 ** count()));
+      try {
+        await fetch(location.href, { method: "HEAD", cache: "no-store" });
+        break;
+      } catch {}
+    }
+    history.replaceState({ ...history.state, bassReloads: count() + 1 }, "");
+    location.reload();
+  }
+  // A page that has held for a minute counts as loaded.
+  setTimeout(() => !waiting && history.replaceState({ ...history.state, bassReloads: 0 }, ""), 60_000);
+  addEventListener("vite:preloadError", again);
+  addEventListener("error", ({ target }) => {
+    const address = target.src ?? target.href ?? "";
+    if (["SCRIPT", "LINK"].includes(target.tagName) && address && !address.includes("gradio_api/file=")) again();
+  }, true);
+})();
+""".replace("RELOADS", str(RELOADS))
 # A part of the document that asks for a password. Quotes within its texts are escaped.
 ASKS = b'"auth_required":true'
 
@@ -66,7 +96,8 @@ def pieces(
     # "<" could end the element.
     document = json.dumps(stage, separators=(",", ":")).replace("<", "\\u003c")
     sheet = (assets.STATIC / assets.STAGE_STYLE).read_text(encoding="utf-8")
-    head = f'<link rel="preload" as="script" href="{assets.url(assets.bundle())}">'
+    preload = f'<link rel="preload" as="script" href="{assets.url(assets.bundle())}">'
+    head = f"<script>{AGAIN}</script>{preload}"
     body = (
         f"<style>{sheet}</style>"
         f'<script type="application/json" id="ahead">{document}</script><script>(() => {{ {script} }})();</script>'

@@ -3,12 +3,12 @@
 See `EarlyPage`.
 
 - The early page opens only if the preparation takes longer than PATIENCE_S, so a normal start is not delayed.
-- It closes before the page with the model opens at the same port. ui/static/page/early.js then reloads.
+- The page with the model takes its place on the same server (ui/page/server.py), which ui/static/page/early.js
+  notices and reloads.
 - `/race` and `/sweep` yield snapshots of phase "starting". A call can't go on in the page with the model, because
-  that is another server. So each call ends with an error that asks its script to connect again.
+  that has its own sessions. So each call ends with an error that asks its script to connect again.
 - It shows only the newest progress line of the terminal, because other lines may contain file names.
 - It never opens on ZeroGPU, which allows only one page.
-- It never opens with a public address, because the page with the model would get a different one.
 - If the early page fails, the program still starts.
 """
 
@@ -40,12 +40,12 @@ PATIENCE_S = 3.0
 # How often a waiting call of the API gets a snapshot, how many calls may wait, and how long we wait at the end
 # until all of them have received their errors.
 UPDATE_S, CALLS, DELIVERY_S = 1.0, 16, 3.0
-READY = "The model is ready now: connect again in a few seconds."
+READY = "The model is ready now: connect again."
 FAILED = "The model could not be prepared: see the server's terminal for the reason."
-# A line of tqdm: its title, then a percentage, with "112/226" if it counts whole things, or only a count.
+# A line of tqdm: its title, then a percentage, perhaps with whole numbers such as 112/175, or a count.
 PROGRESS = re.compile(
-    r"^(?P<title>[^|\[]+?): +(?:(?P<percent>\d+)%\|(?:.*\| *(?P<done>\d+)/(?P<total>\d+) )?.*"
-    r"|(?P<count>[\d.]+\w? \w+) +\[\d+:.*)"
+    r"^(?P<title>[^|\[]+?): +"
+    r"(?:(?P<percent>\d+)%\|(?:[^|]*\| *(?P<done>\d+)/(?P<total>\d+) \[)?.*|(?P<count>[\d.]+\w? \w+) +\[\d+:.*)"
 )
 
 
@@ -71,7 +71,7 @@ class Tee:
         if match is None:
             return json.dumps({"words": "", "share": None})
         percent = match["percent"]
-        share = f"{match['done']} of {match['total']}" if match["done"] else f"{percent} %"
+        share = f"{match['done']} of {match['total']}" if match["total"] else f"{percent} %"
         words = f"{match['title']}: {share if percent else match['count']}"
         return json.dumps({"words": words, "share": int(percent) / 100 if percent else None})
 
@@ -86,29 +86,22 @@ def _import_ahead() -> None:
 class EarlyPage:
     """Context manager that shows the early page from PATIENCE_S after its start until its end.
 
+    Call `settle` inside, and show the page with the model before the end: until then, the early page is served.
+
     Args:
         opened: serves a page and returns its address and, if there is one, its public address.
         limits: the operator's upper bounds, by default those of `Limits`.
-        share: whether the page gets a public address.
-
-    Attributes:
-        port: the port of the early page, or None if it never opened.
     """
 
     def __init__(
-        self,
-        opened: Callable[[gr.Blocks], tuple[str, str | None]],
-        *,
-        limits: Limits | None = None,
-        share: bool = False,
+        self, opened: Callable[[gr.Blocks], tuple[str, str | None]], *, limits: Limits | None = None
     ) -> None:
-        self._opened, self._limits, self._wanted = opened, limits, not (share or on_zero_gpu())
+        self._opened, self._limits, self._wanted = opened, limits, not on_zero_gpu()
         self._ended, self._outcome = threading.Event(), READY
         self._timer = threading.Timer(PATIENCE_S, self._open)
         self._timer.daemon = True
         self._page: gr.Blocks | None = None
         self._tee = Tee(sys.stderr)
-        self.port: int | None = None
 
     def __enter__(self) -> EarlyPage:
         if self._wanted:
@@ -117,12 +110,17 @@ class EarlyPage:
             self._timer.start()
         return self
 
+    def settle(self) -> None:
+        """Open no early page from now on; wait for one that is just being built."""
+        if self._wanted:
+            self._timer.cancel()
+            self._timer.join()
+
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         if not self._wanted:
             return
+        self.settle()
         sys.stderr = self._tee.stream
-        self._timer.cancel()
-        self._timer.join()
         self._outcome = READY if failure is None else FAILED
         self._ended.set()
         if self._page is not None:
@@ -164,7 +162,7 @@ class EarlyPage:
                 at_once=CALLS,
             )
             url, _ = self._opened(page)
-            self._page, self.port = page, page.server_port
+            self._page = page
             print(f"A recorded race plays at {url} while the model is prepared.", flush=True)
         except Exception:
             log.debug("The page could not be opened early.", exc_info=True)

@@ -18,6 +18,7 @@ from starlette.middleware import Middleware
 from ui.page import assets, presenter
 from ui.page.ahead import Ahead, Pieces, pieces
 from ui.page.choices import Choices
+from ui.page.closed import Closed
 from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
@@ -168,14 +169,15 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
     )
     return {
         "theme": theme,
-        "app_kwargs": {"middleware": [Middleware(assets.Compressed), Middleware(Ahead)]},
+        "app_kwargs": {"middleware": [Middleware(Closed), Middleware(assets.Compressed), Middleware(Ahead)]},
         "css": assets.style(),
         "footer_links": ["api"],
         "show_error": False,
         "ssr_mode": False,
         "run_history": False,
-        # 1 byte: the page needs no uploads, and a visitor's uploads would fill the disk.
+        # closed.py closes the routes of uploads; this is the least that Gradio lets them be.
         "max_file_size": 1,
+        "enable_monitoring": False,
         # Gradio copies the settings for each session, and every request of a script is a new session.
         "state_session_capacity": 64,
         # Each running event occupies a thread while it waits for its next snapshot.

@@ -127,7 +127,8 @@ FORMULAS = {
     "target_forwards": Formula("target forwards", "Prefills + rounds."),
     "bandwidth_utilization": Formula("bandwidth utilisation",
         "Bytes of weights and of live keys and values that had to be read / (lane time without prefills × the "
-        "device's memory bandwidth). It can exceed 1 if a processor cache serves some of them."),
+        "device's memory bandwidth). Above 100 %, a processor cache served some of them, or the bandwidth was "
+        "measured on a busy machine; it is then measured again before the next race."),
     "ended": Formula("ended by the model", "How many of all sequences ended with the model's end token."),
     "clock_ms": Formula("lane time", "The time that the device spent on this lane, including prefills."),
 }  # fmt: skip

@@ -17,10 +17,12 @@
 
   window.Bass.mountEarly = (element, server) => {
     const bar = element.querySelector("progress"), line = element.querySelector("p");
-    const opening = line.textContent, first = served();
+    const opening = line.textContent;
+    // The id that came with this document: the server may have another page already.
+    const first = window.gradio_config.app_id;
     const ask = async () => {
       const now = await served();
-      if (now && now !== await first) return location.reload();
+      if (now && now !== first) return location.reload();
       if (now) {
         try {
           const { words, share } = JSON.parse(await server.preparing());

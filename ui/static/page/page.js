@@ -34,6 +34,9 @@
 
   const percent = (value, digits = 0) => number(Number.isFinite(value) ? 100 * value : null, digits, " %");
 
+  /** A share of a device's peak. A peak that is exceeded is too low, or a cache helped: more than 100 % claims nothing. */
+  const used = (share) => (share > 1 ? "above 100 %" : percent(share, 1));
+
   /** The number of leading items, out of `count`, for which `holds(i)` is true. `holds` must be false for all items
       after them. */
   function bisect(count, holds) {
@@ -271,6 +274,6 @@
 
   last.phase = "ready";
   window.Bass = {
-    on, tell, number, percent, bisect, setText, make, svg, what, term, tableRow, soon, over, busy, whole, player, mountFeed, form,
+    on, tell, number, percent, used, bisect, setText, make, svg, what, term, tableRow, soon, over, busy, whole, player, mountFeed, form,
   };
 })();

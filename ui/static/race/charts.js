@@ -4,7 +4,7 @@
    pause. */
 (() => {
   "use strict";
-  const { on, soon, number, percent, setText, make, lookOf, laneName, laneTime, plots } = window.Bass;
+  const { on, soon, number, used, setText, make, lookOf, laneName, laneTime, plots } = window.Bass;
   const REDRAW_MS = 300;
   // After a drawing, pause for BUSY times its duration, so that drawing takes at most a twentieth of the page's thread:
   // it may slow down models on the same machine. LONGEST_MS limits the pause, because on a busy machine even a drawing
@@ -29,7 +29,7 @@
   function flops(lanes) {
     const known = Object.entries(lanes).filter(([, lane]) => Number.isFinite(lane.metrics.flops_utilization));
     return known.map(([name, lane]) =>
-      `${laneName(name)} ${percent(lane.metrics.flops_utilization, 1)}`).join(", ") || "n/a";
+      `${laneName(name)} ${used(lane.metrics.flops_utilization)}`).join(", ") || "n/a";
   }
 
   const some = (column) => (column ?? []).some((value) => value !== null);

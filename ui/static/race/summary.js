@@ -1,7 +1,7 @@
 /* The summary after a run: a figure, a table, and the buttons that export the run. */
 (() => {
   "use strict";
-  const { on, run, number, percent, over, setText, tableRow, sum, laneName, plots, what, laneTime, wear } = window.Bass;
+  const { on, run, number, percent, used, over, setText, tableRow, sum, laneName, plots, what, laneTime, wear } = window.Bass;
   const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
 
   const trees = () => [...run().lanes.values()].some((lane) => lane.trees);
@@ -43,8 +43,8 @@
     ["rounds", "rounds", (m) => number(m.rounds, 0)],
     ["target_forwards", "target forwards", (m) => number(m.target_forwards, 0)],
     ["new_tokens", "new tokens", (m) => number(m.new_tokens, 0)],
-    ["flops_utilization", () => wear("FLOPs utilisation"), (m) => percent(m.flops_utilization, 1)],
-    ["bandwidth_utilization", () => wear("bandwidth utilisation"), (m) => percent(m.bandwidth_utilization, 1)],
+    ["flops_utilization", () => wear("FLOPs utilisation"), (m) => used(m.flops_utilization)],
+    ["bandwidth_utilization", () => wear("bandwidth utilisation"), (m) => used(m.bandwidth_utilization)],
     ["ended", "ended by the model (EOS)", (m, lane) =>
       `${lane.finish_reasons.filter((r) => r === "eos").length} of ${lane.finish_reasons.length}`],
     ["clock_ms", () => wear("lane time, s"), (m, lane) => number(lane.clock_ms / 1000, 2)],
