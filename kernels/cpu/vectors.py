@@ -27,10 +27,13 @@ from .kinds import (
     FLOAT,
     FLOATS,
     FORMATS,
+    HAS_VNNI,
+    IN_PAIRS,
     INT,
     INTS,
     LANES,
     PANEL,
+    SHORTS,
     STEP,
     VECTOR_BYTES,
     add_fours,
@@ -41,7 +44,9 @@ from .kinds import (
     function,
     halves,
     loaded,
+    signed,
     splat,
+    sum_of_pairs,
     vectors_of,
     whole,
 )  # fmt: skip
@@ -204,14 +209,16 @@ class _Pass:
     def bytes(self) -> None:
         """Emit products with weights of 8 and 4 bits: a block's integer products and their sum are exact."""
         b, low = self.b, self.form == "q4_1"
+        zero = ir.Constant(SHORTS, [0] * SHORTS.count) if low and IN_PAIRS else whole(0)
+        unsigned = not low and HAS_VNNI
         with self._each_step() as (w, x):
-            # The weights' bytes are q + 128, so subtract 128 times the sum of the vector.
-            start = [whole(0) if low else self._word(x, c, STEP // 4 + 1, INT) for c in range(self.width)]
+            # Unsigned bytes are q + 128, so subtract 128 times the sum of the vector.
+            start = [self._word(x, c, STEP // 4 + 1, INT) if unsigned else zero for c in range(self.width)]
             sums = [list(start) for _ in self._sums]
             for part in range(STEP // 8 if low else STEP // 4):
                 places = [b.add(w, count(self._read(4 * LANES))) for _ in sums]
                 raw = [loaded(b, at, INTS, 4 * LANES) for at in places]
-                parts = [raw]
+                parts = [raw if unsigned else [signed(b, bits) for bits in raw]]
                 if low:
                     parts = [
                         [b.and_(bits, whole(0x0F0F0F0F)) for bits in (raw if half == 0 else _shifted(b, raw))]
@@ -222,6 +229,8 @@ class _Pass:
                         word = self._word(x, c, len(parts) * part + i, INT)
                         for r, weight in enumerate(weights):
                             sums[r][c] = add_fours(b, sums[r][c], weight, word)
+            if zero.type == SHORTS:
+                sums = [[sum_of_pairs(b, pairs) for pairs in row] for row in sums]
             self._scale(w, x, sums)
         self._write()
 
