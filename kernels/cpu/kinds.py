@@ -206,6 +206,26 @@ def _even_and_odd(b: Any, numbers: Any) -> list[Any]:
     ]
 
 
+def pinned(b: Any, rows: list[list[Any]]) -> list[list[Any]]:
+    """Return the vectors of `rows`, all of one type, through an empty assembly instruction.
+
+    LLVM then knows nothing about them, computes all of them before what follows, and keeps earlier prefetches before
+    it. Without this, it would multiply a block's weights by one vector after another, with the weights on the stack.
+    """
+    register = {"x86_64": "v", "aarch64": "w", "arm64": "w"}.get(b.module.triple.split("-")[0])
+    if register is None:
+        return rows
+    values = [value for row in rows for value in row]
+    kinds, places = [value.type for value in values], [str(i) for i in range(len(values))]
+    result = ir.LiteralStructType(kinds)
+    constraints = ",".join([f"={register}"] * len(values) + places)
+    if len(values) == 1:
+        result = kinds[0]
+    hidden = b.call(ir.InlineAsm(ir.FunctionType(result, kinds), "", constraints, side_effect=True), values)
+    parts = iter([hidden] if len(values) == 1 else [b.extract_value(hidden, i) for i in range(len(values))])
+    return [[next(parts) for _ in row] for row in rows]
+
+
 def halves(b: Any, address: Any) -> Any:
     """Load LANES float16 numbers as float32."""
     return b.fpext(loaded(b, address, ir.VectorType(ir.HalfType(), LANES), 2), FLOATS)

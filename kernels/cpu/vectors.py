@@ -44,6 +44,7 @@ from .kinds import (
     function,
     halves,
     loaded,
+    pinned,
     signed,
     splat,
     sum_of_pairs,
@@ -184,26 +185,31 @@ class _Pass:
     def floats(self) -> None:
         """Emit products with 16-bit weights: sums of float32 products, input by input or pair by pair."""
         b, paired, halved = self.b, self.vectors == AS_PAIRS, self.form == "bfloat16"
+        # LLVM would make blends of a mask that it knows; on a Zen 1 they compete with the products.
+        ((mask,),) = pinned(b, [[whole(-65536)]])
         with self._each_step() as (w, x):
+            sums = [[b.load(slot) for slot in row] for row in self._sums]
             for part in range(STEP // 2 if halved else STEP):
-                places = [b.add(w, count(self._read((4 if halved else 2) * LANES))) for _ in self._sums]
+                places = [b.add(w, count(self._read((4 if halved else 2) * LANES))) for _ in sums]
                 if not halved:
                     weights = [[halves(b, at) for at in places]]
                 else:
                     raw = [loaded(b, at, INTS, 4 * LANES) for at in places]
                     low = [b.bitcast(b.shl(pairs, whole(16)), FLOATS) for pairs in raw]
-                    high = [b.bitcast(b.and_(pairs, whole(-65536)), FLOATS) for pairs in raw]
+                    high = [b.bitcast(b.and_(pairs, mask), FLOATS) for pairs in raw]
                     weights = [[b.bitcast(pairs, BFLOATS) for pairs in raw]] if paired else [low, high]
                 for i, registers in enumerate(weights):
                     for c in range(self.width):
                         word = self._word(x, c, len(weights) * part + i, INT if paired else FLOAT)
-                        for weight, row in zip(registers, self._sums, strict=True):
-                            total = b.load(row[c])
+                        for weight, row in zip(registers, sums, strict=True):
                             if paired:
-                                total = add_pairs(b, total, weight, b.bitcast(word, BFLOATS))
+                                row[c] = add_pairs(b, row[c], weight, b.bitcast(word, BFLOATS))
                             else:
-                                total = fma(b, weight, word, total)
-                            b.store(total, row[c])
+                                row[c] = fma(b, weight, word, row[c])
+                sums = pinned(b, sums)
+            for slots, row in zip(self._sums, sums, strict=True):
+                for slot, total in zip(slots, row, strict=True):
+                    b.store(total, slot)
         self._write()
 
     def bytes(self) -> None:
@@ -229,6 +235,7 @@ class _Pass:
                         word = self._word(x, c, len(parts) * part + i, INT)
                         for r, weight in enumerate(weights):
                             sums[r][c] = add_fours(b, sums[r][c], weight, word)
+                    sums = pinned(b, sums)
             if zero.type == SHORTS:
                 sums = [[sum_of_pairs(b, pairs) for pairs in row] for row in sums]
             self._scale(w, x, sums)
