@@ -161,8 +161,9 @@ def add_fours(b: Any, total: Any, weights: Any, vector: Any) -> Any:
         # vpmaddubsw multiplies unsigned bytes by signed ones, so the vector takes the weights' signs. (The sum of
         # two products of unsigned bytes could exceed 16 bits.)
         vector = _with_signs_of(b, weights, vector)
-        no_poison = ir.Constant(ir.IntType(1), 0)
-        weights = b.call(function(b, f"llvm.abs.v{4 * LANES}i8", BYTES, BYTES, no_poison.type), [weights, no_poison])
+        flag = ir.IntType(1)
+        size = function(b, f"llvm.abs.v{4 * LANES}i8", BYTES, BYTES, flag)
+        weights = b.call(size, [weights, ir.Constant(flag, 0)])
     return b.add(total, sum_of_pairs(b, _pairs(b, weights, vector)))
 
 
@@ -209,8 +210,9 @@ def _even_and_odd(b: Any, numbers: Any) -> list[Any]:
 def pinned(b: Any, rows: list[list[Any]]) -> list[list[Any]]:
     """Return the vectors of `rows`, all of one type, through an empty assembly instruction.
 
-    LLVM then knows nothing about them, computes all of them before what follows, and keeps earlier prefetches before
-    it. Without this, it would multiply a block's weights by one vector after another, with the weights on the stack.
+    LLVM then knows nothing about them, and computes them before the next ones. Otherwise it would multiply all
+    weights of a block by one vector after another, with the weights on the stack, and on some CPUs move all
+    prefetches to the block's beginning.
     """
     register = {"x86_64": "v", "aarch64": "w", "arm64": "w"}.get(b.module.triple.split("-")[0])
     if register is None:
