@@ -206,7 +206,9 @@ class _Pass:
                                 row[c] = add_pairs(b, row[c], weight, b.bitcast(word, BFLOATS))
                             else:
                                 row[c] = fma(b, weight, word, row[c])
-                sums = pinned(b, sums)
+                # Between two prefetches, float16 weights may be converted ahead of their products.
+                if halved or self._used % _FETCH == 0:
+                    sums = pinned(b, sums)
             for slots, row in zip(self._sums, sums, strict=True):
                 for slot, total in zip(slots, row, strict=True):
                     b.store(total, slot)
