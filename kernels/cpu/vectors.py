@@ -27,10 +27,13 @@ from .kinds import (
     FLOAT,
     FLOATS,
     FORMATS,
+    HAS_VNNI,
+    IN_PAIRS,
     INT,
     INTS,
     LANES,
     PANEL,
+    SHORTS,
     STEP,
     VECTOR_BYTES,
     add_fours,
@@ -41,7 +44,10 @@ from .kinds import (
     function,
     halves,
     loaded,
+    pinned,
+    signed,
     splat,
+    sum_of_pairs,
     vectors_of,
     whole,
 )  # fmt: skip
@@ -179,39 +185,48 @@ class _Pass:
     def floats(self) -> None:
         """Emit products with 16-bit weights: sums of float32 products, input by input or pair by pair."""
         b, paired, halved = self.b, self.vectors == AS_PAIRS, self.form == "bfloat16"
+        # LLVM would make blends of a mask that it knows; on a Zen 1 they compete with the products.
+        ((mask,),) = pinned(b, [[whole(-65536)]])
         with self._each_step() as (w, x):
+            sums = [[b.load(slot) for slot in row] for row in self._sums]
             for part in range(STEP // 2 if halved else STEP):
-                places = [b.add(w, count(self._read((4 if halved else 2) * LANES))) for _ in self._sums]
+                places = [b.add(w, count(self._read((4 if halved else 2) * LANES))) for _ in sums]
                 if not halved:
                     weights = [[halves(b, at) for at in places]]
                 else:
                     raw = [loaded(b, at, INTS, 4 * LANES) for at in places]
                     low = [b.bitcast(b.shl(pairs, whole(16)), FLOATS) for pairs in raw]
-                    high = [b.bitcast(b.and_(pairs, whole(-65536)), FLOATS) for pairs in raw]
+                    high = [b.bitcast(b.and_(pairs, mask), FLOATS) for pairs in raw]
                     weights = [[b.bitcast(pairs, BFLOATS) for pairs in raw]] if paired else [low, high]
                 for i, registers in enumerate(weights):
                     for c in range(self.width):
                         word = self._word(x, c, len(weights) * part + i, INT if paired else FLOAT)
-                        for weight, row in zip(registers, self._sums, strict=True):
-                            total = b.load(row[c])
+                        for weight, row in zip(registers, sums, strict=True):
                             if paired:
-                                total = add_pairs(b, total, weight, b.bitcast(word, BFLOATS))
+                                row[c] = add_pairs(b, row[c], weight, b.bitcast(word, BFLOATS))
                             else:
-                                total = fma(b, weight, word, total)
-                            b.store(total, row[c])
+                                row[c] = fma(b, weight, word, row[c])
+                # Between two prefetches, float16 weights may be converted ahead of their products.
+                if halved or self._used % _FETCH == 0:
+                    sums = pinned(b, sums)
+            for slots, row in zip(self._sums, sums, strict=True):
+                for slot, total in zip(slots, row, strict=True):
+                    b.store(total, slot)
         self._write()
 
     def bytes(self) -> None:
         """Emit products with weights of 8 and 4 bits: a block's integer products and their sum are exact."""
         b, low = self.b, self.form == "q4_1"
+        zero = ir.Constant(SHORTS, [0] * SHORTS.count) if low and IN_PAIRS else whole(0)
+        unsigned = not low and HAS_VNNI
         with self._each_step() as (w, x):
-            # The weights' bytes are q + 128, so subtract 128 times the sum of the vector.
-            start = [whole(0) if low else self._word(x, c, STEP // 4 + 1, INT) for c in range(self.width)]
+            # Unsigned bytes are q + 128, so subtract 128 times the sum of the vector.
+            start = [self._word(x, c, STEP // 4 + 1, INT) if unsigned else zero for c in range(self.width)]
             sums = [list(start) for _ in self._sums]
             for part in range(STEP // 8 if low else STEP // 4):
                 places = [b.add(w, count(self._read(4 * LANES))) for _ in sums]
                 raw = [loaded(b, at, INTS, 4 * LANES) for at in places]
-                parts = [raw]
+                parts = [raw if unsigned else [signed(b, bits) for bits in raw]]
                 if low:
                     parts = [
                         [b.and_(bits, whole(0x0F0F0F0F)) for bits in (raw if half == 0 else _shifted(b, raw))]
@@ -222,6 +237,9 @@ class _Pass:
                         word = self._word(x, c, len(parts) * part + i, INT)
                         for r, weight in enumerate(weights):
                             sums[r][c] = add_fours(b, sums[r][c], weight, word)
+                    sums = pinned(b, sums)
+            if zero.type == SHORTS:
+                sums = [[sum_of_pairs(b, pairs) for pairs in row] for row in sums]
             self._scale(w, x, sums)
         self._write()
 

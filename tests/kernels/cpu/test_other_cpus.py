@@ -16,15 +16,16 @@ import pytest
 from kernels.cpu.calls.jit import cpu_features
 from tests.support import ROOT
 
-_AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2,+ssse3,+popcnt,+bmi,+bmi2"
-_AVX512 = f"{_AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
+AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2,+ssse3,+popcnt,+bmi,+bmi2"
+AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 # By LLVM's name of a CPU: (features, numbers per vector register, whether the whole forward is tested).
 CPUS = {
-    "haswell": (_AVX2, 8, True),
+    "haswell": (AVX2, 8, True),
     "x86-64": ("+avx,+fma,+f16c,+sse4.2,+ssse3,+popcnt", 4, True),
-    "alderlake": (f"{_AVX2},+avxvnni", 8, False),
-    "skylake-avx512": (_AVX512, 16, False),
-    "znver4": (f"{_AVX512},+avx512vnni,+avx512bf16", 16, False),
+    "alderlake": (f"{AVX2},+avxvnni", 8, False),
+    "skylake-avx512": (AVX512, 16, False),
+    "knl": (f"{AVX2},+avx512f,+avx512cd", 8, False),
+    "znver4": (f"{AVX512},+avx512vnni,+avx512bf16", 16, False),
 }
 TESTS = ["test_products.py", "attention/test_attention.py", "attention/test_tree.py", "test_forward.py",
          "test_same_bits.py"]  # fmt: skip
