@@ -31,6 +31,8 @@ _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
 _GOLDEN = 0x4F1BBCDCBFA53E0B
 # Streams reserved per round: one for each role, and three spare ones.
 _STREAMS = 8
+# The stream of the ids of inner rounds, which no round has: it has the number of a spare role.
+_INNER = 7
 # In a position's number, the bits below this one are the position in the text. The bits from this one on are the
 # number of a tree's node.
 _NODE = 25
@@ -191,10 +193,11 @@ class NoiseKeys:
 
         Inner rounds make drafts that are themselves drafted and verified (WindowChain). They share no random
         number with this round or with any other inner round, whatever the role: each `number` has a different
-        seed, and each outer round a different upper half of the ids.
+        seed, and each row and outer round a different id, which is a hash of 64 bits.
         """
         seed = (self.seed + (number + 1) * _GOLDEN) % (1 << 63)
-        return NoiseKeys(seed, self.sequence_ids ^ (self.begins << 32), positions)
+        high, low, _, _ = words(self.seed, self.sequence_ids, self.begins, torch.full_like(self.begins, _INNER))
+        return NoiseKeys(seed, high << 32 | low, positions)
 
     def at(self, width: int) -> tuple[Tensor, Tensor]:
         """Return ids [B, 1] and positions [B, width] of the next `width` tokens."""

@@ -10,7 +10,17 @@ import torch
 from scipy import stats
 
 from bass_core.sample.distribution import argmax, probabilities
-from bass_core.sample.noise import Role, exponentials, philox, stream, to_uniform, token_uniforms, uniform, words
+from bass_core.sample.noise import (
+    NoiseKeys,
+    Role,
+    exponentials,
+    philox,
+    stream,
+    to_uniform,
+    token_uniforms,
+    uniform,
+    words,
+)
 from bass_core.sample.params import COLDEST, SamplingParams
 from tests.support.rows import check_rows_alone
 
@@ -176,3 +186,18 @@ def test_a_rows_probabilities_do_not_depend_on_other_rows() -> None:
             check_rows_alone(lambda rows: probabilities(logits[rows], SamplingParams(1.0, top_p=0.9)), 6)
     finally:
         torch.set_num_threads(before)
+
+
+def test_inner_rounds_share_no_numbers():
+    """Not even those of rows whose ids differ only in the upper half of their bits."""
+    ids, begins = ([part.flatten() for part in torch.meshgrid(
+        torch.tensor([5 + (high << 32) for high in range(8)]), torch.arange(1, 9), indexing="ij"
+    )])  # fmt: skip
+    outer = NoiseKeys(3, ids, begins)
+    keys = {
+        (inner.seed, key)
+        for inner in (outer.inner(number, begins + 2) for number in range(4))
+        for key in inner.sequence_ids.tolist()
+    }
+    assert len(keys) == 4 * 64
+    assert not keys & {(outer.seed, key) for key in ids.tolist()}
