@@ -301,14 +301,14 @@ class Scene:
     captured: bool = False
     shared: tuple[Text, ...] = ()
     # Models that are used on all paths, so that their captures are too.
-    _models: dict[Table, Any] = field(default_factory=dict, compare=False)
+    _models: dict[tuple[Table, bool], Any] = field(default_factory=dict, compare=False)
 
     @property
     def verification(self) -> Verification:
         return find_verification(self.rule)
 
     def runner(self, table: Table) -> ModelRunner:
-        model = self._models.setdefault(table, Bigram(table, self.exact, self.captured))
+        model = self._models.setdefault((table, self.captured), Bigram(table, self.exact, self.captured))
         # A tree may be wider than the rest of a text.
         longest = max(map(len, self.prompts)) + self.new_tokens + MAX_TREE_TOKENS
         make = graphs.GraphRunner if self.captured else ModelRunner

@@ -1,7 +1,7 @@
 """AMX's tiles emulated, so that code for them runs on any CPU.
 
-While `emulate` is in effect, compiled tile instructions are calls to the functions below. Like the CPU, each thread
-has its own tiles. An instruction that would fault is noted in `faults`.
+While `emulate` is in effect, compiled tile instructions are calls to the functions below. As on a CPU, each
+thread has its own tiles. An instruction that would fault is noted in `faults`.
 """
 
 from __future__ import annotations

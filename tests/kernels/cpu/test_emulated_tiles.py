@@ -92,9 +92,7 @@ def test_a_product_has_the_bits_of_the_reference(vectors: int, compiled: Any) ->
     block = words(torch.cat((x.view(vectors, inputs // 32, 32).transpose(0, 1).flatten().float(),
                              torch.full((16 * 32,), torch.nan))).bfloat16())  # fmt: skip
     y = np.full((vectors + 16, stride), CANARY, np.float32)
-    compiled[0](
-        vectors, vectors, packed.ctypes.data, block.ctypes.data, y.ctypes.data, inputs // 32, stride
-    )
+    compiled[0](vectors, vectors, packed.ctypes.data, block.ctypes.data, y.ctypes.data, inputs // 32, stride)
     output = torch.from_numpy(y)
     assert same(output[:vectors, :ROWS], tile_linear(x, weight))
     assert (output[vectors:] == CANARY).all() and (output[:, ROWS:] == CANARY).all()
