@@ -139,7 +139,7 @@ class WindowChain(Drafter):
         probs: list[list[Tensor]] = [[] for _ in rows]
         work = WindowWork()
         try:
-            for number in range(max(max_drafts)):
+            for _ in range(max(max_drafts)):
                 left = [
                     end + most - len(row.tokens) for end, most, row in zip(ends, max_drafts, rows, strict=True)
                 ]
@@ -147,7 +147,7 @@ class WindowChain(Drafter):
                     break
                 positions = to_device([len(row.tokens) for row in rows], keys.positions.device)
                 keys_at_ends = NoiseKeys(keys.seed, keys.sequence_ids, positions)
-                inner = keys.inner(number, positions) if self._inner_noise else keys_at_ends
+                inner = keys.inner(positions) if self._inner_noise else keys_at_ends
                 for row_probs, new in zip(probs, self._round(rows, ends, left, inner, work), strict=True):
                     row_probs.extend(new)
             drafts = [row.tokens[end:] for row, end in zip(rows, ends, strict=True)]

@@ -62,7 +62,7 @@ _LATE = [
 _MODEL = [_ENUMERATED + "drafters_keep_the_distribution[model-block]"]
 _TREE = [_ENUMERATED + "trees_keep_the_distribution[(2, 1)-rejection]"]
 _CAPTURED = _CONFORMANCE + "captured.py::test_captured_"
-_WINDOW_ROUNDS = [_ENUMERATED + "a_window_after_a_model_shares_no_noise_between_rounds[rejection]"]
+_WINDOW_ROUNDS = [_ENUMERATED + "a_window_after_a_model_shares_no_noise_between_rounds[block]"]
 _WHOLE = [_BLOCK + "the_text_is_distributed_as_the_targets[1-3-fixed]"]
 _KEPT = [_CORE + "model/test_runner.py::test_a_committed_path_equals_the_same_tokens_fed_as_text[pad-unshared]"]
 
@@ -389,10 +389,6 @@ MUTANTS = [
     Mutant("graphs: penalties read text that an eager round has not uploaded", "bass_core/decode/batch.py",
            "len(row.tokens) + outcome.accepted", "len(row.tokens) + outcome.accepted + 2",
            [_CAPTURED + "chains_keep_the_distribution[eager rounds between]"]),
-    Mutant("graphs: a draft's penalties read text that an eager round has not uploaded",
-           "bass_core/draft/model_graph.py", "self._text.known[r] = self.runner.lengths[r]",
-           "self._text.known[r] = len(rows[r].tokens)",
-           [_CAPTURED + "chains_keep_the_distribution[eager rounds between]"]),
     Mutant("graphs: a row that moves leaves its text behind", "bass_core/model/device_text.py",
            "self.tokens[target].copy_(self.tokens[source])", "pass",
            [_CAPTURED + "chains_keep_the_distribution[penalties, a row leaves]"]),
@@ -401,10 +397,12 @@ MUTANTS = [
            [_CAPTURED + "chains_keep_the_distribution[prefix]"]),
     Mutant("inner rounds of two rounds share their noise", "bass_core/sample/noise.py", "high << 32 | low",
            "self.sequence_ids", _WINDOW_ROUNDS),
-    Mutant("inner rounds of one round share their noise", "bass_core/sample/noise.py", "(number + 1) * _GOLDEN",
-           "_GOLDEN", _WINDOW_ROUNDS),
     Mutant("inner rounds with the noise of their round", "bass_core/draft/window.py",
-           "inner = keys.inner(number, positions) if self._inner_noise else keys_at_ends", "inner = keys_at_ends",
+           "inner = keys.inner(positions) if self._inner_noise else keys_at_ends", "inner = keys_at_ends",
+           _WINDOW_ROUNDS),
+    Mutant("a window's drafts with a q without the temperature", "bass_core/draft/window.py",
+           "probs = probabilities(output.logits, params) if self._inner_noise else None",
+           "probs = probabilities(output.logits, SamplingParams(1.0)) if self._inner_noise else None",
            _WINDOW_ROUNDS),
     Mutant("inner noise of ids that are 2**32 apart", "bass_core/sample/noise.py", "high << 32 | low",
            "self.sequence_ids ^ (self.begins << 32)",
