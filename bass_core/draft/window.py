@@ -61,11 +61,9 @@ class WindowDrafter(Drafter):
         self.target.prepare(ForwardBatch(tokens, [0] * rows, window=self.window))
 
     def usable(self, rows: list[Sequence], max_drafts: list[int]) -> list[int]:
-        """Return max_drafts, with 0 for rows without a gap, and at most as many as still fit in the cache."""
-        cached = [len(row.tokens) - 1 for row in rows]
-        room = self.target.cache.room(cached)
-        has_gap = [window_start(length, self.window) > SINKS for length in cached]
-        return [min(most, room) if gap else 0 for most, gap in zip(max_drafts, has_gap, strict=True)]
+        """Return max_drafts, with 0 for rows without a gap. Drafts that can be verified also fit in the cache."""
+        has_gap = [window_start(len(row.tokens) - 1, self.window) > SINKS for row in rows]
+        return [most if gap else 0 for most, gap in zip(max_drafts, has_gap, strict=True)]
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         max_drafts = self.usable(rows, max_drafts)
@@ -141,7 +139,7 @@ class WindowChain(Drafter):
         probs: list[list[Tensor]] = [[] for _ in rows]
         work = WindowWork()
         try:
-            for number in range(max(max_drafts)):
+            for _ in range(max(max_drafts)):
                 left = [
                     end + most - len(row.tokens) for end, most, row in zip(ends, max_drafts, rows, strict=True)
                 ]
@@ -149,7 +147,7 @@ class WindowChain(Drafter):
                     break
                 positions = to_device([len(row.tokens) for row in rows], keys.positions.device)
                 keys_at_ends = NoiseKeys(keys.seed, keys.sequence_ids, positions)
-                inner = keys.inner(number, positions) if self._inner_noise else keys_at_ends
+                inner = keys.inner(positions) if self._inner_noise else keys_at_ends
                 for row_probs, new in zip(probs, self._round(rows, ends, left, inner, work), strict=True):
                     row_probs.extend(new)
             drafts = [row.tokens[end:] for row, end in zip(rows, ends, strict=True)]
@@ -178,8 +176,8 @@ class WindowChain(Drafter):
         runner = self.window.target
         # A row that already has all its drafts feeds padding at the place of its first draft.
         starts = [(len(row.tokens) if n else end) - 1 for row, n, end in zip(rows, left, ends, strict=True)]
-        most = min(FRONT_LENGTH, runner.cache.room(starts) - 1)
-        front_lengths = [max(0, min(n - 1, most)) for n in left]
+        # A text ends before its last two columns, and the cache has columns for a round's padding after it.
+        front_lengths = [max(0, min(n - 1, FRONT_LENGTH)) for n in left]
         proposal = point_masses([[] for _ in rows])
         if max(front_lengths):
             proposal = self.front.propose(rows, front_lengths, keys)

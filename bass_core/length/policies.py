@@ -97,18 +97,28 @@ class RecordedLengths:
         entry = self.recorded[-1]
         if self.position < len(self.recorded):
             entry = self.recorded[self.position]
-            if not isinstance(entry, int) and len(entry) != len(offers):
-                raise RequestError(
-                    f"RecordedLengths has {len(entry)} rows in round {self.position + 1}, but this batch has "
-                    f"{len(offers)}: use the prompts, seed and drafter of the recorded run."
-                )
-            if not isinstance(entry, int):
-                return list(entry)
+            # Lengths are also asked for before the prefill, which may end some rows: `observe` checks round 1.
+            if self.position or isinstance(entry, int) or len(entry) >= len(offers):
+                self._check(entry, len(offers))
+                return [entry] * len(offers) if isinstance(entry, int) else list(entry)
         return [_longest(entry)] * len(offers)
 
     def observe(self, feedback: Feedback) -> None:
-        """Go on to the next round."""
+        """Go on to the next round.
+
+        Raises:
+            RequestError: if the first round had a different number of rows than the recorded one.
+        """
+        if not self.position:
+            self._check(self.recorded[0], len(feedback.lengths))
         self.position += 1
+
+    def _check(self, entry: int | Sequence[int], rows: int) -> None:
+        if not isinstance(entry, int) and len(entry) != rows:
+            raise RequestError(
+                f"RecordedLengths has {len(entry)} rows in round {self.position + 1}, but this batch has {rows}: "
+                "use the prompts, seed and drafter of the recorded run."
+            )
 
 
 def is_length(value: object) -> TypeGuard[int]:

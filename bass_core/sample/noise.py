@@ -27,10 +27,10 @@ from ..machine.transfer import to_device
 _MASK = 0xFFFFFFFF
 _ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
 _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
-# 2**63 divided by the golden ratio, made odd: seeds that differ by multiples of it are far apart.
-_GOLDEN = 0x4F1BBCDCBFA53E0B
 # Streams reserved per round: one for each role, and three spare ones.
 _STREAMS = 8
+# The stream of the ids of inner rounds, which no round has: it has the number of a spare role.
+_INNER = 7
 # In a position's number, the bits below this one are the position in the text. The bits from this one on are the
 # number of a tree's node.
 _NODE = 25
@@ -186,15 +186,15 @@ class NoiseKeys:
         """Return the stream of a role in this round: int64 [B]."""
         return stream(role, self.begins)
 
-    def inner(self, number: int, positions: Tensor) -> NoiseKeys:
-        """Return the keys of inner round `number` (from 0), whose first token will be at `positions`.
+    def inner(self, positions: Tensor) -> NoiseKeys:
+        """Return the keys of an inner round whose first token will be at `positions`.
 
-        Inner rounds make drafts that are themselves drafted and verified (WindowChain). They share no random
-        number with this round or with any other inner round, whatever the role: each `number` has a different
-        seed, and each outer round a different upper half of the ids.
+        Inner rounds make drafts that are themselves drafted and verified (WindowChain). Each row and outer round
+        has its own id for them, a hash of 64 bits, so they share no random number with any other round. The inner
+        rounds of one outer round begin at ascending positions, as in `stream`.
         """
-        seed = (self.seed + (number + 1) * _GOLDEN) % (1 << 63)
-        return NoiseKeys(seed, self.sequence_ids ^ (self.begins << 32), positions)
+        high, low, _, _ = words(self.seed, self.sequence_ids, self.begins, torch.full_like(self.begins, _INNER))
+        return NoiseKeys(self.seed, high << 32 | low, positions)
 
     def at(self, width: int) -> tuple[Tensor, Tensor]:
         """Return ids [B, 1] and positions [B, width] of the next `width` tokens."""

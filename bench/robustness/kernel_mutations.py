@@ -24,6 +24,8 @@ _FAMILY = "tests/kernels/cpu/test_families.py::test_"
 _NEAR = _FAMILY + "log_probabilities_are_nearer_to_float32_than_transformers_own"
 _ROTATED = _KERNELS + "layer_kernels.py::test_a_tree_token_is_rotated_by_its_position_and_written_to_its_column"
 
+_TILES = "tests/kernels/cpu/test_emulated_tiles.py::test_"
+
 KERNEL_MUTANTS = [
     Mutant("stale tail attended", "kernels/plan.py", "hidden = columns > last\n", "hidden = columns > last + 1\n",
            ["tests/bass_core/model/test_runner.py::test_lengths_change_only_with_commits"]),
@@ -160,4 +162,18 @@ KERNEL_MUTANTS = [
     Mutant("a row that leaves its prefix behind when it moves", "bass_core/model/cache.py",
            "self.starts[target], self.groups[target] = self.starts[source], self.groups[source]", "pass",
            [_PREFIX + "rows_move_with_their_prefix_and_can_be_prefilled_again"]),
+    Mutant("tiles: the last group of vectors does not overlap", "kernels/cpu/tiles.py",
+           "firsts[-1] = b.sub(columns, count(ROWS))", "pass",
+           [_TILES + "a_product_has_the_bits_of_the_reference"]),
+    Mutant("tiles: results without gaps between them", "kernels/cpu/tiles.py", "row = b.mul(stride, count(4))",
+           "row = count(128)", [_TILES + "a_product_has_the_bits_of_the_reference"]),
+    Mutant("tiles: as many rows for few vectors as for many", "kernels/cpu/tiles.py",
+           'few = b.icmp_signed("<", args[0], count(ROWS))', 'few = b.icmp_signed("<", args[0], count(0))',
+           [_TILES + "a_product_has_the_bits_of_the_reference"]),
+    Mutant("tiles: queries without gaps between them", "kernels/cpu/attention/tiled.py",
+           "b.add(queries, of_queries), stride)", "b.add(queries, of_queries), b.mul(words, count(4)))",
+           [_TILES + "attention_has_the_bits_of_the_reference"]),
+    Mutant("tiles: values after the last four tiles", "kernels/cpu/attention/tiled.py",
+           "block(b.add(rest, single.index), 1)", "block(single.index, 1)",
+           [_TILES + "attention_has_the_bits_of_the_reference"]),
 ]  # fmt: skip

@@ -69,7 +69,7 @@ def split(
         options: Any = {"scaling": scaling, "window": window, "softcap": softcap}
         return attend_in_parts(query, key, value, plan, prefix, **options, padded=False)
     kv_heads, bias = key.shape[1], None
-    if plan.queries > 1 or window is not None or plan.tree is not None:
+    if plan.queries > 1 or window is not None or plan.tree is not None or plan.gap is not None:
         bias = plan.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
     rows = []
     for row, cached in enumerate(plan.host):

@@ -5,7 +5,7 @@ random outcomes. It replaces the models by tables, and `draw` and `uniform` by c
 number in (0, 1), of which only an interval is known, and each draw or test narrows it. A noise key that is used
 twice therefore gives the same number twice. Each reading of the clock advances it by one tick, so that policies
 that time rounds are deterministic. If a scene is `exact`, the library computes in float64, by its torch code;
-otherwise in float32, as for a user.
+otherwise in float32, as for a user. If it is `captured`, the runners replay their captures, as on an accelerator.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from torch import Tensor
 from bass_core import SamplingParams
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
+from bass_core.draft import tree
+from bass_core.model import graphs
 from bass_core.model.cache import RaggedCache
-from bass_core.model.forward import ForwardBatch, ForwardOutput
+from bass_core.model.forward import CapturedBatch, ForwardBatch, ForwardOutput
 from bass_core.model.pointer import Pointer
+from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from bass_core.sample import draw as draws
 from bass_core.sample import noise
@@ -54,10 +57,12 @@ class Walk:
 
     Attributes:
         chance: The probability of the path so far.
+        replays: The number of replays on all paths.
     """
 
     def __init__(self) -> None:
-        self.chance = 1.0
+        self.chance, self.replays = 1.0, 0
+        self._capturing = False
         self._known: dict[Any, tuple[float, float]] = {}
         # For each choice on the path: its options as (index, probability), and which of them is taken.
         self._choices: list[tuple[list[tuple[int, float]], int]] = []
@@ -98,13 +103,32 @@ class Walk:
         self.chance *= chance
         return place
 
+    def capture(self, forward: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
+        """Replace `capture` of machine/capture.py: a replay calls the function.
+
+        As on a GPU, the results of the capture's own run are never used. So this run makes no choices.
+        """
+        self._capturing = True
+        try:
+            static, replay = graphs.record_calls(forward)
+        finally:
+            self._capturing = False
+
+        def counted() -> None:
+            self.replays += 1
+            replay()
+
+        return static, counted
+
     def draw(
-        self, weights: Tensor, seed: int, ids: Tensor, positions: Tensor, streams: Tensor, tokens: Any = None
+        self, weights: Tensor, seed: Any, ids: Tensor, positions: Tensor, streams: Tensor, tokens: Any = None
     ) -> Tensor:
         """Replace `draw` of sample/draw.py: each token gets a share of the interval (0, 1) by its weight.
 
         If a weight is NaN, or all are 0, the first token is drawn.
         """
+        if self._capturing:
+            return torch.zeros(weights.shape[:-1], dtype=torch.long)
         keys = _keys(weights.shape[:-1], seed, ids, positions, streams)
         rows = weights.reshape(-1, weights.shape[-1]).tolist()
         drawn = [self._draw(key, row) for key, row in zip(keys, rows, strict=True)]
@@ -116,16 +140,18 @@ class Walk:
             return 0
         return self.part(key, [0.0, *(edge / total for edge in accumulate(weights[:-1])), 1.0])
 
-    def uniform(self, seed: int, ids: Tensor, positions: Tensor, streams: Tensor) -> Uniforms:
+    def uniform(self, seed: Any, ids: Tensor, positions: Tensor, streams: Tensor) -> Any:
         """Replace `uniform` of sample/noise.py."""
         shape = torch.broadcast_shapes(ids.shape, positions.shape, streams.shape)
+        if self._capturing:
+            return torch.full(shape, 0.5)
         keys = _keys(shape, seed, ids, positions, streams)
         return Uniforms([Uniform(self, key) for key in keys], shape)
 
 
-def _keys(shape: torch.Size, seed: int, *parts: Tensor) -> list[tuple[int, ...]]:
+def _keys(shape: torch.Size, seed: Any, *parts: Tensor) -> list[tuple[int, ...]]:
     columns = [part.expand(shape).flatten().tolist() for part in parts]
-    return [(seed, *key) for key in zip(*columns, strict=True)]
+    return [(int(seed), *key) for key in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -201,15 +227,17 @@ class Bigram:
     Its inputs are ids, or embeddings [..., 1] that hold ids; its states are 0.
     """
 
-    name, context, capturable, least_saved = "bigram", 1 << 20, False, None
+    name, context, least_saved = "bigram", 1 << 20, None
     device = torch.device("cpu")
 
-    def __init__(self, table: Table, exact: bool) -> None:
+    def __init__(self, table: Table, exact: bool, capturable: bool = False) -> None:
+        self.capturable = capturable
         logits = torch.tensor(table, dtype=torch.float64).log()
         self.logits = logits.as_subclass(Double) if exact else logits.float()
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
-        return RaggedCache(1, max_batch, max_len, 1, 1, torch.float32)
+        prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
+        return RaggedCache(1, max_batch, max_len, 1, 1, torch.float32, prefix=prefix)
 
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str) -> ForwardOutput:
         cache.check_room(batch.lengths, batch.tokens.shape[1])
@@ -218,6 +246,10 @@ class Bigram:
         if batch.take is not None:
             logits = logits[torch.arange(len(logits)), torch.tensor(batch.take)]
         return ForwardOutput(logits, torch.zeros(*ids.shape, 1))
+
+    def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str) -> ForwardOutput:
+        ids = batch.tokens[..., 0].long() if batch.tokens.is_floating_point() else batch.tokens
+        return ForwardOutput(self.logits[ids], torch.zeros(*ids.shape, 1))
 
 
 @dataclass(frozen=True)
@@ -250,6 +282,9 @@ class Scene:
         policy: The length policy in its initial state.
         rule: The name of the verification.
         exact: Whether everything is computed in float64.
+        ids: The rows' sequence ids; by default, their numbers.
+        captured: Whether rounds are captured, if they can be.
+        shared: The prefixes that prompts share in a cache.
     """
 
     p: Table
@@ -262,19 +297,30 @@ class Scene:
     eos: frozenset[int] = frozenset()
     exact: bool = True
     sampling: SamplingParams = WARM
+    ids: tuple[int, ...] = ()
+    captured: bool = False
+    shared: tuple[Text, ...] = ()
+    # Models that are used on all paths, so that their captures are too.
+    _models: dict[tuple[Table, bool], Any] = field(default_factory=dict, compare=False)
 
     @property
     def verification(self) -> Verification:
         return find_verification(self.rule)
 
     def runner(self, table: Table) -> ModelRunner:
-        model: Any = Bigram(table, self.exact)
+        model = self._models.setdefault((table, self.captured), Bigram(table, self.exact, self.captured))
         # A tree may be wider than the rest of a text.
         longest = max(map(len, self.prompts)) + self.new_tokens + MAX_TREE_TOKENS
-        return ModelRunner(model, len(self.prompts), longest, len(table[0]), "sdpa")
+        make = graphs.GraphRunner if self.captured else ModelRunner
+        shared = SharedPrompts(self.shared)
+        return make(model, len(self.prompts), longest, len(table[0]), "sdpa", shared=shared)
 
     def decoder(self) -> BatchDecoder:
-        rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
+        ids = self.ids or range(len(self.prompts))
+        rows = [
+            Sequence(r, key, list(prompt), self.new_tokens, self.eos)
+            for r, (key, prompt) in enumerate(zip(ids, self.prompts, strict=True))
+        ]
         params = DecodingParams(self.sampling, verification=self.verification)
         return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), copy.deepcopy(self.policy))
 
@@ -340,12 +386,14 @@ class Enumeration:
         paths: The number of paths.
         drafted: The different numbers of drafts that a row had in a round.
         origins: The different origins of tokens.
+        replays: The number of replays of captures, on all paths.
     """
 
     law: Law = field(default_factory=dict)
     paths: int = 0
     drafted: set[int] = field(default_factory=set)
     origins: set[str] = field(default_factory=set)
+    replays: int = 0
 
 
 def enumerate_scene(scene: Scene, patch: pytest.MonkeyPatch) -> Enumeration:
@@ -360,6 +408,10 @@ def enumerate_scene(scene: Scene, patch: pytest.MonkeyPatch) -> Enumeration:
         # Switch off the compiled rules, which do not use the replaced `draw`.
         # tests/kernels/cpu/test_verification.py compares the compiled rules with those in torch.
         here.setattr(rejection, "compiled", lambda rows: False)
+        here.setattr(graphs, "capture", walk.capture)
+        here.setattr(graphs, "refuse_capture", _fail)
+        # On a CPU the hash takes an int, but a graph's seed is a tensor.
+        here.setattr(tree, "exponentials", lambda seed, *keys: noise.exponentials(int(seed), *keys))
         ticks = count()
         here.setattr(time, "perf_counter", lambda: next(ticks) / 1024)
         torch.set_default_dtype(torch.float64 if scene.exact else torch.float32)
@@ -370,8 +422,12 @@ def enumerate_scene(scene: Scene, patch: pytest.MonkeyPatch) -> Enumeration:
                 result.paths += 1
         finally:
             torch.set_default_dtype(dtype)
-    result.law = dict(law)
+    result.law, result.replays = dict(law), walk.replays
     return result
+
+
+def _fail(model: Any, error: Exception) -> None:
+    raise error
 
 
 def _run(scene: Scene, result: Enumeration) -> list[Sequence]:

@@ -9,6 +9,7 @@ verification one in RULES.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import cycle, pairwise, product
@@ -32,7 +33,7 @@ from bass_core.sample import draw as draws
 from bass_core.sample.noise import Role, place_node
 from tests.support.models import slow_but, small_window
 
-from .enumerated import BigramHead, Enumeration, Scene, Table, Text, distance, enumerate_scene
+from .enumerated import BigramHead, Enumeration, Law, Scene, Table, Text, distance, enumerate_scene
 
 EXACT = 1e-9
 # The tolerance for float32, which rounds p and q, and each result computed from them, by up to 6e-8.
@@ -47,6 +48,8 @@ Q3: Table = ((0.5, 0.25, 0.25), (0.3, 0.7, 0.0), (0.1, 0.2, 0.7), (0.2, 0.3, 0.5
 # The draft of a windowed target, whose distribution is Q3.
 R3: Table = ((0.1, 0.5, 0.4), (0.6, 0.1, 0.3), (0.5, 0.3, 0.2), (0.3, 0.3, 0.4))
 RULES = ("rejection", "block", "coupled")
+# The same for texts of two tokens, whose windowed target has the distribution Q.
+R: Table = ((0.2, 0.8), (0.7, 0.3), (0.4, 0.6), (0.4, 0.6))
 # In ms. With COSTS, earlier acceptance decides how many drafts pay, perhaps none. With CHEAP, many drafts pay.
 COSTS = CostTable({rows: [(rows, 6), (9 * rows, 10)] for rows in (1, 2)}, {1: 0.3, 2: 0.3}, padded=False)
 CHEAP = CostTable({1: [(1, 10), (2, 10.2), (8, 11.4)]}, {1: 0.1}, padded=False)
@@ -209,9 +212,9 @@ def _head(
     )
 
 
-def _window(scene: Scene) -> WindowDrafter:
+def _window(scene: Scene, table: Table = Q3) -> WindowDrafter:
     """Return a windowed drafter whose model differs from the target, as if the window hid important text."""
-    return WindowDrafter(scene.runner(Q3), scene.sampling, scene.verification, 1)
+    return WindowDrafter(scene.runner(table), scene.sampling, scene.verification, 1)
 
 
 def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
@@ -229,6 +232,11 @@ DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "a window": _window,
     "a window after a model": lambda scene: WindowChain(_model(R3)(scene), _window(scene)),
     "a window after copies": lambda scene: WindowChain(_lookup(scene), _window(scene)),
+}
+# For scenes of two tokens.
+DRAFTERS_OF_TWO: dict[str, Callable[[Scene], Any]] = {
+    "a window": lambda scene: _window(scene, Q),
+    "a window after a model": lambda scene: WindowChain(_model(R)(scene), _window(scene, Q)),
 }
 TREES: dict[str, Callable[[Scene], Any]] = {
     "(2, 1)": lambda scene: ModelDrafter(scene.runner(Q3), scene.sampling, scene.verification, (2, 1)),
@@ -309,6 +317,35 @@ def test_drafters_keep_the_distribution(drafter: str, rule: str, monkeypatch: py
     assert result.origins >= {"sampled", "accepted", "recovered"}
     lengths = {"copies": {0, 2}, "a head with a pointer": {1, 2}}.get(drafter, {0, 1, 2})
     assert result.drafted == ({2} if "model" in drafter or "window" in drafter else lengths)
+
+
+@pytest.mark.parametrize("rule", slow_but(["block"], RULES))
+def test_a_window_after_a_model_shares_no_noise_between_rounds(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first round the window draws its second draft at the position of the second round's first draft."""
+    drafter = DRAFTERS_OF_TWO["a window after a model"]
+    scene = Scene(P, drafter, RecordedLengths([2, 1]), rule, ((0, 1, 0, 1, 2),), 4, rounds=2)
+    check_distribution(replace(scene, sampling=SamplingParams(0.7)), monkeypatch)
+
+
+@pytest.mark.parametrize("drafter", ["a window", "a window after a model"])
+def test_rows_with_equal_ids_may_have_windows(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such rows draw the same random numbers, so the drafts of one must not depend on the other's text."""
+    scene = Scene(
+        P, DRAFTERS_OF_TWO[drafter], FixedLength(2), "rejection", ((0, 1, 0, 1, 2), (1, 0, 0, 3)), 3, rounds=2,
+        ids=(7, 7),
+    )  # fmt: skip
+    law = scene.completed(enumerate_scene(scene, monkeypatch).law)
+    expected = scene.expected()
+    for row in range(2):
+        assert distance(alone(law, row), alone(expected, row)) < EXACT
+
+
+def alone(law: Law, row: int) -> Law:
+    """Return the distribution of one row's texts."""
+    texts: dict[tuple[Text, ...], float] = defaultdict(float)
+    for rows, chance in law.items():
+        texts[(rows[row],)] += chance
+    return texts
 
 
 def test_every_drafter_has_a_quick_case_that_is_not_coupled() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -68,6 +68,26 @@ def test_a_call_adds_its_drafts_to_those_of_earlier_calls(method: str) -> None:
     # Accepted drafts, and the first one after them.
     tested = sum(min(row["accepted"] + 1, len(row["drafted"])) for row in rows)
     assert tested and earlier["model"].tolist() == [20 + tested, 10 + sum(row["accepted"] for row in rows)]
+
+
+@pytest.mark.parametrize(
+    ("options", "remembers"),
+    [
+        ({}, True),
+        ({"sampling": SamplingParams(1.0)}, False),
+        ({"sampling": SamplingParams(1.0), "verification": "coupled"}, False),
+        ({"synthetic_acceptance": 0.5}, False),
+    ],
+)
+def test_only_greedy_drafts_are_remembered(
+    options: dict[str, Any], remembers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second sampled call with one seed would take its lengths from the noise that judges its drafts."""
+    monkeypatch.setattr(budgets, "_past_drafts", defaultdict(dict))
+    monkeypatch.setattr(budgets.MeasuredCosts, "_read_stored", lambda costs: COSTS)
+    monkeypatch.setattr(budgets, "missing_coarse_sizes", lambda table, rows: [])
+    generate(PAIR, ROWS[:1], max_new_tokens=8, eos_token_id=None, **options)
+    assert any(map(len, budgets._past_drafts.values())) == remembers
 
 
 def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:

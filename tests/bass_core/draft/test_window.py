@@ -14,6 +14,7 @@ from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
 from bass_core.draft.window import WINDOW, WindowDrafter
 from bass_core.lanes.utilization import Work
+from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.graphs import GraphRunner, record_calls
 from bass_core.model.runner import ModelRunner
@@ -64,6 +65,25 @@ def test_drafts_of_a_window_that_hides_nothing_are_accepted(
     drafted, rate = out.metrics.drafted, out.metrics.acceptance_rate
     assert drafted and rate is not None
     assert rate > 0.99, "only rounding separates p and q"
+
+
+@pytest.mark.parametrize("backend", ["pad", "split", "sdpa"])
+def test_a_windowed_step_does_not_depend_on_other_rows(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer neighbour makes the step gather its visible columns; shorter rows alone do without."""
+    small_window(monkeypatch)
+    model, window = CausalModel(TARGET), 8
+
+    def logits(rows: list[list[int]], window: int | None) -> Any:
+        runner = ModelRunner(model, len(rows), 256, model.vocab, backend)
+        padded = torch.tensor([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
+        runner.forward(ForwardBatch(padded, [0] * len(rows), list(map(len, rows))))
+        newest = torch.tensor([row[-1:] for row in rows])
+        return runner.forward(ForwardBatch(newest, [len(row) - 1 for row in rows], window=window)).logits[:, 0]
+
+    rows = [ROWS[0][:30], ROWS[1]]
+    alone, together = logits(rows[:1], window), logits(rows, window)[:1]
+    torch.testing.assert_close(alone, together, atol=1e-4, rtol=1e-4)
+    assert (alone - logits(rows[:1], None)).abs().max() > 1e-3, "the window hides nothing"
 
 
 @pytest.mark.slow

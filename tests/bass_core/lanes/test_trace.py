@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bass_core import RecordedLengths, RequestError, SamplingParams, generate, race
+from bass_core import RecordedLengths, RequestError, SamplingParams, generate, race, stream
 from bass_core.decode.request import make_request
 from bass_core.decode.text import TextStream
 from bass_core.lanes.lane import Lane
@@ -94,6 +94,19 @@ def test_a_run_repeats_from_its_recorded_lengths() -> None:
     )
     original = last_lanes(draft_length=Growing())["bass"]["sequences"]
     assert texts_of(again) == [s["token_ids"] for s in original]
+
+
+def test_a_run_repeats_if_a_row_ends_with_its_first_token() -> None:
+    """Lengths are asked for before the prefill, but recorded after it."""
+    first = generate(PAIR, ROWS, method="regular", max_new_tokens=1).sequences[0].token_ids
+    options: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": first}
+    rounds = [round_ for round_ in stream(PAIR, ROWS, draft_length=2, **options) if round_.kind != "prefill"]
+    lengths = [round_.lengths for round_ in rounds]
+    assert len(lengths[0]) < len(ROWS)
+    expected = texts_of(generate(PAIR, ROWS, draft_length=2, **options))
+    assert texts_of(generate(PAIR, ROWS, draft_length=RecordedLengths(lengths), **options)) == expected
+    with pytest.raises(RequestError, match="has 1 rows in round 1, but this batch has"):
+        generate(PAIR, ROWS, draft_length=RecordedLengths([[2]]), max_new_tokens=8, eos_token_id=None)
 
 
 def test_invalid_recorded_lengths_are_refused() -> None:

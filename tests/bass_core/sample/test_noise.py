@@ -10,7 +10,17 @@ import torch
 from scipy import stats
 
 from bass_core.sample.distribution import argmax, probabilities
-from bass_core.sample.noise import Role, exponentials, philox, stream, to_uniform, token_uniforms, uniform, words
+from bass_core.sample.noise import (
+    NoiseKeys,
+    Role,
+    exponentials,
+    philox,
+    stream,
+    to_uniform,
+    token_uniforms,
+    uniform,
+    words,
+)
 from bass_core.sample.params import COLDEST, SamplingParams
 from tests.support.rows import check_rows_alone
 
@@ -176,3 +186,12 @@ def test_a_rows_probabilities_do_not_depend_on_other_rows() -> None:
             check_rows_alone(lambda rows: probabilities(logits[rows], SamplingParams(1.0, top_p=0.9)), 6)
     finally:
         torch.set_num_threads(before)
+
+
+def test_inner_rounds_share_no_numbers():
+    """Not even those of rows whose ids differ only in the upper half of their bits."""
+    ids, begins = ([part.flatten() for part in torch.meshgrid(
+        torch.tensor([5 + (high << 32) for high in range(8)]), torch.arange(1, 9), indexing="ij"
+    )])  # fmt: skip
+    inner = NoiseKeys(3, ids, begins).inner(begins + 2)
+    assert len({*inner.sequence_ids.tolist(), *ids.tolist()}) == 64 + 8
