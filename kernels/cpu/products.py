@@ -1,8 +1,8 @@
 """Products of a packed matrix and any number of vectors, shared by the threads of a call.
 
 `linear` multiplies one matrix; `product` is a phase of a larger call (threads.py). Each panel of rows is
-multiplied by all vectors, block by block, while the next panel is fetched. `blocks_of` divides the vectors into
-blocks: `starts`, int64 [blocks + 1]. A `line` is the Line of a matrix (packing.py).
+multiplied by a group of vectors, block by block, while the next panel is fetched. `blocks_of` divides the vectors
+into blocks: `starts`, int64 [blocks + 1]. A `line` is the Line of a matrix (packing.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from .vectors import call
 # Bytes of weights in a chunk. Large chunks are read faster; small ones divide the work more evenly among the
 # threads.
 _CHUNK = 221_184
+# Vectors that a chunk is multiplied by before what follows the products: few enough for their products to stay in
+# the second-level cache.
+_GROUP = 96
 # How many bytes ahead weights are prefetched, if each weight is read only once.
 _AHEAD = 3072
 # What happens to a product: it is left in y, added to `out`, or written as silu(gate) * up to the next product's
@@ -57,9 +60,10 @@ def product(
 ):
     """Multiply a matrix by all vectors, and pass the products on as `epilogue` demands: one phase.
 
-    A PLAIN product is y [vectors, PANEL x panels]. Otherwise y is scratch memory with a separate block [vectors,
-    rows of the chunk] for each chunk: without these blocks, vectors a power of two apart would compete for the
-    same cache lines. next_form is the form of the next product's vectors.
+    A PLAIN product is y [vectors, PANEL x panels]. Otherwise y is scratch memory, of which each thread uses a part
+    [vectors of a group, rows of a chunk]. Such a part stays in the second-level cache, and its vectors don't
+    compete for the same cache lines, as they would if they were a power of two apart. next_form is the form of the
+    next product's vectors.
     """
     panels, size = line.panels, line.panel_bytes
     vector_bytes, blocks = bytes_of(line.form), len(starts) - 1
@@ -67,6 +71,9 @@ def product(
     chunk_panels = _panels_per_chunk(panels, size, threads, unit, _CHUNK)
     chunks = (panels + chunk_panels - 1) // chunk_panels
     chunk = claim(state, phase)
+    # No other thread has the same first chunk, so its place in y is free for all chunks of this thread.
+    own_place = chunk * chunk_panels * PANEL * starts[blocks]
+    group = _blocks_per_group(starts)
     tiled = TILES and line.form == AS_PAIRS and chunk < chunks and starts[blocks] > 0
     # Blocks of equal width need the same configuration of the tiles, and so do all blocks of 16 vectors or more.
     narrow = tiled and blocks > 1 and starts[1] - starts[0] < ROWS
@@ -75,36 +82,42 @@ def product(
     while chunk < chunks:
         first, following = chunk * chunk_panels, -1
         num_panels = min(chunk_panels, panels - first)
-        base, stride = first * PANEL, panels * PANEL
-        if epilogue != PLAIN:
-            base, stride = base * starts[blocks], num_panels * PANEL
-        for panel in range(num_panels):
-            weights = np.uintp(line.data + (first + panel) * size)
-            ahead = weights + np.uintp(size)
-            # Claim the next chunk early only if its first panel is fetched during this chunk's last panel.
-            if panel == num_panels - 1 and blocks > 1:
-                following = claim(state, phase)
-                if following < chunks:
-                    ahead = np.uintp(line.data + following * chunk_panels * size)
-            _multiply_panel(
-                line, weights, ahead, starts, vectors_f32, vector_bytes, y, base + panel * PANEL, stride, narrow
-            )
-        for block in range(blocks):
-            start, width = starts[block], starts[block + 1] - starts[block]
-            for vector in range(start, start + width):
-                at = base + vector * stride
-                _scale_and_bias(line, y, at, first * PANEL, num_panels * PANEL)
-                if epilogue == ADD:
-                    to = vector * line.rows + first * PANEL
-                    add(y, at, out, to, min(num_panels * PANEL, line.rows - first * PANEL))
-                elif epilogue == GATE:
-                    # A gate and its up give one number together, so the place is half the number of rows so far.
-                    place = (start * panels + first * width) * PANEL // 2 + (vector - start) * STEP
-                    # In one loop they would take twice as long: LLVM can't vectorise it.
-                    silu(y, at, num_panels // _GATED_PANELS)
-                    for step in range(num_panels // _GATED_PANELS):
-                        to = place + step * width * STEP
-                        pack(y, at + 2 * STEP * step, STEP, next_u16, next_f32, next_form, to, 1)
+        for first_block in range(0, blocks, group):
+            last_block = min(first_block + group, blocks)
+            base, stride = first * PANEL, panels * PANEL
+            if epilogue != PLAIN:
+                stride = num_panels * PANEL
+                base = own_place - starts[first_block] * stride
+            for panel in range(num_panels):
+                weights = np.uintp(line.data + (first + panel) * size)
+                # The first group fetches the rest of the chunk; the last one fetches the next chunk's first panel.
+                ahead = weights + np.uintp(size) if first_block == 0 else weights
+                # Claim the next chunk early only if its first panel is fetched during this chunk's last panel.
+                if panel == num_panels - 1 and last_block == blocks and blocks > 1:
+                    following = claim(state, phase)
+                    if following < chunks:
+                        ahead = np.uintp(line.data + following * chunk_panels * size)
+                _multiply_panel(
+                    line, weights, ahead, starts, first_block, last_block, vectors_f32, vector_bytes, y,
+                    base + panel * PANEL, stride, narrow,
+                )  # fmt: skip
+            for block in range(first_block, last_block):
+                start, width = starts[block], starts[block + 1] - starts[block]
+                for vector in range(start, start + width):
+                    at = base + vector * stride
+                    _scale_and_bias(line, y, at, first * PANEL, num_panels * PANEL)
+                    if epilogue == ADD:
+                        to = vector * line.rows + first * PANEL
+                        add(y, at, out, to, min(num_panels * PANEL, line.rows - first * PANEL))
+                    elif epilogue == GATE:
+                        # A gate and its up give one number together, so the place is half the number of rows so
+                        # far.
+                        place = (start * panels + first * width) * PANEL // 2 + (vector - start) * STEP
+                        # In one loop they would take twice as long: LLVM can't vectorise it.
+                        silu(y, at, num_panels // _GATED_PANELS)
+                        for step in range(num_panels // _GATED_PANELS):
+                            to = place + step * width * STEP
+                            pack(y, at + 2 * STEP * step, STEP, next_u16, next_f32, next_form, to, 1)
         done(state, phase)
         chunk = claim(state, phase) if following < 0 else following
     if tiled:
@@ -113,14 +126,23 @@ def product(
 
 
 @helper
-def _multiply_panel(line, weights, ahead, starts, vectors_f32, vector_bytes, y, at, stride, narrow):
-    """Multiply a panel by all vectors, block by block, into y[at + vector x stride].
+def _blocks_per_group(starts):
+    """Return how many blocks of vectors pass a panel before the next panel: about _GROUP vectors."""
+    blocks = len(starts) - 1
+    return max(2, blocks * _GROUP // max(1, starts[blocks]))
 
-    With several blocks, each of the first two fetches half of the next panel while this panel is in the
-    second-level cache. narrow: whether tiles must be configured for each block.
+
+@helper
+def _multiply_panel(
+    line, weights, ahead, starts, first_block, last_block, vectors_f32, vector_bytes, y, at, stride, narrow
+):
+    """Multiply a panel by all vectors of a group, block by block, into y[at + vector x stride].
+
+    With several blocks, each of the group's first two fetches half of the panel at `ahead`, unless that is this
+    panel, while this panel is in the second-level cache. narrow: whether tiles must be configured for each block.
     """
     blocks, steps = len(starts) - 1, line.steps
-    for block in range(blocks):
+    for block in range(first_block, last_block):
         start, width = starts[block], starts[block + 1] - starts[block]
         if narrow:
             configure(width)
@@ -129,8 +151,8 @@ def _multiply_panel(line, weights, ahead, starts, vectors_f32, vector_bytes, y, 
         if blocks == 1:
             ahead = weights + np.uintp(_AHEAD)
             call(np.uintp(line.multiply), width, weights, x, to, steps, stride, ahead, 128, 64)
-        elif block < 2:
-            half = ahead + np.uintp(line.panel_bytes // 2 * block)
+        elif block < first_block + 2 and ahead != weights:
+            half = ahead + np.uintp(line.panel_bytes // 2 * (block - first_block))
             call(np.uintp(line.multiply), width, weights, x, to, steps, stride, half, 64, 0)
         else:
             call(np.uintp(line.multiply), width, weights, x, to, steps, stride, weights, 0, 0)

@@ -76,11 +76,13 @@ def _multiply(
     with cgutils.for_range(b, steps) as step:
         weights = b.add(w, b.mul(step.index, count(_STEP_BYTES)))
         vectors = b.add(x, b.mul(step.index, width))
-        at = b.add(ahead, b.mul(pace, b.mul(step.index, count(_STEP_LINES))))
-        for _ in range(_STEP_LINES):
-            for line in (at, b.add(at, gap)):
-                fetch(b, line)
-            at = b.add(at, pace)
+        # Later blocks of vectors fetch nothing: 32 useless prefetches a step would compete with the tiles' loads.
+        with b.if_then(b.icmp_signed("!=", pace, count(0))):
+            at = b.add(ahead, b.mul(pace, b.mul(step.index, count(_STEP_LINES))))
+            for _ in range(_STEP_LINES):
+                for line in (at, b.add(at, gap)):
+                    fetch(b, line)
+                at = b.add(at, pace)
 
         def load_vectors(group: int) -> None:
             start = b.add(vectors, b.mul(firsts[group], count(ROW_BYTES)))
