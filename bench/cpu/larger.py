@@ -76,7 +76,8 @@ def main(argv: list[str]) -> None:
     if arguments.families:
         sizes = ["tiny"] if arguments.quick else list(SIZES)
         rows = [row for size in sizes for family in FAMILIES for row in _family(family, size, arguments.repeats)]
-        return finish("larger", arguments, CPU, rows, [])
+        finish("larger", arguments, CPU, rows, [])
+        return
     if arguments.quick:
         arguments.shape, arguments.batches, arguments.tokens, arguments.repeats = "135M", [1, 2], 8, 1
     pair = _pair(arguments.shape, getattr(torch, arguments.dtype))
