@@ -7,6 +7,7 @@ scheduler ends the lane (schedule.py). methods.py builds the decoder, view.py sh
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..decode.base import CacheBytes, Decoder, Timeline
 from ..decode.peaks import doubt_peaks, known_peaks
@@ -163,7 +164,7 @@ class Lane:
             **self._utilization(),
         )
 
-    def _utilization(self) -> dict[str, float | None]:
+    def _utilization(self) -> dict[str, Any]:
         """Return the lane's use of its device, and doubt the device's peaks if it is above 1 at the lane's end."""
         shares = self.work.utilization(self.decode_ms)
         exceeded = any(share > 1 for share in shares.values() if share is not None)
