@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 from ..decode.base import CacheBytes, Decoder, Timeline
 from ..decode.peaks import doubt_peaks, known_peaks
@@ -178,7 +179,7 @@ class Lane:
             **self._utilization(),
         )
 
-    def _utilization(self) -> dict[str, float | None]:
+    def _utilization(self) -> dict[str, Any]:
         """Return the lane's use of its device, and doubt the device's peaks if it is above 1 at the lane's end."""
         shares = self.work.utilization(self.decode_ms)
         exceeded = any(share > 1 for share in shares.values() if share is not None)

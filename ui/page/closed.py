@@ -69,7 +69,7 @@ def _refusal(scope: Scope, path: str) -> Response | None:
     # Gradio's login form is the only one.
     if CLOSED.match(path) or (form and path.rstrip("/") != "/login"):
         return PlainTextResponse(NO_FILES, 403)
-    page = getattr(scope.get("app"), "blocks", None)
+    page: Any = getattr(scope.get("app"), "blocks", None)
     # The attributes of the queue are Gradio's own (6.31). Without them, Gradio answers.
     with suppress(AttributeError):
         call = EVENT.match(path)

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 if TYPE_CHECKING:
     import gradio as gr
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
 STARTING = Path(__file__).resolve().parents[1] / "static" / "page" / "starting.html"
 WAIT = "The page is starting: ask again in a few seconds."
@@ -135,7 +135,7 @@ class PageServer(uvicorn.Server):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
-    async def _show(self, app: FastAPI) -> None:
+    async def _show(self, app: Starlette) -> None:
         """Answer new requests with this app. Requests that have begun stay with the app before."""
         await self._lifespans.enter_async_context(app.router.lifespan_context(app))
         self._app = app
@@ -151,7 +151,7 @@ class PageServer(uvicorn.Server):
         """
         from gradio import http_server
 
-        def start(app: FastAPI, **_: Any) -> tuple[str, int, str, Shown]:
+        def start(app: Starlette, **_: Any) -> tuple[str, int, str, Shown]:
             asyncio.run_coroutine_threadsafe(self._show(app), self._loop).result()
             return self.address, self.port, self.url, Shown(self, app)
 
