@@ -83,6 +83,14 @@ def test_the_largest_integer_sums_do_not_overflow(quantise: Callable[[Tensor], Q
         torch.testing.assert_close(output, F.linear(sign * x, weight), rtol=2e-3, atol=0)
 
 
+def test_the_smallest_byte_is_multiplied_exactly() -> None:
+    """Our quantisers make no -128, but a GGUF file may have it."""
+    weight = QuantizedWeight("q8_0", torch.full((33, 64), -128, dtype=torch.int8), torch.ones(33, 2).half())
+    x = torch.ones(3, 64) * torch.tensor([[1], [-1], [0]])
+    expected = F.linear(x.double(), dequantise(weight).double()).float()
+    torch.testing.assert_close(linear(x, pack_quantized(weight)), expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("dot", DOTS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_nan_and_infinity_stay_visible(dot: bool, value: float) -> None:
