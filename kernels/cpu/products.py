@@ -1,8 +1,8 @@
 """Products of a packed matrix and any number of vectors, shared by the threads of a call.
 
 `linear` multiplies one matrix; `product` is a phase of a larger call (threads.py). Each panel of rows is
-multiplied by a group of vectors, block by block, while the next panel is fetched. `blocks_of` divides the vectors into
-blocks: `starts`, int64 [blocks + 1]. A `line` is the Line of a matrix (packing.py).
+multiplied by a group of vectors, block by block, while the next panel is fetched. `blocks_of` divides the vectors
+into blocks: `starts`, int64 [blocks + 1]. A `line` is the Line of a matrix (packing.py).
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def product(
 ):
     """Multiply a matrix by all vectors, and pass the products on as `epilogue` demands: one phase.
 
-    A PLAIN product is y [vectors, PANEL x panels]. Otherwise y is scratch memory, of which each thread uses a block
-    [vectors of a group, rows of a chunk]: such a block stays in the second-level cache, and its vectors are not a
-    power of two apart, so they don't compete for the same cache lines. next_form is the form of the next product's
-    vectors.
+    A PLAIN product is y [vectors, PANEL x panels]. Otherwise y is scratch memory, of which each thread uses a part
+    [vectors of a group, rows of a chunk]. Such a part stays in the second-level cache, and its vectors don't
+    compete for the same cache lines, as they would if they were a power of two apart. next_form is the form of the
+    next product's vectors.
     """
     panels, size = line.panels, line.panel_bytes
     vector_bytes, blocks = bytes_of(line.form), len(starts) - 1
@@ -90,7 +90,7 @@ def product(
                 base = own_place - starts[first_block] * stride
             for panel in range(num_panels):
                 weights = np.uintp(line.data + (first + panel) * size)
-                # The first group of blocks fetches the rest of the chunk, the last one the next chunk's first panel.
+                # The first group fetches the rest of the chunk; the last one fetches the next chunk's first panel.
                 ahead = weights + np.uintp(size) if first_block == 0 else weights
                 # Claim the next chunk early only if its first panel is fetched during this chunk's last panel.
                 if panel == num_panels - 1 and last_block == blocks and blocks > 1:
