@@ -1,6 +1,7 @@
-"""`python -m bench floor`: steps of 1 to 64 tokens compared with the floor of this CPU's memory and arithmetic.
+"""`python -m bench floor`: steps and prompts compared with the floor of this CPU's memory and arithmetic.
 
-We time whole steps of the target on rows of CONTEXT cached tokens, and steps of the draft, on torch's threads.
+We time whole steps of the target on rows of CONTEXT cached tokens, steps of the draft, and the prefill of prompts,
+on torch's threads.
 reading = bytes of the weights / bandwidth. The bandwidth is that of the fastest of several passes over an array of
 ten times the last-level cache (at most 1 GiB). These passes take turns with the steps of one number of tokens.
 floor = the longer of reading and FLOPs / the FLOP/s of a large product. The pass before each step evicts the
@@ -22,6 +23,8 @@ from bass_core.machine.cpu_speed import READS, bandwidth_array_bytes, filled_arr
 from bass_core.model.attention import choose_backend
 from bass_core.model.draft_head import DraftHead
 from bass_core.model.forward import ForwardBatch
+from bass_core.model.prefill import PrefillSteps
+from bass_core.model.runner import ModelRunner
 
 from ..report.report import Row, at_most, document, load, median, parser, show, table, whole
 
@@ -31,14 +34,16 @@ STEPS = {
     1: [(1, 1)], 2: [(2, 1), (1, 2)], 3: [(1, 3)], 4: [(4, 1), (1, 4)], 6: [(2, 3)], 8: [(8, 1), (4, 2), (1, 8)],
     12: [(12, 1), (4, 3)], 16: [(16, 1), (8, 2), (4, 4)], 24: [(24, 1), (4, 6)], 40: [(8, 5)], 64: [(16, 4)],
 }  # fmt: skip
-STEP, DRAFT, AGAIN = "step", "draft step", "draft step, again"
+# (prompts, tokens per prompt) of each prefill.
+PROMPTS = [(1, 64), (8, 48), (1, 512), (1, 2048)]
+STEP, DRAFT, AGAIN, PROMPT = "step", "draft step", "draft step, again", "prompt"
 # We claim that (time of a step) / (time to read its weights) is at most this, by case.
 BARS = {(STEP, 1, 1): 1.6, (STEP, 8, 1): 2.2, (DRAFT, 1, 1): 1.5}
 DRAFT_ROWS = (1, 8)
 # Seconds between a pass and a step.
 _REST = 0.01
 
-Case = tuple[str, int, int]  # (STEP, DRAFT or AGAIN; rows; tokens per row)
+Case = tuple[str, int, int]  # (STEP, DRAFT, AGAIN or PROMPT; rows; tokens per row)
 Arms = dict[Case, Callable[[], object]]
 
 
@@ -58,7 +63,8 @@ def main(argv: list[str]) -> None:
     rows: list[Row] = []
     best = float("inf")
     with torch.inference_mode():
-        for arms in _arms(pair, counts):
+        prompts = PROMPTS[:1] if arguments.quick else PROMPTS
+        for arms in [*_arms(pair, counts), _prompt_arms(pair, prompts)]:
             passes, times = by_turns(arms, lambda: read(array), repeats)
             best = min(best, *passes)
             rows += [_row(pair, case, times[case], min(passes) / array.nbytes, flops) for case in times]
@@ -96,14 +102,20 @@ def by_turns(arms: Arms, read: Callable[[], object], repeats: int) -> tuple[list
 
 def _row(pair: ModelPair, case: Case, times: list[float], ms_a_byte: float, flops: float) -> Row:
     kind, rows, width = case
-    model = pair.target_step if kind == STEP else pair.draft_step
+    model = pair.target_step if kind in (STEP, PROMPT) else pair.draft_step
     assert model is not None
     weights, nbytes = model.cost.parameters, model.cost.weight_bytes
     if kind != STEP and isinstance(pair.draft, DraftHead):  # add the head's fusing layer
         fuse = (2 if pair.draft.config.reads_states else 1) * pair.draft.config.hidden**2
         weights, nbytes = weights + fuse, nbytes + fuse * pair.dtype.itemsize
     reading = nbytes * ms_a_byte
-    floor = max(reading, 1000 * 2 * weights * rows * width / flops)
+    products = weights * rows * width
+    if kind == PROMPT:
+        # Only the last token of a prompt has logits, and a prompt's tokens attend to one another.
+        products -= model.hidden * model.vocab * rows * (width - 1)
+        heads: int = pair.target.config.get_text_config().num_attention_heads
+        products += model.layers * heads * model.head_dim * rows * width * (width + 1)
+    floor = max(reading, 1000 * 2 * products / flops)
     return {
         "what": kind, "rows": rows, "tokens a row": width, "reading ms": reading, "floor ms": floor,
         "lowest ms": min(times), "median ms": median(times), "lowest / reading": min(times) / reading,
@@ -138,6 +150,24 @@ def _arms(pair: ModelPair, counts: list[int]) -> list[Arms]:
     draft_step(max(DRAFT_ROWS), CONTEXT, 0)()
     steps = {rows: draft_step(rows, 1, CONTEXT) for rows in DRAFT_ROWS}
     return [*groups, {(kind, rows, 1): steps[rows] for rows in DRAFT_ROWS for kind in (DRAFT, AGAIN)}]
+
+
+def _prompt_arms(pair: ModelPair, sizes: list[tuple[int, int]]) -> Arms:
+    """Return prefills of random prompts, in chunks as in real decoding."""
+    backend, target = choose_backend("auto", pair.device, pair.dtype), pair.target_step
+
+    def prefill(rows: int, width: int) -> Callable[[], object]:
+        runner = ModelRunner(target, rows, width, pair.vocab, backend)
+        prompts = _ids(pair, rows, width).tolist()
+
+        def run() -> None:
+            steps = PrefillSteps(runner, prompts)
+            while not steps.done:
+                steps.step()
+
+        return run
+
+    return {(PROMPT, *size): prefill(*size) for size in sizes if size[1] <= target.context}
 
 
 def _ids(pair: ModelPair, rows: int, width: int) -> torch.Tensor:

@@ -99,7 +99,7 @@ def cpu_costs(floor: Row) -> CostTable:
     for row in floor["results"]:
         if row["what"] == "step":
             by_tokens.setdefault(row["rows"] * row["tokens a row"], []).append(row["median ms"])
-        else:
+        elif row["what"] in draft:
             draft[row["what"]][row["rows"]] = row["median ms"]
     # A wider verification is never cheaper.
     times = np.maximum.accumulate([fmean(by_tokens[tokens]) for tokens in sorted(by_tokens)])

@@ -200,7 +200,7 @@ def test_batch_runs(tiny, browser_executable, tmp_path):
 @pytest.mark.slow
 def test_floor_runs(tiny):
     document = run("floor", "--quick", *tiny)
-    assert {row["what"] for row in document["results"]} == {floor.STEP, floor.DRAFT, floor.AGAIN}
+    assert {row["what"] for row in document["results"]} == {floor.STEP, floor.DRAFT, floor.AGAIN, floor.PROMPT}
     assert all(row["lowest / floor"] > 0 for row in document["results"])
 
 
