@@ -81,7 +81,7 @@ class _Locator(_CacheLocator):
 
 
 class _Results(CompileResultCacheImpl):
-    _locator_classes = (_Locator,)
+    _locator_classes: list[Any] = [_Locator]  # noqa: RUF012 (numba declares no class variable)
 
 
 class _Code(FunctionCache):
