@@ -2,10 +2,10 @@
 
 `kernel` compiles a function at its first call and releases the interpreter's lock while it runs. Compiled code is
 cached in `folder`, which a program may set before it imports the kernels, under a name that changes with the
-sources of this package, numba's version and the CPU. (numba itself checks only the file of the called function,
-not those of the functions that it calls.) The name does not depend on where the sources are, so two copies of them
-share their code. If the folder can't be written or code can't be read, the kernels are compiled again. Kernels
-start no threads (pool.py does), so numba's threading layers are never used.
+sources of this package, numba's version and settings, and the CPU. (numba itself checks only the file of the
+called function, not those of the functions that it calls.) The name does not depend on where the sources are, so
+two copies of them share their code. If the folder can't be written or code can't be read, the kernels are compiled
+again. Kernels start no threads (pool.py does), so numba's threading layers are never used.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def _versions_folder(parent: Path) -> Path:
     machines that share a home would overwrite each other's files. So does code with tiles, which kills a process
     without the permission even on the same CPU.
     """
-    version = hashlib.sha256(f"{__package__} {cpu_name()} {sorted(cpu_features())}".encode())
+    settings = f"{config.OPT} {config.BOUNDSCHECK} {config.DEBUGINFO_DEFAULT}"
+    version = hashlib.sha256(f"{__package__} {cpu_name()} {sorted(cpu_features())} {settings}".encode())
     for file in sorted(_SOURCES.rglob("*.py")):
         version.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
     tiles = "-tiles" if has_tiles() else ""
