@@ -174,8 +174,7 @@ def attend(
         chunk = claim(state, phase)
         if chunk >= chunks:
             break
-        # All items of a head follow one another, so that they find its keys and values in the second-level cache.
-        item, head = items[chunk % len(items)], chunk // len(items)
+        item, head = items[chunk // kv_heads], chunk % kv_heads
         row, start, kind = item[0], item[1], item[5]
         queries = (item[2] - start) * group
         position, leaf = tokens[order[start], 3], tokens[order[start], 4]
