@@ -170,7 +170,7 @@ class LlamaCompiled(CausalModel):
         return rope_table
 
     def _make_rope_table(self, size: int) -> Any:
-        # The angles of longrope are other ones for a text that exceeds the context.
+        # longrope changes all angles once a position exceeds the context, and padding may exceed it.
         positions = torch.arange(size).clamp(max=self.context - 1)
         cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), positions[None])
         half = self._rotated // 2

@@ -49,9 +49,9 @@ SIZES = {
         "num_attention_heads": 4, "num_key_value_heads": 2,
     },
 }  # fmt: skip
-# Families, and the settings without which their config would ask for something else than their models do.
+# Families, with the settings in which their config's defaults differ from their released models.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {}, "Qwen2": {}, "Mistral": {"sliding_window": None}, "Phi3": {}, "SmolLM3": {},
+    "Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {"sliding_window": None}, "Phi3": {}, "SmolLM3": {},
     "Granite": {
         "embedding_multiplier": 12.0, "attention_multiplier": 0.0156, "residual_multiplier": 0.22,
         "logits_scaling": 8.0,

@@ -86,10 +86,11 @@ KERNEL_MUTANTS = [
            "shrink, factor = np.float32(1.0), np.float32(1.0)",
            [_ATTENTION + "prompts_and_ragged_steps_equal_torch"]),
     Mutant("CPU kernels: a row that writes to its prefix", "kernels/cpu/attention/phases.py",
-           "keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)\n            column",
-           "own = 1 - min(visible[0][row], 1)\n            of = row if own else visible[1][row]\n"
-           "            keys, values = head_addresses(caches, 1 - own, layer, of, head, kv_heads, size, dot)\n"
-           "            column", _SHARED),
+           "keys, values = head_addresses(caches, 0, layer, row, head, kv_heads, size, dot)\n"
+           "                column",
+           "own = 1 - min(visible[0][row], 1)\n                of = row if own else visible[1][row]\n"
+           "                keys, values = head_addresses(caches, 1 - own, layer, of, head, kv_heads, size, dot)\n"
+           "                column", _SHARED),
     Mutant("CPU kernels: a path that lies as in the tree, with room for the siblings",
            "kernels/cpu/attention/paths.py", "            place += 1\n        sees",
            "        place += 1\n        sees", _PATH),
@@ -103,7 +104,7 @@ KERNEL_MUTANTS = [
            "np.uintp(4 * (starts[len(starts) - 2 - block] * stride + at))",
            [_CPU + "products.py::test_a_vector_has_the_same_bits_by_itself_and_among_others"]),
     Mutant("CPU kernels: bytes without the correction of their sign", "kernels/cpu/vectors.py",
-           "whole(0) if low else self._word(x, c, STEP // 4 + 1, INT)", "whole(0)",
+           "unsigned = not low and HAS_VNNI", "unsigned = not low",
            [_CPU + "products.py::test_quantised_products_equal_those_of_the_dequantised_numbers"]),
     Mutant("CPU forward: biases dropped", "bass_core/model/weights/compiled.py",
            "bias = None if biases[0] is None else", "bias = None if biases else", [_NEAR + "[qwen2-bfloat16]"]),

@@ -12,6 +12,7 @@ import io
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -84,13 +85,14 @@ def _tests_on(mutant: Mutant | None, cases: list[str], limit_s: float) -> int:
         process.start()
         process.join(limit_s)
         if process.exitcode is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that its tests started
             process.join()
             return _TIMED_OUT
         return process.exitcode
 
 
 def _run_tests(copy: Path, cases: list[str], expected: int) -> None:
+    os.setsid()
     os.chdir(copy)
     # Forget modules of the original tree. For example, transformers has already imported our `kernels`.
     for name in [name for name in sys.modules if name.split(".")[0] in ("bass_core", "kernels", "tests")]:

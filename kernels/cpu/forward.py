@@ -31,7 +31,8 @@ def _norm_all(
     """Write the RMSNorm of x [N, size] to `out` and as vectors: one phase.
 
     First, add the normalised y [N, stride] to x if rows[0] >= 0, and copy x to `stream`, unless that is empty.
-    rows: which of weights [norms, size] these two norms have; if rows[1] < 0, x itself is written.
+    rows: the rows of weights [norms, size] for the norm of y and for that of x; -1 for none. Without a norm of x,
+    x itself is written.
     """
     steps, tokens = (size + STEP - 1) // STEP, starts[-1]
     while True:
@@ -66,8 +67,8 @@ def forward(
         lines: int64 [4 layers + 1, 9], Packed.line of each layer's joined query, key and value, output, joined
             gate and up, and down products, and then of the output layer.
         norms: float32 [norms, hidden].
-        norm_rows: int64 [2 layers + 1, 2]. For each block (an attention or an MLP), and for the end: the row in
-            `norms` of the norm of the preceding block's results, and of the norm of its own input; -1 for none.
+        norm_rows: int64 [2 layers + 1, 2], rows of `norms` for each block (an attention or an MLP) and for the
+            end; -1 for none. Column 0 is for the results of the block before, column 1 for this block's input.
         head_norms: float32 [layers, 2 dim], weights of the norms of each query and key; [layers, (heads +
             key-value heads) x dim] if they span the whole width; or [layers, 0].
         rotated: int64 [layers], how many numbers of a head each layer rotates.

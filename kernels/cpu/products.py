@@ -26,8 +26,8 @@ from .vectors import call
 # Bytes of weights in a chunk. Large chunks are read faster; small ones divide the work more evenly among the
 # threads.
 _CHUNK = 221_184
-# Vectors that a chunk is multiplied by before what follows the products: few enough for their products to stay in
-# the second-level cache.
+# Multiply a chunk by about this many vectors, then add or gate the results, which are still in the second-level
+# cache.
 _GROUP = 96
 # How many bytes ahead weights are prefetched, if each weight is read only once.
 _AHEAD = 3072

@@ -42,7 +42,16 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
         with open(file, "rb") as stream:
             return _read(stream)
-    except (OSError, ValueError, KeyError, OverflowError, MemoryError, struct.error) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        MemoryError,
+        RecursionError,
+        struct.error,
+    ) as error:
         raise WeightsError(
             f"{file.name} can't be read as a GGUF file ({error}): remove it and start again."
         ) from error

@@ -75,6 +75,8 @@ def describe(model: PreTrainedModel) -> Architecture | str:
         return f"our kernels don't know rotary embeddings of type {unknown[0]}"
     if (window := _window(config, family)) < context_of(config):
         return f"our kernels know no sliding windows, and its window of {window} is smaller than its context"
+    if family == "Granite" and not config.logits_scaling:
+        return "its logits are divided by 0"
     dim = head_dim(config)
     rotated = 2 * len(_find(model, "model.rotary_emb.inv_freq", ()))
     scaling = _find(first, "self_attn.scaling", dim**-0.5)

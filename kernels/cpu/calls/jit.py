@@ -151,8 +151,9 @@ def _versions_folder(parent: Path) -> Path:
     """
     settings = f"{config.OPT} {config.BOUNDSCHECK} {config.DEBUGINFO_DEFAULT}"
     version = hashlib.sha256(f"{__package__} {cpu_name()} {sorted(cpu_features())} {settings}".encode())
-    for file in sorted(_SOURCES.rglob("*.py")):
-        version.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
+    # Compiled code contains constants of kernels/plan.py.
+    for file in sorted([*_SOURCES.rglob("*.py"), _SOURCES.parent / "plan.py"]):
+        version.update(file.relative_to(_SOURCES.parent).as_posix().encode() + b"\0" + file.read_bytes())
     tiles = "-tiles" if has_tiles() else ""
     own_folder = parent / f"{version.hexdigest()[:16]}-numba-{numba.__version__}{tiles}"
     with suppress(OSError):

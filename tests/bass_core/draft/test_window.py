@@ -127,15 +127,6 @@ def test_drafting_changes_neither_lengths_nor_cached_tokens() -> None:
     assert proposal.windowed == WindowWork(5, 10, num_read, num_read)
 
 
-def test_drafts_stop_at_the_end_of_the_cache() -> None:
-    runner = ModelRunner(PAIR.target_step, 1, 302, VOCAB, "pad")
-    rows = [Sequence(0, 0, ROWS[0], 40, frozenset())]
-    keys = NoiseKeys(0, torch.arange(1), torch.tensor([300]))
-    assert WindowDrafter(runner, SamplingParams(), VERIFICATIONS["auto"], 32).propose(
-        rows, [8], keys
-    ).num_drafted == [3]
-
-
 @pytest.mark.parametrize("drafter", [name for name, kind in DRAFTERS.items() if kind.windows])
 def test_an_attention_without_windows_is_refused(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If such an attention were accepted, a step would fail, and the target would also lose its captured steps."""

@@ -136,6 +136,7 @@ def test_drafts_change_no_text(family: str, drafter: str) -> None:
     regular = generate(pair, rows, method="regular", **options)
     drafted = generate(pair, rows, draft_length=3, **options)
     assert texts_of(drafted) == texts_of(regular)
+    assert drafted.metrics.drafted
     assert drafter == "eagle" or (drafted.metrics.accepted and isinstance(pair.draft_step, LlamaCompiled))
 
 
@@ -174,8 +175,13 @@ def test_what_a_description_cannot_say_runs_on_the_model_s_own_code(
     assert type(ModelPair(model).target_step) is CausalModel
 
 
-def test_the_forward_for_gpus_computes_a_mistral() -> None:
-    model = make_model("mistral", torch.float32)
+YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize("settings", [{}, {"head_dim": 16, "rope_parameters": YARN}])
+def test_the_forward_for_gpus_computes_a_mistral(settings: dict[str, Any]) -> None:
+    model = make_model("mistral", torch.float32, **settings)
+    assert fits(model)
     ours, theirs = LlamaCuda(model), CausalModel(model)
     ours.has_kernels = False
     logits, expected = (forward_logits(step, step.new_cache(1, 20), tokens(1, 20), [0]) for step in (ours, theirs))
@@ -189,8 +195,7 @@ def test_additional_linear_layers_are_noticed() -> None:
 
 
 def test_yarn_and_windows_as_long_as_the_context_are_computed() -> None:
-    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
-    for family, settings in (("smollm3", {"rope_parameters": yarn}), ("phi3", {"sliding_window": 200})):
+    for family, settings in (("smollm3", {"rope_parameters": YARN}), ("phi3", {"sliding_window": 200})):
         model = make_model(family, torch.float16, **settings)
         ours, theirs = LlamaCompiled(model), exact(model)
         logits, expected = (
