@@ -137,11 +137,11 @@ class MeasuredCosts:
         """
         known = self._read_stored() or self.table
         (rows,) = measured.verify
-        doubted = known is not None and rows in known.verify and (self.path, rows) in DOUBTS
-        if doubted and known.verify_ms(rows, rows) <= measured.verify_ms(rows, rows):
-            return
-        self.table = measured if known is None else known.joined(measured)
-        write_table(self.path, self.table)
+        table = known or measured
+        if (self.path, rows) not in DOUBTS or measured.verify_ms(rows, rows) < table.verify_ms(rows, rows):
+            table = table.joined(measured)
+        self.table = table
+        write_table(self.path, table)
 
 
 def measure_costs(
