@@ -38,6 +38,7 @@ from ..verify.rules import AUTOMATIC, Verification
 from .base import DecodingParams
 from .batch import BatchDecoder
 from .cost_store import costs_path, missing_sizes
+from .doubts import DOUBTS
 
 # Maximum number of tokens, over all rows, in a measured verification.
 MAX_TOKENS = 96
@@ -90,6 +91,11 @@ class MeasuredCosts:
         self.path = costs_path(pair, kind, backend, sampling)
         self.table = self._read_stored()
 
+    @property
+    def doubted(self) -> list[int]:
+        """The numbers of rows whose stored costs a lane doubted."""
+        return [rows for rows in (self.table.verify if self.table else ()) if (self.path, rows) in DOUBTS]
+
     def measure(self, sizes: list[int], plan: MeasuringPlan = FULL, seconds: float = math.inf) -> Iterator[float]:
         """Measure for these numbers of rows, one decoder step at a time, for at most `seconds`.
 
@@ -115,6 +121,7 @@ class MeasuredCosts:
                     break
             if timer.timed:
                 self._store(timer.costs())
+            DOUBTS.settle((self.path, rows))
             if late:
                 return
 
@@ -124,10 +131,17 @@ class MeasuredCosts:
         return table if table is None or bool(table.draft) == (self.kind.timed is not None) else None
 
     def _store(self, measured: CostTable) -> None:
-        """Join the new costs with the file, which another process may have extended, and store the result."""
+        """Join the new costs with the file, which another process may have extended, and store the result.
+
+        Doubted costs stay if the new ones are higher: the machine was even busier then.
+        """
         known = self._read_stored() or self.table
-        self.table = measured if known is None else known.joined(measured)
-        write_table(self.path, self.table)
+        (rows,) = measured.verify
+        table = known or measured
+        if (self.path, rows) not in DOUBTS or measured.verify_ms(rows, rows) < table.verify_ms(rows, rows):
+            table = table.joined(measured)
+        self.table = table
+        write_table(self.path, table)
 
 
 def measure_costs(
@@ -146,7 +160,7 @@ def measure_costs(
 def cost_table(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams, rows: int) -> CostTable:
     """Return the cost table for `rows` rows on this machine; measures and stores missing costs."""
     costs = MeasuredCosts(pair, kind, backend, sampling)
-    for _ in costs.measure(missing_sizes(costs.table, rows)):
+    for _ in costs.measure(missing_sizes(costs.table, rows, costs.doubted)):
         pass
     assert costs.table is not None
     return costs.table

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -63,22 +64,28 @@ def can_keep(path: Path | None) -> bool:
     return os.access(path.parent, os.W_OK)
 
 
-def missing_sizes(table: CostTable | None, rows: int) -> list[int]:
+def missing_sizes(table: CostTable | None, rows: int, doubted: Collection[int] = ()) -> list[int]:
     """Return the numbers of rows still to measure, for requests of up to `rows` rows.
 
-    These are the powers of two that are not measured yet, or only coarsely. For example, requests of up to 5 rows
-    need 1, 2, 4 and 8.
+    These are the powers of two that are not measured yet, or only coarsely, or whose costs are doubted. For
+    example, requests of up to 5 rows need 1, 2, 4 and 8.
     """
     sizes = [1 << i for i in range((min(rows, MAX_MEASURED_ROWS) - 1).bit_length() + 1)]
-    return [size for size in sizes if table is None or size not in table.verify or size in table.coarse]
+    known = set() if table is None else table.verify.keys() - {*table.coarse, *doubted}
+    return [size for size in sizes if size not in known]
 
 
-def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
-    """Return the numbers of rows to measure for a coarse estimate: 1 and the last of `missing_sizes`."""
+def missing_coarse_sizes(table: CostTable | None, rows: int, doubted: Collection[int] = ()) -> list[int]:
+    """Return the numbers of rows to measure for a coarse estimate.
+
+    These are 1 and the last of `missing_sizes`, unless they are measured, and all up to that one whose costs are
+    doubted.
+    """
     known = [] if table is None else list(table.verify)
     largest = missing_sizes(None, rows)[-1]
-    missing = [] if 1 in known else [1]
-    return missing if max(known, default=0) >= largest or largest in missing else [*missing, largest]
+    missing = {size for size in doubted if size <= largest}
+    missing |= set() if 1 in known else {1}
+    return sorted(missing if max(known, default=0) >= largest else missing | {largest})
 
 
 def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams) -> str:

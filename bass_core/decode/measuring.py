@@ -72,17 +72,18 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
 
 
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
-    """Measure, step by step, the missing costs for up to `rows` rows with all other settings at their defaults.
+    """Measure, step by step, the missing and doubted costs for up to `rows` rows, with defaults for the rest.
 
-    A CPU's peaks are measured first, because that takes a second at most. The costs of rounds with sampling
-    follow, because the page's first race needs them. The costs of greedy rounds are measured last.
+    Measures nothing that could not be stored. A CPU's peaks come first, because they take a second at most. The
+    costs of rounds with sampling follow, because the page's first race needs them, then those of greedy rounds.
     """
     yield from measure_peaks(pair.device, pair.dtype)
     kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
     for temperature in (1.0, 0.0):
         costs = MeasuredCosts(pair, kind, backend, SamplingParams(temperature=temperature))
-        for _ in costs.measure(missing_sizes(costs.table, rows)):
-            yield
+        if can_keep(costs.path):
+            for _ in costs.measure(missing_sizes(costs.table, rows, costs.doubted)):
+                yield
 
 
 @dataclass(frozen=True)
@@ -136,17 +137,17 @@ class Measuring:
         # Don't remember sampled drafts: a later text, drawn with the same random numbers, must not depend on them.
         shared = request.sampling.greedy and request.synthetic_acceptance is None and costs.path is not None
         past_drafts = _past_drafts[costs.path] if shared else None
-        self.request = replace(request, costs=costs.table, past_drafts=past_drafts)
+        self.request = replace(request, costs=costs.table, costs_path=costs.path, past_drafts=past_drafts)
         yield from measure_peaks(self.pair.device, self.pair.dtype)
 
     def _thoroughly(self, costs: MeasuredCosts) -> Iterator[None]:
-        if sizes := missing_sizes(costs.table, self.rows):
+        if sizes := missing_sizes(costs.table, self.rows, costs.doubted):
             _log.warning("Measuring the cost of a round on this machine, once; this can take a minute.")
             yield from self._counted(costs.measure(sizes, FULL), math.inf)
 
     def _coarsely(self, costs: MeasuredCosts) -> Iterator[None]:
         """Measure in at most COARSE_SECONDS. Errors are only logged, because the lanes will report them."""
-        sizes = missing_coarse_sizes(costs.table, self.rows)
+        sizes = missing_coarse_sizes(costs.table, self.rows, costs.doubted)
         path = costs.path
         if not sizes or path is None or _attempts[path] >= MAX_COARSE_ATTEMPTS or not can_keep(path):
             return
@@ -154,8 +155,8 @@ class Measuring:
             return
         if not _attempts[path]:
             _log.warning(
-                "Measuring the cost of a round on this machine, once, in at most %g s; "
-                "BASS_MEASURE=0 turns this off.",
+                "Measuring the cost of a round on this machine%s, in at most %g s; BASS_MEASURE=0 turns this off.",
+                " again, because rounds took less than the stored cost" if costs.doubted else ", once",
                 COARSE_SECONDS,
             )
         try:

@@ -5,8 +5,8 @@ number of threads. It runs with the cost measurements (calibrate.py), while no l
 measuring is not allowed, a CPU's peaks are unknown. machine/cpu_speed.py has the method, machine/hardware.py the
 datasheets.
 
-A peak that was measured on a busy machine is too low. A lane that exceeds it reports that with `doubt_peaks`: the
-next idle moment measures again and keeps the larger figures.
+A peak that was measured on a busy machine is too low. A lane that exceeds it doubts it (doubts.py): the next
+measurement keeps the larger figures.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ from ..machine.cpu_speed import bandwidth_array_bytes, last_cache, product_flops
 from ..machine.hardware import Peaks, dense_peak, known_bandwidth
 from ..machine.user_cache import cache_root
 from .cost_store import can_keep, may_measure
+from .doubts import DOUBTS
 
 # Version of the file's layout and of the measuring method: increase it when either changes.
 FORMAT = 1
 CPU_INFO = Path("/proc/cpuinfo")
 
 _log = logging.getLogger(__name__)
-# The files of peaks that a lane exceeded since they were measured. Each is measured again once per process: what
-# exceeds it then was read from the processor's cache.
-_doubted: set[Path] = set()
-_measured_again: set[Path] = set()
 
 
 def known_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
@@ -60,7 +57,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     if path is None or not can_keep(path):
         return
     known = _read(path)
-    if known is not None and (known.bandwidth is not None or not bandwidth_array_bytes()) and path not in _doubted:
+    if known is not None and (known.bandwidth is not None or not bandwidth_array_bytes()) and path not in DOUBTS:
         return
     try:
         bandwidth = read_bandwidth()
@@ -69,10 +66,9 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         _log.warning("This CPU's peaks could not be measured (%s): %s", type(error).__name__, error)
         return
-    if path in _doubted and known is not None:
+    if path in DOUBTS and known is not None:
         peaks = Peaks(_larger(peaks.bandwidth, known.bandwidth), _larger(peaks.flops, known.flops))
-        _measured_again.add(path)
-    _doubted.discard(path)
+    DOUBTS.settle(path)
     _write(path, peaks)
     yield
 
@@ -80,8 +76,8 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 def doubt_peaks(device: torch.device, dtype: torch.dtype) -> None:
     """Let the next `measure_peaks` measure a CPU's peaks again, because a lane exceeded them."""
     path = None if is_accelerator(device) or not may_measure() else peaks_path(dtype)
-    if path is not None and path not in _measured_again:
-        _doubted.add(path)
+    if path is not None:
+        DOUBTS.add(path)
 
 
 def _larger(new: float | None, old: float | None) -> float | None:

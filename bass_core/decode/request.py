@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import Unpack
@@ -62,6 +63,7 @@ class Request(Options):
         tokenizer: the pair's; needed if `stop` has strings.
         costs: the costs of rounds, measured or those of the simulated clock; None unless the draft length depends
             on costs (measuring.py).
+        costs_path: the file of measured costs (cost_store.py), else None.
         past_drafts: how many drafts earlier calls tested and accepted, which the lanes add to (measuring.py).
         clock: the simulated clock, with its number of GPUs chosen.
         copies: the copies of the user's drafter and policy that decoders of this request work on.
@@ -79,6 +81,7 @@ class Request(Options):
     context: int
     tokenizer: Any = field(default=None, repr=False)
     costs: RoundCosts | None = None
+    costs_path: Path | None = field(default=None, repr=False)
     past_drafts: PastDrafts | None = field(default=None, repr=False)
     copies: list[Any] = field(default_factory=list, repr=False, compare=False)
 

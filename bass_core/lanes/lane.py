@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ..decode.base import CacheBytes, Decoder, Timeline
+from ..decode.doubts import DOUBTS
 from ..decode.peaks import doubt_peaks, known_peaks
 from ..decode.request import Request
 from ..decode.text import TextStream
 from ..errors import TokenizerError
+from ..length.costs import CostTable
 from ..machine.hardware import Peaks
 from ..machine.memory import shortage_explained
 from ..machine.torch_state import ours
@@ -22,6 +24,7 @@ from ..model.pair import ModelPair
 from ..model.weights.placement import is_split
 from ..sequence import Reading, Round
 from .clock import LaneClock, PredictedClock
+from .cost_check import CostCheck
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
 from .pace import ENDS, Pace, Tally
@@ -61,6 +64,8 @@ class Lane:
         self.work = _work(pair, request)
         # The peaks of a split target are unknown, so no lane exceeds them.
         self._place = pair.device, pair.dtype
+        costs = request.costs if entry.drafts and request.costs_path is not None else None
+        self._cost_check = CostCheck(costs) if isinstance(costs, CostTable) else None
         self.error: str | None = None
         self.turn, self.held = threading.Lock(), threading.Lock()
         self._texts = [
@@ -129,6 +134,8 @@ class Lane:
         self.reading = round_.reading
         self._forwards = self._decoder.target_forwards
         self.counts.add(round_, self.clock.ms - before)
+        if self._cost_check is not None:
+            self._cost_check.add(round_, self.clock.ms - before)
         self.trace.add(round_)
         self._count(round_)
         self.work.add(round_, self.sequences)
@@ -161,6 +168,7 @@ class Lane:
     def _release(self) -> None:
         if self._decoder is not None:
             self._decoder.close()
+            self._doubt_figures()
         self._decoder = self.reading = None
 
     def fail(self, message: str) -> None:
@@ -176,16 +184,16 @@ class Lane:
             metrics,
             plain_steps=pace.plain_steps or None,
             ms_per_token=pace.ms_per_token,
-            **self._utilization(),
+            **cast(dict[str, Any], self.work.utilization(self.decode_ms)),
         )
 
-    def _utilization(self) -> dict[str, Any]:
-        """Return the lane's use of its device, and doubt the device's peaks if it is above 1 at the lane's end."""
-        shares = self.work.utilization(self.decode_ms)
-        exceeded = any(share > 1 for share in shares.values() if share is not None)
-        if exceeded and self.finished and self.request.clock is None:
+    def _doubt_figures(self) -> None:
+        """Doubt stored figures of this machine that the lane was faster than."""
+        shares = self.work.utilization(self.decode_ms).values()
+        if any(share is not None and share > 1 for share in shares) and self.request.clock is None:
             doubt_peaks(*self._place)
-        return shares
+        for rows in self._cost_check.too_high() if self._cost_check is not None else ():
+            DOUBTS.add((self.request.costs_path, rows))
 
     @property
     def pace(self) -> Pace:

@@ -99,7 +99,7 @@ class AcceptanceEstimate:
     """Estimates for one source: how many of the allowed tokens it drafts, and how many of them are accepted."""
 
     def __init__(self, limit: int, copies: bool, past: NDArray[np.float64] | None = None) -> None:
-        self.limit, self.drafted = limit, SurvivalRate(limit, 1.0)
+        self.limit, self.copies, self.drafted = limit, copies, SurvivalRate(limit, 1.0)
         self.memory = COPY_MEMORY if copies else MEMORY
         self._guess = FIRST_COPY_RATE if copies else FIRST_RATE
         self._past = np.zeros(2) if past is None else past
@@ -119,7 +119,10 @@ class AcceptanceEstimate:
             rows: ids of rows.
             doubts: numbers of standard errors to add to each position's rate.
         """
-        places = [self._places.get(row, 0) for row in rows]
+        # If only one row has drafted, the rates of all rows hold its observations already. Counting them twice
+        # would end a model's drafts after an unlucky start. It lets copies, which fail suddenly, adapt faster.
+        once = len(self._places) < 2 and not self.copies
+        places = [0 if once else self._places.get(row, 0) for row in rows]
         rates = np.array([self._accepted.rates(doubt) for doubt in doubts])[:, None]
         corrected = (self._reached[places] + ROW_PRIOR * rates) / (self._tried[places] + ROW_PRIOR)
         return np.asarray(corrected.cumprod(-1))

@@ -219,24 +219,32 @@ def test_idle_work_ends_for_a_race_and_restarts_after_it(work: Work) -> None:
     next(first), next(second), first.close()
     assert work.open == 0
     second.close()
-    work.finish.set()
-    idle._thread.join()
+    idle.stop()
     assert work.open == 0
 
 
-def test_the_thread_ends_when_the_work_is_done_fails_or_is_stopped(
-    work: Work, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_work_that_is_done_restarts_after_a_race(work: Work) -> None:
+    """A race can find costs to measure again."""
+    idle = IdleWork(work)
+    work.finish.set()
+    idle.start()
+    for races in range(3):
+        wait_for(lambda done=races + 1: work.begun == done and not work.open)
+        assert list(idle.pausing_for(iter_of)(1)) == [None]
+    idle.stop()
+    assert not idle._thread.is_alive() and work.steps == 0
+
+
+def test_the_thread_ends_when_the_work_fails_or_is_stopped(work: Work, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> Generator[None, None, None]:
         yield
         raise KeyError("x")
 
-    done, failed, stopped = IdleWork(lambda: iter_of(2)), IdleWork(broken), IdleWork(work)
-    for idle in (done, failed, stopped):
+    failed, stopped = IdleWork(broken), IdleWork(work)
+    for idle in (failed, stopped):
         idle.start()
     wait_for(lambda: work.steps > 0)
-    for idle in (done, failed):
-        idle._thread.join()
+    failed._thread.join()
     assert "KeyError" in caplog.text
     stopped.stop()
     assert not stopped._thread.is_alive() and work.open == 0

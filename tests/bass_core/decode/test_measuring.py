@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from bass_core import ModelPair, SamplingParams, generate, race, stream
+from bass_core import ModelPair, SamplingParams, generate, measure_ahead, race, stream
 from bass_core.decode import calibrate
 from bass_core.decode import measuring as budgets
 from bass_core.decode.cost_store import costs_path
+from bass_core.decode.doubts import Doubts
 from bass_core.decode.measuring import Measuring, policy_of_request, with_costs
 from bass_core.decode.request import Request, make_request
 from bass_core.draft.lookup import PromptLookupDrafter
+from bass_core.lanes.cost_check import CostCheck
 from bass_core.lanes.lane import Lane
 from bass_core.length.acceptance import PastDrafts
 from bass_core.length.cost_aware import CostAware
-from bass_core.length.costs import CostTable, read_table
+from bass_core.length.costs import CostTable, read_table, write_table
 from bass_core.length.options import AUTO, COST_AWARE
 from bass_core.length.policies import Algorithm1, FixedLength
+from bass_core.sequence import Forward, Round
 from kernels import support
 from tests.support.models import prompts, tiny, tiny_pair
 
@@ -85,7 +89,7 @@ def test_only_greedy_drafts_are_remembered(
     """A second sampled call with one seed would take its lengths from the noise that judges its drafts."""
     monkeypatch.setattr(budgets, "_past_drafts", defaultdict(dict))
     monkeypatch.setattr(budgets.MeasuredCosts, "_read_stored", lambda costs: COSTS)
-    monkeypatch.setattr(budgets, "missing_coarse_sizes", lambda table, rows: [])
+    monkeypatch.setattr(budgets, "missing_coarse_sizes", lambda *_: [])
     generate(PAIR, ROWS[:1], max_new_tokens=8, eos_token_id=None, **options)
     assert any(map(len, budgets._past_drafts.values())) == remembers
 
@@ -276,3 +280,98 @@ def test_a_model_with_a_hook_has_separate_costs(hooked: str, dtype: torch.dtype)
         handle.remove()
         paths.append(costs_path(ModelPair(target, draft), request.kind, request.backend, request.sampling))
     assert paths == [paths[0], paths[1]] * 2 + [paths[0]] and paths[0] != paths[1]
+
+
+def costly(factor: float, *sizes: int) -> CostTable:
+    """Return a table for these numbers of rows in which a draft costs so much that every round is plain."""
+    each = dict.fromkeys(sizes, 1e9)
+    verify = {rows: [(float(rows), factor * 1e6), (17.0 * rows, factor * 2e6)] for rows in sizes}
+    return CostTable(verify, each, padded=False, proposal=each)
+
+
+class ScriptedTimer:
+    """Stands in for `_RoundTimer`: one step, and `costly` as the result. `scripted` lists the measurements."""
+
+    scripted: ClassVar[list[tuple[int, bool]]] = []
+    factor: ClassVar[float]
+    timed = True
+
+    def __init__(self, *arguments: Any) -> None:
+        *_, self.rows, self.plan = arguments
+
+    def steps(self) -> Iterator[float]:
+        yield 1.0
+
+    def costs(self) -> CostTable:
+        self.scripted.append((self.rows, self.plan.coarse))
+        return costly(self.factor, self.rows)
+
+
+@pytest.mark.parametrize("when", ["before a call", "idle"])
+@pytest.mark.parametrize("factor", [0.5, 1.5])
+def test_costs_that_a_lane_beats_are_measured_again_once(
+    factor: float, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stored costs come from a busy machine. New ones replace them, unless the machine is even busier now."""
+    scripted: list[tuple[int, bool]] = []
+    monkeypatch.setattr(ScriptedTimer, "scripted", scripted)
+    monkeypatch.setattr(ScriptedTimer, "factor", factor, raising=False)
+    monkeypatch.setattr(calibrate, "_RoundTimer", ScriptedTimer)
+    request, coarse = make_request(PAIR, ROWS[:2]), when != "idle"
+    path = costs_path(PAIR, request.kind, request.backend, request.sampling)
+    sampled = costs_path(PAIR, request.kind, request.backend, SamplingParams(temperature=1.0))
+    for file in (path, sampled):
+        write_table(file, costly(1.0, 1, 2, 4))
+
+    def measure() -> list[tuple[int, bool]]:
+        scripted.clear()
+        if when == "idle":
+            list(measure_ahead(PAIR, 4))
+        else:
+            with_costs(PAIR, replace(request, prompts=ROWS[:4]), 4)
+        return scripted
+
+    assert measure() == []
+    generate(PAIR, ROWS[:2], max_new_tokens=12, eos_token_id=None)
+    assert measure() == [(2, coarse)]
+    assert stored_table(request) == costly(1.0, 1, 2, 4).joined(costly(min(factor, 1.0), 2))
+    assert read_table(sampled) == costly(1.0, 1, 2, 4)
+    assert ("again" in caplog.text) == coarse
+    generate(PAIR, ROWS[:2], max_new_tokens=12, eos_token_id=None)
+    assert measure() == []
+
+
+@pytest.mark.parametrize("method", ["regular", "bass"])
+def test_only_a_lane_that_used_the_costs_doubts_them(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regular decoding's steps do less than the plain steps of a table."""
+    request = replace(make_request(PAIR, ROWS[:1], max_new_tokens=12), costs=costly(1.0, 1))
+    for path, doubts in ((None, False), (Path("stored"), method == "bass")):
+        monkeypatch.setattr("bass_core.lanes.lane.DOUBTS", (raised := Doubts()))
+        lane = Lane(PAIR, replace(request, costs_path=path), method)
+        while not lane.finished:
+            lane.step()
+        assert ((path, 1) in raised) == doubts
+
+
+@pytest.mark.parametrize(
+    ("times", "counts", "padded", "too_high"),
+    [
+        ([7.0, 50.0, 7.0, 50.0, 7.0], [1], False, {1}),
+        ([7.0, 50.0, 7.0, 50.0, 8.0], [1], False, set()),
+        ([1.0] * 4, [1], False, set()),
+        ([1.0] * 5, [18], False, set()),
+        ([1.0] * 5, [1] * 3, False, set()),
+        ([200.0] * 5, [9, 1] + [1] * 6, False, set()),
+        ([200.0] * 5, [9, 1] + [1] * 6, True, {8}),
+    ],
+    ids=["faster", "as fast", "few rounds", "wider than measured", "rows not measured", "tokens", "padding"],
+)
+def test_costs_are_too_high_if_the_median_round_is_clearly_faster(
+    times: list[float], counts: list[int], padded: bool, too_high: set[int]
+) -> None:
+    """Of each round, 3 ms of drafting are not part of the verification that the costs are of."""
+    check = CostCheck(replace(COSTS, padded=padded))
+    for ms in times:
+        check.add(Round("verify", fed=Forward([9] * len(counts), counts), draft_ms=3.0), ms + 3.0)
+        check.add(Round("prefill", fed=Forward([0], [1])), 0.1)
+    assert check.too_high() == too_high

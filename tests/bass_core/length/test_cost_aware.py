@@ -15,7 +15,7 @@ from bass_core.decode.measuring import measure_ahead, with_costs
 from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
 from bass_core.length import cost_aware
-from bass_core.length.acceptance import AcceptanceEstimate
+from bass_core.length.acceptance import FIRST_RATE, AcceptanceEstimate
 from bass_core.length.base import Feedback, Offer
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable, read_table
@@ -93,7 +93,7 @@ def test_drafts_that_are_never_proposed_gain_nothing():
     believed = AcceptanceEstimate(16, copies=False)
     for _ in range(60):
         believed.fade()
-        believed.add([0], allowed=np.array([8]), drafted=np.array([1]), accepted=np.array([1]))
+        believed.add([0, 1], allowed=np.array([8, 8]), drafted=np.array([1, 1]), accepted=np.array([1, 1]))
     first, second, *_ = believed.accepted([0])[0, 0]
     assert first > 0.9 and second < 0.1
 
@@ -108,6 +108,19 @@ def test_acceptance_is_estimated_per_row():
     long, short = policy.lengths([easy, hard])
     assert long > 8 and short <= 1
     assert policy.lengths([hard, easy]) == [short, long], "in whatever order the rows come"
+
+
+def test_the_rejections_of_a_single_row_count_once():
+    """Otherwise an unlucky start ends drafting for a whole text. With a second row, the rows differ."""
+    believed, one = AcceptanceEstimate(1, copies=False), np.array([1])
+    for _ in range(5):
+        believed.add([0], allowed=one, drafted=one, accepted=np.array([0]))
+    first_guess = 8 * FIRST_RATE / (8 + 5)
+    alone = 8 * first_guess / (8 + 5)
+    assert believed.accepted([0]).item() == pytest.approx(alone)
+    believed.add([1], allowed=one, drafted=one, accepted=one)
+    rejected, accepted = believed.accepted([0, 1])[0, :, 0]
+    assert rejected < alone < accepted
 
 
 def test_a_row_that_is_ahead_waits_for_the_others():
@@ -189,10 +202,10 @@ def test_few_rounds_draft_if_wide_rounds_are_slower_than_the_table_says():
     """Plain rounds are not. As long as none was timed, the policy believes that they are slower by as much."""
     table = CostTable({8: [(8, 16.0), (16, 19.0), (48, 31.0)]}, {8: 0.5}, padded=False, proposal={8: 2.5})
     lengths = play(
-        CostAware(table), 60, [HEAD._replace(most=60)] * 8, 1,
+        CostAware(table), 60, [HEAD._replace(most=60, row=row) for row in range(8)], 1,
         lambda tokens, forwards: 16 if tokens == 8 else 36,
     )  # fmt: skip
-    assert any(lengths[0]) and not any(lengths[1]) and sum(map(any, lengths)) <= 4
+    assert any(lengths[0]) and not any(lengths[1]) and sum(map(any, lengths)) <= 5
 
 
 def test_a_batch_of_sixteen_rows_is_measured_itself():
