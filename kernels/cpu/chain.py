@@ -358,7 +358,10 @@ def feed(
         pack(inputs, at, 2 * hidden, vectors_u16, vectors_f32, line.form, to, width)
         done(state, phase)
     wait(state, phase, rows)
-    product(state, phase + 1, threads, line, starts, vectors_u16, vectors_f32, x, PLAIN, x, next_u16, next_f32, 0)
+    form = line.form
+    product(
+        state, phase + 1, threads, line, starts, vectors_u16, vectors_f32, x, PLAIN, x, next_u16, next_f32, form
+    )
 
 
 @helper
@@ -398,7 +401,7 @@ def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, 
         out = x if first else states
         product(
             state, 2 * first + 1, threads, line, starts, vectors_u16, vectors_f32, out, PLAIN, out, next_u16,
-            next_f32, 0,
+            next_f32, line.form,
         )  # fmt: skip
 
 
