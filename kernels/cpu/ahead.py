@@ -1,8 +1,8 @@
 """Compile what a model needs in another process: `main` is the code of that process.
 
-Each of PARTS has a process, which shares only the code on disk with the others. A load needs the first two, which
-take about as long, and a request also the last. They work on zeros, because compiled code doesn't depend on sizes.
-Each prints a line per compiled function.
+Each of PARTS has a process, which shares only the code on disk with the others. A load needs the first two, and a
+request also the last. They work on zeros, because compiled code doesn't depend on sizes. Each prints a line per
+compiled function.
 """
 
 from __future__ import annotations
