@@ -77,6 +77,7 @@ def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     Measures nothing that could not be stored. A CPU's peaks come first, because they take a second at most. The
     costs of rounds with sampling follow, because the page's first race needs them, then those of greedy rounds.
     """
+    pair.refresh()  # compiling on another core would disturb the measurements
     yield from measure_peaks(pair.device, pair.dtype)
     kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
     for temperature in (1.0, 0.0):

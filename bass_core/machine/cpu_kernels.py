@@ -2,7 +2,8 @@
 
 Call `available` before importing anything from kernels/cpu. BASS_CPU_KERNELS=0 turns the kernels off; then
 transformers' own models run, with one log line. Only the first start compiles, everything that later calls need:
-`compile_ahead` starts processes for it; `compiling` waits for them, compiles the rest, and shows a progress line.
+`compile_ahead` starts processes for it; `compiling` waits for those that a load needs, compiles the rest, and
+shows a progress line; `finish_compiling` does the same before a request.
 """
 
 from __future__ import annotations
@@ -67,8 +68,11 @@ def compile_ahead(dtype: str) -> None:
 
 
 @contextmanager
-def compiling(device: torch.device) -> Iterator[None]:
-    """Show one progress line for all compilations: those in the block, then those of the sampling kernels."""
+def compiling(device: torch.device, *, everything: bool = False) -> Iterator[None]:
+    """Show one progress line for all compilations: those in the block, then those of the sampling kernels.
+
+    The latter are left to `finish_compiling` if a process still compiles them, unless `everything` is asked for.
+    """
     if is_accelerator(device) or why_unavailable() is not None:
         yield
         return
@@ -77,9 +81,20 @@ def compiling(device: torch.device) -> Iterator[None]:
     def bar(total: int | None = None) -> Any:
         return tqdm(total=total, desc="Compiling the CPU's kernels, once", unit=" functions")
 
-    compilers.finish(bar)
+    compilers.finish(bar, compilers.ALL if everything else compilers.FIRST)
     from kernels.cpu.sampling import calls
 
     with jit.watched(bar):
         yield
-        calls.compile_all()
+        if not compilers.running():
+            calls.compile_all()
+
+
+def finish_compiling(device: torch.device) -> None:
+    """Wait until all kernels are compiled, and load them."""
+    if not is_accelerator(device) and why_unavailable() is None:
+        from kernels.cpu.calls import compilers
+
+        if compilers.running():
+            with compiling(device, everything=True):
+                pass

@@ -125,7 +125,7 @@ class ModelPair:
     def refresh(self) -> None:
         """Prepare the models again if one has changed: its weights, modules or hooks.
 
-        Every request starts with this call.
+        Every request starts with this call, so it also waits until all kernels are compiled.
 
         Raises:
             PairError: if the models no longer fit each other, are not supported, or are others.
@@ -133,6 +133,7 @@ class ModelPair:
         if self._prepared[0] is not self.target or self._prepared[1] is not self.draft:
             raise PairError("The pair's target or draft was replaced: make a new ModelPair instead.")
         with self._refreshing:
+            cpu_kernels.finish_compiling(self.device)
             changed = [watch.changed() for watch in self._watches]
             if not any(changed):
                 return

@@ -1,7 +1,8 @@
 """Compile what a model needs in another process: `main` is the code of that process.
 
-PARTS divides the work into two processes of about the same length, which share only the code on disk. They work on
-zeros, because compiled code doesn't depend on sizes. Each prints a line per compiled function.
+Each of PARTS has a process, which shares only the code on disk with the others. A load needs the first two, and a
+request also the last. They work on zeros, because compiled code doesn't depend on sizes. Each prints a line per
+compiled function.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _forward(forms: Sequence[str]) -> None:
 
 
 def _rest(forms: Sequence[str]) -> None:
-    """Compile products, the plan and segments of attention, single layers and sampling."""
+    """Compile products, the plan and segments of attention, and single layers."""
     for form in forms:
         address_of_kind(form, FAST_DOT and form == "bfloat16")
     dot = HAS_DOT and forms[0] != "float16"
@@ -98,7 +99,10 @@ def _rest(forms: Sequence[str]) -> None:
     row = np.zeros((1, _HIDDEN), np.float32)
     chain.inputs(row.copy(), row, None, fuse)
     paths.move(0, 0, 1, 1, 1, 0, 0, np.zeros(0, np.int64), _DIM, _DIM, HAS_DOT)
-    compile_all()
 
 
-PARTS: dict[str, Callable[[Sequence[str]], None]] = {"forward": _forward, "rest": _rest}
+PARTS: dict[str, Callable[[Sequence[str]], None]] = {
+    "forward": _forward,
+    "rest": _rest,
+    "sampling": lambda _: compile_all(),
+}

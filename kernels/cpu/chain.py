@@ -23,7 +23,7 @@ from .kinds import PANEL, STEP
 from .packing import NO_LINE, Line, Packed
 from .products import PLAIN, blocks_of, product, vector_buffers
 from .sampling.calls import Filters
-from .sampling.distribution import distribution_row, first_largest, scratch_for
+from .sampling.distribution import address_of_row, call_row, first_largest, scratch_for
 from .sampling.draws import BLOCK, draw_row
 from .sampling.noise import key_words
 
@@ -164,6 +164,7 @@ class ChainArguments(NamedTuple):
 
     Attributes:
         most, embedded, ids, keys, soft, pointing: the Chain's fields of the same names.
+        row: the address of `distribution_row` if soft, else 0.
         fuse: the Line of the fusing layer.
         draws: how tokens are chosen.
         greedy: whether the likeliest token is taken.
@@ -177,6 +178,7 @@ class ChainArguments(NamedTuple):
     """
 
     most: Array
+    row: int
     fuse: Line
     embedded: Array
     ids: Array
@@ -218,6 +220,7 @@ def chain_arguments(
     ends = np.cumsum([0, *(len(plan[0]) for plan in plans)])
     return ChainArguments(
         most=chain.most,
+        row=address_of_row() if chain.soft else 0,
         fuse=chain.fuse.line,
         embedded=chain.embedded.ravel(),
         ids=chain.ids,
@@ -245,7 +248,7 @@ NO_KEYS = Keys(0, _NO_IDS, _NO_IDS, _NO_IDS)
 def _no_levels() -> ChainArguments:
     table, flat = np.empty((0, 0), np.int64), np.empty(0, np.float32)
     return ChainArguments(
-        most=_NO_IDS, fuse=NO_LINE, embedded=flat, ids=_NO_IDS, keys=NO_KEYS,
+        most=_NO_IDS, row=0, fuse=NO_LINE, embedded=flat, ids=_NO_IDS, keys=NO_KEYS,
         draws=Draws(*Filters(1.0).numbers(), np.float32(0), np.float32(0)), greedy=True, soft=False, columns=table,
         probs=flat, alive=table, lengths=table, firsts=_NO_IDS, starts=_NO_IDS, chain_probs=flat, inputs=flat,
         plans=Plans(*NO_PLAN, _NO_IDS), pointing=Pointing(table, _NO_IDS, _NO_IDS, flat, flat, 0),
@@ -278,7 +281,7 @@ def choose(state, phase, level, chain, logits, stride, states, wanted, hidden):
         _raise_pointed(chain, level, row, logits, row * stride, states, wanted[row] * hidden)
         if chain.soft and has_draft:
             filters = draws.factor, draws.top_k, draws.top_p, draws.min_p
-            distribution_row(logits, row * stride, size, filters, probs, at, scratch)
+            call_row(np.uintp(chain.row), logits, row * stride, size, filters, probs, at, scratch)
         column = first_largest(logits, row * stride, size, scratch[0])
         if draws.confidence > 0:
             has_draft = has_draft and chain_probs[row] * probs[at + column] >= draws.confidence
@@ -355,7 +358,10 @@ def feed(
         pack(inputs, at, 2 * hidden, vectors_u16, vectors_f32, line.form, to, width)
         done(state, phase)
     wait(state, phase, rows)
-    product(state, phase + 1, threads, line, starts, vectors_u16, vectors_f32, x, PLAIN, x, next_u16, next_f32, 0)
+    form = line.form
+    product(
+        state, phase + 1, threads, line, starts, vectors_u16, vectors_f32, x, PLAIN, x, next_u16, next_f32, form
+    )
 
 
 @helper
@@ -395,7 +401,7 @@ def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, 
         out = x if first else states
         product(
             state, 2 * first + 1, threads, line, starts, vectors_u16, vectors_f32, out, PLAIN, out, next_u16,
-            next_f32, 0,
+            next_f32, line.form,
         )  # fmt: skip
 
 

@@ -32,8 +32,8 @@ _GROUP = 96
 # How many bytes ahead weights are prefetched, if each weight is read only once.
 _AHEAD = 3072
 # What happens to a product: it is left in y, added to `out`, or written as silu(gate) * up to the next product's
-# vectors.
-PLAIN, ADD, GATE = 0, 1, 2
+# vectors. As numpy's numbers, because numba would compile `product` again for each literal.
+PLAIN, ADD, GATE = np.int64(0), np.int64(1), np.int64(2)
 # A gated matrix has STEP gates, then their STEP ups, and so on, so that a chunk holds both.
 _GATED_PANELS = 2 * STEP // PANEL
 
@@ -183,7 +183,9 @@ def _scale_and_bias(line, y, at, row, number):
 @kernel
 def _linear(state, threads, line, x, size, starts, vectors_u16, vectors_f32, y):
     pack_all(state, 0, x, size, starts, vectors_u16, vectors_f32, line.form)
-    product(state, 1, threads, line, starts, vectors_u16, vectors_f32, y, PLAIN, y, vectors_u16, vectors_f32, 0)
+    product(
+        state, 1, threads, line, starts, vectors_u16, vectors_f32, y, PLAIN, y, vectors_u16, vectors_f32, line.form
+    )
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:

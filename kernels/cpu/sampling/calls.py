@@ -268,4 +268,5 @@ def compile_all() -> None:
     largest(scatter_rows(scatter_columns(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
     verify(rows[:, :1], none, None, key, 0, key, key, (key, key, key), Filters(1.0), judging.REJECTION)
     verify_greedy(rows[:, :1], none, key)
+    distribution.address_of_row()
     watch(np.zeros(1, np.int64), -1)

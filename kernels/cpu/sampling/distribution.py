@@ -10,9 +10,15 @@ candidates.
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cache
+from typing import Any
 
-from ..calls.jit import helper, kernel
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ..calls.jit import address_of, helper, kernel
 from ..calls.threads import claim, done, wait
 from ..elements import bits, exp, number
 
@@ -25,6 +31,12 @@ _BUCKETS = 2048
 _LIKELY = np.float32(2.0**-13)
 # A generous bound of the rounding error in the sum of a softmax, which would be 1 without rounding.
 _SLACK = 1e-4
+_FLOATS, _FLOAT64S = (types.Array(number, 1, "C") for number in (types.float32, types.float64))
+# Types of the arguments of `distribution_row`.
+_ROW_CALL = types.void(
+    _FLOATS, types.intp, types.intp, types.Tuple((types.float32, types.int64, types.float32, types.float32)),
+    _FLOATS, types.intp, types.Tuple((_FLOATS, _FLOAT64S, _FLOATS)),
+)  # fmt: skip
 # What `kept_row` returns if it has written the probabilities of all tokens.
 ALL = np.int64(-1)
 
@@ -249,6 +261,30 @@ def distribution_row(x, start, size, filters, out, to, scratch):
             mass += np.float64(selected[i])
         _divide_kept(out, to, size, min_p * share, np.float32(mass))
     return True
+
+
+def _row(x, start, size, filters, out, to, scratch):
+    distribution_row(x, start, size, filters, out, to, scratch)
+
+
+@cache
+def address_of_row() -> int:
+    """Return the address of `distribution_row`, for `call_row`."""
+    return address_of(_row, _ROW_CALL)
+
+
+@intrinsic
+def call_row(
+    _: Any, address: Any, x: Any, start: Any, size: Any, filters: Any, out: Any, to: Any, scratch: Any
+) -> Any:
+    """Call `distribution_row` by its address: a kernel that contained it would take seconds longer to compile."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in args[1:]])
+        b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, *_ROW_CALL.args), generate
 
 
 @helper
