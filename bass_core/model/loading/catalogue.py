@@ -150,7 +150,8 @@ def load_pair(
     weight_dtype = pick_dtype(entry.dtype if dtype in ("auto", *QUANTISED) else dtype, target_device)
     # Find the draft before fetching the target, so that a missing draft is refused at once.
     draft_source = None if draft is None else _draft_source(draft)
-    if target_device.type == "cpu" and weight_dtype in SIXTEEN_BIT:
+    # Whether our kernels run another model, only its config says.
+    if target_device.type == "cpu" and weight_dtype in SIXTEEN_BIT and name_or_path in CATALOGUE:
         cpu_kernels.compile_ahead(str(dtype if dtype in QUANTISED else weight_dtype).removeprefix("torch."))
     target = _source(name_or_path)
     draft_name = entry.draft if draft is None else draft

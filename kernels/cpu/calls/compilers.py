@@ -32,26 +32,47 @@ ALL = tuple(FUNCTIONS)
 # A load needs these parts. The others are compiled at low priority until a request needs them.
 FIRST = ("forward", "rest")
 
+# A process that takes longer, in seconds, is ended.
+_LIMIT_S = 600.0
+# Set in the processes, so that a program that is not Python's interpreter can't start itself again and again.
+_VARIABLE = "BASS_COMPILING"
+
 _lock = threading.Lock()
 _processes: dict[str, subprocess.Popen[str]] = {}
 _mark: Path | None = None
 
 
-def start(dtype: str) -> None:
-    """Start to compile for weights of a dtype, unless that is done, under way, or would not be faster.
+def _renew() -> None:
+    """Forget the parent's processes and lock in a fork, which can't wait for them."""
+    global _lock, _mark
+    _lock, _mark = threading.Lock(), None
+    _processes.clear()
 
-    It would not be on a single core, and not if the code can't be kept on disk.
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+def start(dtype: str) -> None:
+    """Start to compile for weights of a dtype.
+
+    Do nothing if it is done or running, on a single core, if the kernels are off, or in a read-only folder.
     """
     global _mark
+    off = os.environ.get("BASS_CPU_KERNELS") == "0" or jit.config.DISABLE_JIT
+    if off or not sys.executable or getattr(sys, "frozen", False) or _VARIABLE in os.environ:
+        return
     with _lock:
         if dtype not in FORMS or _processes or _cores() < 2:
             return
         folder = jit.compiled_folder()
         _mark = folder / f"{'-'.join(FORMS[dtype])}.complete"
         if not _mark.exists() and os.access(folder, os.W_OK):
-            with suppress(OSError):  # no process can be started
+            try:
                 for part in ALL:
                     _processes[part] = _start(part, FORMS[dtype])
+            except OSError:  # no more processes can be started
+                _mark = None
 
 
 def running() -> bool:
@@ -77,9 +98,9 @@ def finish(bar: Callable[[int], Any], parts: Sequence[str] = FIRST) -> None:
         for reader in readers:
             reader.start()
         for reader in readers:
-            reader.join()
+            reader.join(_LIMIT_S)
         for part, process in waited.items():
-            if process.wait() != 0:
+            if _ended(process) != 0:
                 _mark = None
             del _processes[part]
         shown.close()
@@ -100,15 +121,26 @@ def _start(part: str, forms: tuple[str, ...]) -> subprocess.Popen[str]:
     # A higher number would starve it, and the first request, on a busy machine.
     niceness = 0 if part in FIRST or not hasattr(os, "nice") else 10
     code = (
-        f"import gc, os, sys, types; gc.disable(); {niceness} and os.nice({niceness}); "
+        # Only from this process's path: without it, Python would look in the current folder first.
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"import gc, os, types; gc.disable(); {niceness} and os.nice({niceness}); "
         f"sys.modules[{top!r}] = top = types.ModuleType({top!r}); top.__path__ = [{path!r}]; "
         f"from {package}.ahead import main; main({part!r}, {forms!r})"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", _VARIABLE: "1"}
     quiet = subprocess.DEVNULL
     return subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True
     )
+
+
+def _ended(process: subprocess.Popen[str]) -> int:
+    """Return the exit status of a process whose output has ended; end it first if it has not."""
+    try:
+        return process.wait(1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _read(process: subprocess.Popen[str], bar: Any) -> None:

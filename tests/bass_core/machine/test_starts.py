@@ -179,6 +179,32 @@ def test_processes_that_compile_are_waited_for_and_not_started_again_if_they_suc
     assert [(bar.total, bar.done, bar.closed) for bar in bars] == [(first, 4, True), (last, 2, True)] * times
 
 
+@needs_numba
+def test_processes_that_compile_import_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.cpu.calls import compilers
+
+    (tmp_path / "numba.py").write_text("import os; os._exit(77)")
+    monkeypatch.setattr(sys, "path", [str(ROOT), *filter(None, sys.path)])
+    monkeypatch.chdir(tmp_path)
+    process = compilers._start("unknown part", ("bfloat16",))
+    process.communicate()
+    assert process.returncode == 1  # KeyError, after the imports
+
+
+@needs_numba
+def test_a_fork_does_not_wait_for_its_parent_s_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.cpu.calls import compilers
+
+    monkeypatch.setattr(compilers, "_processes", {"rest": None})
+    with compilers._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if not compilers.running() and compilers._lock.acquire(timeout=5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 # Prints the names of the kernels that loading a pair and its first request compile, and whether a process still
 # compiles after each of the two.
 LOADED_PAIR = """
