@@ -91,7 +91,8 @@ def test_a_browser_gets_a_page_before_there_is_one(method: str, path: str, accep
 @pytest.mark.slow
 def test_open_tabs_do_not_delay_the_end() -> None:
     with PageServer(bind("127.0.0.1", [0]), "127.0.0.1") as server:
-        page = gr.Blocks()
+        with gr.Blocks() as page:
+            pass
         server.open(page)
         with httpx.stream("GET", f"{server.url}gradio_api/heartbeat/a") as heartbeat:
             lines = heartbeat.iter_lines()
