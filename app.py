@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-LOADING = "Loading; {} shows the page as soon as it is ready."
+LOADING = "Loading; open {} now, and the page appears as soon as it is ready."
 DEFAULT_PAIR = "smollm2"
 # Paths that exist if a driver for GPUs is there: NVIDIA's, AMD's, and that of Windows below its Linux.
 GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/kfd", "/dev/dxg")
@@ -421,7 +421,8 @@ def opened_at(
 
 
 def announce(about: str, addresses: tuple[str, str | None]) -> None:
-    """Print where the page is, and look for garbage again, but not among the objects that are there by now."""
+    """Print where the page is, and look for garbage again, but not among the objects that are in use by now."""
+    gc.collect()
     gc.freeze()
     gc.enable()
     url, public = addresses
@@ -445,22 +446,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sockets = bind(address, tried)
         refusal = None if sockets else _taken(address, tried)
     if refusal is None:
-        with PageServer(sockets, address) as server:
-            # Print this first: importing torch and transformers takes seconds.
-            print(LOADING.format(server.url), file=sys.stderr, flush=True)
-            compile_ahead(options)
-            # Looking for garbage takes a sixth of the imports' time. It is turned on again when the page is up.
-            gc.disable()
-            from bass_core import BassError
+        try:
+            with PageServer(sockets, address) as server:
+                # Print this first: importing torch and transformers takes seconds.
+                print(LOADING.format(server.url), file=sys.stderr, flush=True)
+                compile_ahead(options)
+                # Looking for garbage takes a sixth of the imports' time. It is on again when the page is up.
+                gc.disable()
+                from bass_core import BassError
 
-            try:
-                serve(options, server)
-            except KeyboardInterrupt:  # while loading; once the page is up, Gradio handles Ctrl-C
-                return INTERRUPTED
-            except BassError as error:
-                refusal = str(error)
-            finally:
-                gc.enable()
+                try:
+                    serve(options, server)
+                except BassError as error:
+                    refusal = str(error)
+        except KeyboardInterrupt:  # while loading; once the page is up, Gradio handles Ctrl-C
+            return INTERRUPTED
+        finally:
+            gc.enable()
     if refusal is not None:
         print(refusal, file=sys.stderr)
         return 2

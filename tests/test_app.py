@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +115,15 @@ def test_a_host_name_needs_one_usable_address_and_none_in_use(monkeypatch: pytes
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
+        with socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            free = reserved.getsockname()[1]
         here = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
         nowhere = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 0))
         for addresses, ports, found in (
-            ([nowhere, here, here], [port, port + 1], port + 1),
+            ([nowhere, here, here], [port, free], free),
             ([here], [port], None),
-            ([nowhere], [port + 1], None),
+            ([nowhere], [free], None),
         ):
             monkeypatch.setattr(socket, "getaddrinfo", lambda *args, addresses=addresses, **kwargs: addresses)
             sockets = bind("name", ports)
@@ -142,6 +147,33 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
         port = taken.getsockname()[1]
         assert app.main(["--port", str(port), "--host", "127.0.0.1"]) == 2
     assert capsys.readouterr().err.startswith(f"Cannot listen on 127.0.0.1, port {port}: it is in use")
+
+
+@pytest.mark.parametrize("place", ["compile_ahead", "serve", "PageServer.__enter__"])
+def test_ctrl_c_ends_the_start_without_a_traceback(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "compile_ahead", lambda _: None)
+    monkeypatch.setattr(app, "serve", lambda *_: None)
+    monkeypatch.setattr(f"{'ui.page.server' if '.' in place else 'app'}.{place}", interrupted)
+    assert app.main(["--host", "127.0.0.1"]) == app.INTERRUPTED
+    assert gc.isenabled()
+
+
+def test_the_garbage_of_the_start_is_freed() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.me = self
+
+    gc.disable()
+    garbage = weakref.ref(Ring())
+    try:
+        app.announce("a pair", ("here", None))
+        assert garbage() is None and gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +255,7 @@ def test_a_missing_model_or_recording_is_refused_in_one_sentence(
     first, *_, last = output.err.strip().splitlines()
     assert (
         output.out == ""
-        and first.startswith("Loading; http://127.0.0.1:")
+        and first.startswith("Loading; open http://127.0.0.1:")
         and message in last
         and "Traceback" not in output.err
     )

@@ -1,9 +1,9 @@
 """Decide whether the compiled CPU kernels (kernels/cpu) can be used.
 
 Call `available` before importing anything from kernels/cpu. BASS_CPU_KERNELS=0 turns the kernels off; then
-transformers' own models run, with one log line. Only the first start compiles, everything that later calls need:
-`compile_ahead` starts processes for it; `compiling` waits for those that a load needs, compiles the rest, and
-shows a progress line; `finish_compiling` does the same before a request.
+transformers' own models run, with one log line. Only the first start compiles. It compiles everything that later
+calls need: `compile_ahead` starts processes for it; `compiling` waits for those that a load needs, compiles the
+rest, and shows a progress line; `finish_compiling` does the same before a request.
 """
 
 from __future__ import annotations

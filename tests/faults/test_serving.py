@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import httpx
@@ -21,13 +21,15 @@ import pytest
 import torch
 from gradio_client import Client
 from gradio_client.exceptions import AppError
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 
 from bass_core import ModelPair, Monitor, race
 from tests.support.drafters import FailingDrafter
 from tests.support.memory import left_behind
 from tests.support.models import slow_but, tiny_pair
 from tests.support.nvml import FakeNvml, plug_in
-from ui.page.closed import NO_EVENT, NO_FILES, NO_NAME
+from ui.page.closed import NO_EVENT, NO_FILES, NO_NAME, Closed
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
@@ -175,17 +177,41 @@ def test_nothing_can_be_uploaded(url: str, route: str, content: bytes) -> None:
     assert (refused.status_code, refused.text) == (403, NO_FILES)
 
 
-@pytest.mark.parametrize(
-    "route",
-    [
-        "file=https://example.org/", "file/http://example.org/", "proxy=https://example.org/",
-        "custom_component/a/b/c/d", "deep_link?session_hash=a", "stream/a/b/1/playlist.m3u8", "runs",
-        "vibe-code", "dev/reload",
-    ],
-)  # fmt: skip
-def test_the_routes_that_the_page_does_not_need_are_closed(url: str, route: str) -> None:
-    assert httpx.get(f"{url}/gradio_api/{route}").status_code == 403
-    assert httpx.get(f"{url}/monitoring/summary").status_code == 403
+CLOSED = [
+    "gradio_api/upload", "gradio_api/upload/", "gradio_api/upload_progress?upload_id=a",
+    "gradio_api/process_recording", "gradio_api/file=https://example.org/", "gradio_api/file/http://example.org/",
+    "gradio_api/proxy=https://example.org/", "gradio_api/proxy=http://example.org/",
+    "gradio_api/custom_component/a/b/c/d", "gradio_api/deep_link?session_hash=a",
+    "gradio_api/stream/a/b/1/playlist.m3u8", "gradio_api/runs", "gradio_api/run-history/records",
+    "gradio_api/vibe-edit/", "gradio_api/vibe-code", "gradio_api/undo-vibe-edit", "gradio_api/dev/reload",
+    "monitoring", "monitoring/summary",
+]  # fmt: skip
+
+
+def test_the_routes_that_the_page_does_not_need_are_closed(url: str) -> None:
+    """No request has a form, which would be refused anyway."""
+    # A proxy may keep the prefix under which it serves the page, or remove it.
+    prefixed = TestClient(Closed(PlainTextResponse("open")), root_path="/bass")
+    with httpx.Client(base_url=url) as client:
+        for method, route in product(("GET", "POST"), CLOSED):
+            answers = [client.request(method, f"/{route}")]
+            answers += [prefixed.request(method, f"{prefix}/{route}") for prefix in ("/bass", "")]
+            for refused in answers:
+                assert (refused.status_code, refused.text) == (403, NO_FILES), (method, route)
+    assert prefixed.get("/bass/gradio_api/info").text == "open"
+
+
+@pytest.mark.slow
+def test_variables_turn_no_further_parts_of_gradio_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIO_NUM_WORKERS", "1")
+    monkeypatch.setenv("GRADIO_MCP_SERVER", "True")
+    page = build(source, limits=Limits(), about="a test")
+    page.launch(prevent_thread_lock=True, quiet=True, **launch_options())
+    try:
+        assert getattr(page, "_static_worker_pool", None) is None
+        assert not page.mcp_server and page.mcp_error is None
+    finally:
+        page.close()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 log = logging.getLogger(__name__)
 # `vibe` routes would edit app.py. A custom component is a file of Gradio's package.
 CLOSED = re.compile(
-    r"^/gradio_api/(upload|upload_progress|process_recording|deep_link|custom_component|(undo-)?vibe|proxy=|stream/"
+    r"^/gradio_api/(upload|process_recording|deep_link|custom_component|(undo-)?vibe|proxy=|stream/"
     r"|run-history|runs|dev/|file/?=?/*https?:)|^/monitoring"
 )
 NO_FILES = "The page takes no files and fetches none: this address is closed."

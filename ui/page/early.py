@@ -126,6 +126,7 @@ class EarlyPage:
         if self._page is not None:
             self._deliver(self._page)
             self._page.close(verbose=False)
+            self._page = None  # frees its memory
 
     def _source(self, request: object) -> Generator[Snapshot, None, None]:
         """Answer a call of the API: yield snapshots without lanes until the preparation has ended, then raise."""

@@ -178,6 +178,9 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
         # closed.py closes the routes of uploads; this is the least that Gradio lets them be.
         "max_file_size": 1,
         "enable_monitoring": False,
+        # Else environment variables could turn them on: workers that serve files, and tools for other programs.
+        "num_workers": 0,
+        "mcp_server": False,
         # Gradio copies the settings for each session, and every request of a script is a new session.
         "state_session_capacity": 64,
         # Each running event occupies a thread while it waits for its next snapshot.

@@ -1,4 +1,6 @@
-"""The one server of a start. It listens before any library is imported, and its app changes while it listens.
+"""The server of the program. It stays the same from the start to the end and shows one page after the other.
+
+`python app.py` listens from the first second, `bass serve` after its imports.
 
 Call `bind`, then enter a `PageServer`, and give it each page with `PageServer.open`. The port never closes between
 two pages, so no request of a visitor is refused. Until the first page, every request gets status 503; in a browser
@@ -79,7 +81,8 @@ def _listening(one: socket.socket, place: Any) -> socket.socket:
 
 async def starting(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer every request while there is no page."""
-    browser = scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", "")
+    accepted = Headers(scope=scope).get("accept", "")
+    browser = scope.get("method") in ("GET", "HEAD") and "text/html" in accepted
     headers = {"Retry-After": "2", "Cache-Control": "no-store"}
     response = (
         HTMLResponse(STARTING.read_text(encoding="utf-8"), 503, headers)
@@ -122,8 +125,13 @@ class PageServer(uvicorn.Server):
         self.close()
 
     def close(self) -> None:
-        """Close the port and end the thread."""
+        """Close the port and end the thread. Another call does nothing."""
+        if self.should_exit:
+            return
         self.should_exit = True
+        # Each open tab holds a connection, which Gradio ends at this event.
+        if stop := getattr(self._app, "stop_event", None):
+            self._loop.call_soon_threadsafe(stop.set)
         self._thread.join(END_S)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -167,7 +175,7 @@ class PageServer(uvicorn.Server):
 
 
 class Shown:
-    """A page's share in the server, which Gradio closes with the page."""
+    """What Gradio takes for the page's own server, and closes with the page."""
 
     def __init__(self, server: PageServer, app: ASGIApp) -> None:
         self._server, self._app = server, app
