@@ -37,8 +37,8 @@ FORMAT = 1
 CPU_INFO = Path("/proc/cpuinfo")
 
 _log = logging.getLogger(__name__)
-# The files of peaks that a lane exceeded since they were measured. Each is measured again once per process: what
-# exceeds it then was read from the processor's cache.
+# The files of peaks that a lane exceeded since they were measured. Each is measured again once per process. If a
+# lane still exceeds it, it read from the processor's cache.
 _doubted: set[Path] = set()
 _measured_again: set[Path] = set()
 

@@ -64,7 +64,8 @@ class Request(Options):
             on costs (measuring.py).
         past_drafts: how many drafts earlier calls tested and accepted, which the lanes add to (measuring.py).
         clock: the simulated clock, with its number of GPUs chosen.
-        copies: the copies of the user's drafter and policy that decoders of this request work on.
+        copies: a list for the copies of the user's drafter and policy that decoders of this request work on; None
+            unless the caller wants them.
     """
 
     prompts: list[list[int]]
@@ -80,7 +81,7 @@ class Request(Options):
     tokenizer: Any = field(default=None, repr=False)
     costs: RoundCosts | None = None
     past_drafts: PastDrafts | None = field(default=None, repr=False)
-    copies: list[Any] = field(default_factory=list, repr=False, compare=False)
+    copies: list[Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def longest_draft(self) -> int:

@@ -67,7 +67,7 @@ class Lane:
             TextStream(pair.tokenizer, request.stop) if pair.tokenizer is not None else None
             for _ in self.sequences
         ]
-        self._unreadable = False
+        self._unreadable = self._doubted = False
         with shortage_explained():
             self._decoder: Decoder | None = entry.build(pair, request, self.sequences)
         # A simulated clock without a measured table predicts the times of other models than the pair that runs, so
@@ -164,8 +164,8 @@ class Lane:
         self._decoder = self.reading = None
 
     def fail(self, message: str) -> None:
-        """End the lane with a message for the user."""
-        self.error = message
+        """End the lane with a message for the user. The first message counts."""
+        self.error = self.error or message
         self.end("error")
 
     def metrics(self) -> Metrics:
@@ -183,7 +183,8 @@ class Lane:
         """Return the lane's use of its device, and doubt the device's peaks if it is above 1 at the lane's end."""
         shares = self.work.utilization(self.decode_ms)
         exceeded = any(share > 1 for share in shares.values() if share is not None)
-        if exceeded and self.finished and self.request.clock is None:
+        if exceeded and self.finished and self.request.clock is None and not self._doubted:
+            self._doubted = True
             doubt_peaks(*self._place)
         return shares
 

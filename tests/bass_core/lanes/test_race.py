@@ -280,8 +280,8 @@ def test_a_failed_warm_up_does_not_stop_the_lane(monkeypatch: pytest.MonkeyPatch
     assert generate(ModelPair(TARGET), row, max_new_tokens=5).sequences[0].token_ids == reference(TARGET, row, 5)
 
 
-class Panic(BaseException):
-    """Like pyo3's PanicException, which libraries written in Rust raise: no Exception."""
+class PanicException(BaseException):
+    """Like pyo3's, which libraries written in Rust raise: no Exception."""
 
 
 @pytest.mark.parametrize("scheduling", SCHEDULINGS)
@@ -290,20 +290,20 @@ def test_a_panic_ends_only_its_lane(scheduling: str, monkeypatch: pytest.MonkeyP
 
     def panic(lane: Any) -> Any:
         if lane.method == "bass":
-            raise Panic
+            raise PanicException
         return step(lane)
 
     monkeypatch.setattr(lane_module.Lane, "step", panic)
     last = list(race(PAIR, ROWS, lanes=["regular", "bass"], scheduling=scheduling, max_new_tokens=4))[-1]
     assert last["done"] and last["lanes"]["regular"]["error"] is None
-    assert "internal error (Panic)" in str(last["lanes"]["bass"]["error"])
+    assert "internal error (PanicException)" in str(last["lanes"]["bass"]["error"])
 
 
 def test_an_error_in_stopped_is_raised_if_lanes_overlap() -> None:
     def stopped() -> bool:
         if threading.current_thread() is not threading.main_thread():
-            raise Panic
+            raise PanicException
         return False
 
-    with pytest.raises(Panic):
+    with pytest.raises(PanicException):
         list(race(PAIR, ROWS, lanes=["regular"], scheduling="overlap", stopped=stopped, max_new_tokens=4))

@@ -99,8 +99,8 @@ def test_flags_may_be_in_eagle_config_and_the_draft_vocabulary_may_be_left_out(
     tmp_path: Path, target: Any
 ) -> None:
     config = {name: value for name, value in ORIGINAL.items() if name != "draft_vocab_size"}
-    flags = {"norm_before_fc": True, "use_aux_hidden_state": True}
-    part = {"eagle_config": INDICES["eagle_config"] | flags}
+    flags = {"norm_before_fc": 1, "use_aux_hidden_state": True}
+    part = {"eagle_config": INDICES["eagle_config"] | flags, "norm_before_fc": None}
     saved = save(tmp_path / "head", target, config | part, norm_before_fc=True)
     target.save_pretrained(tmp_path / "target")
     head: Any = load_pair(tmp_path / "target", draft=saved, device="cpu", dtype="float32").draft
@@ -149,7 +149,9 @@ def tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str,
         (top(eagle_config="x"), PairError, "sets eagle_config to 'x', which is not an object"),
         (top(draft_vocab_size="40"), PairError, "sets draft_vocab_size to '40', which is not a whole number"),
         (top(norm_before_fc="no"), PairError, "sets norm_before_fc to 'no', which is not true or false"),
+        (top(norm_before_fc=2), PairError, "sets norm_before_fc to 2, which is not true or false"),
         (top(eagle_config={"use_aux_hidden_state": False}), PairError, "reads only the target's last state"),
+        (top(use_aux_hidden_state=0), PairError, "reads only the target's last state"),
         (top(eagle_aux_hidden_state_layer_ids=[1, 3, 6]), PairError, r"after layers \[1, 3, 6\], .* less than 6"),
         (top(eagle_aux_hidden_state_layer_ids=[3, 1, 5]), PairError, r"after layers \[3, 1, 5\]"),
         (top(eagle_aux_hidden_state_layer_ids=[1, 5]), WeightsError, r"fc.weight .* \[64, 192\].* \[64, 128\]"),
