@@ -68,9 +68,10 @@ class _DecoderFactory:
     def make(self, rows: list[Sequence]) -> BatchDecoder:
         drafter = self.request.kind.make(self.parts) if self.drafts else None
         policy = policy_of_request(self.request) if self.drafts else None
-        if self.drafts and self.request.copies is not None:
-            self.request.copies += [drafter] if self.request.kind.own else []
-            self.request.copies += [] if isinstance(self.request.draft_length, str | int) else [policy]
+        copies = self.request.copies
+        if self.drafts and copies is not None:
+            copies += [drafter] if self.request.kind.own else []
+            copies += [] if isinstance(self.request.draft_length, str | int) else [policy]
         params = _params(self.request)
         return BatchDecoder(rows, self.target, params, drafter, policy, self.limit, cache=self.cache)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bass_core import measure_ahead
+from bass_core import generate, measure_ahead
 from bass_core.decode import calibrate, peaks
 from bass_core.decode.peaks import known_peaks, measure_peaks, peaks_path
 from bass_core.decode.request import make_request

@@ -280,10 +280,10 @@ def test_a_tokenizer_that_fails_is_named_in_one_sentence(method: str, error: Bas
     steps = []
 
     def stopped() -> bool:
-        """After the first step, let the lane's thread wait for a snapshot, which fails."""
+        """After the two steps up to the first token, let the lane's thread wait for a snapshot, which fails."""
         if current_thread() is not main_thread():
             steps.append(len(steps))
-            assert len(steps) < 2 or broken.failed.wait(60)
+            assert len(steps) < 3 or broken.failed.wait(20)
         return False
 
     last = list(race(pair, [5, 6, 7], lanes=[method], scheduling="overlap", stopped=stopped, **options))[-1]
