@@ -11,7 +11,12 @@ from typing import Any
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether this is an Exception or a panic in Rust (of tokenizers). The others are requests to stop."""
+    """Return whether this is an Exception or a panic in Rust (of tokenizers). The others are requests to stop.
+
+    Ctrl-C during threading.Condition.wait may arrive as a RuntimeError, which is no failure either.
+    """
+    if isinstance(error.__context__, KeyboardInterrupt):
+        return False
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

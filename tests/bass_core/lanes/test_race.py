@@ -299,6 +299,21 @@ def test_a_panic_ends_only_its_lane(scheduling: str, monkeypatch: pytest.MonkeyP
     assert "internal error (PanicException)" in str(last["lanes"]["bass"]["error"])
 
 
+@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+def test_an_interrupt_that_arrives_as_a_runtime_error_is_raised(
+    scheduling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(lane: Any) -> Any:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Condition().notify()  # it does not hold the lock
+
+    monkeypatch.setattr(lane_module.Lane, "step", interrupted)
+    with pytest.raises(RuntimeError, match="un-acquired"):
+        list(race(PAIR, ROWS, lanes=["regular"], scheduling=scheduling, max_new_tokens=4))
+
+
 def test_an_error_in_stopped_is_raised_if_lanes_overlap() -> None:
     def stopped() -> bool:
         if threading.current_thread() is not threading.main_thread():
