@@ -169,9 +169,7 @@ def finished(lane: Lane) -> Generation:
 
 
 @ours()
-def _lane(
-    pair: ModelPair, prompt: Prompt, method: str, options: Options, copies: list[Any] | None = None
-) -> Lane:
+def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options, copies: list[Any] | None = None) -> Lane:
     """Check the arguments of a call and build its lane. `copies` as in Request."""
     method_entry = find_method(method)
     request = make_request(pair, prompt, options=options)

@@ -85,7 +85,9 @@ def load_eagle(source: Source, target: PreTrainedModel) -> EagleHead:
     except BassError:
         raise
     except torch.OutOfMemoryError as error:
-        raise PairError(f"{source.where} does not fit into the device's memory: choose a smaller draft.") from error
+        raise PairError(
+            f"{source.where} does not fit into the device's memory: choose a smaller draft."
+        ) from error
     except Exception as error:  # the config's values may be of any type
         raise PairError(
             f"The head in {source.where} can't be loaded ({in_one_line(error)}): correct its config or choose "

@@ -111,9 +111,10 @@ class CodeLinks:
         """Add the functions that a function calls, given its parts (`_wrapped`) and the module that calls it."""
         for part in parts:
             module = _module_of(part)
-            if module == caller and _is_outside(module):
-                self._add_called(module, part.__globals__, _names(part.__code__))
-            elif module.startswith(("transformers.", "torch.nn.modules.")) and not module.startswith(_BOUND_LATER):
+            known = module.startswith(("transformers.", "torch.nn.modules.")) and not module.startswith(
+                _BOUND_LATER
+            )
+            if known or (module == caller and _is_outside(module)):
                 self._add_called(module, part.__globals__, _names(part.__code__))
 
     def _add_called(self, module: str, names: dict[str, Any], called: frozenset[str]) -> None:
@@ -174,7 +175,7 @@ def _add_attention(links: CodeLinks, file: str, implementations: Collection[str 
 
 
 def _is_outside(module: str) -> bool:
-    """Return whether a module belongs neither to transformers nor to torch: a user's model may be defined there."""
+    """Return whether a module is neither transformers' nor torch's. A user's model may be defined there."""
     return module.partition(".")[0] not in ("transformers", "torch")
 
 
@@ -258,7 +259,7 @@ def _is_unchanged(function: FunctionType) -> bool:
 
 
 def _is_applied(function: FunctionType) -> bool:
-    """Return whether a part of a function of transformers is unchanged, and no wrapper that somebody else applied."""
+    """Return whether a part of a function of transformers is unchanged, and no wrapper that others applied."""
     wrapper = _module_of(function), function.__code__.co_name
     return _is_unchanged(function) and (_package(function) == "transformers" or wrapper in _WRAPPERS)
 

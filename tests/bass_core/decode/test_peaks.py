@@ -144,7 +144,9 @@ def test_a_peak_that_a_lane_exceeds_is_measured_again_once(
     scripted.clear()
     assert measured().bandwidth == 1.0 and not scripted
     doubted: list[torch.device] = []
-    monkeypatch.setattr(lane_module, "doubt_peaks", lambda *place: (doubted.append(place[0]), peaks.doubt_peaks(*place)))
+    monkeypatch.setattr(
+        lane_module, "doubt_peaks", lambda *place: (doubted.append(place[0]), peaks.doubt_peaks(*place))
+    )
     lane = lane_module.Lane(PAIR, make_request(PAIR, prompts(1), max_new_tokens=4), "regular")
     while not lane.finished:
         lane.step()

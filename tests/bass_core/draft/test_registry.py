@@ -81,7 +81,13 @@ TWO = torch.full((3, 2), 3)
         (Proposal(torch.full((3, 3), 3), [2, 2, 2]), r"at most max\(max_drafts\) columns, here 2; got 3"),
         *(
             (Proposal(TWO, [2, 2, 2], probs), r"probs must be a tensor \[3, 2, 96\]")
-            for probs in (torch.ones(3, 2, 95), torch.ones(3, 1, 96), torch.ones(1, 2, 96), torch.ones(6, 96), [[1]])
+            for probs in (
+                torch.ones(3, 2, 95),
+                torch.ones(3, 1, 96),
+                torch.ones(1, 2, 96),
+                torch.ones(6, 96),
+                [[1]],
+            )
         ),
     ],
 )

@@ -94,7 +94,9 @@ class Growing:
 @pytest.mark.parametrize("method", ["bass", "speculative"])
 def test_a_limit_that_grows_is_refused(method):
     with pytest.raises(RequestError, match="which must not grow, here 2; got "):
-        generate(ModelPair(tiny("llama"), tiny("llama", seed=1)), prompts(3), method=method, draft_length=Growing())
+        generate(
+            ModelPair(tiny("llama"), tiny("llama", seed=1)), prompts(3), method=method, draft_length=Growing()
+        )
 
 
 @pytest.mark.parametrize("run", [race, stream])

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from bass_core import ModelPair, PairError, generate, load_pair
 from bass_core.errors import WeightsError
+from bass_core.model.draft_head import DraftHead, load_draft_head
 from bass_core.model.eagle import EagleHead
 from bass_core.model.loading.eagle import load_eagle
 from bass_core.model.loading.sources import locate
-from tests.support.models import eagle_parts, prompts, texts_of, tiny
+from tests.support.models import eagle_parts, prompts, texts_of, tiny, tiny_head
 
 READS = (1, 3, 5)
 LAYER = {
@@ -198,6 +199,24 @@ def test_a_head_of_eagle_1_is_recognised_by_its_weights(tmp_path: Path, target: 
     save_file({"fc.weight": torch.zeros(64, 128)}, tmp_path / "model.safetensors")
     with pytest.raises(PairError, match="is a head of EAGLE-1 or EAGLE-2, not of EAGLE-3"):
         load_pair(tmp_path / "target", draft=tmp_path, device="cpu", dtype="float32")
+
+
+def test_a_head_for_which_there_is_no_memory_is_named(
+    tmp_path: Path, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    saved, head = save(tmp_path / "eagle", target, SPECULATOR), tiny_head(target)
+    head.save(tmp_path / "ours")
+    monkeypatch.setattr(EagleHead, "__init__", fail)
+    monkeypatch.setattr(DraftHead, "__init__", fail)
+    for load in (
+        lambda: load_eagle(locate(str(saved)), target),
+        lambda: load_draft_head(tmp_path / "ours", target),
+    ):
+        with pytest.raises(PairError, match="does not fit into the device's memory: choose a smaller draft"):
+            load()
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path, target: Any) -> None:

@@ -433,7 +433,7 @@ def eager_attention_forward(module, query, key, value, mask, scaling, **others):
 
 def test_the_eager_attention_of_a_users_own_file_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("modeling_mine")
-    exec(OWN_EAGER, vars(module))  # noqa: S102
+    exec(OWN_EAGER, vars(module))
     monkeypatch.setitem(sys.modules, "modeling_mine", module)
 
     def replaced() -> str | None:
