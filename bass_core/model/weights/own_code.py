@@ -111,10 +111,8 @@ class CodeLinks:
         """Add the functions that a function calls, given its parts (`_wrapped`) and the module that calls it."""
         for part in parts:
             module = _module_of(part)
-            known = module.startswith(("transformers.", "torch.nn.modules.")) and not module.startswith(
-                _BOUND_LATER
-            )
-            if known or (module == caller and _is_outside(module)):
+            known = module.startswith(("transformers.", "torch.nn.modules."))
+            if (known and not module.startswith(_BOUND_LATER)) or (module == caller and _is_outside(module)):
                 self._add_called(module, part.__globals__, _names(part.__code__))
 
     def _add_called(self, module: str, names: dict[str, Any], called: frozenset[str]) -> None:

@@ -162,7 +162,7 @@ def test_fair_scheduling_steps_the_lane_that_is_furthest_behind(steps: list[tupl
 def test_a_waiting_snapshot_gets_the_lane_next() -> None:
     """A thread that steps a lane again and again must let a waiting snapshot go first."""
     for _ in range(20):
-        lane: Any = SimpleNamespace(turn=threading.Lock(), held=threading.Lock())
+        lane: Any = SimpleNamespace(turn=threading.Lock(), held=threading.Lock(), finished=False)
         order: list[str] = []
 
         def look(lane: Any = lane, order: list[str] = order) -> None:
