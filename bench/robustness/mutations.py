@@ -412,8 +412,7 @@ MUTANTS = [
            [_CORE + "draft/test_window.py::test_a_windowed_step_does_not_depend_on_other_rows[split]"]),
     Mutant("Ctrl-C is taken for a failure", "bass_core/errors.py",
            """return isinstance(error, Exception) or type(error).__name__ == "PanicException\"""", "return True",
-           ["tests/faults/test_interrupts.py::test_the_call_after_an_interrupted_one_is_right"
-            "[race, fair-anywhere-2]"]),
+           [_CORE + "lanes/test_race.py::test_an_interrupt_is_raised_also_if_it_arrives_as_a_runtime_error"]),
     Mutant("sampled drafts are remembered", "bass_core/decode/measuring.py",
            "request.sampling.greedy and request.synthetic", "request.synthetic",
            [_CORE + "decode/test_measuring.py::test_only_greedy_drafts_are_remembered"]),
