@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# These end a program or a generator, and are no failures. Other exceptions that are no Exception do occur: a panic
-# in a library written in Rust, such as tokenizers, raises one.
-INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether this is an Exception or a panic in Rust (of tokenizers). The others are requests to stop.
+
+    Ctrl-C during threading.Condition.wait may arrive as a RuntimeError, which is no failure either.
+    """
+    if isinstance(error.__context__, KeyboardInterrupt):
+        return False
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class BassError(Exception):
@@ -55,9 +61,9 @@ def ask_tokenizer(method: Callable[..., Any], *arguments: Any, **options: Any) -
     """
     try:
         return method(*arguments, **options)
-    except (BassError, *INTERRUPTS):
-        raise
     except BaseException as error:
+        if isinstance(error, BassError) or not is_failure(error):
+            raise
         lines = str(error).splitlines()
         name = getattr(method, "__name__", type(method).__name__)
         reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

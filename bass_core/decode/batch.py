@@ -23,6 +23,7 @@ from torch import Tensor
 from ..draft.base import CommittedStates, Drafter, Proposal, TreeProposal, check_proposal, check_type, sources_of
 from ..draft.lookup import MergedProposal
 from ..length.base import Feedback, LengthPolicy, Offer, check_lengths
+from ..length.policies import LONGEST
 from ..machine.setup_time import setup_ms
 from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
@@ -73,6 +74,7 @@ class BatchDecoder:
     Attributes:
         drafter: None for regular decoding.
         policy: sets the draft lengths; None drafts nothing.
+        limit: the longest draft that fits the caches.
         return_states: whether the target's forwards return hidden states, for the drafter or another reader.
         cache: bytes of the caches, for the lane to show.
     """
@@ -82,6 +84,7 @@ class BatchDecoder:
     params: DecodingParams
     drafter: Drafter | None = None
     policy: LengthPolicy | None = None
+    limit: int = LONGEST
     target_forwards: int = 0
     return_states: bool = False
     cache: CacheBytes | None = None
@@ -231,7 +234,7 @@ class BatchDecoder:
         """Return the draft length (for a tree: its depth) that the policy allows each row."""
         if self.policy is None:
             return [0] * len(self._rows)
-        return check_lengths(self.policy.lengths(offers), offers, self.policy.limit)
+        return check_lengths(self.policy.lengths(offers), offers, min(self.limit, self.policy.limit))
 
     def _reads_prompts(self) -> bool:
         """Return whether the draft reads the prompts during the prefill, which is no part of the decoding time.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import INTERRUPTS, RequestError
+from ..errors import RequestError, is_failure
 from ..model.pair import ModelPair
 
 # Arguments of apply_chat_template that this module sets itself, so users can't set them.
@@ -143,9 +143,9 @@ def _panics_as_errors() -> Iterator[None]:
     """Raise a RuntimeError for a panic in a library written in Rust, which is no Exception."""
     try:
         yield
-    except (Exception, *INTERRUPTS):
-        raise
     except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 

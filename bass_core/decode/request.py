@@ -66,7 +66,8 @@ class Request(Options):
         costs_path: the file of measured costs (cost_store.py), else None.
         past_drafts: how many drafts earlier calls tested and accepted, which the lanes add to (measuring.py).
         clock: the simulated clock, with its number of GPUs chosen.
-        copies: the copies of the user's drafter and policy that decoders of this request work on.
+        copies: a list for the copies of the user's drafter and policy that decoders of this request work on; None
+            unless the caller wants them.
     """
 
     prompts: list[list[int]]
@@ -83,7 +84,7 @@ class Request(Options):
     costs: RoundCosts | None = None
     costs_path: Path | None = field(default=None, repr=False)
     past_drafts: PastDrafts | None = field(default=None, repr=False)
-    copies: list[Any] = field(default_factory=list, repr=False, compare=False)
+    copies: list[Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def longest_draft(self) -> int:

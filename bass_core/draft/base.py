@@ -19,10 +19,10 @@ from kernels.plan import MAX_TREE_TOKENS
 from kernels.support import is_accelerator
 
 from ..errors import RequestError
-from ..length.base import Offer, own_copy
+from ..length.base import Offer, own_copy, whole_number
 from ..machine.transfer import to_host
 from ..model.prefill import PrefillSteps
-from ..sample.distribution import Probs
+from ..sample.distribution import ColumnProbs, Probs
 from ..sample.noise import NoiseKeys
 from ..sample.rows import RaggedRows, copied, padded, pick
 from ..sequence import Sequence, WindowWork
@@ -311,18 +311,23 @@ def check_proposal(proposal: Proposal, max_drafts: list[int], vocab: int) -> Non
             f"A proposal's tokens must be an int64 tensor [{rows}, drafts], with a line per row; got "
             f"{_kind(tokens)}."
         )
-    if not isinstance(counts, list) or len(counts) != rows or not all(type(count) is int for count in counts):
+    whole = list(map(whole_number, counts)) if isinstance(counts, list) else []
+    proposal.num_drafted = [count for count in whole if count is not None]
+    if len(whole) != rows or None in whole:
         raise RequestError(f"num_drafted must be a list of {rows} whole numbers, one per row; got {counts!r:.80}.")
-    width = tokens.shape[1]
-    for r, count in enumerate(counts):
-        most = width if isinstance(proposal, TreeProposal) else min(max_drafts[r], width)
+    width, branches = tokens.shape[1], isinstance(proposal, TreeProposal)
+    for r, count in enumerate(proposal.num_drafted):
+        most = width if branches else min(max_drafts[r], width)
         if not 0 <= count <= most:
             raise RequestError(
                 f"The drafter proposed {count} drafts for row {r}, which may have from 0 to {most}: "
                 f"max_drafts[{r}] is {max_drafts[r]}, and `tokens` has {width} columns."
             )
-    if isinstance(probs, Tensor) and probs.shape[-1] != vocab:
-        raise RequestError(f"A proposal's probs must have {vocab} columns, one per token id; got {_kind(probs)}.")
+    if width > max(max_drafts) and not branches:
+        raise RequestError(
+            f"A proposal's tokens may have at most max(max_drafts) columns, here {max(max_drafts)}; got {width}."
+        )
+    _check_probs(probs, ["D", vocab] if branches else [rows, width, vocab])
     # On an accelerator, reading the tokens would wait for the device.
     if tokens.numel() and not is_accelerator(tokens.device):
         low, high = int(tokens.min()), int(tokens.max())
@@ -330,6 +335,18 @@ def check_proposal(proposal: Proposal, max_drafts: list[int], vocab: int) -> Non
             raise RequestError(
                 f"The drafter proposed the token {low if low < 0 else high}: token ids are from 0 to {vocab - 1}."
             )
+
+
+def _check_probs(probs: object, shape: list[Any]) -> None:
+    """Refuse probs of a wrong shape, which compiled kernels would read beyond; "D" stands for any number."""
+    if probs is None or isinstance(probs, ColumnProbs):
+        return
+    found = list(probs.shape) if isinstance(probs, Tensor) else []
+    if len(found) != len(shape) or any(a != b for a, b in zip(found, shape, strict=True) if b != "D"):
+        raise RequestError(
+            f"A proposal's probs must be a tensor [{', '.join(map(str, shape))}], whose last dimension has one "
+            f"number per token id; got {_kind(probs)}."
+        )
 
 
 def _kind(value: object) -> str:

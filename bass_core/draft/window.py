@@ -176,7 +176,8 @@ class WindowChain(Drafter):
         runner = self.window.target
         # A row that already has all its drafts feeds padding at the place of its first draft.
         starts = [(len(row.tokens) if n else end) - 1 for row, n, end in zip(rows, left, ends, strict=True)]
-        # A text ends before its last two columns, and the cache has columns for a round's padding after it.
+        # Padding fits: a draft ends at least two columns before the text's end, and the cache has
+        # longest_draft + 1 columns after that.
         front_lengths = [max(0, min(n - 1, FRONT_LENGTH)) for n in left]
         proposal = point_masses([[] for _ in rows])
         if max(front_lengths):

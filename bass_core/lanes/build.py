@@ -14,6 +14,7 @@ from ..decode.overlapped.decoder import build_amusd
 from ..decode.request import Request
 from ..decode.sequential import SequentialDecoder
 from ..draft.registry import Parts
+from ..length.options import longest_draft
 from ..model.graphs import runner_for
 from ..model.pair import ModelPair
 from ..sequence import Sequence
@@ -47,7 +48,7 @@ class _DecoderFactory:
     """
 
     def __init__(self, pair: ModelPair, request: Request, rows: int, drafts: bool) -> None:
-        self.request, self.drafts = request, drafts
+        self.request, self.drafts, self.limit = request, drafts, longest_draft(request.draft_length)
         texts, backend = request.texts(cache_padding(request, drafts)), request.backend
         self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
         self.parts = Parts(
@@ -67,11 +68,12 @@ class _DecoderFactory:
     def make(self, rows: list[Sequence]) -> BatchDecoder:
         drafter = self.request.kind.make(self.parts) if self.drafts else None
         policy = policy_of_request(self.request) if self.drafts else None
-        if self.drafts and self.request.kind.own:
-            self.request.copies.append(drafter)
-        if self.drafts and not isinstance(self.request.draft_length, str | int):
-            self.request.copies.append(policy)
-        return BatchDecoder(rows, self.target, _params(self.request), drafter, policy, cache=self.cache)
+        copies = self.request.copies
+        if self.drafts and copies is not None:
+            copies += [drafter] if self.request.kind.own else []
+            copies += [] if isinstance(self.request.draft_length, str | int) else [policy]
+        params = _params(self.request)
+        return BatchDecoder(rows, self.target, params, drafter, policy, self.limit, cache=self.cache)
 
 
 def _params(request: Request) -> DecodingParams:

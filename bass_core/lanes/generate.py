@@ -10,7 +10,7 @@ this machine's measured costs if draft_length is "auto" or "cost-aware", and on 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from typing import Any, cast
 
@@ -69,7 +69,8 @@ class Generation:
         timeline: when draft and target were busy, only for "amusd"; see docs/amusd.md.
         clock: the hardware that all times are predicted for (ClockRecord), or None if they were measured.
         copies: the deep copies of your drafter and your draft_length object that this call worked on, in this
-            order, with their state at the end; "speculative" has them for one sequence after another.
+            order, with their state at the end; "speculative" has them for one sequence after another. A pickled
+            result leaves them out.
     """
 
     method: str
@@ -77,7 +78,10 @@ class Generation:
     metrics: Metrics
     timeline: dict[str, Any] | None = None
     clock: ClockRecord | None = None
-    copies: list[Any] = field(default_factory=list)
+    copies: list[Any] = field(default_factory=list, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "copies": []}
 
     def __repr__(self) -> str:
         ms = self.metrics.ms_per_token
@@ -111,7 +115,7 @@ def generate(
     Raises:
         RequestError: if an argument is unknown or out of range, or the request does not fit the memory.
     """
-    lane = _lane(pair, prompt, method, options_of_call(generate, options, keywords))
+    lane = _lane(pair, prompt, method, options_of_call(generate, options, keywords), copies=[])
     try:
         while not lane.finished:
             lane.step()
@@ -161,12 +165,12 @@ def finished(lane: Lane) -> Generation:
     timeline = None if lane.timeline is None else lane.timeline.view()
     simulated = lane.request.clock
     record = None if simulated is None else cast(ClockRecord, simulated.record())
-    return Generation(lane.method, sequences, lane.metrics(), timeline, record, lane.request.copies)
+    return Generation(lane.method, sequences, lane.metrics(), timeline, record, lane.request.copies or [])
 
 
 @ours()
-def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options) -> Lane:
-    """Check the arguments of a call and build its lane."""
+def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options, copies: list[Any] | None = None) -> Lane:
+    """Check the arguments of a call and build its lane. `copies` as in Request."""
     method_entry = find_method(method)
     request = make_request(pair, prompt, options=options)
     check_method(method_entry, pair, request)
@@ -175,4 +179,4 @@ def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options) -> Lan
     request = with_costs(pair, request, policy_rows(request, method_entry))
     # Warming up and measuring leave idle caches, which admission frees if the lane needs their memory.
     admit(pair, request, [method_entry])
-    return Lane(pair, request, method)
+    return Lane(pair, replace(request, copies=copies), method)

@@ -72,7 +72,6 @@ class Lane:
             TextStream(pair.tokenizer, request.stop) if pair.tokenizer is not None else None
             for _ in self.sequences
         ]
-        self._unreadable = False
         with shortage_explained():
             self._decoder: Decoder | None = entry.build(pair, request, self.sequences)
         # A simulated clock without a measured table predicts the times of other models than the pair that runs, so
@@ -172,8 +171,8 @@ class Lane:
         self._decoder = self.reading = None
 
     def fail(self, message: str) -> None:
-        """End the lane with a message for the user."""
-        self.error = message
+        """End the lane with a message for the user. The first message counts."""
+        self.error = self.error or message
         self.end("error")
 
     def metrics(self) -> Metrics:

@@ -17,7 +17,7 @@ import torch
 
 from kernels.support import is_accelerator, new_stream, runtime
 
-from ..errors import INTERRUPTS, BassError, MemoryShortage
+from ..errors import BassError, MemoryShortage, is_failure
 from .lane import Lane
 
 _log = logging.getLogger(__name__)
@@ -104,12 +104,15 @@ def _guarded(lane: Lane, action: Callable[[], object]) -> None:
         pass  # a waiting snapshot goes first
     try:
         with lane.held:
-            action()
-    except (MemoryShortage, *INTERRUPTS):
+            if not lane.finished:  # a snapshot may have ended it
+                action()
+    except MemoryShortage:
         raise
     except BassError as error:
         lane.fail(str(error))
-    except BaseException as error:  # also a panic in a library written in Rust
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         _log.exception("the %s lane failed", lane.method)
         # The traceback's frames hold the failed step's caches, and live as long as the log record does.
         traceback.clear_frames(error.__traceback__)

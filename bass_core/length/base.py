@@ -8,10 +8,12 @@ decoder can work on a deep copy (`own_copy`). A user's policy is any object with
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ..errors import RequestError
+from ..errors import MemoryShortage, RequestError
+from ..machine.memory import shortage_explained
 
 T = TypeVar("T")
 
@@ -83,13 +85,22 @@ def check_lengths(lengths: object, offers: Sequence[Offer], limit: int) -> list[
             "`lengths` of the draft_length object must return a list with one length per row, here "
             f"{len(offers)}; got {lengths!r:.80}."
         )
-    for length in lengths:
-        if type(length) is not int or not 0 <= length <= limit:
+    whole = [whole_number(length) for length in lengths]
+    for length, number in zip(lengths, whole, strict=True):
+        if number is None or not 0 <= number <= limit:
             raise RequestError(
-                "`lengths` of the draft_length object must return whole numbers (int) from 0 to its `limit`, "
-                f"{limit}; got {length!r:.80}."
+                "`lengths` of the draft_length object must return whole numbers from 0 to its `limit`, which must "
+                f"not grow, here {limit}; got {length!r:.80}."
             )
-    return list(lengths)
+    return [number for number in whole if number is not None]
+
+
+def whole_number(value: Any) -> int | None:
+    """Return an int, a NumPy integer or the like as an int, or None for other values and booleans."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def own_copy(value: T, role: str) -> T:
@@ -97,9 +108,13 @@ def own_copy(value: T, role: str) -> T:
 
     Raises:
         RequestError: if it can't be copied.
+        MemoryShortage: if the device has no room for a copy.
     """
     try:
-        return copy.deepcopy(value)
+        with shortage_explained():
+            return copy.deepcopy(value)
+    except MemoryShortage:
+        raise
     except Exception as error:
         raise RequestError(
             f"The {role} can't be copied ({type(error).__name__}: {error}), and each decoder works on a deep "

@@ -311,7 +311,7 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
     """Load the head in a folder, on the target's device and in its dtype.
 
     Raises:
-        PairError: if the head is for another target.
+        PairError: if the head is for another target, or does not fit into the device's memory.
         WeightsError: if its files can't be read, or if the weights don't match the digest in its config.
     """
     try:
@@ -334,11 +334,14 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
         if missing:
             raise WeightsError(f"The draft in {folder} lacks {sorted(missing)[0]}: fetch it again or train one.")
         head.load_state_dict(tensors, strict=False)
+        head.to(target.device, target.dtype)
     except BassError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise PairError(f"{folder} does not fit into the device's memory: choose a smaller draft.") from error
     except Exception as error:
         raise WeightsError(
             f"The draft in {folder} can't be read ({' '.join(str(error).split()):.300}): fetch it again, or train "
             "one with `python -m distill train`."
         ) from error
-    return head.to(target.device, target.dtype).eval().requires_grad_(False)
+    return head.eval().requires_grad_(False)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from ...errors import INTERRUPTS, BassError, ModelError
+from ...errors import BassError, ModelError, is_failure
 from ...machine.memory import shortage_explained
 from ...model.pair import ModelPair
 from ...sequence import Round, RowRound, Sequence
@@ -114,9 +114,9 @@ class TransformersDecoder:
         try:
             with shortage_explained():
                 tokens = self._turns.take()
-        except (BassError, *INTERRUPTS):
-            raise
         except BaseException as error:
+            if isinstance(error, BassError) or not is_failure(error):
+                raise
             # Clear the traceback's frames, because they hold the cache and live as long as the log record.
             traceback.clear_frames(error.__traceback__)
             _log.error("transformers' generate failed", exc_info=error)

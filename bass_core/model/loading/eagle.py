@@ -26,7 +26,7 @@ _LAYERS = ("llama", "qwen3")
 # Tensors that training code stores and drafting doesn't need.
 _UNUSED = ("verifier_", "rotary_emb.", "layers.0.self_attn.rotary_emb.")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "use_aux_hidden_state")
 _OTHERS = "give an EAGLE-3 head, a draft model, or no draft"
 # Other kinds of heads, by a word in the names of their class or of their config's parts.
 _OTHER_HEADS = {"dflash": "DFlash", "medusa": "Medusa", "mlp_speculator": "MLP speculators"}
@@ -84,6 +84,10 @@ def load_eagle(source: Source, target: PreTrainedModel) -> EagleHead:
         return _load(source, target)
     except BassError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise PairError(
+            f"{source.where} does not fit into the device's memory: choose a smaller draft."
+        ) from error
     except Exception as error:  # the config's values may be of any type
         raise PairError(
             f"The head in {source.where} can't be loaded ({in_one_line(error)}): correct its config or choose "
@@ -110,16 +114,16 @@ def _settings(where: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the config, with the flags of its part `eagle_config`; refuse values of other types."""
     _check_type(where, "eagle_config", fields.get("eagle_config"), dict, "an object")
     part = fields.get("eagle_config") or {}
-    flags = {name: part[name] for name in (*_FLAGS, "use_aux_hidden_state") if name in part and name not in fields}
+    flags = {name: part.get(name) if (value := fields.get(name)) is None else value for name in _FLAGS}
     for name in ("draft_vocab_size", "target_hidden_size"):
         _check_type(where, name, fields.get(name), int, "a whole number")
-    for name in (*_FLAGS, "use_aux_hidden_state"):
-        _check_type(where, name, (fields | flags).get(name), bool, "true or false")
+    for name, value in flags.items():
+        _check_type(where, name, bool(value) if value in (0, 1) else value, bool, "true or false")
     for ids in (fields.get(_LAYER_IDS), part.get(_LAYER_IDS)):
         _check_type(where, _LAYER_IDS, ids, list, "a list of whole numbers")
         for layer in ids or ():
             _check_type(where, f"an entry of {_LAYER_IDS}", layer, int, "a whole number", optional=False)
-    if (fields | flags).get("use_aux_hidden_state") is False:
+    if flags["use_aux_hidden_state"] not in (None, True):
         raise PairError(
             f"{where} reads only the target's last state (use_aux_hidden_state is false), as EAGLE-1 and EAGLE-2 "
             f"do: {_OTHERS}."
@@ -198,7 +202,7 @@ def _config(where: str, fields: dict[str, Any], target: Any, head_norms: bool) -
         _reads_layers(where, fields, type(target).__name__, model.num_hidden_layers),
         hidden,
         head_norms,
-        **{name: bool(fields.get(name)) for name in _FLAGS},
+        **{name: bool(fields.get(name)) for name in _FLAGS[:-1]},
     )
 
 

@@ -60,7 +60,7 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 def _read(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     magic, version, num_tensors, num_fields = struct.unpack("<4sIQQ", stream.read(24))
     if magic != b"GGUF" or version not in (2, 3):
-        raise ValueError("its first bytes are others")
+        raise ValueError("it doesn't start as a GGUF file does")
     fields = {_string(stream): _value(stream, _number(stream, "I")) for _ in range(num_fields)}
     places = {}
     for _ in range(num_tensors):

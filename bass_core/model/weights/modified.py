@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .own_code import CALLS, attention_code, is_from_packages, model_code
+from .own_code import CALLS, attention_code, is_from_packages, model_code, parts_of
 from .quantized import QuantizedEmbedding, QuantizedLinear
 
 # Attributes that a forward pass in eval mode does not read, or that only repeat the shape of a weight.
@@ -120,7 +121,7 @@ class Watch:
 
     It detects:
     - modules, hooks and forwards that were added, removed or replaced
-    - replaced functions that the model, its attention or its masks call (own_code.py)
+    - replaced functions, or their code, that the model, its attention or its masks call (own_code.py)
     - parameters and buffers that were replaced, and changes of plain attributes and configs
     - writes to a tensor that torch counts; other writes (through `.data` or NumPy) only if they change a sampled
     number
@@ -138,6 +139,8 @@ class Watch:
         self._calls = list(map(_calls, self._classes))
         links = [*model_code(model).links, *attention_code(model).links]
         self._names, self._keys, self._functions = (list(column) for column in zip(*links, strict=True))
+        self._parts = [part for link in links for part in parts_of(link.value)]
+        self._codes = self._current_codes()
         self._global_hooks = _global_hooks()
         # Dictionaries whose sizes must not change: attributes (which may include a forward), children and hooks.
         self._dicts: list[dict[Any, Any]] = [vars(module) for module in self._modules]
@@ -168,11 +171,15 @@ class Watch:
             and all(map(operator.is_, map(dict.get, self._slot_dicts, self._slot_keys), self._slot_values))
             and list(map(_calls, self._classes)) == self._calls
             and all(map(operator.is_, map(_get, self._names, self._keys), self._functions))
+            and all(map(operator.is_, self._current_codes(), self._codes))
             and all(now == before for now, before in self._configs)
             and self._addresses() == self._known_addresses
             and self._change_counts() == self._known_counts
             and self._read_samples() == self._known_samples
         )
+
+    def _current_codes(self) -> list[CodeType]:
+        return [part.__code__ for part in self._parts]
 
     def moved(self) -> None:
         """Accept the tensors' new addresses: packing on an accelerator joins weights in memory."""

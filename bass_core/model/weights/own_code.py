@@ -33,6 +33,8 @@ _BOUND_LATER = (
     "transformers.integrations.flex",
 )
 _TORCH = ("torch", "torch.nn", "torch.nn.functional")
+# The wrappers of torch and Python that transformers' files apply, such as @torch.no_grad(): module and function.
+_WRAPPERS = {("torch.utils._contextlib", "decorate_context"), ("contextlib", "helper")}
 _CACHED = type(cache(len))  # the class of functions with a cache
 # The methods that run when a module is called.
 CALLS = ("__call__", "_call_impl", "forward")
@@ -103,13 +105,14 @@ class CodeLinks:
         self.links.append(link)
         if not _is_own(function, module, prefix + link.name):
             self._note(f"{prefix}{link.name} in {module}")
-        self._follow(_wrapped(function))
+        self._follow(_wrapped(function), module)
 
-    def _follow(self, parts: list[FunctionType]) -> None:
-        """Add the functions that a function calls, given its parts (`_wrapped`)."""
+    def _follow(self, parts: list[FunctionType], caller: str = "") -> None:
+        """Add the functions that a function calls, given its parts (`_wrapped`) and the module that calls it."""
         for part in parts:
             module = _module_of(part)
-            if module.startswith(("transformers.", "torch.nn.modules.")) and not module.startswith(_BOUND_LATER):
+            known = module.startswith(("transformers.", "torch.nn.modules."))
+            if (known and not module.startswith(_BOUND_LATER)) or (module == caller and _is_outside(module)):
                 self._add_called(module, part.__globals__, _names(part.__code__))
 
     def _add_called(self, module: str, names: dict[str, Any], called: frozenset[str]) -> None:
@@ -169,6 +172,11 @@ def _add_attention(links: CodeLinks, file: str, implementations: Collection[str 
                     links.add(file, other)
 
 
+def _is_outside(module: str) -> bool:
+    """Return whether a module is neither transformers' nor torch's. A user's model may be defined there."""
+    return module.partition(".")[0] not in ("transformers", "torch")
+
+
 def _attention_names(model: nn.Module) -> list[str | None]:
     """Return the names of the attention implementations that the model's modules ask for."""
     configs = [getattr(module, "config", None) for module in model.modules()]
@@ -204,6 +212,11 @@ def _wrapped(function: Any) -> list[FunctionType]:
     return parts
 
 
+def parts_of(value: Any) -> list[FunctionType]:
+    """Return all functions that the value of a link consists of, wrappers and wrapped ones."""
+    return [part for function in _functions_of(value) for part in _wrapped(function)]
+
+
 def _module_of(function: FunctionType) -> str:
     """Return the module whose file holds the function's code; `__module__` is that of the function it wraps."""
     return str(function.__globals__.get("__name__", ""))
@@ -215,12 +228,15 @@ def _is_own(function: Any, module: str, name: str) -> bool:
         inner = next(reversed(_wrapped(function)), None)
         if inner is None or (_module_of(inner), inner.__qualname__) != (module, name):
             return False
-        return not isinstance(function, partial) and all(map(_is_unchanged, _wrapped(function)))
+        return not isinstance(function, partial) and all(map(_is_applied, _wrapped(function)))
     if module in _TORCH and not _is_named(function, name):
         return False
     if not _wrapped(function):
         return type(function).__module__.partition(".")[0] in ("torch", "transformers", *sys.stdlib_module_names)
     imported = [_package(part) in _imports(module) for part in _wrapped(function)]
+    if _is_outside(module) and name not in _defined(masking_utils.__name__):
+        # A user's model has functions of its own, which replace nothing.
+        imported = [_module_of(part) == module for part in _wrapped(function)]
     return all(imported) or all(map(_is_unchanged, _wrapped(function)))
 
 
@@ -238,6 +254,12 @@ def _is_unchanged(function: FunctionType) -> bool:
     if codes is not None:
         return function.__code__ in codes
     return is_from_packages(function) or _package(function) in sys.stdlib_module_names
+
+
+def _is_applied(function: FunctionType) -> bool:
+    """Return whether a part of a function of transformers is unchanged, and no wrapper that others applied."""
+    wrapper = _module_of(function), function.__code__.co_name
+    return _is_unchanged(function) and (_package(function) == "transformers" or wrapper in _WRAPPERS)
 
 
 def is_from_packages(function: Any) -> bool:

@@ -8,6 +8,7 @@ or ends within a token.
 from __future__ import annotations
 
 from functools import cache
+from threading import Event, current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -234,15 +235,19 @@ def test_invalid_stop_strings_are_refused(pair: ModelPair, stop: Any) -> None:
         generate(ModelPair(pair.target), [3], stop="a")
 
 
-class Panic(BaseException):
-    """Like pyo3's PanicException, which libraries written in Rust raise: no Exception."""
+class PanicException(BaseException):
+    """Like pyo3's, which libraries written in Rust raise: no Exception."""
+
+
+class Timeout(BaseException):
+    """Like those of gevent and pytest-timeout: a request to stop."""
 
 
 class Broken:
     """A tokenizer whose decode fails from the fifth call on."""
 
     def __init__(self, error: BaseException) -> None:
-        self.error, self.tokenizer, self.calls = error, byte_tokenizer(), 0
+        self.error, self.tokenizer, self.calls, self.failed = error, byte_tokenizer(), 0, Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tokenizer, name)
@@ -253,15 +258,17 @@ class Broken:
     def decode(self, ids: list[int], **options: Any) -> str:
         self.calls += 1
         if self.calls > 4:
+            self.failed.set()
             raise self.error
         return str(self.tokenizer.decode(ids, **options))
 
 
 @pytest.mark.parametrize(
-    "method, error", [("bass", KeyError(7)), *((name, Panic("out")) for name in ("bass", "amusd", "transformers"))]
+    "method, error",
+    [("bass", KeyError(7)), *((name, PanicException("out")) for name in ("bass", "amusd", "transformers"))],
 )
 def test_a_tokenizer_that_fails_is_named_in_one_sentence(method: str, error: BaseException) -> None:
-    pair, options = tiny_pair(tokenizer=Broken(error)), {"max_new_tokens": 8, "eos_token_id": None}
+    pair, options = tiny_pair(tokenizer=(broken := Broken(error))), {"max_new_tokens": 8, "eos_token_id": None}
     for stop in (None, ["\0never"]):
         with pytest.raises(TokenizerError, match=f"The tokenizer's decode failed .{type(error).__name__}: "):
             generate(pair, [5, 6, 7], method=method, stop=stop, **options)
@@ -269,6 +276,34 @@ def test_a_tokenizer_that_fails_is_named_in_one_sentence(method: str, error: Bas
         last = list(race(pair, [5, 6, 7], lanes=[method], scheduling=scheduling, **options))[-1]
         assert last["done"]
         assert "The tokenizer's decode failed" in str(last["lanes"][method]["error"])
+    broken.failed.clear()
+    steps = []
+
+    def stopped() -> bool:
+        """After the two steps up to the first token, let the lane's thread wait for a snapshot, which fails."""
+        if current_thread() is not main_thread():
+            steps.append(len(steps))
+            assert len(steps) < 3 or broken.failed.wait(20)
+        return False
+
+    last = list(race(pair, [5, 6, 7], lanes=[method], scheduling="overlap", stopped=stopped, **options))[-1]
+    assert "The tokenizer's decode failed" in str(last["lanes"][method]["error"])
+
+
+@pytest.mark.parametrize("method", ["bass", "transformers"])
+def test_an_error_that_asks_to_stop_is_raised(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, options = tiny_pair(tokenizer=Broken(Timeout())), {"max_new_tokens": 8, "eos_token_id": None}
+    with pytest.raises(Timeout):
+        generate(pair, [5, 6, 7], method=method, stop=["never"], **options)
+    with pytest.raises(Timeout):
+        list(race(pair, [5, 6, 7], lanes=[method], stop=["never"], **options))
+    monkeypatch.setattr(Broken, "__call__", raising, raising=False)
+    with pytest.raises(Timeout):
+        generate(pair, "hello", max_new_tokens=2)
+
+
+def raising(self: Broken, text: str) -> Any:
+    raise self.error
 
 
 def test_a_tokenizer_that_panics_on_a_prompt_is_named_in_one_sentence() -> None:
@@ -276,8 +311,8 @@ def test_a_tokenizer_that_panics_on_a_prompt_is_named_in_one_sentence() -> None:
         def __call__(self, text: str) -> Any:
             raise self.error
 
-    pair = tiny_pair(tokenizer=Refusing(Panic("out of bounds")))
-    with pytest.raises(RequestError, match=r"can't read this prompt: .*Panic: out of bounds"):
+    pair = tiny_pair(tokenizer=Refusing(PanicException("out of bounds")))
+    with pytest.raises(RequestError, match=r"can't read this prompt: .*PanicException: out of bounds"):
         generate(pair, "hello", max_new_tokens=2)
 
 

@@ -1,12 +1,14 @@
 """What holds for every drafter: its counters, the types of its proposals, and that it needs only `propose`."""
 
+import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.draft.base import Proposal, TreeProposal, wrap_user_drafter
+from bass_core.draft.base import Proposal, TreeProposal, check_proposal, wrap_user_drafter
 from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.registry import DRAFTERS
 from bass_core.length.policies import FixedLength
@@ -76,13 +78,40 @@ TWO = torch.full((3, 2), 3)
         (Proposal(TWO.float(), [2, 2, 2]), r"got torch.float32 \[3, 2\]"),
         (Proposal([[3]] * 3, [1, 1, 1]), "int64 tensor .*got a list"),
         (Proposal(TWO + 93, [2, 2, 2]), "proposed the token 96: token ids are from 0 to 95"),
-        (Proposal(TWO, [2, 2, 2], torch.ones(3, 2, 95)), "probs must have 96 columns"),
+        (Proposal(torch.full((3, 3), 3), [2, 2, 2]), r"at most max\(max_drafts\) columns, here 2; got 3"),
+        *(
+            (Proposal(TWO, [2, 2, 2], probs), r"probs must be a tensor \[3, 2, 96\]")
+            for probs in (
+                torch.ones(3, 2, 95),
+                torch.ones(3, 1, 96),
+                torch.ones(1, 2, 96),
+                torch.ones(6, 96),
+                [[1]],
+            )
+        ),
     ],
 )
 def test_a_proposal_that_cannot_be_verified_is_refused_in_one_sentence(proposal, reason):
     drafter = SimpleNamespace(propose=lambda rows, max_drafts, keys: proposal)
     with pytest.raises(RequestError, match=reason):
         generate(ModelPair(tiny("llama")), ROWS, drafter=drafter, draft_length=2)
+
+
+def test_the_probs_of_trees_have_a_row_per_distribution():
+    tree = Tree().propose([0, 1], [3, 3], None)
+    tree.probs = torch.ones(5, 96)
+    check_proposal(tree, [3, 3], 96)
+    tree.probs = torch.ones(2, 3, 96)
+    with pytest.raises(RequestError, match=r"probs must be a tensor \[D, 96\]"):
+        check_proposal(tree, [3, 3], 96)
+
+
+def test_counts_may_be_numpys():
+    proposal = Proposal(TWO, [np.int64(2), np.int32(1), 0])
+    check_proposal(proposal, [2, 2, 2], 96)
+    assert proposal.num_drafted == [2, 1, 0] and {type(count) for count in proposal.num_drafted} == {int}
+    with pytest.raises(RequestError, match="whole numbers"):
+        check_proposal(Proposal(TWO, [np.bool_(True), 1, 1]), [2, 2, 2], 96)
 
 
 def test_a_tree_is_refused_by_a_rule_for_chains():
@@ -101,6 +130,9 @@ def test_a_user_drafter_needs_only_propose():
     assert texts_of(drafted) == texts_of(regular)
     assert not hasattr(drafter, "calls"), "generate must use a copy"
     assert [type(copy) for copy in drafted.copies] == [Threes] and not regular.copies
+    drafter.name = lambda: "not to be pickled"
+    unpickled = pickle.loads(pickle.dumps(generate(pair, ROWS, drafter=drafter, max_new_tokens=4)))
+    assert unpickled.copies == [] and unpickled.sequences
     wrapped = wrap_user_drafter(drafter)
     assert (wrapped.calls, wrapped.drafted, wrapped.observes_states, wrapped.start([])) == (0, 0, False, None)
     drafter.observe_states = lambda rows, states: None

@@ -162,7 +162,7 @@ def test_fair_scheduling_steps_the_lane_that_is_furthest_behind(steps: list[tupl
 def test_a_waiting_snapshot_gets_the_lane_next() -> None:
     """A thread that steps a lane again and again must let a waiting snapshot go first."""
     for _ in range(20):
-        lane: Any = SimpleNamespace(turn=threading.Lock(), held=threading.Lock())
+        lane: Any = SimpleNamespace(turn=threading.Lock(), held=threading.Lock(), finished=False)
         order: list[str] = []
 
         def look(lane: Any = lane, order: list[str] = order) -> None:
@@ -280,8 +280,8 @@ def test_a_failed_warm_up_does_not_stop_the_lane(monkeypatch: pytest.MonkeyPatch
     assert generate(ModelPair(TARGET), row, max_new_tokens=5).sequences[0].token_ids == reference(TARGET, row, 5)
 
 
-class Panic(BaseException):
-    """Like pyo3's PanicException, which libraries written in Rust raise: no Exception."""
+class PanicException(BaseException):
+    """Like pyo3's, which libraries written in Rust raise: no Exception."""
 
 
 @pytest.mark.parametrize("scheduling", SCHEDULINGS)
@@ -290,20 +290,37 @@ def test_a_panic_ends_only_its_lane(scheduling: str, monkeypatch: pytest.MonkeyP
 
     def panic(lane: Any) -> Any:
         if lane.method == "bass":
-            raise Panic
+            raise PanicException
         return step(lane)
 
     monkeypatch.setattr(lane_module.Lane, "step", panic)
     last = list(race(PAIR, ROWS, lanes=["regular", "bass"], scheduling=scheduling, max_new_tokens=4))[-1]
     assert last["done"] and last["lanes"]["regular"]["error"] is None
-    assert "internal error (Panic)" in str(last["lanes"]["bass"]["error"])
+    assert "internal error (PanicException)" in str(last["lanes"]["bass"]["error"])
+
+
+@pytest.mark.parametrize("expected", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+def test_an_interrupt_is_raised_also_if_it_arrives_as_a_runtime_error(
+    scheduling: str, expected: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(lane: Any) -> Any:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if expected is RuntimeError:
+                threading.Condition().notify()  # it does not hold the lock
+
+    monkeypatch.setattr(lane_module.Lane, "step", interrupted)
+    with pytest.raises(expected):
+        list(race(PAIR, ROWS, lanes=["regular"], scheduling=scheduling, max_new_tokens=4))
 
 
 def test_an_error_in_stopped_is_raised_if_lanes_overlap() -> None:
     def stopped() -> bool:
         if threading.current_thread() is not threading.main_thread():
-            raise Panic
+            raise PanicException
         return False
 
-    with pytest.raises(Panic):
+    with pytest.raises(PanicException):
         list(race(PAIR, ROWS, lanes=["regular"], scheduling="overlap", stopped=stopped, max_new_tokens=4))

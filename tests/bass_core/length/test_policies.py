@@ -1,17 +1,22 @@
 """Draft-length policies: Algorithm 1 of the BASS paper, number by number."""
 
+import gc
+import weakref
 from threading import Lock
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 
-from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
+from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.decode import batch
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.decode.request import make_request
 from bass_core.draft.model import ModelDrafter
+from bass_core.errors import MemoryShortage
 from bass_core.length.base import Feedback
 from bass_core.length.options import POLICIES, PolicyKind, make_policy
 from bass_core.length.policies import Algorithm1, FixedLength
@@ -62,7 +67,7 @@ def test_a_policy_by_name_decides(monkeypatch):
         ([1, 1, 1, 1], "one length per row, here 3; got"),
         ([1, 1], "one length per row, here 3; got"),
         (None, "one length per row, here 3; got None"),
-        ([1, 1.0, 1], "whole numbers .* from 0 to its `limit`, 4; got 1.0"),
+        ([1, 1.0, 1], "whole numbers from 0 to its `limit`, which must not grow, here 4; got 1.0"),
         ([1, True, 1], "got True"),
         ([1, -1, 1], "got -1"),
         ([1, 5, 1], "got 5"),
@@ -72,6 +77,52 @@ def test_wrong_lengths_are_refused_in_one_sentence(lengths, reason):
     policy = SimpleNamespace(limit=4, lengths=lambda offers: lengths, observe=lambda feedback: None)
     with pytest.raises(RequestError, match=reason):
         generate(ModelPair(tiny("llama")), prompts(3), draft_length=policy)
+
+
+class Growing:
+    """Drafts as much as its limit, which a round raises."""
+
+    limit = 2
+
+    def lengths(self, offers):
+        return [np.int64(self.limit)] * len(offers)
+
+    def observe(self, feedback):
+        self.limit = 9
+
+
+@pytest.mark.parametrize("method", ["bass", "speculative"])
+def test_a_limit_that_grows_is_refused(method):
+    with pytest.raises(RequestError, match="which must not grow, here 2; got "):
+        generate(
+            ModelPair(tiny("llama"), tiny("llama", seed=1)), prompts(3), method=method, draft_length=Growing()
+        )
+
+
+@pytest.mark.parametrize("run", [race, stream])
+def test_only_generate_keeps_the_copies(run):
+    """A race has one request for all lanes, and would keep every lane's caches alive."""
+
+    class Short(OddRows):
+        copies: ClassVar[list[Any]] = []
+
+        def __deepcopy__(self, memo):
+            self.copies.append(weakref.ref(copied := Short()))
+            return copied
+
+    for _ in run(ModelPair(tiny("llama")), prompts(2), draft_length=Short(), max_new_tokens=6):
+        pass
+    gc.collect()
+    assert Short.copies and not any(copied() for copied in Short.copies)
+
+
+def test_a_copy_for_which_there_is_no_memory_is_a_shortage():
+    class Large(OddRows):
+        def __deepcopy__(self, memo):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(MemoryShortage):
+        generate(ModelPair(tiny("llama")), prompts(1), draft_length=Large(), max_new_tokens=4)
 
 
 def test_the_copy_of_a_policy_can_be_read_and_the_users_stays_as_it_was():

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from bass_core import ModelPair, PairError, generate, load_pair
 from bass_core.errors import WeightsError
+from bass_core.model.draft_head import DraftHead, load_draft_head
 from bass_core.model.eagle import EagleHead
 from bass_core.model.loading.eagle import load_eagle
 from bass_core.model.loading.sources import locate
-from tests.support.models import eagle_parts, prompts, texts_of, tiny
+from tests.support.models import eagle_parts, prompts, texts_of, tiny, tiny_head
 
 READS = (1, 3, 5)
 LAYER = {
@@ -99,8 +100,8 @@ def test_flags_may_be_in_eagle_config_and_the_draft_vocabulary_may_be_left_out(
     tmp_path: Path, target: Any
 ) -> None:
     config = {name: value for name, value in ORIGINAL.items() if name != "draft_vocab_size"}
-    flags = {"norm_before_fc": True, "use_aux_hidden_state": True}
-    part = {"eagle_config": INDICES["eagle_config"] | flags}
+    flags = {"norm_before_fc": 1, "use_aux_hidden_state": True}
+    part = {"eagle_config": INDICES["eagle_config"] | flags, "norm_before_fc": None}
     saved = save(tmp_path / "head", target, config | part, norm_before_fc=True)
     target.save_pretrained(tmp_path / "target")
     head: Any = load_pair(tmp_path / "target", draft=saved, device="cpu", dtype="float32").draft
@@ -149,7 +150,9 @@ def tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str,
         (top(eagle_config="x"), PairError, "sets eagle_config to 'x', which is not an object"),
         (top(draft_vocab_size="40"), PairError, "sets draft_vocab_size to '40', which is not a whole number"),
         (top(norm_before_fc="no"), PairError, "sets norm_before_fc to 'no', which is not true or false"),
+        (top(norm_before_fc=2), PairError, "sets norm_before_fc to 2, which is not true or false"),
         (top(eagle_config={"use_aux_hidden_state": False}), PairError, "reads only the target's last state"),
+        (top(use_aux_hidden_state=0), PairError, "reads only the target's last state"),
         (top(eagle_aux_hidden_state_layer_ids=[1, 3, 6]), PairError, r"after layers \[1, 3, 6\], .* less than 6"),
         (top(eagle_aux_hidden_state_layer_ids=[3, 1, 5]), PairError, r"after layers \[3, 1, 5\]"),
         (top(eagle_aux_hidden_state_layer_ids=[1, 5]), WeightsError, r"fc.weight .* \[64, 192\].* \[64, 128\]"),
@@ -196,6 +199,24 @@ def test_a_head_of_eagle_1_is_recognised_by_its_weights(tmp_path: Path, target: 
     save_file({"fc.weight": torch.zeros(64, 128)}, tmp_path / "model.safetensors")
     with pytest.raises(PairError, match="is a head of EAGLE-1 or EAGLE-2, not of EAGLE-3"):
         load_pair(tmp_path / "target", draft=tmp_path, device="cpu", dtype="float32")
+
+
+def test_a_head_for_which_there_is_no_memory_is_named(
+    tmp_path: Path, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    saved, head = save(tmp_path / "eagle", target, SPECULATOR), tiny_head(target)
+    head.save(tmp_path / "ours")
+    monkeypatch.setattr(EagleHead, "__init__", fail)
+    monkeypatch.setattr(DraftHead, "__init__", fail)
+    for load in (
+        lambda: load_eagle(locate(str(saved)), target),
+        lambda: load_draft_head(tmp_path / "ours", target),
+    ):
+        with pytest.raises(PairError, match="does not fit into the device's memory: choose a smaller draft"):
+            load()
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path, target: Any) -> None:

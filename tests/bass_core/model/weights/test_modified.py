@@ -6,13 +6,15 @@ import copy
 import gc
 import ntpath
 import pickle
+import sys
 import threading
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial, wraps
-from types import MethodType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -399,6 +401,50 @@ def test_a_replaced_function_of_torch_is_followed(name: str, monkeypatch: pytest
     monkeypatch.setattr(nn.functional, name, lambda *arguments, **options: original(*arguments, **options))
     pair.refresh()
     assert f"({name} in torch.nn.functional was replaced)" in repr(pair)
+
+
+def test_wrappers_of_torch_and_new_code_are_changes() -> None:
+    model, original = tiny("llama"), modeling_llama.rotate_half
+    watch = Watch(model, numbers=False)
+    for wrapper in (torch.autocast("cpu", dtype=torch.bfloat16), torch.vmap, contextmanager(lambda: iter([0]))()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(modeling_llama, "rotate_half", wrapper(original))
+            assert str(model_code(model).replaced).startswith("rotate_half in transformers")
+    assert not watch.changed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(original, "__code__", (lambda x: 2 * x).__code__)
+        assert watch.changed()
+    assert not watch.changed() and model_code(model).replaced is None
+
+
+OWN_EAGER = """
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import repeat_kv
+
+def transposed(x):
+    return x.transpose(2, 3)
+
+def eager_attention_forward(module, query, key, value, mask, scaling, **others):
+    scores = query @ transposed(repeat_kv(key, module.num_key_value_groups)) * scaling + mask
+    return nn.functional.softmax(scores, -1) @ repeat_kv(value, module.num_key_value_groups), None
+"""
+
+
+def test_the_eager_attention_of_a_users_own_file_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("modeling_mine")
+    exec(OWN_EAGER, vars(module))
+    monkeypatch.setitem(sys.modules, "modeling_mine", module)
+
+    def replaced() -> str | None:
+        own_code._add_attention(links := own_code.CodeLinks(), "modeling_mine", ["eager"])
+        return links.replaced
+
+    assert replaced() is None
+    for owner, name in ((nn.functional, "softmax"), (module, "repeat_kv"), (module, "eager_attention_forward")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, stranger)
+            assert str(replaced()).startswith(name)
 
 
 def test_the_functions_of_unchanged_models_are_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
