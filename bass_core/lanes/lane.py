@@ -68,6 +68,7 @@ class Lane:
         self._cost_check = CostCheck(costs) if isinstance(costs, CostTable) else None
         self.error: str | None = None
         self.turn, self.held = threading.Lock(), threading.Lock()
+        self._unreadable = False
         self._texts = [
             TextStream(pair.tokenizer, request.stop) if pair.tokenizer is not None else None
             for _ in self.sequences

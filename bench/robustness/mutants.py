@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 # As in tests/conftest.py and bench/__main__.py. The variable must be set before torch is imported, because torch
@@ -84,8 +84,10 @@ def _tests_on(mutant: Mutant | None, cases: list[str], limit_s: float) -> int:
         process = context.Process(target=_run_tests, args=(copy, cases, 0 if mutant is None else 1))
         process.start()
         process.join(limit_s)
-        if process.exitcode is None:
-            os.killpg(process.pid, signal.SIGKILL)  # with the processes that its tests started
+        if process.exitcode is None and process.pid is not None:
+            with suppress(ProcessLookupError):  # it has not made its group yet
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that its tests started
+            process.kill()
             process.join()
             return _TIMED_OUT
         return process.exitcode
