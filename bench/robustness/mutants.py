@@ -84,7 +84,8 @@ def _tests_on(mutant: Mutant | None, cases: list[str], limit_s: float) -> int:
         process = context.Process(target=_run_tests, args=(copy, cases, 0 if mutant is None else 1))
         process.start()
         process.join(limit_s)
-        if process.exitcode is None and process.pid is not None:
+        if process.exitcode is None:
+            assert process.pid is not None
             with suppress(ProcessLookupError):  # it has not made its group yet
                 os.killpg(process.pid, signal.SIGKILL)  # with the processes that its tests started
             process.kill()
