@@ -53,7 +53,8 @@ class Monitor:
         self._process = psutil.Process()
         self._gpu: NvmlDevice | None = None
         self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
+        # Held while the thread runs; its release ends the thread. Unlike Event.set, Ctrl-C can't interrupt that.
+        self._running: threading.Lock | None = None
         self._fixed = {"name": device_name(device), "kind": device.type}
         self._latest: dict[str, Any] = {
             **self._fixed,
@@ -63,19 +64,22 @@ class Monitor:
     def start(self) -> Monitor:
         """Start sampling; the first sample is taken before this returns."""
         if self._thread is None:
-            self._stopped.clear()
+            self._running = threading.Lock()
+            self._running.acquire()
             if self.device.type == "cuda":
                 self._gpu = NvmlDevice(self.device)
             self._quietly(self._process.cpu_percent)  # psutil measures since its previous call
             self._latest = {**self._sample(), "cpu_percent": None}
-            thread = threading.Thread(target=self._run, name="bass-monitor", daemon=True)
+            thread = threading.Thread(target=self._run, args=[self._running], name="bass-monitor", daemon=True)
             thread.start()
             self._thread = thread
         return self
 
     def stop(self) -> None:
         """End the thread and release NVML; `latest()` keeps the last sample."""
-        self._stopped.set()
+        running, self._running = self._running, None
+        if running is not None:
+            running.release()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
@@ -95,8 +99,8 @@ class Monitor:
     ) -> None:
         self.stop()
 
-    def _run(self) -> None:
-        while not self._stopped.wait(self.interval_s):
+    def _run(self, running: threading.Lock) -> None:
+        while not running.acquire(timeout=self.interval_s):
             self._latest = self._sample()
 
     def _sample(self) -> dict[str, Any]:
