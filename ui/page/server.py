@@ -69,7 +69,7 @@ def _listening(one: socket.socket, place: Any) -> socket.socket:
     try:
         if os.name == "posix":  # the port of a page that has just ended is free
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if one.family == socket.AF_INET6:  # IPv4 has a socket of its own
+        if one.family == socket.AF_INET6:  # IPv4 has a separate socket
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         one.bind(place)
         one.listen()
@@ -93,7 +93,7 @@ async def starting(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class PageServer(uvicorn.Server):
-    """A server for one page after the other, in a thread of its own from entering until leaving.
+    """A server for one page after the other, in a separate thread from entering until leaving.
 
     Args:
         sockets: bound sockets, as `bind` returns them.
