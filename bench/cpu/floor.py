@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
     ]
     report = document("floor", arguments, pair, rows, claims)
     report["machine"] = {"GB/s, best": array.nbytes / best / 1e6, "GFLOP/s": flops / 1e9}
-    report["machine"]["native bfloat16"] = native_bfloat16()
+    report["machine"] |= {"native bfloat16": native_bfloat16(), "kernels compiled for": cpu_name()}
     show(report, arguments)
 
 
