@@ -25,6 +25,7 @@ from bass_core.model.draft_head import DraftHead
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.prefill import PrefillSteps
 from bass_core.model.runner import ModelRunner
+from kernels.cpu.calls.jit import cpu_name
 
 from ..report.report import Row, at_most, document, load, median, parser, show, table, whole
 
