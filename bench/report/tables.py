@@ -124,6 +124,24 @@ def _compiles() -> str:
     return "\n\n".join([markdown(rows, columns), *map(made_by, documents)])
 
 
+def _avx2() -> str:
+    """Return the medians of steps and prompts with code for a CPU that has AVX2 alone, by kind of weights."""
+    kinds = {"bfloat16": "bf16", "int8": "int8", "int4": "int4"}
+    documents = {kind: load(f"floor-haswell-{file}") for kind, file in kinds.items()}
+    rows: dict[tuple[Any, ...], Row] = {}
+    for kind, document in documents.items():
+        for row in document["results"]:
+            key = {name: row[name] for name in ("what", "rows", "tokens a row")}
+            rows.setdefault(tuple(key.values()), key)[kind] = row["median ms"]
+    shown = [
+        row
+        for row in rows.values()
+        if row["what"] == "prompt" or (row["what"] == "step" and row["tokens a row"] == 1)
+    ]
+    columns = _columns("what | rows | tokens a row | bfloat16 = bfloat16, ms | int8 = int8, ms | int4 = int4, ms")
+    return "\n\n".join([markdown(shown, columns), *map(made_by, documents.values())])
+
+
 def _claims() -> str:
     """Return every claim of every stored document."""
     verdicts = {True: "holds", False: "**missed**", None: "open"}
@@ -294,6 +312,10 @@ TABLES: dict[str, Callable[[], str]] = {
         "size | family | weights | transformers, batch 1 | ours, batch 1 | ratio, batch 1 | "
         "transformers, batch 4 | ours, batch 4 | ratio, batch 4",
     ),
+    "start": _table(
+        "start-cpu",
+        "phase | starts | median s = median, s | fastest s = fastest, s | slowest s = slowest, s",
+    ),
     "peers": _table(
         "peers-native-bf16",
         "who | method | batch | weights | bits | ms/token | least | tokens/s | prompt ms = prompt, ms",
@@ -353,6 +375,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "passk": _passk,
     "exactness": _exactness,
     "compiles": _compiles,
+    "floor-avx2": _avx2,
     "claims": _claims,
 }
 
