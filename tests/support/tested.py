@@ -1,7 +1,7 @@
 """Which parts were tested whole, and in which state: .ci/tested.json.
 
 Tests marked `demand(PART)` run if that part has changed since. `python -m tests.support.tested due` prints the
-parts that have changed, and `... tested passed PART ...` stores their present state.
+parts that have changed, `... --all` prints all, and `... passed PART ...` stores their present state.
 """
 
 from __future__ import annotations
@@ -53,4 +53,5 @@ if __name__ == "__main__":
     command, *names = sys.argv[1:]
     if command == "passed":
         passed(names)
-    print(*due())
+    else:
+        print(*(PARTS if command == "--all" else due()))
