@@ -16,15 +16,12 @@ MODULES = {
     "batch": "cpu.batch",
     "default": "cpu.default",
     "episodes": "simulation.episodes",
-    "exactness": "cpu.exactness",
     "film": "report.film",
     "floor": "cpu.floor",
-    "fuzz": "robustness.fuzz",
     "gpu": "gpu",
     "larger": "cpu.larger",
     "load": "robustness.load",
     "mutants": "robustness.mutants",
-    "overhead": "cpu.overhead",
     "page": "cpu.page",
     "passk": "passk.command",
     "peers": "peers.command",
@@ -38,7 +35,6 @@ MODULES = {
     "space": "space",
     "spec": "cpu.spec",
     "start": "cpu.start",
-    "window": "cpu.window",
 }
 
 

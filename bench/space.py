@@ -1,10 +1,9 @@
 """`python -m bench space [--to USER/NAME] [--docker]`: list, and send, this tree's files for a Hugging Face Space.
 
-With --rehearse it runs them here first (rehearsal.py). Without --to it sends nothing and needs no network. It
-sends the files that git tracks, as they are in the tree, except for tests, build and CI files, and .gitattributes
-(the Hub has its own version of that file). Other files of the Space are removed. Files go over HTTP, because the
-Hub takes no binary files by plain git. The claims check for content that the Hub would refuse. This was never run
-against the Hub.
+Without --to it sends nothing and needs no network. It sends the files that git tracks, as they are in the tree,
+except for tests, build and CI files, and .gitattributes (the Hub has its own version of that file). Other files of
+the Space are removed. Files go over HTTP, because the Hub takes no binary files by plain git. The claims check for
+content that the Hub would refuse. This was never run against the Hub.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ def main(argv: list[str]) -> None:
     options = parser("space", __doc__ or "")
     options.add_argument("--to", metavar="USER/NAME", help="send the files to this Space, created if necessary")
     options.add_argument("--docker", action="store_true", help="a Docker Space, not a Gradio Space")
-    options.add_argument("--rehearse", metavar="PYTHON", help="run the files here first, as a Space would")
-    options.add_argument("--installed", action="store_true", help="PYTHON already has the packages of a Space")
     arguments = options.parse_args(argv)
     names = sent()
     if arguments.to and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.to):
@@ -46,17 +43,11 @@ def main(argv: list[str]) -> None:
         {"folder": folder, "files": count, "mb": round(sum(_inside(sizes, folder)) / MB, 2)}
         for folder, count in sorted(counts.items())
     ]
-    checks = claims(names)
-    if arguments.rehearse:
-        from .rehearsal import rehearse
-
-        rows, run = rehearse(arguments.rehearse, arguments.installed, names, configuration()["sdk_version"])
-        checks += run
     if arguments.to:
         print(f"Sent: {_send(arguments.to, names, arguments.docker)}", file=sys.stderr)
     else:
         print("Nothing was sent: name the Space with --to USER/NAME.", file=sys.stderr)
-    finish("space", arguments, CPU, rows, checks)
+    finish("space", arguments, CPU, rows, claims(names))
 
 
 def sent() -> list[str]:

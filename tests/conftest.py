@@ -1,4 +1,7 @@
-"""Fixtures of several folders: the real model's folder and a browser.
+"""Options of the suite, and fixtures of several folders: the real model's folder and a browser.
+
+`--all` also runs the tests marked `demand`, and `--seconds FILE` writes the CPU seconds of each test file. Only
+tests of tests/ray can import Ray, so that the others also pass without it.
 
 Kernels run on CPU tensors under Triton's interpreter, which must be enabled before triton is first imported. The
 number of threads must be set before torch is imported.
@@ -8,9 +11,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.support import tested
+from tests.support.seconds import Seconds
 
 os.environ["TRITON_INTERPRET"] = "1"
 # Measured costs, and so draft lengths, depend on the machine. If no costs are measured, "auto" is Algorithm 1.
@@ -19,6 +27,52 @@ os.environ["BASS_MEASURE"] = "0"
 # Several test workers share the cores. With more than one thread per worker, they were ten times slower.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+
+RAY = Path(__file__).parent / "ray"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run tests marked demand")
+    parser.addoption(
+        "--seconds", metavar="FILE", type=Path, help="write the CPU seconds of each test file to FILE"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Seconds(config), "bass-seconds")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests with a browser as slow.
+
+    Leave out tests marked `demand`, except those of a part that has changed since it was tested whole.
+    """
+    for item in items:
+        if "browser_executable" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+    if config.option.all:
+        return
+    due, kept, left_out = set(tested.due()), [], []
+    for item in items:
+        mark = item.get_closest_marker("demand")
+        (left_out if mark and not due.intersection(mark.args) else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Hide Ray from tests outside tests/ray."""
+    if item.path.is_relative_to(RAY):
+        return (yield)
+    ray, sys.modules["ray"] = sys.modules.pop("ray", None), None  # type: ignore[assignment]
+    try:
+        return (yield)
+    finally:
+        del sys.modules["ray"]
+        if ray is not None:
+            sys.modules["ray"] = ray
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,13 @@ def tracked(*patterns: str) -> list[Path]:
     return [path for name in sorted(set(listed.stdout.splitlines())) if (path := ROOT / name).exists()]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def parsed(*patterns: str) -> list[tuple[str, ast.Module]]:
-    return [
-        (str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in tracked(*patterns)
-    ]
+    return [(str(path.relative_to(ROOT)), tree_of(path)) for path in tracked(*patterns)]
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -83,27 +87,6 @@ def test_imports_keep_their_contracts_and_each_violation_is_found(tmp_path):
     for contract, _, _, message in BREAKS:
         assert message in done.stdout, done.stdout
         assert re.search(rf"^{contract}.*BROKEN", done.stdout, re.MULTILINE), done.stdout
-
-
-def test_no_package_imports_app():
-    """import-linter can't check the order `bench > app > ui`, since app.py is not a package."""
-    for name, tree in parsed("bass_core/*.py", "kernels/*.py", "ui/*.py", "distill/*.py"):
-        assert "app" not in imported(tree), name
-
-
-def imported(tree: ast.Module) -> set[str]:
-    modules: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            modules.add(node.module.split(".")[0])
-    return modules
-
-
-def test_every_module_has_a_docstring():
-    for name, tree in parsed("*.py"):
-        assert ast.get_docstring(tree) or not tree.body, f"{name} has no docstring"
 
 
 def names(node: ast.AST) -> set[str]:

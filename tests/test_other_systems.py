@@ -5,7 +5,6 @@ tests/support/emulated_system.py emulates Windows and macOS by removing those fe
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.page import save_tiny_pair
-from tests.test_layout import parsed
 
 # The encoding of a Western European Windows console.
 NARROW = {"PYTHONIOENCODING": "cp1252"}
@@ -35,30 +33,3 @@ def test_the_command_and_the_page_work(system: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("acceptance rate") == 2
     assert "amusd" in done.stdout and done.stdout.splitlines()[-1].startswith("a recording")
-
-
-TEXT = {"read_text", "write_text"}
-
-
-def without_encoding(tree: ast.Module) -> list[int]:
-    """Return the lines that read or write text in the system's encoding, which on Windows is a code page."""
-    lines = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            keywords = {keyword.arg for keyword in node.keywords}
-            constants = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-            modes = [value for value in constants if isinstance(value, str)]
-            is_open = name == "open" and isinstance(node.func, ast.Name)
-            is_text = name in TEXT or (is_open and not any("b" in mode for mode in modes[-1:]))
-            if is_text and "encoding" not in keywords:
-                lines.append(node.lineno)
-    return lines
-
-
-def test_text_files_are_opened_with_an_encoding() -> None:
-    known = 'open("a")\nopen("a", "rb")\npath.read_text()\nopen("a", encoding="x")'
-    assert without_encoding(ast.parse(known)) == [1, 3]
-    packages = ("bass_core", "kernels", "ui", "bench", "distill")
-    for name, tree in parsed("app.py", "setup.py", *(f"{package}/*.py" for package in packages)):
-        assert not without_encoding(tree), name

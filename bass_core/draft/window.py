@@ -36,7 +36,7 @@ from .model import draw_draft
 # Maximum number of tokens that `front` in a WindowChain proposes before the windowed target verifies them.
 FRONT_LENGTH = 4
 # Default number of tokens in the window. It is not tuned: drafts from a wider window are accepted more often, but
-# their forwards read more (python -m bench window).
+# their forwards read more (docs/history.md).
 WINDOW = 256
 
 

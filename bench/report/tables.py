@@ -219,51 +219,6 @@ def _passk() -> str:
     return f"{markdown(rows, columns)}\n\n{made_by(document)}"
 
 
-def _exactness() -> str:
-    """Return every stored run, one per kind of CPU: rows equal to the reference, a column per batch size."""
-    kinds = {True: "multiplies bfloat16 natively", False: "multiplies bfloat16 in float32"}
-    parts = []
-    for path in sorted(RESULTS.glob("exactness*.json")):
-        document = load(path.stem)
-        kind = kinds.get(document.get("cpu", {}).get("multiplies bfloat16 natively"), "kind of CPU not noted")
-        parts.append(f"#### {path.name}: {kind}\n{_alike(document['results'])}\n\n{made_by(document)}")
-    return "\n\n".join(parts)
-
-
-def described(difference: Row) -> str:
-    """Describe a row of the exactness bench that differs from its reference, in words."""
-    names = ("ours", "theirs")
-    ours, theirs = (
-        difference[name] if difference[f"{name} text"] is None else repr(difference[f"{name} text"])
-        for name in names
-    )
-    words = f"prompt {difference['prompt']} at {difference['at']}, {ours} for {theirs}"
-    if difference["tie"] is None:
-        return words
-    return f"{words}: {difference['p_ours']:.4f} against {difference['p_theirs']:.4f}, tie {difference['tie']:.4f}"
-
-
-def _alike(results: list[Row]) -> str:
-    """Return the shares of equal rows in one run, and below them the rows that differ."""
-    batches = sorted({row["batch"] for row in results})
-    lines: dict[tuple[str, str], Row] = {}
-    differences = []
-    for row in results:
-        text = row.get("text", "greedy")
-        line = lines.setdefault((text, row["arm"]), {"text": text, "arm": row["arm"]})
-        line[str(row["batch"])] = f"{round(row['identical'] * row['rows'])} of {row['rows']}"
-        case = f"{text}, {row['arm']}, batch {row['batch']}"
-        differences += [f"- {case}: {described(difference)}" for difference in row.get("differences", ())]
-    table_rows = [{str(batch): "" for batch in batches} | line for line in lines.values()]
-    columns = {"text": "text", "arm": "decoder", **{str(batch): f"batch {batch}" for batch in batches}}
-    return "\n".join([markdown(table_rows, columns), *([""] if differences else []), *differences])
-
-
-def _part(name: str) -> Callable[[Row], bool]:
-    """Return the filter for the rows of a part of `bench window`."""
-    return lambda row: bool(row["part"] == name)
-
-
 _SPEC = (
     "temperature | batch | calls | tokens a round | a | at 1 | at 2 | at 3 | regular ms/token = regular, ms | "
     "speculative ms/token = speculative, ms | bass ms/token = BASS, ms | "
@@ -338,18 +293,6 @@ TABLES: dict[str, Callable[[], str]] = {
         "category | temperature | calls | tokens a round | a | at 1 | at 2 | at 3 | bass = BASS / regular | "
         "bass +-% = ± %",
     ),
-    "window": _table(
-        "window-cpu",
-        "text | prompt | cached = its tokens | window | rounds | acceptance | "
-        "tokens a round = tokens a round of 4 drafts",
-        _part("acceptance"),
-    ),
-    "window-whole": _table(
-        "window-cpu",
-        "rows | cached = longest prompt | draft length | acceptance | "
-        "regular ms/token = regular, ms/token | windowed ms/token = windowed, ms/token | speed-up",
-        _part("whole"),
-    ),
     "simulate-window": _table(
         "simulate-window",
         "hardware = GPU | batch | context = cached tokens a row | window = windowed target | "
@@ -373,7 +316,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "wins": _wins,
     "page": _page,
     "passk": _passk,
-    "exactness": _exactness,
     "compiles": _compiles,
     "floor-avx2": _avx2,
     "claims": _claims,

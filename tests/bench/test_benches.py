@@ -1,6 +1,6 @@
 """Every bench runs with --quick and prints the document that bench/report/report.py specifies as its last line.
 
-CI runs `smoke` under every Python, and tests/ui tests `record`.
+Most runs need `--all`. .ci/pythons runs `smoke`, and tests/ui tests `record`.
 """
 
 import contextlib
@@ -81,11 +81,6 @@ def target(tiny):
 
 
 @pytest.mark.slow
-def test_overhead_runs(tmp_path):
-    document = run("overhead", "--quick", "--json", tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_text()) == document
-
-
 def test_default_runs(tiny):
     """In float32 every arm writes the same greedy text. Claims about speed are decided only by a full run."""
     document = run("default", "--quick", *tiny, "--dtype", "float32", "--texts", "repeat")
@@ -118,6 +113,7 @@ def test_a_questions_file_without_the_text_s_categories_is_refused(tmp_path, cap
     assert "no prompts for chat" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_spec_runs(tiny, tmp_path):
     """The calls of all turns are counted for each category of questions. Turns need a chat template."""
     target, file = shutil.copytree(tiny[1], tmp_path / "target"), tmp_path / "questions.jsonl"
@@ -191,6 +187,7 @@ def test_every_mutant_applies_to_the_sources(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_batch_runs(tiny, browser_executable, tmp_path):
     """In float32 all decoders write the same text. Each figure is saved as a PNG."""
     document = run("batch", "--quick", *tiny, "--dtype", "float32", "--report", tmp_path)
@@ -201,6 +198,7 @@ def test_batch_runs(tiny, browser_executable, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_floor_runs(tiny):
     document = run("floor", "--quick", *tiny)
     assert {row["what"] for row in document["results"]} == {floor.STEP, floor.DRAFT, floor.AGAIN, floor.PROMPT}
@@ -208,6 +206,7 @@ def test_floor_runs(tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_the_parts_of_a_round_add_up(tiny):
     for row in run("rounds", "--quick", *tiny)["results"]:
         assert row["ms"] > row["with chain"] >= row["outside"] > 0 and row["judge"] > 0 < row["target"]
@@ -215,6 +214,7 @@ def test_the_parts_of_a_round_add_up(tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_precision_runs(target):
     dtypes = ["bfloat16", "int8", "int8-per-token"]
     exact, *others = run("precision", "--quick", *target, "--dtypes", *dtypes)["results"]
@@ -226,6 +226,7 @@ def test_precision_runs(target):
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_larger_runs():
     rows = run("larger", "--quick")["results"]
     assert [row["batch"] for row in rows] == [1, 2]
@@ -233,18 +234,14 @@ def test_larger_runs():
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_larger_compares_the_families_that_our_kernels_know():
     rows = run("larger", "--families", "--quick")["results"]
     assert {row["family"] for row in rows} == set(larger.FAMILIES) and all(row["own kernels"] for row in rows)
 
 
 @pytest.mark.slow
-def test_window_runs(target):
-    document = run("window", "--quick", *target, "--dtype", "float32")
-    assert {row["part"] for row in document["results"]} == {"acceptance", "whole"}
-
-
-@pytest.mark.slow
+@pytest.mark.demand
 def test_peers_runs(smollm2_folder):
     """In float32 all our arms write the same text.
 
@@ -263,18 +260,20 @@ def test_peers_runs(smollm2_folder):
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_start_runs(target):
     run("start", "--quick", *target)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["load", "fuzz"])
-def test_benches_of_the_real_server_run(name):
-    """With --quick, load has 20 clients for 6 s, and fuzz 120 cases."""
-    run(name, "--quick")
+@pytest.mark.demand
+def test_load_runs():
+    """With --quick, it has 20 clients for 6 s."""
+    run("load", "--quick")
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_page_runs(tiny, browser_executable):
     document = run_in_subprocess("page", "--quick", *tiny, "--batch", 2)
     networks = {row["network"]: row for row in document["results"] if "network" in row}
@@ -284,6 +283,7 @@ def test_page_runs(tiny, browser_executable):
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_a_film_has_a_picture_per_snapshot(browser_executable, monkeypatch, tmp_path, capsys):
     """Film a recording of three snapshots, on a page of this process."""
     whole = SHIPPED[film.RECORDING].recording
@@ -312,6 +312,7 @@ def test_a_film_has_a_picture_per_snapshot(browser_executable, monkeypatch, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_pictures_runs(tiny, browser_executable, tmp_path):
     document = run_in_subprocess("pictures", "--quick", *tiny, "--out", tmp_path)
     assert [row["lane"] for row in document["results"]] == ["regular", "speculative", "bass"]
@@ -319,6 +320,7 @@ def test_pictures_runs(tiny, browser_executable, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_gpu_runs(tmp_path):
     """Makes a dry run of one section. tests/devices runs the other sections."""
     document = run_in_subprocess("gpu", "--quick", "--sections", "kernels", "--json", tmp_path / "gpu.json")

@@ -95,6 +95,7 @@ def test_every_canonical_solution_passes_in_the_sandbox():
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_a_quick_run_executes_samples_and_can_be_resumed(tmp_path):
     """The second run finds all samples stored and gives the same results."""
     target, _ = save_tiny_pair(tmp_path)

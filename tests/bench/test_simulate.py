@@ -141,6 +141,7 @@ def test_the_library_predicts_the_times_of_the_bench():
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_simulate_runs():
     """A quick run decides all claims except those about times, and labels predictions."""
     document = run("simulate", "--quick")

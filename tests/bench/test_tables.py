@@ -30,37 +30,3 @@ def test_an_old_table_is_noticed_and_rewritten(tmp_path, monkeypatch, capsys):
     assert "`python -m bench x`, a machine, 2026-11-21" in text
     assert text.startswith("before\n") and text.endswith("behind\n")
     assert tables.main(["--check"]) == 0
-
-
-def test_exactness_has_one_table_per_kind_of_cpu(tmp_path, monkeypatch):
-    shared = {
-        "command": "python -m bench exactness", "device": "a machine", "date": "2026-11-21", "revision": "abc",
-        "versions": {"torch": "2", "transformers": "5"}, "claims": [],
-    }  # fmt: skip
-    equal_row = {"batch": 1, "arm": "speculative", "rows": 16, "identical": 1.0}
-    difference = {
-        "prompt": 3, "at": 26, "ours": 5, "theirs": 7, "ours text": " a", "theirs text": " the",
-        "p_ours": 0.3, "p_theirs": 0.31, "tie": 0.968,
-    }  # fmt: skip
-    differing_row = {
-        "batch": 4,
-        "arm": "bass",
-        "rows": 16,
-        "identical": 15 / 16,
-        "text": "coupled",
-        "differences": [difference],
-    }
-    old = shared | {"results": [equal_row]}
-    new = shared | {
-        "results": [equal_row | {"text": "greedy"}, differing_row],
-        "cpu": {"multiplies bfloat16 natively": True},
-    }
-    for name, document in (("exactness-cpu-bf16", old), ("exactness-native-bf16", new)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    first, second = tables.TABLES["exactness"]().split("#### exactness-native-bf16.json")
-    assert first.startswith("#### exactness-cpu-bf16.json: kind of CPU not noted\n")
-    assert "| text | decoder | batch 1 |" in first and "| greedy | speculative | 16 of 16 |" in first
-    assert second.startswith(": multiplies bfloat16 natively\n")
-    assert "| greedy | speculative | 16 of 16 |  |" in second and "| coupled | bass |  | 15 of 16 |" in second
-    assert "- coupled, bass, batch 4: prompt 3 at 26, ' a' for ' the': 0.3000 against 0.3100, tie 0.9680" in second

@@ -1,6 +1,7 @@
 """Every method on an emulated device writes the CPU's texts, mixes no devices, and waits once per round.
 
-The cases are those of the conformance suite that cover each choice, and sampled cases under the rejection rule.
+The cases are those of the conformance suite that cover each choice, with --all every two choices, and sampled
+cases under the rejection rule.
 With any drafter, a round reads only the result of its verification, and never waits for a copy to the device.
 Sampled trees read more here, because torch walks them; on a GPU a kernel does.
 """
@@ -34,6 +35,18 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", table.cases(1), ids=str)
 def test_every_choice_writes_the_cpus_text(case: table.Case) -> None:
+    check(case)
+
+
+@pytest.mark.demand
+@pytest.mark.parametrize("part", range(6))
+def test_every_two_choices_write_the_cpus_text(part: int) -> None:
+    for case in table.cases(2)[part::6]:
+        ledger.clear()
+        check(case)
+
+
+def check(case: table.Case) -> None:
     out = run(case)
     assert texts_of(out) == [text[:TOKENS] for text in case.expected()]
     # AMUSD has more reads: its draft reads each token that it drafts.

@@ -26,6 +26,7 @@ def figures(section: str) -> dict[tuple[str, str], Row]:
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 @pytest.mark.parametrize("section", ["texts", "faults"])
 def test_every_check_passes(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # After a failed capture the process captures no more; undo that for the other tests.
@@ -40,6 +41,7 @@ def test_every_check_passes(section: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_steps_and_lanes_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     steps, lanes = figures("steps"), figures("lanes")
@@ -52,6 +54,7 @@ def test_steps_and_lanes_are_measured(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_backends_and_readings_list_missing_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rows = figures("backends")

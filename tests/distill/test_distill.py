@@ -300,6 +300,7 @@ def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, mon
 
 
 @pytest.mark.slow
+@pytest.mark.demand("distill")
 def test_the_commands_distill_a_draft_head_of_the_real_model(smollm2_folder, tmp_path):
     """The README's two commands, at a smaller size."""
     config = json.loads((ROOT / "distill" / "config.json").read_text())

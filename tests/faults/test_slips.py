@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,13 +15,16 @@ from typing import Any
 import pytest
 import torch
 
+import app
 from bass_core import ModelPair, PairError, RequestError, __version__, generate, load_pair, race, stream
-from bass_core.__main__ import main
+from bass_core.__main__ import checked_options, main, parser
 from bass_core.decode.prompts import Chat, encode_prompts
 from bass_core.lanes import schedule
 from bass_core.model.loading.sources import locate
 from tests.support import ROOT
 from tests.support.models import byte_tokenizer, prompts, tiny
+
+from .test_bad_values import refusal
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +189,43 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == f"bass {__version__}\n"
+
+
+def test_a_prompt_on_stdin_is_utf_8(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is read as UTF-8 on any system, with or without the byte order mark that Windows writes."""
+
+    def write_stdin(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="cp1252"))
+
+    options = parser().parse_args(["generate", "-"])
+    for mark in ("", "\ufeff"):
+        write_stdin(f"{mark}Grüße".encode())
+        assert checked_options(options)[0] == "Grüße"
+    for content, message in ((b"Gr\xfc\xdfe", "not UTF-8"), (b" ", "empty")):
+        write_stdin(content)
+        assert message in refusal(capsys, main, "generate", "-")
+
+
+def test_ctrl_c_shows_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bass_core.__main__._pair", interrupted)
+    monkeypatch.setattr(app, "serve", interrupted)
+    assert main(["generate", "Hello"]) == main(["serve"]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Loading;")
+
+
+def test_a_broken_connection_while_loading_is_not_taken_for_a_closed_stdout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*args: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("bass_core.__main__._pair", broken)
+    with pytest.raises(BrokenPipeError):
+        main(["generate", "Hello"])
 
 
 GENERATE = "$BASS generate --pair $PAIR --dtype float32 --max-new-tokens 4"

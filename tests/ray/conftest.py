@@ -1,4 +1,4 @@
-"""Tests that need Ray (requirements-ray.txt): `pytest -n0 -m "" tests/ray`. Without Ray none is collected.
+"""Tests that need Ray (requirements-ray.txt). Without Ray none is collected.
 
 Most tests share a local Ray with two workers of a tiny pair. Each test must leave both workers ready.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
@@ -26,8 +27,7 @@ from ..ui.conftest import context, pair_folders  # noqa: F401
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 HAS_RAY = importlib.util.find_spec("ray") is not None
-# Each module starts a cluster, so two modules must not run at the same time, as they would under pytest-xdist.
-collect_ignore_glob = [] if HAS_RAY and "PYTEST_XDIST_WORKER" not in os.environ else ["test_*.py"]
+collect_ignore_glob = [] if HAS_RAY else ["test_*.py"]
 # Wait this many seconds, because other tests may keep the cores busy.
 PATIENCE_S = 120.0
 
@@ -44,6 +44,14 @@ def race_request(tokens: int = 24, seed: int = 0, **more: object) -> RaceRequest
     """Return the request of a small sampled race."""
     fields = {"prompt": "Hello", "batch_size": 2, "max_new_tokens": tokens, "temperature": 0.8, "seed": seed}
     return make_request(fields | more, Limits())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Wait while another worker of pytest-xdist has a cluster. Two take too much memory."""
+    folder = tmp_path_factory.getbasetemp()
+    with FileLock(folder.parent / "one-ray.lock" if "PYTEST_XDIST_WORKER" in os.environ else folder / "lock"):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,5 +6,6 @@ from ..bench.test_benches import run
 
 
 @pytest.mark.slow
+@pytest.mark.demand
 def test_load_runs_with_workers_that_are_killed() -> None:
     run("load", "--quick", "--workers", "2")

@@ -13,6 +13,8 @@ from ui.sources.source import Service, WorkerLost
 
 from .conftest import finishes, race_request, until, workers
 
+pytestmark = pytest.mark.slow
+
 
 def kill_busy_worker(running: Any) -> None:
     """Kill the worker that runs this race: the one that uses most CPU time during five snapshots."""

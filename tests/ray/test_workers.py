@@ -19,6 +19,8 @@ from ui.sources.source import PairOptions, Service
 
 from .conftest import race_request, until
 
+pytestmark = pytest.mark.slow
+
 
 def library_texts(ask: PairOptions, request: RaceRequest) -> dict[str, list[str]]:
     """Return the texts that the library writes in this process."""

@@ -1,13 +1,12 @@
 """Every causal architecture of transformers writes its own text or is refused, as documented in docs/models.md.
 
-To try some of them, use e.g. `BASS_ZOO=1 pytest tests/zoo -m slow -k gemma`. All take a quarter of an hour, so
-without BASS_ZOO the slow tests try every eighth. If a new version of transformers changes an outcome,
-`python -m tests.zoo` writes the table again.
+To try some of them, use e.g. `pytest --all tests/zoo -m slow -k gemma`. All take a quarter of an hour, so unless
+transformers' version has changed (tests/support/tested.py), the slow tests try every twentieth. If a new version
+changes an outcome, `python -m tests.zoo` writes the table again.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -22,8 +21,11 @@ from .table import RUNS, UNTRIED, documented, reason
 
 # The architectures of the quick tests: people run them most, or they once wrote wrong texts silently.
 _QUICK = {"deepseek_v3", "doge", "gpt_oss", "llama4_text", "moshi", "phimoe"}
-_TRIED = [kind for i, kind in enumerate(kinds()) if kind in _QUICK or i % 8 == 0 or "BASS_ZOO" in os.environ]
-_EACH = [pytest.param(kind, marks=() if kind in _QUICK else pytest.mark.slow) for kind in _TRIED]
+_RARE = (pytest.mark.slow, pytest.mark.demand("zoo"))
+_EACH = [
+    pytest.param(kind, marks=() if kind in _QUICK else pytest.mark.slow if i % 20 == 0 else _RARE)
+    for i, kind in enumerate(kinds())
+]
 
 
 @pytest.mark.parametrize("kind", _EACH)

@@ -2,7 +2,8 @@
 
 The tests need no GPU. For each capability, the installed Triton compiles a different sample of the launches of
 people.py, and all attention that is close to spilling on Blackwell. If BASS_PINNED_TRITON names the folder of
-another Triton (as in .ci/run), that compiles them too.
+another Triton (as in .ci/run), that compiles them too. Unless kernels/triton or Triton has changed
+(tests/support/tested.py), only one launch of each kernel is compiled, with the installed Triton.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tests.support import ROOT
 COMMAND = "tests.kernels.compilation.compile_variants"
 PINNED = os.environ.get("BASS_PINNED_TRITON", "")
 needs_pinned = pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
+demand = pytest.mark.demand("launches")
 # The launches that need the most registers: every kind of attention in blocks of 64 rows, for heads of 64 and 128.
 WIDEST = "^attend bfloat16.* BLOCK_M=64 .* GROUP=[38] "
 
@@ -31,7 +33,11 @@ WIDEST = "^attend bfloat16.* BLOCK_M=64 .* GROUP=[38] "
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "one_in"),
-    [pytest.param("", 299, id="installed"), pytest.param(PINNED, 399, id="pinned", marks=needs_pinned)],
+    [
+        pytest.param("", 10**6, id="each kernel"),
+        pytest.param("", 299, id="installed", marks=demand),
+        pytest.param(PINNED, 399, id="pinned", marks=(demand, needs_pinned)),
+    ],
 )
 def test_every_kernel_compiles_without_spills(folder: str, one_in: int, tmp_path: Path) -> None:
     compiled = compile_variants(folder, tmp_path, "--one-in", str(one_in))
@@ -40,6 +46,7 @@ def test_every_kernel_compiles_without_spills(folder: str, one_in: int, tmp_path
 
 
 @pytest.mark.slow
+@demand
 @pytest.mark.parametrize(
     "folder", [pytest.param("", id="installed"), pytest.param(PINNED, id="pinned", marks=needs_pinned)]
 )

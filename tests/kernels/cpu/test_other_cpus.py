@@ -32,6 +32,7 @@ TESTS = ["test_products.py", "attention/test_attention.py", "attention/test_tree
 
 
 @pytest.mark.slow
+@pytest.mark.demand("cpu")
 @pytest.mark.skipif(
     platform.machine().lower() not in ("x86_64", "amd64") or "avx2" not in cpu_features(),
     reason="an x86 CPU with AVX2 is needed",
