@@ -15,56 +15,32 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..draft.base import CommittedStates, Drafter, Proposal, TreeProposal, check_proposal, check_type, sources_of
-from ..draft.lookup import MergedProposal
+from ..draft.base import CommittedStates, Drafter, Proposal, check_proposal, check_type
 from ..length.base import Feedback, LengthPolicy, Offer, check_lengths
 from ..length.policies import LONGEST
 from ..machine.setup_time import setup_ms
 from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
-from ..model.device_text import DeviceText
-from ..model.forward import ForwardBatch, ForwardOutput, Judged, verified_tree
-from ..model.graphs import GraphRunner
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import ColumnProbs, dense
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.shaping import shaped
-from ..sequence import Forward, Reading, Round, RowRound, Sequence
+from ..sequence import Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
-from ..verify.detail import Drafts, explain, rule_name
-from ..verify.draft_tree import DraftTree
-from ..verify.judge import Judge
-from ..verify.rejection import first_tokens, plain, verify
-from ..verify.tree import verify_tree
-from ..verify.tree_judge import TreeJudge
+from ..verify.detail import explain, rule_name
+from ..verify.rejection import first_tokens
 from .base import CacheBytes, DecodingParams, Timeline
 from .logprobs import record_logprobs
 from .record import write_round
+from .verifier import Verdict, Verifier
 
 # Sources whose drafts come with the distributions that they were drawn from.
 DRAWS = ("head", "model")
-
-
-class Verdict(NamedTuple):
-    """The result of a round's verification.
-
-    Attributes:
-        outcomes: one per row.
-        output: the target's output; its tensors are valid until the next forward.
-        fed: input sizes of the verification, as in Round.
-        raw_logits: the target's logits before penalties; None if there are no penalties.
-    """
-
-    outcomes: list[RowOutcome]
-    output: ForwardOutput
-    fed: Forward
-    raw_logits: Tensor | None
 
 
 @dataclass
@@ -97,12 +73,11 @@ class BatchDecoder:
         self._rows = list(self.sequences)
         self.return_states |= self.drafter is not None and self.drafter.observes_states
         self._branches = self.drafter is not None and self.drafter.branches
-        params = self.params
-        self._chain_judge = Judge(params.sampling, params.verification, params.synthetic)
-        # The texts on the device, for penalties in captured rounds.
-        self._text: DeviceText | None = None
-        if isinstance(self.target, GraphRunner) and self._chain_judge.reads_text and not self._branches:
-            self._text = DeviceText(self.target)
+        raw_states = self.drafter is not None and self.drafter.raw_states
+        arguments = self.target, self.params, self.return_states, raw_states, self._branches
+        self.verifier = Verifier(*arguments)
+        # The draft's forwards and drawn tokens that earlier rounds have reported.
+        self._reported_work = (0, 0)
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             draft_prefill = self.drafter.start(self._rows)
@@ -129,26 +104,13 @@ class BatchDecoder:
         # Only the drafter knows how wide a tree step is, so prepare just the plain shape here.
         longest = max(self._usable(self._lengths(self._offers())))
         widest = 1 if self._branches else 1 + longest
+        soft = not self.params.sampling.greedy and self.drafter is not None and self.drafter.source in DRAWS
         for width in sorted({1, widest}):
-            self._prepare_width(rows, width)
+            self.verifier.prepare(self._rows, width, soft)
         if self.drafter is not None:
             self.drafter.prepare(rows)
             if longest > 0:
                 self.drafter.prepare_chains(rows, longest)
-
-    @torch.inference_mode()
-    def _prepare_width(self, rows: int, width: int) -> None:
-        """Prepare the target for rounds of `width` tokens per row, with their verification if it is captured."""
-        device, zeros = self.target.device, [0] * rows
-        drafts, probs = torch.zeros(rows, width - 1, dtype=torch.long, device=device), None
-        if width > 1 and not self.params.sampling.greedy and self.drafter and self.drafter.source in DRAWS:
-            probs = torch.zeros(rows, width - 1, self.target.vocab, device=device)
-        if not self._branches:
-            numbers = self._chain_judge.numbers(self._rows, zeros, RowKeys(0, zeros, zeros, device))
-            if self._forward_judged(zeros, drafts, probs, numbers) is not None:
-                return
-        tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
-        self.target.prepare(ForwardBatch(tokens, zeros, return_states=self.return_states))
 
     @torch.inference_mode()
     def step(self) -> Round:
@@ -169,7 +131,7 @@ class BatchDecoder:
         """
         proposal = self._propose(self._usable(self._lengths(self._offers())), self._keys())
         drafts = to_device(proposal.tokens, self.target.device)
-        output = self._forward(drafts, proposal.num_drafted)
+        output = self.verifier.feed(self._rows, proposal, drafts)
         return proposal, shaped(output.logits, self.params.sampling, self._rows, drafts)
 
     def _prefill_step(self, prefill: PrefillSteps) -> Round:
@@ -200,31 +162,44 @@ class BatchDecoder:
         return Reading(self._prefill.fed, self._prefill.total, [row.index for row in self._rows])
 
     def _round(self) -> Round:
-        """Run one round: lengths, propose, verify, commit; then update the policy and record the round."""
+        """Run one round in numbered steps, then update the policy and record the round."""
         began, set_up, keys = time.perf_counter(), setup_ms(), self._keys()
-        offers, before = self._offers(), self._draft_work()
+        # 1) Set the draft lengths, before anything is drawn.
+        offers = self._offers()
         lengths = self._lengths(offers)
         self._watch.mark()
+        # 2) Draft.
         proposal = self._propose(self._usable(lengths), keys)
         self._watch.mark()
-        verdict = self._verify_captured(proposal, keys) or self._verify(proposal, keys)
+        # 3) Feed the drafts to the target and judge them.
+        verdict = self.verifier.verify(self._rows, proposal, keys)
         self._watch.mark()
-        records = self._commit(proposal, verdict)
-        drafted, accepted = proposal.num_drafted, [outcome.accepted for outcome in verdict.outcomes]
-        forwards, drawn = (now - then for now, then in zip(self._draft_work(), before, strict=True))
-        draft_ms, verify_ms = self._watch.laps()
-        draft_ms = draft_ms if forwards or max(drafted) else 0.0
+        # 4) Commit the accepted tokens to caches and texts.
+        records = self._commit(verdict)
+        # A graph that this round captured is no cost of the rounds to come.
+        round_ms = 1000 * (time.perf_counter() - began) - (setup_ms() - set_up)
+        round_ = self._record(lengths, verdict, records)
         if self.policy is not None:
-            # A graph that this round captured is no cost of the rounds to come.
-            round_ms = 1000 * (time.perf_counter() - began) - (setup_ms() - set_up)
+            accepted, draft_ms = [outcome.accepted for outcome in verdict.outcomes], round_.draft_ms or 0.0
+            drafted, forwards = verdict.proposal.num_drafted, round_.draft_forwards
             self.policy.observe(Feedback(offers, lengths, drafted, accepted, forwards, round_ms, draft_ms))
         self._drop_finished()
+        return round_
+
+    def _record(self, lengths: list[int], verdict: Verdict, records: list[RowRound]) -> Round:
+        """Return the round's record. Without a policy, its lengths are the drafts that were judged."""
+        proposal, drafted = verdict.proposal, verdict.proposal.num_drafted
+        lengths = drafted if self.policy is None else lengths
         round_ = Round("verify" if max(drafted) else "plain", max(lengths), records, lengths=lengths)
-        round_.draft_ms, round_.verify_ms = draft_ms, verify_ms
-        round_.draft_forwards, round_.draft_tokens = forwards, drawn
+        before, self._reported_work = self._reported_work, self._draft_work()
+        round_.draft_forwards, round_.draft_tokens = (
+            now - then for now, then in zip(self._reported_work, before, strict=True)
+        )
         round_.fed, round_.windowed = verdict.fed, proposal.windowed
+        draft_ms, round_.verify_ms = self._watch.laps()
+        round_.draft_ms = draft_ms if round_.draft_forwards or max(drafted) else 0.0
         if self.params.inspect and max(drafted):
-            round_.explain = self._explanation(proposal, verdict, records)
+            round_.explain = self._explanation(verdict, records)
         return round_
 
     def _offers(self) -> list[Offer]:
@@ -268,133 +243,36 @@ class BatchDecoder:
             check_proposal(proposal, lengths, self.target.vocab)
         return check_type(proposal, self._branches)
 
-    def _verify_captured(self, proposal: Proposal, keys: RowKeys) -> Verdict | None:
-        """Do the work of `_verify` in one captured graph, or return None if there is none for this round."""
-        counts, params = proposal.num_drafted, self.params
-        # The graph merges copies and the model's drafts, so that no other operator has to.
-        drawn = proposal.modelled if isinstance(proposal, MergedProposal) else proposal
-        points = proposal.points if isinstance(proposal, MergedProposal) else None
-        if isinstance(drawn.probs, ColumnProbs):
-            return None
-        if isinstance(proposal, TreeProposal):
-            return self._verify_captured_trees(proposal, keys)
-        if self._text is None and self._chain_judge.reads_text:
-            return None
-        newest = [row.tokens[-1] for row in self._rows]
-        numbers = self._chain_judge.numbers(self._rows, counts, keys)
-        if self._text is not None:
-            self._text.upload(self._rows, [len(row.tokens) - 1 for row in self._rows])
-        captured = self._forward_judged(newest, drawn.tokens, drawn.probs, numbers, points)
-        if captured is None:
-            return None
-        fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
-        output, judged = captured
-        width, adjust, raw = proposal.width, params.verification.adjust, output.logits
-        outcomes = self._chain_judge.outcomes(judged.packed, width)
-        if adjust is not None and width:
-            outcomes = adjust(outcomes)
-        output.logits = raw if judged.logits is None else judged.logits
-        self.target_forwards += 1
-        if self._text is not None:
-            # The graph wrote the newest tokens and the drafts, of which the accepted ones stay.
-            for r, (row, outcome) in enumerate(zip(self._rows, outcomes, strict=True)):
-                self._text.known[r] = len(row.tokens) + outcome.accepted
-        return Verdict(outcomes, output, fed, raw)
-
-    def _verify_captured_trees(self, proposal: TreeProposal, keys: RowKeys) -> Verdict | None:
-        """Do the work of `_verify` for trees that have the drafter's full shape, if a graph can judge them."""
-        counts, params, probs = proposal.num_drafted, self.params, dense(proposal.probs)
-        if proposal.shape is None:
-            return None
-        judge = TreeJudge(params.sampling, params.verification, proposal.shape)
-        if not judge.judges(self.target.device, probs):
-            return None
-        numbers = self._chain_judge.numbers(self._rows, counts, keys)
-        newest = [row.tokens[-1] for row in self._rows]
-        q = None if probs is None else probs.view(len(counts), -1, probs.shape[-1])
-        captured = self.target.forward_judged(newest, proposal.tokens, q, judge, numbers, self.return_states)
-        if captured is None:
-            return None
-        fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
-        output, judged = captured
-        self.target_forwards += 1
-        return Verdict(judge.outcomes(judged.packed, proposal.tokens, proposal.parents), output, fed, None)
-
-    def _forward_judged(
-        self,
-        newest: list[int],
-        drafts: Tensor,
-        probs: Tensor | None,
-        numbers: list[list[int]],
-        points: list[list[int]] | None = None,
-    ) -> tuple[ForwardOutput, Judged] | None:
-        text = None if self._text is None else self._text.tokens
-        judge = self._chain_judge
-        states = self.return_states
-        return self.target.forward_judged(newest, drafts, probs, judge, numbers, states, text, points)
-
-    def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Verdict:
-        """Run one forward of the target over the drafts and verify them."""
-        counts, params = proposal.num_drafted, self.params
-        parents = proposal.parents if isinstance(proposal, TreeProposal) else None
-        fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
-        drafts = to_device(proposal.tokens, self.target.device)
-        output = self._forward(drafts, counts, parents)
-        raw = None
-        if params.sampling.shapes:
-            raw = output.logits
-            output.logits = shaped(raw, params.sampling, self._rows, drafts, parents)
-        if not proposal.tokens.shape[1]:
-            outcomes = plain(output.logits[:, 0], keys, params.sampling)
-        elif isinstance(proposal, TreeProposal):
-            tree = DraftTree.of(drafts, proposal.parents, proposal.drawn, dense(proposal.probs))
-            outcomes = verify_tree(output.logits, tree, keys, params.sampling, params.verification)
-        else:
-            outcome = verify(
-                output.scores,
-                drafts,
-                proposal.probs,
-                to_device(counts, drafts.device),
-                keys,
-                params.sampling,
-                verification=params.verification,
-                synthetic=params.synthetic,
-            )
-            adjust = params.verification.adjust
-            outcomes = outcome.host() if adjust is None else adjust(outcome.host())
-        self.target_forwards += 1
-        return Verdict(outcomes, output, fed, raw)
-
-    def _commit(self, proposal: Proposal, verdict: Verdict) -> list[RowRound]:
+    def _commit(self, verdict: Verdict) -> list[RowRound]:
         """Commit the accepted tokens to the target's cache, the texts and the drafter."""
-        rows, outcomes = self._rows, verdict.outcomes
-        refuse_unsound([outcome.next_token for outcome in outcomes])
+        rows, (proposal, outcomes, output, fed, raw) = self._rows, verdict
+        refuse_unsound([outcome.next_token for outcome in outcomes if outcome.ends])
+        self.target_forwards += 1
         paths = [outcome.accepted_drafts for outcome in outcomes]
         # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
-        self.target.commit_paths([[0, *(draft + 1 for draft in path)] for path in paths])
-        if (states := verdict.output.vectors) is not None:
+        columns = ([0, *(draft + 1 for draft in path)] for path in paths)
+        self.target.commit_paths([path[:count] for path, count in zip(columns, fed.counts, strict=True)])
+        if (states := output.vectors) is not None:
             self._hand_states(rows, lambda: CommittedStates(states, paths))
-        no_parents: list[Any] = [None] * len(rows)
-        parents = proposal.parents if isinstance(proposal, TreeProposal) and proposal.parents else no_parents
+        parents: Seq[Any] = proposal.tree_parents or [None] * len(rows)
         judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
         records = [write_round(*arguments) for arguments in judged]
         if self.params.logprobs:
-            logits, raw = verdict.output.logits, verdict.raw_logits
+            logits = output.logits
             record_logprobs(rows, records, paths, logits if raw is None else raw, logits, self.params.sampling)
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
         return records
 
-    def _explanation(self, proposal: Proposal, verdict: Verdict, records: list[RowRound]) -> Callable[[], None]:
+    def _explanation(self, verdict: Verdict, records: list[RowRound]) -> Callable[[], None]:
         """Return a function that adds details to the records; call it while this round's tensors are valid."""
-        params, sources = self.params, sources_of(proposal, self.drafter)
-        tree = proposal if isinstance(proposal, TreeProposal) else None
+        params, proposal = self.params, verdict.proposal
+        source = Drafter.source if self.drafter is None else self.drafter.source
 
         def add_details() -> None:
-            drafts = Drafts(_tokens(proposal), sources, probs=dense(proposal.probs), own=proposal.own)
-            if tree is not None:
-                drafts.parents, drafts.drawn = tree.parents, tree.drawn
-            rule = rule_name(params.verification, params.sampling, params.synthetic, tree is not None)
+            drafts = proposal.explained(source)
+            is_tree = drafts.parents is not None
+            rule = rule_name(params.verification, params.sampling, params.synthetic, is_tree)
             explain(records, verdict.outcomes, verdict.output.logits, drafts, params.sampling, rule)
 
         return add_details
@@ -405,19 +283,6 @@ class BatchDecoder:
             committed = states()
             self.drafter.observe_states(rows, list(committed) if self.drafter.is_user_object else committed)
 
-    def _forward(
-        self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None
-    ) -> ForwardOutput:
-        """Run the target on each row's newest token and the first num_drafted[r] of its drafts [B, l]."""
-        newest = to_device([[row.tokens[-1]] for row in self._rows], self.target.device)
-        tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
-        real = [count + 1 for count in num_drafted]
-        raw = self.drafter is not None and self.drafter.raw_states
-        batch = ForwardBatch(tokens, lengths, real, return_states=self.return_states, raw_states=raw)
-        if parents is not None and any(parents):
-            batch.tree = verified_tree(parents)
-        return self.target.forward(batch)
-
     def _keys(self) -> RowKeys:
         ids, positions = [row.id for row in self._rows], [len(row.tokens) for row in self._rows]
         return RowKeys(self.params.seed, ids, positions, self.target.device)
@@ -426,14 +291,8 @@ class BatchDecoder:
         for r in reversed(range(len(self._rows))):
             if self._rows[r].finish_reason:
                 last = len(self._rows) - 1
-                self.target.move_row(last, r)
-                if self._text is not None and last != r:
-                    self._text.move_row(last, r)
+                self.verifier.move_row(last, r)
                 if self.drafter is not None and last != r:
                     self.drafter.move_row(last, r)
                 self._rows[r] = self._rows[last]
                 self._rows.pop()
-
-
-def _tokens(proposal: Proposal) -> list[list[int]]:
-    return [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]

@@ -17,9 +17,8 @@ def write_round(
     outcome: RowOutcome,
     count: int = 0,
     parents: list[int] | None = None,
-    ends: bool = True,
 ) -> RowRound:
-    """Append the accepted drafts and, if `ends`, the next token; return the record of the round.
+    """Append the accepted drafts and, if the outcome `ends`, the next token; return the record of the round.
 
     `count` is the row's number of drafts. `parents` is for trees, as in TreeProposal.
     """
@@ -27,7 +26,7 @@ def write_round(
     drafts = [test.token for test in outcome.tests[:count]]
     last_origin = "sampled" if not drafts else ("bonus" if _at_end(path, count, parents) else "recovered")
     last_origin = "accepted" if outcome.next_drafted else last_origin
-    next_tokens = [outcome.next_token] if ends else []
+    next_tokens = [outcome.next_token] if outcome.ends else []
     tokens = [*(drafts[i] for i in path), *next_tokens]
     origins = ["accepted"] * len(path) + [last_origin] * len(next_tokens)
     num_written = row.write(tokens, origins)
@@ -44,7 +43,7 @@ def write_round(
         tokens[:num_written],
         origins[:num_written],
         row.finish_reason,
-        outcome.next_p if ends else math.nan,
+        outcome.next_p if outcome.ends else math.nan,
         [test.chance for test in tests],
     )
     if parents is not None:

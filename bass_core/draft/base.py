@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -21,12 +21,15 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..length.base import Offer, own_copy, whole_number
 from ..machine.transfer import to_host
+from ..model.forward import ForwardOutput, GraphDrafts, StepJudge
 from ..model.prefill import PrefillSteps
-from ..sample.distribution import ColumnProbs, Probs
+from ..sample.distribution import ColumnProbs, Probs, dense
 from ..sample.noise import NoiseKeys
 from ..sample.rows import RaggedRows, copied, padded, pick
 from ..sequence import Sequence, WindowWork
-from ..verify.full_tree import FullTree
+from ..verify.detail import Drafts
+from ..verify.judge import Judge
+from ..verify.tree_shape import TreeShape
 
 # The source of drafts that were copied from the text.
 COPY = "copy"
@@ -47,9 +50,9 @@ class Proposal:
         windowed: the target's work to draft these tokens with windowed forwards (window.py), or None.
         sources: for a drafter that combines several: the `source` of the one that drafted each row. None
             otherwise.
-        own: for greedy decoding, a function that returns each draft's probability at temperature 1, one list per
-            row, with None for a draft without a probability. The attribute is None if the drafter does not report
-            probabilities.
+        greedy_probs: for greedy decoding, a function that returns each draft's probability at temperature 1, one
+            list per row, with None for a draft without a probability. The attribute is None if the drafter does
+            not report probabilities.
     """
 
     tokens: Tensor
@@ -59,7 +62,7 @@ class Proposal:
     token_probs: Tensor | None = None
     windowed: WindowWork | None = None
     sources: list[str] | None = None
-    own: Callable[[], list[list[float | None]]] | None = None
+    greedy_probs: Callable[[], list[list[float | None]]] | None = None
 
     @property
     def width(self) -> int:
@@ -70,6 +73,30 @@ class Proposal:
     def copied(self) -> list[bool]:
         """Whether the drafts of each row were copied, according to `sources`."""
         return [source == COPY for source in self.sources or [""] * len(self.num_drafted)]
+
+    @property
+    def tree_parents(self) -> list[list[int]] | None:
+        """The parents of trees, as in TreeProposal; None for chains."""
+        return None
+
+    def judge(self, chains: Judge) -> StepJudge:
+        """Return the judge of these drafts, given that of chains."""
+        return chains
+
+    def in_graph(self) -> GraphDrafts | None:
+        """Return what a captured verification reads, or None if it has to be judged without one."""
+        return None if isinstance(self.probs, ColumnProbs) else GraphDrafts(self.tokens, self.probs)
+
+    def after_forward(self, output: ForwardOutput) -> Proposal:
+        """Return the drafts to judge after the target's forward; AMUSD may have got more by then."""
+        return self
+
+    def explained(self, source: str) -> Drafts:
+        """Return the drafts for `explain`; `source` drafted the rows without an entry in `sources`."""
+        tokens = [row[:n] for row, n in zip(self.tokens.tolist(), self.num_drafted, strict=True)]
+        names = zip(self.sources or [source] * len(tokens), tokens, strict=True)
+        sources = [[name] * len(row) for name, row in names]
+        return Drafts(tokens, sources, probs=dense(self.probs), greedy_probs=self.greedy_probs)
 
 
 @dataclass
@@ -91,7 +118,22 @@ class TreeProposal(Proposal):
 
     parents: list[list[int]] = field(default_factory=list)
     drawn: list[list[int]] | None = None
-    shape: FullTree | None = field(default=None, init=False)
+    shape: TreeShape | None = field(default=None, init=False)
+
+    @property
+    def tree_parents(self) -> list[list[int]]:
+        return self.parents
+
+    def judge(self, chains: Judge) -> StepJudge:
+        return chains.for_trees(self.shape)
+
+    def in_graph(self) -> GraphDrafts | None:
+        probs = dense(self.probs)
+        q = None if probs is None else probs.view(len(self.num_drafted), -1, probs.shape[-1])
+        return None if self.shape is None else GraphDrafts(self.tokens, q)
+
+    def explained(self, source: str) -> Drafts:
+        return replace(super().explained(source), parents=self.parents, drawn=self.drawn)
 
 
 class Drafter(Protocol):
@@ -99,7 +141,8 @@ class Drafter(Protocol):
 
     Attributes:
         source: a name for the drafter, for display.
-        report_probs: set this if greedy proposals should report the drafts' probabilities (`Proposal.own`).
+        report_probs: set this if greedy proposals should report the drafts' probabilities
+            (`Proposal.greedy_probs`).
         is_user_object: whether it is a user's object, whose proposals are checked (`check_proposal`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
             then refused if this is True.
@@ -237,13 +280,6 @@ def wrap_user_drafter(drafter: Any) -> Drafter:
     return checked
 
 
-def sources_of(proposal: Proposal, drafter: Drafter | None) -> list[list[str]]:
-    """Return the source of each draft, per row."""
-    default_source = Drafter.source if drafter is None else drafter.source
-    rows = proposal.sources or [default_source] * len(proposal.num_drafted)
-    return [[source] * count for source, count in zip(rows, proposal.num_drafted, strict=True)]
-
-
 class GreedyProbs:
     """Collects the logits of greedy drafts to compute their probabilities later, but only if `wanted`."""
 
@@ -257,7 +293,7 @@ class GreedyProbs:
             self._steps.append((copied(logits), drafts))
 
     def getter(self, width: int) -> Callable[[], list[list[float | None]]] | None:
-        """Return the value of `Proposal.own` for the first `width` drafts."""
+        """Return the value of `Proposal.greedy_probs` for the first `width` drafts."""
         steps = self._steps[:width]
         return (lambda: _greedy_probs(steps)) if steps else None
 

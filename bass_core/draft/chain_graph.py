@@ -21,13 +21,14 @@ from kernels.plan import MAX_TREE_TOKENS, TokenTree
 from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
 from ..model.graphs import GraphRunner
+from ..model.static_step import RoundInputs
 from ..sample.distribution import argmax, probabilities
 from ..sample.draw import draw
-from ..sample.noise import NoiseKeys, Role, RowKeys, stream
+from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
-from ..verify.full_tree import FullTree
+from ..verify.tree_shape import TreeShape
 from .base import Proposal, listed
-from .tree import StaticTrees
+from .tree import TreePlanner
 from .tree_graph import full_tree, grow, proposal_of, spread
 
 # The most tokens of a row that one graph feeds, and the widths that are captured: a round's unread tokens are fed
@@ -50,7 +51,7 @@ class Drafted(NamedTuple):
     tokens: Tensor
     probs: Tensor | None
     chances: Tensor | None
-    tree: FullTree | None = None
+    tree: TreeShape | None = None
 
     def proposal(self, most: list[int]) -> Proposal:
         """Return the drafts of each row's first most[r] levels; those are all there are of a chain."""
@@ -59,12 +60,12 @@ class Drafted(NamedTuple):
         else:
             proposal = proposal_of(self.tree, self.tokens, self.probs, most)
         if self.chances is not None:
-            proposal.own = partial(listed, self.chances, proposal.num_drafted)
+            proposal.greedy_probs = partial(listed, self.chances, proposal.num_drafted)
         return proposal
 
 
-class Unread(NamedTuple):
-    """A graph's input, for R rows.
+class ChainInput(NamedTuple):
+    """What a ChainModel reads in a graph, for R rows.
 
     Attributes:
         tokens: int64 [R, W], each row's unread tokens, then padding.
@@ -72,7 +73,7 @@ class Unread(NamedTuple):
         counts: int64 [R], how many they are.
         ends: int64 [R], the positions of the first drafts.
         prompts: int64 [R], the length of each row's prompt.
-        places: int64 [R, W], the numbers that `replay` was given for the tokens, then padding; or None.
+        state_slots: int64 [R, W], those that `replay` was given for the tokens, then padding; or None.
         forward: feeds ids [R, S] or embeddings [R, S, hidden] at positions int64 [R], or as a level of trees.
         tree: the shape of the drafts; None for chains.
         sees: the bits of `tree` on the device.
@@ -83,9 +84,9 @@ class Unread(NamedTuple):
     counts: Tensor
     ends: Tensor
     prompts: Tensor
-    places: Tensor | None
+    state_slots: Tensor | None
     forward: Callable[..., ForwardOutput]
-    tree: FullTree | None
+    tree: TreeShape | None
     sees: Tensor | None
 
     def write(self, text: Tensor) -> None:
@@ -130,7 +131,7 @@ class ChainModel(Protocol):
         """The tensors that its graphs have to keep alive."""
         ...
 
-    def logits(self, unread: Unread) -> Generator[Tensor, Tensor, None]:
+    def logits(self, unread: ChainInput) -> Generator[Tensor, Tensor, None]:
         """Yield the logits [R, n, V'] after the unread tokens, and after each level int64 [R, n] that is sent."""
         ...
 
@@ -161,12 +162,12 @@ class ChainGraphs:
         params: SamplingParams,
         role: Role,
         reports: bool,
-        trees: StaticTrees | None = None,
+        trees: TreePlanner | None = None,
     ) -> None:
         self.runner, self.model, self.size = runner, model, size
         self.params, self.role, self.reports = params, role, reports and params.greedy
         self.trees = trees
-        self._sees: dict[FullTree, Tensor] = {}
+        self._sees: dict[TreeShape, Tensor] = {}
 
     def fits(self, starts: list[int], counts: list[int], levels: int) -> bool:
         """Return whether a graph can feed counts[r] tokens after starts[r] and draft `levels` levels more."""
@@ -180,7 +181,7 @@ class ChainGraphs:
             return False
         return room(starts) >= captured_width(unread) and room(ends) >= fed
 
-    def _tree(self, levels: int) -> FullTree | None:
+    def _tree(self, levels: int) -> TreeShape | None:
         """Return the trees of that many levels, or None for chains."""
         if self.trees is None or not levels:
             return None
@@ -194,7 +195,7 @@ class ChainGraphs:
         unread: list[list[int]],
         prompts: list[int],
         keys: RowKeys,
-        places: list[list[int]] | None = None,
+        state_slots: list[list[int]] | None = None,
     ) -> Drafted | None:
         """Feed unread[r] after the first starts[r] tokens of row r and draft `levels` levels in each row.
 
@@ -204,44 +205,48 @@ class ChainGraphs:
             unread: the tokens to feed.
             prompts: the lengths of the prompts.
             keys: the round's noise keys.
-            places: a number for each unread token, if the model needs one.
+            state_slots: where the state before each unread token is, if the model reads states.
 
         Returns:
             The drafts, valid until the next call; None if this graph can't be captured.
         """
         runner, batch, counts = self.runner, len(starts), list(map(len, unread))
         width, ends = captured_width(max(counts)), [a + b for a, b in zip(starts, counts, strict=True)]
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in unread]
-        numbers = [
-            starts, *runner.cache_places(batch), counts, prompts, keys.host_ids, keys.host_positions,
-            [keys.seed] * batch, *map(list, zip(*padded, strict=True)),
-        ]  # fmt: skip
-        if places is not None:
-            numbers += map(list, zip(*([*row, *[0] * (width - len(row))] for row in places), strict=True))
-        tree, sees = self._tree(levels), list[Tensor]()
+        inputs = runner.placed(
+            RoundInputs(
+                lengths=starts,
+                counts=counts,
+                prompts=prompts,
+                ids=keys.host_ids,
+                positions=keys.host_positions,
+                seeds=[keys.seed] * batch,
+                tokens=_padded(unread, width),
+                state_slots=None if state_slots is None else _padded(state_slots, width),
+            )
+        )
+        tree, sees = self._tree(levels), None
         if tree is not None:
             if tree not in self._sees:
                 self._sees[tree] = to_device(tree.sees, runner.device)
-            sees.append(self._sees[tree])
+            sees = self._sees[tree]
         room, columns, fed = runner.cache.room, runner.cache.max_len, levels if tree is None else tree.fed
         filled = columns - min(room(starts) - width, room(ends) - fed)
         rows = runner.captured_rows(batch)
-        prefixed = runner.cache.prefix is not None
         extent = captured_extent(runner.backend, filled, columns)
         drawn = not self.params.greedy and levels > 0
         probs = runner.draft_probs(rows, fed + (tree is not None), self.size) if drawn else None
         if drawn and probs is None:
             return None
         graph = _Graph(
-            self.model, self.params, self.role, self.reports, self.size, levels, extent, prefixed, runner.vocab,
-            tree,
+            self.model, self.params, self.role, self.reports, self.size, levels, extent,
+            runner.cache.prefix is not None, runner.vocab, tree,
         )  # fmt: skip
         output: tuple[Tensor, Tensor | None] | None = runner.call(
             ("chain", self.model.key, width, *graph[1:]),
-            numbers,
+            inputs,
             rows,
-            graph.over(runner, width, probs, self.trees, *sees),
-            keep=[*self.model.tensors, *sees],
+            graph.make_function(runner, probs, self.trees, sees),
+            keep_alive=[*self.model.tensors, *([] if sees is None else [sees])],
             shared=("probs",) if drawn else (),
         )
         if output is None:
@@ -253,12 +258,16 @@ class ChainGraphs:
     def prepare(self, rows: int, levels: int) -> None:
         """Capture the first round's graph, for rows that have nothing but one unread token."""
         zeros = [0] * rows
-        places = [[0]] * rows if self.model.reads_states else None
-        self.replay(levels, zeros, [[0]] * rows, zeros, RowKeys(0, zeros, zeros, self.runner.device), places)
+        slots = [[0]] * rows if self.model.reads_states else None
+        self.replay(levels, zeros, [[0]] * rows, zeros, RowKeys(0, zeros, zeros, self.runner.device), slots)
+
+
+def _padded(rows: list[list[int]], width: int) -> list[list[int]]:
+    return [[*row, *[0] * (width - len(row))] for row in rows]
 
 
 class _Graph(NamedTuple):
-    """What a captured chain depends on; `over` makes the function to capture."""
+    """What a captured chain depends on; `make_function` makes the function to capture."""
 
     model: ChainModel
     params: SamplingParams
@@ -269,50 +278,40 @@ class _Graph(NamedTuple):
     extent: int
     prefixed: bool
     vocab: int
-    tree: FullTree | None
+    tree: TreeShape | None
 
-    def over(
-        self,
-        runner: GraphRunner,
-        width: int,
-        probs: Tensor | None,
-        trees: StaticTrees | None,
-        sees: Tensor | None = None,
-    ) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-        """Return a function of the numbers [n, R] that feeds and drafts over the runner's cache.
+    def make_function(
+        self, runner: GraphRunner, probs: Tensor | None, trees: TreePlanner | None, sees: Tensor | None
+    ) -> Callable[[RoundInputs], tuple[Tensor, Tensor | None]]:
+        """Return a function of a round's inputs that feeds and drafts over the runner's cache.
 
         It returns the drafts and their chances, as in Drafted, and writes the distributions to `probs`.
         """
         # Keep only what outlives the runner.
         model, cache, backend = runner.model, runner.cache, runner.backend
 
-        def chain(numbers: Tensor) -> tuple[Tensor, Tensor | None]:
-            shared = (numbers[1], numbers[2]) if self.prefixed else None
-            counts, prompts, *noise = numbers[3 if self.prefixed else 1 :][:5]
-            lists = numbers[8 if self.prefixed else 6 :]
-            fed = lists[:width].t().contiguous()
-            places = lists[width:].t().contiguous() if len(lists) > width else None
-
+        def chain(inputs: RoundInputs) -> tuple[Tensor, Tensor | None]:
             def forward(x: Tensor, lengths: Tensor, tree: TokenTree | None = None) -> ForwardOutput:
-                batch = CapturedBatch(x, lengths, self.extent, self.model.reads_states, shared, tree=tree)
+                batch = CapturedBatch(x, lengths, self.extent, self.model.reads_states, inputs.prefix, tree=tree)
                 output = model.forward_captured(batch, cache, backend)
                 output.logits = output.logits[..., : self.vocab]
                 return output
 
-            starts, ends = numbers[0], numbers[0] + counts
-            unread = Unread(fed, starts, counts, ends, prompts, places, forward, self.tree, sees)
+            starts, slots = inputs.lengths, inputs.state_slots
+            unread = ChainInput(
+                inputs.tokens.contiguous(), starts, inputs.counts, starts + inputs.counts, inputs.prompts,
+                None if slots is None else slots.contiguous(), forward, self.tree, sees,
+            )  # fmt: skip
             if self.tree is None or trees is None:
-                return self._draw(unread, noise, probs)
-            keys = NoiseKeys(noise[2][:1], noise[0], noise[1])
+                return self._draw(unread, inputs.keys, probs)
             levels = self.model.logits(unread)
-            drafts, chances = grow(trees, self.tree, levels, self.model.vocabulary, keys, probs)
+            drafts, chances = grow(trees, self.tree, levels, self.model.vocabulary, inputs.keys, probs)
             return drafts, chances if self.params.greedy else None
 
         return chain
 
-    def _draw(self, unread: Unread, noise: list[Tensor], probs: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        ids, positions, seed = noise
-        streams, vocabulary = stream(self.role, positions), self.model.vocabulary
+    def _draw(self, unread: ChainInput, keys: NoiseKeys, probs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        streams, vocabulary = keys.stream(self.role), self.model.vocabulary
         tokens, chances = list[Tensor](), list[Tensor]()
         if probs is not None and vocabulary is not None:
             probs.zero_()
@@ -327,7 +326,7 @@ class _Graph(NamedTuple):
                     chances.append(logits.float().softmax(-1).gather(1, column[:, None])[:, 0])
             else:
                 q = probabilities(logits, self.params)
-                column = draw(q, seed[:1], ids, positions + level, streams, vocabulary)
+                column = draw(q, keys.seed, keys.sequence_ids, keys.positions + level, streams, vocabulary)
                 spread(q, vocabulary, probs[:, level])
             tokens.append(column if vocabulary is None else vocabulary[column])
         drafts = torch.stack(tokens, 1) if tokens else unread.tokens[:, :0]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..length.base import Offer
 from ..machine.transfer import to_device
+from ..model.forward import GraphDrafts
 from ..model.prefill import PrefillSteps
 from ..sample.distribution import ColumnProbs, Probs, compiled
 from ..sample.noise import NoiseKeys
@@ -197,29 +198,34 @@ class MergedProposal(Proposal):
 
     Attributes:
         modelled: the model's drafts.
-        points: each row's copies, on the host; [] if the model drafted for the row.
+        copied_drafts: each row's copies, on the host; [] if the model drafted for the row.
     """
 
     def __init__(self, copied: Proposal, modelled: Proposal) -> None:
         self.modelled = modelled
-        self.points = [row[:n] for row, n in zip(copied.tokens.tolist(), copied.num_drafted, strict=True)]
+        self.copied_drafts = [row[:n] for row, n in zip(copied.tokens.tolist(), copied.num_drafted, strict=True)]
         self.num_drafted = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]
-        self.sources, self.own = copied.sources, _merged_getter(modelled, copied)
+        self.sources, self.greedy_probs = copied.sources, _merged_getter(modelled, copied)
 
     @property
     def width(self) -> int:
-        return max(self.modelled.width, *map(len, self.points))
+        return max(self.modelled.width, *map(len, self.copied_drafts))
+
+    def in_graph(self) -> GraphDrafts | None:
+        """Leave it to the graph to merge copies and the model's drafts, so that no other operator has to."""
+        drafts = self.modelled.in_graph()
+        return None if drafts is None else drafts._replace(copies=self.copied_drafts)
 
     @cached_property
     def _copies(self) -> Tensor:
         """bool [B, 1], whether a row was copied."""
-        return to_device([[len(row) > 0] for row in self.points], self.modelled.tokens.device)
+        return to_device([[len(row) > 0] for row in self.copied_drafts], self.modelled.tokens.device)
 
     @cached_property
     def tokens(self) -> Tensor:  # type: ignore[override]
         """As in Proposal."""
         width, drafts = self.width, self.modelled.tokens
-        copies = to_device([row + [0] * (width - len(row)) for row in self.points], drafts.device)
+        copies = to_device([row + [0] * (width - len(row)) for row in self.copied_drafts], drafts.device)
         return torch.where(self._copies, copies, _widen(drafts, width))
 
     @cached_property
@@ -262,7 +268,7 @@ def _with_points(probs: Probs, tokens: Tensor, copies: Tensor) -> Probs:
 
 def _merged_getter(modelled: Proposal, copied: Proposal) -> Callable[[], list[list[float | None]]] | None:
     """Return a getter of the model's draft probabilities, with None for each copied draft."""
-    get_probs = modelled.own
+    get_probs = modelled.greedy_probs
     if get_probs is None:
         return None
     return lambda: [[None] * n or row for n, row in zip(copied.num_drafted, get_probs(), strict=True)]

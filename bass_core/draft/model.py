@@ -20,14 +20,14 @@ from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, GreedyProbs, Proposal, TreeProposal, no_drafts
 from .pending import feed_pending
-from .tree import Fed, StaticTrees, TreeFeed
+from .tree import Fed, TreeFeed, TreePlanner
 
 
 class ModelDrafter(Drafter):
     """Drafts with a second model: one forward of the whole batch per token, or per level of a tree.
 
     Args:
-        tree: shape of the trees to draft (StaticTrees). None: chains.
+        tree: shape of the trees to draft (TreePlanner). None: chains.
     """
 
     source = "model"
@@ -42,7 +42,7 @@ class ModelDrafter(Drafter):
         self.runner, self.params = runner, params
         self.role = verification.draft_role
         self.branches = tree is not None
-        self.trees = None if tree is None else StaticTrees(tree, params, self.role, runner.vocab)
+        self.trees = None if tree is None else TreePlanner(tree, params, self.role, runner.vocab)
         self._feed = TreeFeed(runner, [0])
         self._steps: PrefillSteps | None = None
 
@@ -114,7 +114,7 @@ class ModelDrafter(Drafter):
         if full is None and probs:
             full = stack(probs)
         stacked = None if full is None else full.transpose(0, 1)
-        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=greedy_probs.getter(length))
+        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, greedy_probs=greedy_probs.getter(length))
 
     def _begin_late(self, rows: list[Sequence]) -> None:
         """Begin in a later round than the first, with prompts that are still unread.

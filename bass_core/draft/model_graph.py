@@ -7,7 +7,6 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from ..model.device_text import DeviceText
 from ..model.graphs import GraphRunner
 from ..model.prefill import PrefillSteps
 from ..sample.noise import NoiseKeys, RowKeys
@@ -15,7 +14,7 @@ from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
 from .base import Proposal
-from .chain_graph import ChainGraphs, Drafted, Unread
+from .chain_graph import ChainGraphs, ChainInput, Drafted
 from .model import ModelDrafter
 
 
@@ -28,7 +27,7 @@ class CapturedModelDrafter(ModelDrafter):
         runner, params, self._in_graph = self.runner, self.params, False
         # Drafts of trees have no penalties.
         shapes = params.shapes and self.trees is None
-        self._text = DeviceText(runner) if shapes and params.reads_text else None
+        self._text = runner.device_text() if shapes and params.reads_text else None
         model = _Model(params, shapes, None if self._text is None else self._text.tokens, runner.device)
         self._graphs = ChainGraphs(runner, model, runner.vocab, params, self.role, self.report_probs, self.trees)
         return super().start(rows)
@@ -68,7 +67,7 @@ class CapturedModelDrafter(ModelDrafter):
                     self.runner.commit(r, start + len(tokens))
                 if text is not None:
                     # A row without drafts wrote padding after its start.
-                    text.known[r] = start + len(tokens)
+                    text.num_valid[r] = start + len(tokens)
         return drafted
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
@@ -77,12 +76,12 @@ class CapturedModelDrafter(ModelDrafter):
             # The graph wrote the accepted drafts after the text.
             for r, count in enumerate(proposal.num_drafted):
                 if count:
-                    self._text.known[r] = self.runner.lengths[r]
+                    self._text.num_valid[r] = self.runner.lengths[r]
 
     def rewind(self, row: int, length: int) -> None:
         super().rewind(row, length)
         if self._text is not None:
-            self._text.known[row] = min(self._text.known[row], length)
+            self._text.num_valid[row] = min(self._text.num_valid[row], length)
 
     def move_row(self, source: int, target: int) -> None:
         super().move_row(source, target)
@@ -103,7 +102,7 @@ class _Model:
     def tensors(self) -> list[Tensor]:
         return list(self._constants.values())
 
-    def logits(self, unread: Unread) -> Generator[Tensor, Tensor, None]:
+    def logits(self, unread: ChainInput) -> Generator[Tensor, Tensor, None]:
         text, ends, level = None if self.text is None else self.text[: len(unread.starts)], unread.ends, 0
         if text is not None:
             unread.write(text)

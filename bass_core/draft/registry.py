@@ -35,7 +35,7 @@ from .head.trees import HeadTreeDrafter
 from .lookup import Cascade, PromptLookupDrafter
 from .model import ModelDrafter
 from .model_graph import CapturedModelDrafter
-from .tree import StaticTrees
+from .tree import TreePlanner
 from .window import WINDOW, WindowChain, WindowDrafter
 
 # "adaptive" copies only after a match of at least this many tokens. After a shorter match, a draft of the model is
@@ -76,7 +76,7 @@ class Parts:
             can read the target's verdicts in between. A head uses its own states until the target's arrive.
         target: the runner with which the lane's decoder verifies. None for AMUSD.
         report_probs: see Drafter.
-        tree: shape of trees (StaticTrees). None: chains.
+        tree: shape of trees (TreePlanner). None: chains.
     """
 
     pair: DraftSource
@@ -163,7 +163,7 @@ def head_drafter(
     if inputs is not None and runner.model.can_draft(inputs.fuse):
         feed, chains = CompiledFeed(head, runner, inputs), CompiledHeadDrafter
     if tree is not None:
-        trees = StaticTrees(tree, params, verification.draft_role, size)
+        trees = TreePlanner(tree, params, verification.draft_role, size)
         trees_class = CapturedTreeDrafter if in_graphs else HeadTreeDrafter
         return trees_class(feed, size, params, verification, trees=trees)
     confidence = 0.0 if is_accelerator(runner.device) else confidence

@@ -1,4 +1,4 @@
-"""Trees of drafts with a fixed shape: `StaticTrees.propose` makes one TreeProposal per round.
+"""Trees of drafts with a fixed shape: `TreePlanner.propose` makes one TreeProposal per round.
 
 For example, shape (3, 2) drafts three candidates for the next token, and two after each of those.
 
@@ -130,7 +130,7 @@ class _RoundTrees:
         )
 
 
-class StaticTrees:
+class TreePlanner:
     """Drafts trees with shape[i] children after each draft at depth i.
 
     Args:
@@ -228,7 +228,7 @@ class StaticTrees:
             trees.tokens[:, : max(counts)], counts, parents=[row.parents for row in trees.rows]
         )
         if self.params.greedy:
-            proposal.own = partial(listed, trees.chances, counts)
+            proposal.greedy_probs = partial(listed, trees.chances, counts)
         if trees.probs:
             q = stack(trees.probs)
             proposal.drawn = [row.drawn for row in trees.rows]
@@ -269,7 +269,7 @@ Fed = list[int]
 
 
 class LevelModel(Protocol):
-    """A drafter that `StaticTrees` can make trees with (ModelDrafter, HeadTreeDrafter)."""
+    """A drafter that `TreePlanner` can make trees with (ModelDrafter, HeadTreeDrafter)."""
 
     @property
     def vocabulary(self) -> Tensor | None:

@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from ..sample.noise import NoiseKeys
-from ..verify.full_tree import FullTree
+from ..verify.tree_shape import TreeShape
 from .base import TreeProposal
-from .tree import StaticTrees
+from .tree import TreePlanner
 
 
-def full_tree(trees: StaticTrees, levels: int, columns: int) -> FullTree:
+def full_tree(trees: TreePlanner, levels: int, columns: int) -> TreeShape:
     """Return the first levels of the trees that a model with that many columns drafts."""
     if trees.sampled:
         children = tuple(min(count - 1, columns) + 1 for count in trees.shape[:levels])
-        return FullTree(children, tuple(count - 1 for count in children))
+        return TreeShape(children, tuple(count - 1 for count in children))
     children = tuple(min(count, columns) for count in trees.shape[:levels])
-    return FullTree(children, (0,) * levels if trees.coupled else children)
+    return TreeShape(children, (0,) * levels if trees.coupled else children)
 
 
-def proposal_of(shape: FullTree, tokens: Tensor, probs: Tensor | None, depths: list[int]) -> TreeProposal:
+def proposal_of(shape: TreeShape, tokens: Tensor, probs: Tensor | None, depths: list[int]) -> TreeProposal:
     """Return the drafts of each row's first depths[r] levels.
 
     Args:
@@ -48,8 +48,8 @@ def proposal_of(shape: FullTree, tokens: Tensor, probs: Tensor | None, depths: l
 
 
 def grow(
-    trees: StaticTrees,
-    shape: FullTree,
+    trees: TreePlanner,
+    shape: TreeShape,
     levels: Generator[Tensor, Tensor, None],
     ids: Tensor | None,
     keys: NoiseKeys,

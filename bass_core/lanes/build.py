@@ -7,10 +7,10 @@ but has not run a step.
 from __future__ import annotations
 
 from ..decode.admission import cache_padding
+from ..decode.amusd.decoder import build_amusd
 from ..decode.base import Decoder, DecodingParams, cache_bytes
 from ..decode.batch import BatchDecoder
 from ..decode.measuring import policy_of_request
-from ..decode.overlapped.decoder import build_amusd
 from ..decode.request import Request
 from ..decode.sequential import SequentialDecoder
 from ..draft.registry import Parts

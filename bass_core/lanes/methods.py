@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..decode.amusd.decoder import refuse_amusd
 from ..decode.base import Decoder
 from ..decode.outside.call import refuse_transformers
 from ..decode.outside.decoder import build_transformers
-from ..decode.overlapped.decoder import refuse_amusd
 from ..decode.request import Request
 from ..errors import RequestError
 from ..length.options import fixed_length

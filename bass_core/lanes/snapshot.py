@@ -68,7 +68,7 @@ class LaneSnapshot(_Lane, total=False):
         reading: Reading (sequence.py), or None unless prompts are being read.
         cache: CacheBytes (decode/base.py), or None if the decoder doesn't report it, or if a simulated clock
             predicts the times of other models than the pair that runs.
-        timeline: present only if draft and target overlap, see decode/overlapped/timeline.py.
+        timeline: present only if draft and target overlap, see decode/amusd/timeline.py.
     """
 
     timeline: dict[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ from kernels.plan import TokenTree
 
 from ..machine.transfer import to_device
 from ..sample.rows import RaggedRows, padded
+
+if TYPE_CHECKING:
+    from ..sample.noise import NoiseKeys
+    from ..verify.acceptance import RowOutcome
+    from .static_step import RoundInputs
 
 
 @dataclass(slots=True)
@@ -160,6 +165,20 @@ class ForwardOutput:
         return states
 
 
+class GraphDrafts(NamedTuple):
+    """The drafts that a captured verification reads.
+
+    Attributes:
+        tokens: int64 [B, l], the drafts.
+        probs: float32 [B, l, V], the distributions that they were drawn from; None for point masses.
+        copies: the drafts of rows that copy, in place of those in `tokens`; [] for other rows. None: none.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+    copies: list[list[int]] | None = None
+
+
 class Judged(NamedTuple):
     """What a StepJudge returns.
 
@@ -173,11 +192,28 @@ class Judged(NamedTuple):
 
 
 class StepJudge(Protocol):
-    """What a captured step computes from its logits (verify/judge.py). Equal judges share captured steps."""
+    """What follows a round's forward (verify/judge.py). Equal judges share captured steps."""
 
     @property
     def columns(self) -> int | None:
         """The tokens per row of every step that it judges; None if their number varies."""
+        ...
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether `run` needs the rows' texts."""
+        ...
+
+    def captures(self, device: torch.device, probs: Tensor | None) -> bool:
+        """Return whether `run` can judge rounds on this device, with drafts drawn from `probs` [..., V]."""
+        ...
+
+    def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
+        """Return the outcomes of a captured round; waits for the device."""
+        ...
+
+    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
+        """Judge the drafts int64 [B, N] of a proposal after their forward; waits for the device."""
         ...
 
     def constants(self, device: torch.device) -> dict[str, Tensor]:
@@ -188,7 +224,7 @@ class StepJudge(Protocol):
         self,
         logits: Tensor,
         fed: Tensor,
-        numbers: Tensor,
+        inputs: RoundInputs,
         probs: Tensor | None,
         text: Tensor | None,
         constants: dict[str, Tensor],

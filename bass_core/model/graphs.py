@@ -28,14 +28,15 @@ from kernels.support import is_accelerator
 
 from ..machine.capture import Pool, capture, empty_cache, enabled
 from ..machine.setup_time import setting_up
-from ..machine.transfer import refill, to_device
+from ..machine.transfer import to_device
 from .base import CausalModel
 from .cache import RaggedCache
 from .capturable import refuse_capture
-from .forward import BatchTree, CapturedBatch, ForwardBatch, ForwardOutput, Judged, StepJudge
+from .device_text import DeviceText
+from .forward import BatchTree, CapturedBatch, ForwardBatch, ForwardOutput, GraphDrafts, Judged, StepJudge
 from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
 from .runner import ModelRunner, least_saved, prefix_size
-from .static_step import CapturedCall, StaticStep, StepInputs, fits_tree, tensors
+from .static_step import CapturedStep, RoundInputs, fits_tree, pad_tree, tensors
 
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
@@ -108,7 +109,7 @@ class _Slot:
 
     cache: RaggedCache
     pool: Pool
-    steps: OrderedDict[tuple[Any, ...], StaticStep | CapturedCall] = field(default_factory=OrderedDict)
+    steps: OrderedDict[tuple[Any, ...], CapturedStep] = field(default_factory=OrderedDict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -160,18 +161,16 @@ class GraphRunner(ModelRunner):
         self._replay(batch, 0)
 
     @torch.inference_mode()
-    def forward_judged(
+    def verify_in_graph(
         self,
-        newest: list[int],
-        drafts: Tensor,
-        probs: Tensor | None,
+        drafts: GraphDrafts,
         judge: StepJudge,
-        numbers: list[list[int]],
+        inputs: RoundInputs,
         return_states: bool,
         text: Tensor | None = None,
-        points: list[list[int]] | None = None,
     ) -> tuple[ForwardOutput, Judged] | None:
-        batch, width = len(newest), 1 + max(drafts.shape[1], *map(len, points or [[]]))
+        batch, (tokens, probs, copies) = len(inputs.counts), drafts
+        width = 1 + max(tokens.shape[1], *map(len, copies or [[]]))
         if probs is not None and (probs.dtype, probs.device, probs.shape[2]) != (
             torch.float32, self.device, self.vocab,
         ):  # fmt: skip
@@ -182,52 +181,47 @@ class GraphRunner(ModelRunner):
             return None
         rows, columns = shape
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
-        placed = [self._lengths[:batch], *self.cache_places(batch), newest, *numbers]
-        if points is not None:
-            padded = ([len(row), *row, *[0] * (columns - 1 - len(row))] for row in points)
-            placed += map(list, zip(*padded, strict=True))
-        key = ("judged", *shape, self._kind(), return_states, extent, judge, probs is not None, points is not None)
-
-        def capture_round(static: Tensor) -> tuple[Any, dict[str, Tensor]]:
-            extra = {"tokens": torch.zeros(rows, columns, dtype=torch.long, device=static.device)}
-            extra |= judge.constants(static.device)
-            # No reference to self, because a captured step outlives the runner.
-            model, cache, backend, vocab = self.model, self.cache, self.backend, self.vocab
-            shared = (static[1], static[2]) if cache.prefix is not None else None
-            at = 1 if shared is None else 3
-            end = at + 1 + len(numbers)
-
-            def forward() -> tuple[ForwardOutput, Judged]:
-                extra["tokens"][:, 0].copy_(static[at])
-                if len(static) > end:
-                    _copy_points(static[end] > 0, static[end + 1 :].t(), extra["tokens"][:, 1:], drawn_from)
-                tree = judge.tree(extra, rows)
-                fed = CapturedBatch(extra["tokens"], static[0], extent, return_states, shared, tree=tree)
-                output = model.forward_captured(fed, cache, backend)
-                output.logits = output.logits[..., :vocab]
-                texts = None if text is None else text[:rows]
-                return output, judge.run(
-                    output.logits, extra["tokens"], static[at + 1 : end], drawn_from, texts, extra
-                )
-
-            return forward, extra
-
-        drawn_from = None
+        inputs = self.placed(inputs._replace(lengths=self._lengths[:batch]))
+        if copies is not None:
+            padded = [[*row, *[0] * (columns - 1 - len(row))] for row in copies]
+            inputs = inputs._replace(num_copied=list(map(len, copies)), copied_drafts=padded)
+        probs_buffer = None
         if probs is not None:
             places = columns - 1 if judge.columns is None else probs.shape[1]
-            drawn_from = self.draft_probs(rows, places, self.vocab)
-            if drawn_from is None:
+            probs_buffer = self.draft_probs(rows, places, self.vocab)
+            if probs_buffer is None:
                 return None
-        call = self._captured(key, placed, rows, capture_round, () if probs is None else ("probs",))
-        if call is None:
+        # No reference to self, because a captured step outlives the runner.
+        model, cache, backend, vocab = self.model, self.cache, self.backend, self.vocab
+
+        def make(static: RoundInputs) -> tuple[Callable[[], Any], dict[str, Tensor]]:
+            fed = torch.zeros(rows, columns, dtype=torch.long, device=cache.buffer.device)
+            constants = judge.constants(fed.device)
+
+            def verify_round() -> tuple[ForwardOutput, Judged]:
+                fed[:, 0].copy_(static.tokens)
+                if static.copied_drafts is not None:
+                    _copy_drafts(static.num_copied > 0, static.copied_drafts, fed[:, 1:], probs_buffer)
+                tree = judge.tree(constants, rows)
+                step = CapturedBatch(fed, static.lengths, extent, return_states, static.prefix, tree=tree)
+                output = model.forward_captured(step, cache, backend)
+                output.logits = output.logits[..., :vocab]
+                texts = None if text is None else text[:rows]
+                return output, judge.run(output.logits, fed, static, probs_buffer, texts, constants)
+
+            return verify_round, {"tokens": fed} | constants
+
+        key = ("judged", *shape, self._kind(), return_states, extent, judge, probs is not None, copies is not None)
+        step = self._captured(key, inputs, rows, make, () if probs is None else ("probs",))
+        if step is None:
             return None
-        if drafts.shape[1]:
-            target = call.extra["tokens"][:batch, 1 : 1 + drafts.shape[1]]
-            target.copy_(drafts if is_accelerator(drafts.device) else to_device(drafts, target.device))
-        if drawn_from is not None and probs is not None:
-            drawn_from[:batch, : probs.shape[1]].copy_(probs)
-        call.replay()
-        output, judged = call.output
+        if tokens.shape[1]:
+            target = step.static_inputs["tokens"][:batch, 1 : 1 + tokens.shape[1]]
+            target.copy_(tokens if is_accelerator(tokens.device) else to_device(tokens, target.device))
+        if probs_buffer is not None and probs is not None:
+            probs_buffer[:batch, : probs.shape[1]].copy_(probs)
+        step.replay()
+        output, judged = step.output
         states = None if output.states is None else output.states[:batch, :width]
         logits = output.logits[:batch, :width]
         changed = logits if judged.logits is None else judged.logits[:batch, :width]
@@ -236,35 +230,33 @@ class GraphRunner(ModelRunner):
     def call(
         self,
         key: tuple[Any, ...],
-        numbers: list[list[int]],
+        inputs: RoundInputs,
         rows: int,
-        function: Callable[[Tensor], Any],
-        keep: Sequence[Tensor] = (),
+        function: Callable[[RoundInputs], Any],
+        keep_alive: Sequence[Tensor] = (),
         shared: Sequence[str] = (),
     ) -> Any | None:
-        """Replay `function(static)` over this runner's cache, captured on first use; None if that is impossible.
+        """Replay `function` over this runner's cache, captured on first use; None if that is impossible.
 
         Args:
-            key: what the captured function depends on besides the numbers. The runner's own part is added.
-            numbers: one list per number, with an entry per row; padded with zeros to `rows`, and copied to
-                `static`, int64 [len(numbers), rows].
+            key: what the captured function depends on besides the inputs. The runner's own part is added.
+            inputs: padded with zeros to `rows`, and given to the function as views of a static buffer.
             rows: the rows of the function.
             function: must not refer to the runner, which it outlives.
-            keep: tensors that the function reads and that its graph has to keep alive.
+            keep_alive: tensors that the function reads and that its graph has to keep alive.
             shared: names of the buffers that it uses and that may be replaced by larger ones (`draft_probs`).
 
         Returns:
             The function's output, which the next replay overwrites.
         """
-        call = self._captured(
-            (*key, rows, self._kind()), numbers, rows, lambda static: (partial(function, static), {}), shared
-        )
-        if call is None:
+        key = (*key, rows, self._kind())
+        step = self._captured(key, inputs, rows, lambda static: (partial(function, static), {}), shared)
+        if step is None:
             return None
         # The graph reads the tensors of its capture, also if a later call brings others.
-        call.keeps = call.keeps or tuple(keep)
-        call.replay()
-        return call.output
+        step.keep_alive = step.keep_alive or tuple(keep_alive)
+        step.replay()
+        return step.output
 
     @property
     def captures(self) -> bool:
@@ -297,10 +289,18 @@ class GraphRunner(ModelRunner):
                 return None
         return buffers["probs"][: rows * drafts * size].view(rows, drafts, size)
 
-    def cache_places(self, batch: int) -> list[list[int]]:
-        """Return the rows' starts and groups in the cache's prefix, or [] without a prefix."""
+    def placed(self, inputs: RoundInputs) -> RoundInputs:
+        """Return the inputs with the rows' places in the cache's prefix, if there is one."""
+        cache, batch = self.cache, len(inputs.lengths)
+        if cache.prefix is None:
+            return inputs
+        return inputs._replace(starts=cache.starts[:batch], groups=cache.groups[:batch])
+
+    def device_text(self) -> DeviceText:
         cache = self.cache
-        return [] if cache.prefix is None else [cache.starts[:batch], cache.groups[:batch]]
+        # After the longest text, there is room for a step's padding.
+        columns = cache.max_len + (0 if cache.prefix is None else cache.prefix.max_len) + MAX_CAPTURED_WIDTH
+        return DeviceText(self.buffer("text", cache.max_batch, columns, dtype=torch.long))
 
     def _kind(self) -> tuple[Any, ...]:
         return self.backend, getattr(self.model, "plan", None), self.vocab
@@ -308,33 +308,31 @@ class GraphRunner(ModelRunner):
     def _captured(
         self,
         key: tuple[Any, ...],
-        numbers: list[list[int]],
+        inputs: RoundInputs,
         rows: int,
-        make: Callable[[Tensor], tuple[Callable[[], Any], dict[str, Tensor]]],
+        make: Callable[[RoundInputs], tuple[Callable[[], Any], dict[str, Tensor]]],
         shared: Sequence[str] = (),
-    ) -> CapturedCall | None:
-        """Return the captured call of this key with its numbers refilled; None if it can't be captured."""
+    ) -> CapturedStep | None:
+        """Return the captured step of this key with its inputs refilled; None if it can't be captured."""
         if not self.model.capturable or key in self._too_large:
             return None
-        # An even number of columns, because Triton compiles other code for rows at odd multiples of 8 bytes.
-        columns = rows + rows % 2
-        padded = [[*line] + [0] * (columns - len(line)) for line in numbers]
-        call = self.slot.steps.get(key)
-        if not isinstance(call, CapturedCall) or not self._is_current(call):
+        lines = inputs.packed(rows)
+        step = self.slot.steps.get(key)
+        if step is None or not self._is_current(step):
             with setting_up(self.device):
-                static = to_device(padded, self.device)
-                forward, extra = make(static[:, :rows])
-                captured = self._record_in_pool(key, forward)
+                numbers = to_device(lines, self.device)
+                function, static_inputs = make(inputs.views(numbers[:, :rows]))
+                captured = self._record_in_pool(key, function)
             if captured is None:
                 return None
-            call = self.slot.steps[key] = CapturedCall(static, *captured, extra)
-            call.shared = {name: self.slot.buffers[name] for name in shared}
-            # A call that replaces an outdated one has the old one's place.
+            step = self.slot.steps[key] = CapturedStep(numbers, *captured, static_inputs)
+            step.shared = {name: self.slot.buffers[name] for name in shared}
+            # A step that replaces an outdated one has the old one's place.
             self.slot.steps.move_to_end(key)
             self._evict()
-        refill(call.numbers, padded)
+        step.fill(lines)
         self.slot.steps.move_to_end(key)
-        return call
+        return step
 
     def _shape(
         self, batch: int, width: int, longest: int, tree: BatchTree | None = None, exact: bool = False
@@ -351,47 +349,40 @@ class GraphRunner(ModelRunner):
                 return rows, columns
         return None
 
-    def _replay(self, batch: ForwardBatch, longest: int) -> StaticStep | None:
+    def _replay(self, batch: ForwardBatch, longest: int) -> CapturedStep | None:
         """Replay the captured step for the batch's shape; None if there is none and it can't be captured."""
-        tokens = batch.tokens
-        shape = self._shape(tokens.shape[0], tokens.shape[1], longest, batch.tree)
+        tokens, count = batch.tokens, len(batch.tokens)
+        shape = self._shape(count, tokens.shape[1], longest, batch.tree)
         if shape is None:
             return None
         rows, columns = shape
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
-        plan = getattr(self.model, "plan", None)
-        trees = batch.tree is not None
-        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, batch.window, extent, trees)
-        step = self.slot.steps.get(key)
-        assert not isinstance(step, CapturedCall)
-        inputs = StepInputs.of(batch, self.cache, rows, columns)
-        if step is None:
-            if key in self._too_large:
-                return None
-            with setting_up(tokens.device):
-                step = self._capture(key, batch, inputs, columns, extent)
-            if step is None:
-                return None
-            self.slot.steps[key] = step
-            self._evict()
-        self.slot.steps.move_to_end(key)
-        inputs.fill(step.batch, tokens)
-        step.replay()
-        return step
-
-    def _capture(
-        self, key: tuple[Any, ...], batch: ForwardBatch, inputs: StepInputs, columns: int, extent: int
-    ) -> StaticStep | None:
-        """Capture a step. This also runs it on the batch's tokens, so the cache is then as after a replay."""
-        buffers = inputs.buffers(batch, columns, extent)
+        inputs = self.placed(RoundInputs(lengths=list(batch.lengths)))
+        if batch.tree is not None:
+            tree = pad_tree(batch.tree, rows, columns)
+            inputs = inputs._replace(sees=tree.sees, depths=tree.depths, before=tree.before)
         # No reference to self, because a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
+        wanted = batch.return_states, batch.window
 
-        def forward() -> ForwardOutput:
-            return model.forward_captured(buffers, cache, backend)
+        def make(static: RoundInputs) -> tuple[Callable[[], Any], dict[str, Tensor]]:
+            fed = torch.zeros(rows, columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
+            fed[:count, : tokens.shape[1]] = tokens
 
-        captured = self._record_in_pool(key, forward)
-        return None if captured is None else StaticStep(buffers, *captured)
+            def forward() -> ForwardOutput:
+                step = CapturedBatch(fed, static.lengths, extent, wanted[0], static.prefix, wanted[1], static.tree)
+                return model.forward_captured(step, cache, backend)
+
+            return forward, {"tokens": fed}
+
+        trees = batch.tree is not None
+        key = (rows, columns, tokens.dtype, self._kind(), *wanted, extent, trees)
+        step = self._captured(key, inputs, rows, make)
+        if step is None:
+            return None
+        step.static_inputs["tokens"][:count, : tokens.shape[1]].copy_(tokens)
+        step.replay()
+        return step
 
     def _record_in_pool(
         self, key: tuple[Any, ...], forward: Callable[[], Any]
@@ -418,10 +409,9 @@ class GraphRunner(ModelRunner):
         self._too_large.add(key)
         return None
 
-    def _is_current(self, step: StaticStep | CapturedCall) -> bool:
+    def _is_current(self, step: CapturedStep) -> bool:
         """Return whether no buffer that the step shares with others has been replaced since it was captured."""
-        shared = step.shared if isinstance(step, CapturedCall) else {}
-        return all(self.slot.buffers[name] is buffer for name, buffer in shared.items())
+        return all(self.slot.buffers[name] is buffer for name, buffer in step.shared.items())
 
     def _evict(self) -> None:
         """Drop steps with outdated buffers, and the least recently used ones beyond MAX_STEPS or STEP_BYTES."""
@@ -434,11 +424,11 @@ class GraphRunner(ModelRunner):
             self.slot.steps.popitem(last=False)
 
 
-def _copy_points(copies: Tensor, points: Tensor, drafts: Tensor, probs: Tensor | None) -> None:
+def _copy_drafts(copies: Tensor, copied_drafts: Tensor, drafts: Tensor, probs: Tensor | None) -> None:
     """Overwrite the drafts [R, l], and their distributions [R, l, V], of the rows that copy, bool [R]."""
-    drafts.copy_(points.where(copies[:, None], drafts))
+    drafts.copy_(copied_drafts.where(copies[:, None], drafts))
     if probs is not None:
-        at, is_copy = points[..., None], copies[:, None, None]
+        at, is_copy = copied_drafts[..., None], copies[:, None, None]
         probs.masked_fill_(is_copy, 0.0)
         probs.scatter_(2, at, probs.gather(2, at).masked_fill(is_copy, 1.0))
 

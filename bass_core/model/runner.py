@@ -21,8 +21,10 @@ from kernels.support import is_accelerator
 from ..sample.rows import RaggedRows
 from .base import CausalModel
 from .cache import RaggedCache
-from .forward import ForwardBatch, ForwardOutput, Judged, StepJudge
+from .device_text import DeviceText
+from .forward import ForwardBatch, ForwardOutput, GraphDrafts, Judged, StepJudge
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
+from .static_step import RoundInputs
 
 # Backends that can attend over a shared prefix, and over part of a cache.
 SHARING = ("fused", "mixed", "pad", "split", "sdpa")
@@ -108,34 +110,32 @@ class ModelRunner:
             output.scores = scores[..., : self.vocab]
         return output
 
-    def forward_judged(
+    def verify_in_graph(
         self,
-        newest: list[int],
-        drafts: Tensor,
-        probs: Tensor | None,
+        drafts: GraphDrafts,
         judge: StepJudge,
-        numbers: list[list[int]],
+        inputs: RoundInputs,
         return_states: bool,
         text: Tensor | None = None,
-        points: list[list[int]] | None = None,
     ) -> tuple[ForwardOutput, Judged] | None:
-        """Feed the newest tokens and chains of drafts, and judge them in the same captured graph.
+        """Feed the newest tokens and their drafts, and judge them in the same captured graph.
 
         Args:
-            newest: each row's newest token.
-            drafts: int64 [B, l].
-            probs: float32 [B, l, V], the distributions that the drafts were drawn from; None for point masses.
+            drafts: the drafts.
             judge: what follows the forward.
-            numbers: its numbers of this round, one entry per row.
+            inputs: the round's numbers, with the newest tokens; the runner adds the rows' lengths and places.
             return_states: as in ForwardBatch.
             text: int64 [max_batch, T], the rows' texts, if the judge reads them (DeviceText). The newest tokens
                 and the drafts are written to it.
-            points: the drafts of rows that copy, in place of those in `drafts`; [] for other rows. None: no row.
 
         Returns:
             The forward's output and the judge's, both valid until the next forward; None if this runner captures
             no graphs of this shape.
         """
+        return None
+
+    def device_text(self) -> DeviceText | None:
+        """Return the rows' texts for captured graphs; None if this runner captures none."""
         return None
 
     def prefix_runner(self) -> ModelRunner:

@@ -1,90 +1,128 @@
-"""A captured step: its input buffers, how to fill them before a replay, and its outputs.
+"""A captured step (`CapturedStep`), and the numbers of a round that it reads (`RoundInputs`).
 
-A step serves every batch with at most its rows and columns. A batch's numbers go to the device in one copy, or in
-two if its tokens form trees. Nothing waits for the copies. Surplus rows and columns are padding: such a row has
-length 0, and a padding token of a tree sees only itself.
+A step serves every round with at most its rows and columns. All numbers of a round go to the device in one copy,
+which nothing waits for. Surplus rows and columns are padding: such a row has length 0, and a padding token of a
+tree sees only itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from kernels.plan import MAX_TREE_TOKENS, TokenTree
 
-from ..machine.transfer import to_device
-from .cache import RaggedCache
-from .forward import BatchTree, CapturedBatch, ForwardBatch, ForwardOutput, token_tree
+from ..machine.transfer import refill
+from ..sample.noise import NoiseKeys
+from .forward import BatchTree, ForwardOutput
 
 
-@dataclass
-class StaticStep:
-    """A captured step of one shape.
+class RoundInputs(NamedTuple):
+    """A round's numbers by name.
+
+    On the host, a field has one number per row, or one list per row, all of one length. In a captured step it is
+    int64 [R] or [R, W], a view of the step's buffer. A field that the step does not read is None.
 
     Attributes:
-        batch: the buffers that it reads.
-        output: the buffers that it writes.
-        replay: runs the step again.
-        taken: bytes by which the pool grew during the capture. They include intermediate results only if this
-            step's need more memory than those of earlier steps.
+        lengths: how many tokens of the row are cached.
+        starts, groups: the row's place in the cache's prefix; None without a prefix.
+        counts: its drafts, or its unread tokens.
+        prompts: the length of its prompt.
+        ids, positions, seeds: its noise keys.
+        tokens: its newest token, or its unread tokens.
+        state_slots: the column of the state that each unread token reads.
+        num_copied: how many drafts it copies.
+        copied_drafts: those drafts.
+        sees, depths, before: its tree, as in BatchTree.
     """
 
-    batch: CapturedBatch
-    output: ForwardOutput
-    replay: Callable[[], Any]
-    taken: int = 0
+    lengths: Any = None
+    starts: Any = None
+    groups: Any = None
+    counts: Any = None
+    prompts: Any = None
+    ids: Any = None
+    positions: Any = None
+    seeds: Any = None
+    tokens: Any = None
+    state_slots: Any = None
+    num_copied: Any = None
+    copied_drafts: Any = None
+    sees: Any = None
+    depths: Any = None
+    before: Any = None
 
     @property
-    def nbytes(self) -> int:
-        return max(self.taken, sum(tensor.nbytes for tensor in tensors(self.output)))
+    def prefix(self) -> tuple[Tensor, Tensor] | None:
+        """The rows' starts and groups in the cache's prefix, or None without a prefix."""
+        return None if self.starts is None else (self.starts, self.groups)
+
+    @property
+    def keys(self) -> NoiseKeys:
+        """The round's noise keys."""
+        return NoiseKeys(self.seeds[:1], self.ids, self.positions)
+
+    @property
+    def tree(self) -> TokenTree | None:
+        """The trees that the step's tokens form, or None for chains."""
+        if self.sees is None:
+            return None
+        return TokenTree(self.sees.contiguous(), self.depths.contiguous(), self.before)
+
+    def packed(self, rows: int) -> list[list[int]]:
+        """Return all numbers in lines of one number per row, padded with zeros to at least `rows`."""
+        # An even number of columns, because Triton compiles other code for rows at odd multiples of 8 bytes.
+        columns = rows + rows % 2
+        return [[*line, *[0] * (columns - len(line))] for part in self for line in _lines(part)]
+
+    def views(self, buffer: Tensor) -> RoundInputs:
+        """Return the fields as views of a buffer [n, R] with the lines of `packed`."""
+        parts = buffer.split([len(_lines(part)) for part in self])
+        named = zip(self, parts, strict=True)
+        return RoundInputs(*(None if a is None else b.t() if isinstance(a[0], list) else b[0] for a, b in named))
+
+
+def _lines(part: Any) -> Sequence[Sequence[int]]:
+    """Return a field's lines of one number per row."""
+    if part is None:
+        return []
+    return list(zip(*part, strict=True)) if isinstance(part[0], list) else [part]
 
 
 @dataclass
-class StepInputs:
-    """A batch's numbers, padded to a step's shape and copied to its device.
+class CapturedStep:
+    """A captured function of a round's numbers.
 
     Attributes:
-        numbers: int64 [1, rows], the lengths; or [3, rows], with the rows' starts and groups.
-        tree: the padded trees, or None.
+        numbers: the buffer of its RoundInputs, to be refilled before each replay.
+        output: the tensors that it writes.
+        replay: runs it again.
+        taken: bytes by which the pool grew during the capture. They include intermediate results only if this
+            step's need more memory than those of earlier steps.
+        static_inputs: further tensors that it reads, by name.
+        keep_alive: other tensors that it reads.
+        shared: buffers that it shares with other captures, by name.
     """
 
     numbers: Tensor
-    tree: TokenTree | None
+    output: Any
+    replay: Callable[[], Any]
+    taken: int = 0
+    static_inputs: dict[str, Tensor] = field(default_factory=dict)
+    keep_alive: tuple[Tensor, ...] = ()
+    shared: dict[str, Tensor] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, batch: ForwardBatch, cache: RaggedCache, rows: int, columns: int) -> StepInputs:
-        """Pad a batch of at most `rows` rows of at most `columns` tokens."""
-        device, count = batch.tokens.device, len(batch.lengths)
-        host = [batch.lengths] + ([] if cache.prefix is None else [cache.starts, cache.groups])
-        placed = to_device([[*numbers[:count]] + [0] * (rows - count) for numbers in host], device)
-        tree = None if batch.tree is None else token_tree(_pad_tree(batch.tree, rows, columns), device)
-        return cls(placed, tree)
+    @property
+    def nbytes(self) -> int:
+        inputs = sum(tensor.nbytes for tensor in self.static_inputs.values())
+        return inputs + max(self.taken, sum(tensor.nbytes for tensor in tensors(self.output)))
 
-    def buffers(self, batch: ForwardBatch, columns: int, extent: int) -> CapturedBatch:
-        """Make buffers for a step of `columns` tokens per row, filled with the batch."""
-        tokens = batch.tokens
-        lengths, *shared = (numbers.clone() for numbers in self.numbers)
-        rows = len(lengths)
-        static = torch.zeros(rows, columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
-        static[: tokens.shape[0], : tokens.shape[1]] = tokens
-        starts_and_groups = (shared[0], shared[1]) if shared else None
-        tree = None
-        if self.tree is not None:
-            tree = TokenTree(*(part.clone(memory_format=torch.contiguous_format) for part in _parts(self.tree)))
-        return CapturedBatch(static, lengths, extent, batch.return_states, starts_and_groups, batch.window, tree)
-
-    def fill(self, buffers: CapturedBatch, tokens: Tensor) -> None:
-        """Write the batch and its `tokens` to a step's buffers."""
-        buffers.tokens[: tokens.shape[0], : tokens.shape[1]].copy_(tokens)
-        for static, numbers in zip((buffers.lengths, *(buffers.shared or ())), self.numbers, strict=True):
-            static.copy_(numbers)
-        if self.tree is not None and buffers.tree is not None:
-            for static, fresh in zip(_parts(buffers.tree), _parts(self.tree), strict=True):
-                static.copy_(fresh)
+    def fill(self, lines: list[list[int]]) -> None:
+        """Overwrite the numbers with `RoundInputs.packed`."""
+        refill(self.numbers, lines)
 
 
 def fits_tree(tree: BatchTree | None, columns: int) -> bool:
@@ -92,7 +130,7 @@ def fits_tree(tree: BatchTree | None, columns: int) -> bool:
     return tree is None or max(tree.before) + columns <= MAX_TREE_TOKENS
 
 
-def _pad_tree(tree: BatchTree, rows: int, columns: int) -> BatchTree:
+def pad_tree(tree: BatchTree, rows: int, columns: int) -> BatchTree:
     """Pad the trees with rows and tokens."""
     before = [*tree.before, *[0] * (rows - len(tree.before))]
     sees = [*tree.sees, *([] for _ in range(rows - len(tree.sees)))]
@@ -107,10 +145,6 @@ def _pad_tree(tree: BatchTree, rows: int, columns: int) -> BatchTree:
     )
 
 
-def _parts(tree: TokenTree) -> tuple[Tensor, Tensor, Tensor]:
-    return tree.sees, tree.depths, tree.before
-
-
 def tensors(output: Any) -> list[Tensor]:
     """Return the tensors in a captured function's output: a ForwardOutput, a tensor, None, or a tuple of these."""
     if isinstance(output, ForwardOutput):
@@ -118,31 +152,3 @@ def tensors(output: Any) -> list[Tensor]:
     if isinstance(output, tuple):
         return [tensor for part in output for tensor in tensors(part)]
     return [] if output is None else [output]
-
-
-@dataclass
-class CapturedCall:
-    """A captured function of one packed tensor of numbers.
-
-    Attributes:
-        numbers: the static int64 tensor that it reads, to be refilled before each replay.
-        output: the tensors that it writes.
-        replay: runs it again.
-        taken: as in StaticStep.
-        extra: further static tensors that it reads, by name.
-        keeps: other tensors that it reads, kept alive here.
-        shared: buffers that it shares with other captures, by name.
-    """
-
-    numbers: Tensor
-    output: Any
-    replay: Callable[[], Any]
-    taken: int = 0
-    extra: dict[str, Tensor] = field(default_factory=dict)
-    keeps: tuple[Tensor, ...] = ()
-    shared: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        inputs = sum(tensor.nbytes for tensor in self.extra.values())
-        return inputs + max(self.taken, sum(tensor.nbytes for tensor in tensors(self.output)))

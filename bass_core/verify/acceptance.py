@@ -54,6 +54,7 @@ class RowOutcome(NamedTuple):
         tests: one per column of the round, padding included.
         next_drafted: whether `next_token` is one more accepted draft.
         path: the accepted drafts of a tree; None for a chain, where they are the first `accepted` ones.
+        ends: whether `next_token` is written; False under AMUSD if the target has not read the last draft.
     """
 
     accepted: int
@@ -62,6 +63,7 @@ class RowOutcome(NamedTuple):
     tests: list[DraftTest]
     next_drafted: bool = False
     path: list[int] | None = None
+    ends: bool = True
 
     @property
     def accepted_drafts(self) -> list[int]:

@@ -89,7 +89,7 @@ def explain(
     ended = [place for place in places if place is not None]
     endings = {place.row: one for place, one in zip(ended, _endings(ended, logits, drafts, params), strict=True)}
     own_p = _probs_at_temperature_1(logits, rows, drafts) if rule == GREEDY else None
-    own_q = drafts.own() if rule == GREEDY and drafts.own is not None else None
+    own_q = drafts.greedy_probs() if rule == GREEDY and drafts.greedy_probs is not None else None
     for r in rows:
         parents = None if drafts.parents is None else drafts.parents[r]
         count = len(drafts.tokens[r])
@@ -187,7 +187,7 @@ class Drafts:
         drawn: as in TreeProposal; None for chains.
         probs: the distributions that drafts were drawn from: float32 [B, N, V] for chains (None for point masses),
             float32 [D, V] for trees.
-        own: returns each draft's probability at temperature 1, if known.
+        greedy_probs: returns each draft's probability at temperature 1, if known.
     """
 
     tokens: list[list[int]]
@@ -195,7 +195,7 @@ class Drafts:
     parents: list[list[int]] | None = None
     drawn: list[list[int]] | None = None
     probs: Tensor | None = None
-    own: Callable[[], list[list[float | None]]] | None = None
+    greedy_probs: Callable[[], list[list[float | None]]] | None = None
 
     def replaced_after(self, row: int, node: int) -> int | None:
         """Return the draft after `node` (-1: the newest token) that the target's token replaced, or None.

@@ -1,25 +1,41 @@
-"""The part of a round after the target's forward, as a function that a CUDA graph can capture with it.
+"""The part of a round after the target's forward, for chains (`Judge`): captured with the forward, or without.
 
-`Judge.run` draws or verifies, and packs the outcomes into one tensor; `Judge.outcomes` reads them on the host. The
-numbers that change from round to round are rows of one tensor, so that the graph serves every round.
+`Judge.run` draws or verifies on the device, and packs the outcomes into one tensor; `Judge.outcomes` reads them on
+the host. `Judge.verify` does both for a forward that was not captured. `Judge.for_trees` judges trees instead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..model.forward import Judged
+from ..machine.transfer import to_device
+from ..model.forward import ForwardOutput, Judged
+from ..model.static_step import RoundInputs
+from ..sample.distribution import Probs
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
 from .acceptance import RowOutcome, unpack
-from .rejection import plain_packed, verify
+from .rejection import plain, plain_packed, verify
 from .rules import Verification
+from .tree_judge import TreeJudge
+from .tree_shape import TreeShape
+
+
+class Chains(Protocol):
+    """The members of a Proposal (draft/base.py) that are judged."""
+
+    tokens: Tensor
+    num_drafted: list[int]
+    probs: Probs | None
+
+    @property
+    def width(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -32,16 +48,30 @@ class Judge:
 
     columns = None
 
+    def for_trees(self, shape: TreeShape | None) -> TreeJudge:
+        """Return the judge of trees; captured rounds need their full shape."""
+        return TreeJudge(self.sampling, self.verification, shape)
+
     @property
     def reads_text(self) -> bool:
         """Whether `run` needs the rows' texts."""
         return self.sampling.reads_text
 
+    def captures(self, device: torch.device, probs: Tensor | None) -> bool:
+        """Return True: `run` can judge every chain."""
+        return True
+
     @staticmethod
-    def numbers(rows: list[Sequence], counts: list[int], keys: RowKeys) -> list[list[int]]:
-        """Return a round's numbers, one list per row of `run`'s argument of that name."""
-        prompts = [len(row.prompt) for row in rows]
-        return [counts, prompts, keys.host_ids, keys.host_positions, [keys.seed] * len(counts)]
+    def inputs(rows: list[Sequence], counts: list[int], keys: RowKeys) -> RoundInputs:
+        """Return the numbers of a round in which row r has counts[r] drafts."""
+        return RoundInputs(
+            counts=counts,
+            prompts=[len(row.prompt) for row in rows],
+            ids=keys.host_ids,
+            positions=keys.host_positions,
+            seeds=[keys.seed] * len(counts),
+            tokens=[row.tokens[-1] for row in rows],
+        )
 
     def constants(self, device: torch.device) -> dict[str, Tensor]:
         """Return the tensors that `run` reads in every round (Shaper)."""
@@ -54,7 +84,7 @@ class Judge:
         self,
         logits: Tensor,
         fed: Tensor,
-        numbers: Tensor,
+        inputs: RoundInputs,
         probs: Tensor | None,
         text: Tensor | None,
         constants: dict[str, Tensor],
@@ -64,7 +94,7 @@ class Judge:
         Args:
             logits: [B, l + 1, V], the target's.
             fed: int64 [B, l + 1], the newest tokens and the drafts; what follows a row's last draft is padding.
-            numbers: int64 [5, B].
+            inputs: the round's numbers.
             probs: float32 [B, l, V], the distributions that the drafts were drawn from; None for point masses.
             text: int64 [B, T], the rows' texts without the newest tokens, if penalties read them.
             constants: of this judge.
@@ -72,21 +102,38 @@ class Judge:
         Returns:
             The outcomes as `Outcome.packed`, and the logits with penalties.
         """
-        counts, prompts, ids, positions, seeds = numbers
-        keys, drafts, changed = NoiseKeys(seeds[:1], ids, positions), fed[:, 1:], None
+        positions, keys, drafts, changed = inputs.positions, inputs.keys, fed[:, 1:], None
         if self.sampling.shapes:
             shaper = Shaper(self.sampling, constants)
             if text is not None:
                 # Accepted drafts are part of the text in the next round.
                 at = (positions - 1).clamp(min=0)[:, None] + torch.arange(fed.shape[1], device=fed.device)
                 text.scatter_(1, at, fed)
-            logits = changed = shaper.apply(logits, text, positions, prompts, drafts)
+            logits = changed = shaper.apply(logits, text, positions, inputs.prompts, drafts)
         if not drafts.shape[1]:
             return Judged(plain_packed(logits[:, 0], keys, self.sampling), changed)
-        rule: Any = {"verification": self.verification, "synthetic": self.synthetic}
-        return Judged(verify(logits, drafts, probs, counts, keys, self.sampling, **rule).packed(), changed)
+        outcome = verify(logits, drafts, probs, inputs.counts, keys, self.sampling, **self._rule)
+        return Judged(outcome.packed(), changed)
 
-    def outcomes(self, packed: Tensor, width: int) -> list[RowOutcome]:
-        """Return the outcomes of a round with at most `width` drafts per row; waits for the device."""
-        rows = unpack(packed)
-        return [row._replace(tests=row.tests[:width]) for row in rows] if width * 5 + 4 < packed.shape[1] else rows
+    def outcomes(self, packed: Tensor, proposal: Chains) -> list[RowOutcome]:
+        """Return the outcomes of a captured round; waits for the device."""
+        rows, width = unpack(packed), proposal.width
+        if width * 5 + 4 < packed.shape[1]:
+            rows = [row._replace(tests=row.tests[:width]) for row in rows]
+        return self._adjusted(rows, width)
+
+    def verify(self, output: ForwardOutput, proposal: Chains, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
+        """Judge the drafts int64 [B, l] of a proposal after their forward; waits for the device."""
+        if not proposal.width:
+            return plain(output.logits[:, 0], keys, self.sampling)
+        counts = to_device(proposal.num_drafted, drafts.device)
+        outcome = verify(output.scores, drafts, proposal.probs, counts, keys, self.sampling, **self._rule)
+        return self._adjusted(outcome.host(), proposal.width)
+
+    @property
+    def _rule(self) -> dict[str, Any]:
+        return {"verification": self.verification, "synthetic": self.synthetic}
+
+    def _adjusted(self, outcomes: list[RowOutcome], width: int) -> list[RowOutcome]:
+        adjust = self.verification.adjust
+        return outcomes if adjust is None or not width else adjust(outcomes)

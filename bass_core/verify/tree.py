@@ -30,12 +30,12 @@ from ..sample.noise import NoiseKeys, Role, uniform
 from ..sample.params import SamplingParams
 from ..sample.rows import pick, residual, stack, sums
 from .acceptance import UNSOUND, DraftTest, RowOutcome, single_draft_chance, sound_columns
-from .draft_tree import DraftTree
 from .rules import Verification
+from .tree_shape import JudgedTree
 
 
 def verify_tree(
-    logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams, verification: Verification
+    logits: Tensor, tree: JudgedTree, keys: NoiseKeys, params: SamplingParams, verification: Verification
 ) -> list[RowOutcome]:
     """Verify the tree of each row.
 
@@ -60,7 +60,7 @@ def verify_tree(
     return _Walk(logits, tree, keys, params).outcomes()
 
 
-def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
+def _follow_choices(logits: Tensor, tree: JudgedTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """Walk each tree by the target's own choices, as in greedy and coupled decoding."""
     width, device = logits.shape[1], logits.device
     fed, depths, parents, q = _drafts_from_column_1(tree, width, device), None, None, None
@@ -108,7 +108,7 @@ def choices_of(
     return torch.stack((choices.float(), chances, sound, tokens, at_drafts, q), dim=-1)
 
 
-def followed(packed: Tensor, tree: DraftTree, params: SamplingParams) -> list[RowOutcome]:
+def followed(packed: Tensor, tree: JudgedTree, params: SamplingParams) -> list[RowOutcome]:
     """Follow the target's choices through the trees: `packed` as from `choices_of`. Waits for the device."""
     outcomes, columns = [], to_host(packed).tolist()
     if tree.device_tokens is not None:
@@ -133,12 +133,12 @@ def followed(packed: Tensor, tree: DraftTree, params: SamplingParams) -> list[Ro
     return outcomes
 
 
-def _drafts_from_column_1(tree: DraftTree, width: int, device: torch.device) -> Tensor:
+def _drafts_from_column_1(tree: JudgedTree, width: int, device: torch.device) -> Tensor:
     """Return the draft tokens, with draft i in column i + 1: int64 [B, width]."""
     return torch.nn.functional.pad(tree.on(device, width - 1), (1, 0))
 
 
-def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
+def _drawn_with(tree: JudgedTree, width: int, device: torch.device) -> Tensor:
     """Return each draft's q, or 1 if it was not drawn: float32 [B, width], with draft i in column i + 1."""
     if tree.drawn is None or tree.probs is None or not len(tree.probs):
         return torch.ones(len(tree.parents), width, device=device)
@@ -149,7 +149,7 @@ def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
 class _Walk:
     """The sampled walk of all rows, one depth at a time, until every row has its next token."""
 
-    def __init__(self, logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> None:
+    def __init__(self, logits: Tensor, tree: JudgedTree, keys: NoiseKeys, params: SamplingParams) -> None:
         self.logits, self.tree, self.keys, self.params = logits, tree, keys, params
         if tree.device_tokens is not None:
             tree.set_tokens(to_host(tree.device_tokens).tolist())

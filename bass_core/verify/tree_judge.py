@@ -7,6 +7,7 @@ follows. Sampled trees are walked by a kernel (tree_triton.py), or outside of gr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,19 +16,34 @@ from kernels.plan import TokenTree
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
-from ..model.forward import Judged
+from ..model.forward import ForwardOutput, Judged
+from ..model.static_step import RoundInputs
+from ..sample.distribution import Probs, dense
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
 from .acceptance import RowOutcome
-from .draft_tree import DraftTree
-from .full_tree import FullTree
+from .rejection import plain
 from .rules import Verification
-from .tree import choices_of, followed
+from .tree import choices_of, followed, verify_tree
+from .tree_shape import JudgedTree, TreeShape
+
+
+class Trees(Protocol):
+    """The members of a TreeProposal (draft/base.py) that are judged."""
+
+    tokens: Tensor
+    num_drafted: list[int]
+    probs: Probs | None
+    parents: list[list[int]]
+    drawn: list[list[int]] | None
+
+    @property
+    def width(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class TreeJudge:
-    """How full trees are judged; equal judges share captured graphs.
+    """How trees are judged; equal judges share captured graphs, in which all trees have the shape `shape`.
 
     A row that drafted less deep has other tokens in place of the rest of its tree. No draft sees them, and neither
     the host nor the kernel follows them.
@@ -35,20 +51,30 @@ class TreeJudge:
 
     sampling: SamplingParams
     verification: Verification
-    shape: FullTree
+    shape: TreeShape | None
+
+    reads_text = False
 
     @property
     def columns(self) -> int:
         """One for the newest token, and one for each draft."""
-        return 1 + self.shape.firsts[-1]
+        return 1 + self.full_shape.firsts[-1]
+
+    @property
+    def full_shape(self) -> TreeShape:
+        """The shape of all trees in captured rounds."""
+        assert self.shape is not None
+        return self.shape
 
     @property
     def follows_choices(self) -> bool:
         """Whether the trees are judged by the target's own choices."""
         return self.sampling.greedy or self.verification.coupled
 
-    def judges(self, device: torch.device, probs: Tensor | None) -> bool:
-        """Return whether it can judge rounds on this device, with drafts drawn from `probs` [D, V]."""
+    def captures(self, device: torch.device, probs: Tensor | None) -> bool:
+        """Return whether `run` can judge rounds on this device, with drafts drawn from `probs` [..., V]."""
+        if self.shape is None:
+            return False
         if self.follows_choices or self.sampling.shapes:
             return not self.sampling.shapes
         if probs is None or not (is_accelerator(device) and available(device)):
@@ -62,7 +88,7 @@ class TreeJudge:
 
         The newest token is node 0, and draft i is node i + 1.
         """
-        shape = self.shape
+        shape = self.full_shape
         sees = [1, *(1 | bits << 1 for bits in shape.sees)]
         depths = [0, *shape.depths]
         parents = [0, *(parent + 1 for parent in shape.parents)]
@@ -77,24 +103,22 @@ class TreeJudge:
         self,
         logits: Tensor,
         fed: Tensor,
-        numbers: Tensor,
+        inputs: RoundInputs,
         probs: Tensor | None,
         text: Tensor | None,
         constants: dict[str, Tensor],
     ) -> Judged:
         """Judge a round on its device.
 
-        Arguments are as in Judge.run, but `probs` float32 [B, P, V] has the distributions of FullTree.drawn.
+        Arguments are as in Judge.run, but `probs` float32 [B, P, V] has the distributions of TreeShape.drawn.
         """
-        counts, _, ids, positions, seeds = numbers
-        _, depths, parents, drawn = constants["nodes"]
-        keys = NoiseKeys(seeds[:1], ids, positions)
+        keys, (_, depths, parents, drawn) = inputs.keys, constants["nodes"]
         if not self.follows_choices:
             from .tree_triton import packed_walks  # imports triton
 
             assert probs is not None
             firsts = probs.shape[1] * torch.arange(len(fed), device=fed.device)[:, None]
-            is_draft = torch.arange(len(drawn) - 1, device=fed.device) < counts[:, None]
+            is_draft = torch.arange(len(drawn) - 1, device=fed.device) < inputs.counts[:, None]
             drafts_after = (parents[1:] - 1).expand(is_draft.shape)
             # The kernel ignores drafts with -2.
             q_rows = (drawn[1:] + firsts * (drawn[1:] >= 0)).where(is_draft, -2)
@@ -108,11 +132,18 @@ class TreeJudge:
         at = (depths.expand(fed.shape), parents.expand(fed.shape))
         return Judged(choices_of(logits, fed, *at, q, keys, self.sampling), None)
 
-    def outcomes(self, packed: Tensor, drafts: Tensor, parents: list[list[int]]) -> list[RowOutcome]:
-        """Return the outcomes of a round, given each row's trees (DraftTree); waits for the device."""
-        tree = DraftTree.of(drafts, parents, None, None)
+    def outcomes(self, packed: Tensor, proposal: Trees) -> list[RowOutcome]:
+        """Return the outcomes of a captured round; waits for the device."""
+        tree = JudgedTree.of(proposal.tokens, proposal.parents, None, None)
         if self.follows_choices:
             return followed(packed, tree, self.sampling)
         from .tree_triton import outcomes_of, read_walks  # imports triton
 
         return outcomes_of(read_walks(packed, tree), tree)
+
+    def verify(self, output: ForwardOutput, proposal: Trees, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
+        """Judge the drafts int64 [B, N] of a proposal after their forward; waits for the device."""
+        if not proposal.width:
+            return plain(output.logits[:, 0], keys, self.sampling)
+        tree = JudgedTree.of(drafts, proposal.parents, proposal.drawn, dense(proposal.probs))
+        return verify_tree(output.logits, tree, keys, self.sampling, self.verification)

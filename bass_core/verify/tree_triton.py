@@ -21,14 +21,14 @@ from ..sample.draw_triton import seed_on
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
 from .acceptance import UNSOUND, DraftTest, RowOutcome, single_draft_chance
-from .draft_tree import DraftTree
+from .tree_shape import JudgedTree
 
 # A row's result: the last draft of its path (-1: none), the next token or UNSOUND, the probability of that token,
 # and the tests of the drafts.
 Walked = tuple[int, int, float, list[DraftTest]]
 
 
-def walk_on_device(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[Walked]:
+def walk_on_device(logits: Tensor, tree: JudgedTree, keys: NoiseKeys, params: SamplingParams) -> list[Walked]:
     """Walk each row's tree by the target's logits [B, 1 + N, V].
 
     Raises:
@@ -74,7 +74,7 @@ def packed_walks(
         return torch.cat((ends.float(), chances[:, None], *tests, tokens.float()), dim=1)
 
 
-def read_walks(packed_on_device: Tensor, tree: DraftTree) -> list[Walked]:
+def read_walks(packed_on_device: Tensor, tree: JudgedTree) -> list[Walked]:
     """Return the walks of `packed_walks` through these trees; waits for the device."""
     packed, width = to_host(packed_on_device).tolist(), (packed_on_device.shape[1] - 3) // 4
     if tree.device_tokens is not None:
@@ -90,7 +90,7 @@ def read_walks(packed_on_device: Tensor, tree: DraftTree) -> list[Walked]:
     return walked
 
 
-def outcomes_of(walks: list[Walked], tree: DraftTree) -> list[RowOutcome]:
+def outcomes_of(walks: list[Walked], tree: JudgedTree) -> list[RowOutcome]:
     """Return the outcomes of these walks."""
     outcomes = []
     for r, (last, token, chance, tests) in enumerate(walks):
@@ -111,10 +111,10 @@ def can_walk(device: torch.device, vocab: int) -> bool:
     return False
 
 
-def _rows_of_q(row: int, tree: DraftTree, num_probs: int) -> list[int]:
+def _rows_of_q(row: int, tree: JudgedTree, num_probs: int) -> list[int]:
     """Return, for each draft of a row, the row of q it was drawn from, -1 for none, -2 for a repeated child.
 
-    If the host has not read the tokens, no two siblings are equal: such trees come from StaticTrees
+    If the host has not read the tokens, no two siblings are equal: such trees come from TreePlanner
     (draft/tree.py).
     """
     drawn, parents = tree.drawn, tree.parents[row]

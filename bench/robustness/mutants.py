@@ -35,7 +35,7 @@ QUICK_LIMIT_S, WHOLE_LIMIT_S = 900.0, 3600.0
 _TIMED_OUT = 124
 _WHOLE = [
     "tests/conformance", "tests/kernels", "tests/faults/test_broken_models.py", "tests/bass_core/draft",
-    "tests/bass_core/decode/overlapped", "tests/bass_core/model", "tests/bass_core/verify",
+    "tests/bass_core/decode/amusd", "tests/bass_core/model", "tests/bass_core/verify",
 ]  # fmt: skip
 
 

@@ -46,7 +46,7 @@ _ENUMERATED = "tests/conformance/test_enumeration.py::test_"
 _UNSOUND = "tests/bass_core/verify/test_unsound.py::test_"
 _BLOCK = "tests/bass_core/verify/test_block.py::test_"
 _FED = "tests/bass_core/draft/test_tree.py::test_"
-_OVERLAPPED = "tests/bass_core/decode/overlapped/test_"
+_OVERLAPPED = "tests/bass_core/decode/amusd/test_"
 _CORE = "tests/bass_core/"
 # Test cases in which torch verifies the drafts, not the CPU kernels.
 _REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_equal_the_reference"]
@@ -118,8 +118,8 @@ MUTANTS = [
     Mutant("positions off by one in one row", "bass_core/model/base.py", "positions = plan.positions\n",
            "positions = plan.positions + (torch.arange(len(plan.positions))[:, None] == 1)\n",
            [_CONFORMANCE + "greedy.py::test_rows_that_diverge_write_the_targets_text[llama-bass]"]),
-    Mutant("a row's cache left behind when it moves", "bass_core/decode/batch.py",
-           "                self.target.move_row(last, r)\n", "                pass\n", _ENDS),
+    Mutant("a row's cache left behind when it moves", "bass_core/decode/verifier.py",
+           "        self.target.move_row(source, target)\n", "", _ENDS),
     Mutant("coupled draft with a noise of its own", "bass_core/verify/rules.py",
            "return Role.TARGET if self.coupled else Role.DRAFT", "return Role.DRAFT", _NEVER_REFUSED),
     Mutant("the head reads an older state than the target's newest", "bass_core/draft/head/states.py",
@@ -157,21 +157,21 @@ MUTANTS = [
            [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[bass-reduced-1.0-3-1.0]"]),
     Mutant("all rows share their noise", "bass_core/sample/noise.py", "broadcast_tensors(sequence_ids,",
            "broadcast_tensors(0 * sequence_ids,", [_CORE + "sample/test_noise.py::test_words_equal_philox"]),
-    Mutant("AMUSD: a draft counts that came too late", "bass_core/decode/overlapped/session.py",
+    Mutant("AMUSD: a draft counts that came too late", "bass_core/decode/amusd/session.py",
            "if read[: len(now)] == now:", "if len(now) <= len(read):",
            [_OVERLAPPED + "session.py::test_a_draft_that_comes_too_late_is_dropped"]),
     Mutant("AMUSD: the draft's cache keeps a refused token", "bass_core/draft/model.py",
            "self.runner.commit(row, min(self.runner.lengths[row], length))",
            "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
            [_OVERLAPPED + "session.py::test_after_a_rejection_the_drafts_follow_the_new_text"]),
-    Mutant("AMUSD: a draft comes with another row's q", "bass_core/decode/overlapped/session.py",
+    Mutant("AMUSD: a draft comes with another row's q", "bass_core/decode/amusd/session.py",
            "q = dict(zip(drawn,", "q = dict(zip(drawn[::-1],",
            [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[amusd-other-1.0-0-1.0]"]),
-    Mutant("AMUSD: a late draft counts as fed to the target", "bass_core/decode/overlapped/decoder.py",
-           "settled = min(accepted, counts[r]) + 1", "settled = accepted + 1", _LATE),
-    Mutant("AMUSD: a late draft stands untested", "bass_core/decode/overlapped/decoder.py",
-           "epoch_goes_on = accepted == tested[r] > counts[r]",
-           "epoch_goes_on = tested[r] > counts[r] <= accepted", _LATE),
+    Mutant("AMUSD: a late draft counts as fed to the target", "bass_core/decode/batch.py",
+           "[path[:count] for path, count in", "[path for path, count in", _LATE),
+    Mutant("AMUSD: a late draft stands untested", "bass_core/decode/amusd/decoder.py",
+           "ends=outcome.accepted <= count)",
+           "ends=outcome.accepted < count or len(outcome.tests) == count)", _LATE),
     Mutant("a token drawn from NaN", "bass_core/verify/acceptance.py", "    if UNSOUND in tokens:",
            "    if False:",
            ["tests/faults/test_broken_models.py::test_a_target_with_nan_raises_a_model_error"]),
@@ -191,27 +191,27 @@ MUTANTS = [
            "        rule = Rule.REJECTION\n    p_drafts = p[:, :width].gather(", _MODEL),
     Mutant("a length cut by a drawn token's own q", "bass_core/draft/model.py",
            "return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, "
-           "own=greedy_probs.getter(length))",
+           "greedy_probs=greedy_probs.getter(length))",
            "if stacked is not None:\n"
            "            own_q = stacked.gather(2, torch.stack(drawn, dim=1)[..., None])[..., 0]\n"
            "            likely = (own_q >= 0.3).long().cumprod(1).sum(1).tolist()\n"
            "            max_drafts = [min(n, m) for n, m in zip(max_drafts, likely, strict=True)]\n"
            "        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, "
-           "own=greedy_probs.getter(length))",
+           "greedy_probs=greedy_probs.getter(length))",
            _MODEL),
     Mutant("a chain cut after its last token was seen", "bass_core/draft/model.py",
            "return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, "
-           "own=greedy_probs.getter(length))",
+           "greedy_probs=greedy_probs.getter(length))",
            "max_drafts = [n - (n > 1 and int(drawn[n - 1][r]) == 0) for r, n in enumerate(max_drafts)]\n"
            "        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, "
-           "own=greedy_probs.getter(length))",
+           "greedy_probs=greedy_probs.getter(length))",
            _MODEL),
     Mutant("a head that is sure by the token it drew", "bass_core/draft/head/chain.py",
            "                drafted += active\n",
            "                active = active & (chain_prob >= self.confidence)\n"
            "                drafted += active\n",
            [_ENUMERATED + "drafters_keep_the_distribution[a head that stops-block]"]),
-    Mutant("a drawn node dropped", "bass_core/verify/draft_tree.py",
+    Mutant("a drawn node dropped", "bass_core/verify/tree_shape.py",
            "                    self.drawn_at[r][parent] = i\n",
            "                    if token:\n                        self.drawn_at[r][parent] = i\n", _TREE),
     Mutant("the q of another drawn child", "bass_core/verify/tree.py",
@@ -327,7 +327,7 @@ MUTANTS = [
     Mutant("AMUSD: an unlikely draft is not verified", "bass_core/draft/registry.py",
            "if not chance * max_prob >= AHEAD_CONFIDENCE:", "if not chance * token_prob >= AHEAD_CONFIDENCE:",
            [_OVERLAPPED + "session.py::test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there"]),
-    Mutant("AMUSD: an unlikely late draft is not verified", "bass_core/decode/overlapped/decoder.py",
+    Mutant("AMUSD: an unlikely late draft is not verified", "bass_core/decode/amusd/decoder.py",
            "count + (len(self._ahead[row.index]) > count and row.remaining > count)",
            "count + (len(own := self._ahead[row.index]) > count and row.remaining > count "
            "and own[count].own > 0.3)",
@@ -359,7 +359,7 @@ MUTANTS = [
            [_CORE + "model/weights/test_modified.py::test_changes_after_pairing_take_effect_at_the_next_call"
             "[through_data-dtype1]"]),
     Mutant("graphs: drafts of one chain share their noise", "bass_core/draft/chain_graph.py",
-           "positions + level, streams", "positions, streams",
+           "keys.positions + level, streams", "keys.positions, streams",
            [_CAPTURED + "chains_keep_the_distribution[chain]"]),
     Mutant("graphs: every draft with the first one's q", "bass_core/draft/chain_graph.py",
            "spread(q, vocabulary, probs[:, level])", "spread(q, vocabulary, probs[:, 0])",
@@ -380,21 +380,22 @@ MUTANTS = [
            "    if probs is not None:\n        at, is_copy", "    if False:\n        at, is_copy",
            [_CAPTURED + "chains_keep_the_distribution[copies in a row]"]),
     Mutant("graphs: copies in every row", "bass_core/model/graphs.py",
-           "points.where(copies[:, None], drafts)", "points.where(copies[:, None] | True, drafts)",
+           "copied_drafts.where(copies[:, None], drafts)", "copied_drafts.where(copies[:, None] | True, drafts)",
            [_CAPTURED + "chains_keep_the_distribution[copies in a row]"]),
     Mutant("graphs: penalties that know no drafts", "bass_core/verify/judge.py",
-           "shaper.apply(logits, text, positions, prompts, drafts)",
-           "shaper.apply(logits, text, positions, prompts, drafts * 0)",
+           "shaper.apply(logits, text, positions, inputs.prompts, drafts)",
+           "shaper.apply(logits, text, positions, inputs.prompts, drafts * 0)",
            [_CAPTURED + "chains_keep_the_distribution[penalties]"]),
-    Mutant("graphs: penalties read text that an eager round has not uploaded", "bass_core/decode/batch.py",
+    Mutant("graphs: penalties read text that an eager round has not uploaded", "bass_core/decode/verifier.py",
            "len(row.tokens) + outcome.accepted", "len(row.tokens) + outcome.accepted + 2",
            [_CAPTURED + "chains_keep_the_distribution[eager rounds between]"]),
     Mutant("graphs: a row that moves leaves its text behind", "bass_core/model/device_text.py",
            "self.tokens[target].copy_(self.tokens[source])", "pass",
            [_CAPTURED + "chains_keep_the_distribution[penalties, a row leaves]"]),
-    Mutant("graphs: a prefix's places read as a round's numbers", "bass_core/model/graphs.py",
-           "at = 1 if shared is None else 3", "at = 1",
-           [_CAPTURED + "chains_keep_the_distribution[prefix]"]),
+    Mutant("graphs: positions taken for sequence ids", "bass_core/model/static_step.py",
+           "NoiseKeys(self.seeds[:1], self.ids, self.positions)",
+           "NoiseKeys(self.seeds[:1], self.positions, self.positions)",
+           [_CAPTURED + "chains_keep_the_distribution[lengths by rows]"]),
     Mutant("inner rounds of two rounds share their noise", "bass_core/sample/noise.py", "high << 32 | low",
            "self.sequence_ids", _WINDOW_ROUNDS),
     Mutant("inner rounds with the noise of their round", "bass_core/draft/window.py",

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from bass_core.decode.amusd.decoder import AmusdDecoder
+from bass_core.decode.amusd.draft import DraftThread
+from bass_core.decode.amusd.session import DraftSession, QueuedDraft
 from bass_core.decode.base import DecodingParams
-from bass_core.decode.overlapped.decoder import AmusdDecoder
-from bass_core.decode.overlapped.draft import DraftThread
-from bass_core.decode.overlapped.session import DraftSession, QueuedDraft
 from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.lookup import Cascade
 from bass_core.draft.registry import head_drafter

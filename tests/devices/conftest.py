@@ -19,7 +19,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     torch.set_num_threads(1)
     runtime.restore()
     # AMUSD's draft shares the target's device. Only test_amusd.py gives the draft a separate device.
-    monkeypatch.setattr("bass_core.decode.overlapped.session.second_device", lambda device: None)
+    monkeypatch.setattr("bass_core.decode.amusd.session.second_device", lambda device: None)
     for module in ("generate", "race"):
         monkeypatch.setattr(f"bass_core.lanes.{module}.warm_up", lambda pair, request: None)
     yield torch.device("emul", 0)

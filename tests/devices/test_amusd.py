@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bass_core import SamplingParams, generate
-from bass_core.decode.overlapped.session import DraftSession, draft_source, second_device
+from bass_core.decode.amusd.session import DraftSession, draft_source, second_device
 from bass_core.draft.base import Proposal
 from tests.support.models import texts_of
 from tests.support.schedule import draft_in_step
@@ -53,7 +53,7 @@ def test_all_work_is_ordered_and_only_small_values_are_read(
     name: str, way: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "two devices":
-        monkeypatch.setattr("bass_core.decode.overlapped.session.second_device", second_device)
+        monkeypatch.setattr("bass_core.decode.amusd.session.second_device", second_device)
         # Copying the model runs it once: forget the reads of that run.
         draft_source(pair("llama", table.DRAFTS[name].kind))
         ledger.clear()

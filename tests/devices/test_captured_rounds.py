@@ -22,14 +22,16 @@ from bass_core.draft.chain_graph import ChainGraphs, captured_width
 from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.lookup import PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
-from bass_core.draft.tree import StaticTrees
+from bass_core.draft.tree import TreePlanner
 from bass_core.lanes.lane import Lane
 from bass_core.model.base import CausalModel
 from bass_core.model.cache import RaggedCache
+from bass_core.model.forward import GraphDrafts
 from bass_core.model.graphs import make_runner, probs_numbers
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.static_step import tensors
 from bass_core.sample.noise import RowKeys
+from bass_core.sequence import Sequence
 from bass_core.verify.judge import Judge
 from bass_core.verify.rules import VERIFICATIONS
 from tests.support.models import tiny
@@ -196,7 +198,7 @@ def drafted(
         tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
         if isinstance(proposal, TreeProposal):
             tokens = [*zip(tokens, proposal.parents, strict=True)]
-        proposals.append((tokens, probs, None if proposal.own is None else proposal.own()))
+        proposals.append((tokens, probs, None if proposal.greedy_probs is None else proposal.greedy_probs()))
         return proposal
 
     with monkeypatch.context() as patch:
@@ -235,7 +237,7 @@ def test_captured_trees_are_those_of_eager_rounds(
     """The last rounds of a row are less deep."""
     options: dict[str, Any] = {"tree": (3, 2, 1, 2), "verification": rule, "max_new_tokens": 24}
     eager, expected = drafted(monkeypatch, sampling, draft, graphs=False, **options)
-    monkeypatch.setattr(StaticTrees, "propose", None)
+    monkeypatch.setattr(TreePlanner, "propose", None)
     captured, texts = drafted(monkeypatch, sampling, draft, graphs=True, **options)
     assert texts == expected and len(captured) == len(eager) > 5 and not ledger.races
     for (trees, probs, own), (other_trees, other_probs, other_own) in zip(captured, eager, strict=True):
@@ -319,10 +321,12 @@ def test_distributions_of_another_type_are_never_rounded() -> None:
     model = pair("llama", "none").target_step
     runner = make_runner(model, 2, 64, model.vocab, "pad")
     judge = Judge(SAMPLING["sampled"], VERIFICATIONS["rejection"], None)
-    drafts, numbers = torch.ones(2, 2, dtype=torch.long).to(TYPE), [[2, 2], [1, 1], [0, 1], [5, 5], [3, 3]]
+    drafts = torch.ones(2, 2, dtype=torch.long).to(TYPE)
+    rows = [Sequence(row, row, [1, 2, 3, 4, 1], 9, frozenset()) for row in range(2)]
+    inputs = judge.inputs(rows, [2, 2], RowKeys(3, [0, 1], [5, 5], model.device))
     q = torch.full((2, 2, model.vocab), 1 / model.vocab).to(TYPE)
-    assert runner.forward_judged([1, 1], drafts, q.half(), judge, numbers, False) is None
-    assert runner.forward_judged([1, 1], drafts, q, judge, numbers, False) is not None
+    assert runner.verify_in_graph(GraphDrafts(drafts, q.half()), judge, inputs, False) is None
+    assert runner.verify_in_graph(GraphDrafts(drafts, q), judge, inputs, False) is not None
 
 
 def test_states_of_an_earlier_request_are_never_read() -> None:
@@ -390,9 +394,9 @@ def test_a_row_that_goes_back_has_its_later_text_uploaded_again() -> None:
     for _ in range(5):
         lane.step()
     drafter: Any = lane._decoder.drafter
-    known, length = drafter._text.known[0], drafter.runner.lengths[0] - 2
+    known, length = drafter._text.num_valid[0], drafter.runner.lengths[0] - 2
     drafter.rewind(0, length)
-    assert drafter._text.known[0] == length < known
+    assert drafter._text.num_valid[0] == length < known
 
 
 def test_rounds_of_all_lengths_share_one_buffer_of_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,10 +414,12 @@ def test_rounds_of_all_lengths_share_one_buffer_of_distributions(monkeypatch: py
     for runner in runners:
         buffer, rows = runner.slot.buffers["probs"], runner.cache.max_batch
         assert buffer.numel() == probs_numbers(rows, 9, runner.vocab) == 16 * rows * runner.vocab
-        users = [step for step in runner.slot.steps.values() if getattr(step, "shared", None)]
+        users = [step for step in runner.slot.steps.values() if step.shared]
         assert len(users) >= 2 and all(step.shared["probs"] is buffer for step in users)
         # The buffer counts towards no capture, so that many lengths don't drop each other's graphs.
-        kept = [tensor.nbytes for step in users for tensor in (*step.extra.values(), *tensors(step.output))]
+        kept = [
+            tensor.nbytes for step in users for tensor in (*step.static_inputs.values(), *tensors(step.output))
+        ]
         assert 0 < max(kept) < buffer.nbytes
 
 

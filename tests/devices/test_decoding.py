@@ -15,7 +15,7 @@ import pytest
 
 from bass_core import METHODS, SamplingParams, generate, stream
 from bass_core.draft import registry
-from bass_core.draft.tree import StaticTrees
+from bass_core.draft.tree import TreePlanner
 from tests.support.models import texts_of
 
 from ..conformance import table
@@ -94,7 +94,7 @@ def test_a_round_of_trees_waits_once(name: str, rule: str, monkeypatch: pytest.M
     """Drafting a tree never reads, and its verification reads once (more often in sampled rounds)."""
     draft, (sampling, verification) = table.DRAFTS[name], RULES[rule]
     drafting: list[int] = []
-    propose = StaticTrees.propose
+    propose = TreePlanner.propose
 
     def counted(*arguments: Any) -> Any:
         before = ledger.reads.total()
@@ -102,7 +102,7 @@ def test_a_round_of_trees_waits_once(name: str, rule: str, monkeypatch: pytest.M
         drafting.append(ledger.reads.total() - before)
         return proposal
 
-    monkeypatch.setattr(StaticTrees, "propose", counted)
+    monkeypatch.setattr(TreePlanner, "propose", counted)
     options: dict[str, Any] = {"drafter": draft.drafter, "tree": (2, 2, 1), "max_new_tokens": TOKENS}
     rows, written = table.PROMPTS["different"][:3], 0
     ledger.clear()

@@ -21,9 +21,9 @@ from bass_core.model.graphs import GraphRunner
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sample.params import SamplingParams
-from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
+from bass_core.verify.tree_shape import JudgedTree
 from kernels.backends import CAPTURABLE
 from kernels.support import runtime
 from tests.support.models import BUILDERS, texts_of, tiny
@@ -186,7 +186,7 @@ def test_verifying_a_tree_reads_the_device_at_most_once(temperature: float, veri
     params = SamplingParams(temperature)
     here = NoiseKeys(3, keys.sequence_ids.to(EMUL), keys.positions.to(EMUL))
     ledger.clear()
-    mine = verify_tree(logits, DraftTree(tokens, parents), here, params, VERIFICATIONS[verification])
+    mine = verify_tree(logits, JudgedTree(tokens, parents), here, params, VERIFICATIONS[verification])
     assert ledger.reads.total() <= 1 and not ledger.uploads["blocking"]
-    theirs = verify_tree(logits.cpu(), DraftTree(tokens, parents), keys, params, VERIFICATIONS[verification])
+    theirs = verify_tree(logits.cpu(), JudgedTree(tokens, parents), keys, params, VERIFICATIONS[verification])
     assert [(row.path, row.next_token) for row in mine] == [(row.path, row.next_token) for row in theirs]

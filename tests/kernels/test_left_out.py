@@ -16,10 +16,10 @@ from bass_core.model.select import shape_of
 from bass_core.sample import distribution, draw, draw_triton
 from bass_core.sample.noise import NoiseKeys
 from bass_core.verify import rejection, tree, tree_triton
-from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rejection_triton import verify_on_device
 from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
+from bass_core.verify.tree_shape import JudgedTree
 from kernels.shapes import Card, Shape
 from kernels.support import CompileFailed
 from kernels.triton import accept, attention, block, cache_write, launch, linear, nucleus, walk
@@ -94,7 +94,7 @@ def decide_and_draw(params: SamplingParams, rule: str) -> list[Any]:
     keys = NoiseKeys(3, torch.arange(3), torch.tensor([4, 5, 6]))
     rules = {"verification": VERIFICATIONS[rule]}
     outcome = rejection.verify(logits, drafts, q, torch.tensor([2, 1, 2]), keys, params, **rules)
-    draft_tree = DraftTree([[1, 2]] * 3, [[-1, -1]] * 3, [[-1, r] for r in range(3)], q[:, 0])
+    draft_tree = JudgedTree([[1, 2]] * 3, [[-1, -1]] * 3, [[-1, r] for r in range(3)], q[:, 0])
     trees = verify_tree(logits, draft_tree, keys, params, VERIFICATIONS["rejection"])
     drawn = [(row.accepted, row.next_token) for row in [*outcome.host(), *trees]]
     return [*drawn, rejection.first_tokens(logits[:, 0], keys, params).tolist()]
@@ -175,7 +175,7 @@ def test_walks_are_tried_with_the_launch_of_the_rounds(vocab: int, launched: set
     assert tree_triton.can_walk(torch.device("cpu"), vocab)
     tried = set(launched)
     launched.clear()
-    drafts = DraftTree([[1, 2]], [[-1, 0]], [[0, 1]], torch.rand(2, vocab).softmax(-1))
+    drafts = JudgedTree([[1, 2]], [[-1, 0]], [[0, 1]], torch.rand(2, vocab).softmax(-1))
     keys = NoiseKeys(3, torch.arange(1), torch.tensor([4]))
     tree_triton.walk_on_device(torch.randn(1, 3, vocab), drafts, keys, SamplingParams(0.8))
     assert tried == {name for name in launched if name.startswith("walk")} != set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,17 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from bass_core.draft.tree import StaticTrees
+from bass_core.draft.tree import TreePlanner
 from bass_core.draft.tree_graph import full_tree, grow, proposal_of
+from bass_core.model.static_step import RoundInputs
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role, place_node
 from bass_core.sample.params import SamplingParams
 from bass_core.verify.acceptance import UNSOUND, RowOutcome
-from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
 from bass_core.verify.tree_judge import TreeJudge
+from bass_core.verify.tree_shape import JudgedTree
 from bass_core.verify.tree_triton import outcomes_of, walk_on_device
 from kernels.triton.walk import walk_trees
 from tests.support.models import slow_but
@@ -31,7 +33,7 @@ REJECTION = VERIFICATIONS["rejection"]
 SOFT = SamplingParams(temperature=1.0)
 
 
-def walked(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
+def walked(logits: Tensor, tree: JudgedTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """Return the kernel's result as the reference's type."""
     return outcomes_of(walk_on_device(logits, tree, keys, params), tree)
 
@@ -47,7 +49,7 @@ def compare(ours: list[RowOutcome], theirs: list[RowOutcome]) -> None:
 
 def random_trees(
     logits: Tensor, keys: NoiseKeys, dice: random.Random, near: float, sampled: bool, size: int | None = None
-) -> DraftTree:
+) -> JudgedTree:
     """Return random trees of likely and random tokens; most nodes have one child that was drawn from q.
 
     q differs from p by noise of size `near`. If it is 0, q equals p, so p - q is zero after a rejection.
@@ -87,7 +89,7 @@ def random_trees(
         tokens.append(row_tokens)
         parents.append(row_parents)
         drawn.append(row_drawn)
-    return DraftTree(tokens, parents, drawn if rows else None, torch.stack(rows) if rows else None)
+    return JudgedTree(tokens, parents, drawn if rows else None, torch.stack(rows) if rows else None)
 
 
 def some_keys(batch: int, epochs: bool = False) -> NoiseKeys:
@@ -121,7 +123,7 @@ def test_decisions_equal_the_reference(sampled: bool, near: float, batch: int, d
 def test_a_captured_judge_of_full_trees_decides_like_the_reference(children: tuple[int, ...]) -> None:
     """Some rows draft less deep than others, and have other tokens in place of the rest of their trees."""
     vocab, depths = 9, [len(children), 1, 0] * 6
-    trees = StaticTrees(children, SOFT, Role.DRAFT, vocab)
+    trees = TreePlanner(children, SOFT, Role.DRAFT, vocab)
     shape = full_tree(trees, len(children), vocab)
     rows, drafts, keys = len(depths), shape.firsts[-1], some_keys(len(depths))
     torch.manual_seed(3)
@@ -132,14 +134,15 @@ def test_a_captured_judge_of_full_trees_decides_like_the_reference(children: tup
     probs = torch.zeros(rows, shape.fed + 1, vocab)
     tokens, _ = grow(trees, shape, levels, None, keys, probs)
     proposal = proposal_of(shape, tokens, probs, depths)
-    tree = DraftTree.of(proposal.tokens, proposal.parents, proposal.drawn, probs.flatten(0, 1))
+    tree = JudgedTree.of(proposal.tokens, proposal.parents, proposal.drawn, probs.flatten(0, 1))
     theirs = verify_tree(logits[:, : 1 + proposal.width], tree, keys, SOFT, REJECTION)
     judge = TreeJudge(SOFT, REJECTION, shape)
     fed = torch.cat((torch.zeros(rows, 1, dtype=torch.long), tokens), dim=1)
     seeds = torch.full((rows,), SEED)
-    numbers = torch.stack((torch.tensor(proposal.num_drafted), seeds, keys.sequence_ids, keys.positions, seeds))
-    judged = judge.run(logits, fed, numbers, probs, None, judge.constants(logits.device))
-    compare(judge.outcomes(judged.packed, tokens, proposal.parents), theirs)
+    counts = torch.tensor(proposal.num_drafted)
+    inputs = RoundInputs(counts=counts, ids=keys.sequence_ids, positions=keys.positions, seeds=seeds)
+    judged = judge.run(logits, fed, inputs, probs, None, judge.constants(logits.device))
+    compare(judge.outcomes(judged.packed, replace(proposal, tokens=tokens)), theirs)
     assert len({outcome.accepted for outcome in theirs}) > 2
 
 
@@ -188,14 +191,14 @@ def test_filters_are_applied_before_the_walk() -> None:
 
 def test_empty_trees_rows_without_drafts_and_equal_children() -> None:
     logits, keys = torch.randn(3, 1, 30, generator=torch.Generator().manual_seed(4)), some_keys(3)
-    empty = DraftTree([[], [], []], [[], [], []])
+    empty = JudgedTree([[], [], []], [[], [], []])
     compare(walked(logits, empty, keys, SOFT), verify_tree(logits, empty, keys, SOFT, REJECTION))
     wider = torch.cat((logits, logits.flip(2)), 1)
-    single = DraftTree([[], [4], []], [[], [-1], []])
+    single = JudgedTree([[], [4], []], [[], [-1], []])
     compare(walked(wider, single, keys, SOFT), verify_tree(wider, single, keys, SOFT, REJECTION))
     logits = torch.full((20, 4, 8), -9.0)
     logits[:, :, 5] = 9.0
-    tree = DraftTree([[5, 5, 2]] * 20, [[-1, -1, 1]] * 20)
+    tree = JudgedTree([[5, 5, 2]] * 20, [[-1, -1, 1]] * 20)
     theirs = verify_tree(logits, tree, some_keys(20), SOFT, REJECTION)
     assert theirs[0].path == [0] and math.isnan(theirs[0].tests[1].p), "they count once"
     compare(walked(logits, tree, some_keys(20), SOFT), theirs)
@@ -223,4 +226,4 @@ def test_mismatched_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="fit the drafts"):
         walk_trees(p, None, drafts, drafts[:1], *rest[1:])
     with pytest.raises(ValueError, match="of 0 distributions"):
-        walk_on_device(p, DraftTree([[1, 2]] * 2, [[-1, 0]] * 2, [[-1, 0]] * 2), keys, SOFT)
+        walk_on_device(p, JudgedTree([[1, 2]] * 2, [[-1, 0]] * 2, [[-1, 0]] * 2), keys, SOFT)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bass_core.decode.overlapped.draft import DraftThread
-from bass_core.decode.overlapped.session import QueuedDraft
+from bass_core.decode.amusd.draft import DraftThread
+from bass_core.decode.amusd.session import QueuedDraft
 
 
 def draft_in_step(patch: pytest.MonkeyPatch) -> None:

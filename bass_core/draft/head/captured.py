@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...model.device_text import DeviceText
 from ...model.draft_head import DraftHead
 from ...model.graphs import GraphRunner
 from ...model.prefill import PrefillSteps
 from ...sample.noise import NoiseKeys, RowKeys
 from ...sequence import Sequence
 from ..base import CommittedStates, Proposal
-from ..chain_graph import MAX_UNREAD, ChainGraphs, Drafted, Unread
+from ..chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, Drafted
 from .chain import HeadDrafter
 from .states import UnreadStates
 from .texts import add_pointer, append_token, last_tokens
@@ -35,7 +34,7 @@ class CapturedHeadDrafter(HeadDrafter):
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         head, runner = self.head, self.runner
         self.unread = UnreadStates(runner, head.config.hidden, head.body.dtype, len(rows))
-        self._text = DeviceText(runner)
+        self._text = runner.device_text()
         model = _HeadModel(head, self._text.tokens, self.unread.states)
         options = self.size, self.params, self.role, self.report_probs, self.trees
         self._graphs = ChainGraphs(runner, model, *options)
@@ -95,11 +94,11 @@ class CapturedHeadDrafter(HeadDrafter):
         if unread.counts[:batch] != counts or not self._graphs.fits(starts, counts, levels):
             return None
         self._text.upload(rows, starts)
-        prompts, places = [len(row.prompt) for row in rows], unread.places[:batch]
-        drafted = self._graphs.replay(levels, starts, texts, prompts, keys, places)
+        prompts, slots = [len(row.prompt) for row in rows], unread.state_slots[:batch]
+        drafted = self._graphs.replay(levels, starts, texts, prompts, keys, slots)
         if drafted is not None:
             self.feed.commit(starts, counts)
-            self._text.known[:batch] = [len(row.tokens) for row in rows]
+            self._text.num_valid[:batch] = [len(row.tokens) for row in rows]
             unread.clear()
         return drafted
 
@@ -111,7 +110,7 @@ class CapturedHeadDrafter(HeadDrafter):
     def rewind(self, row: int, length: int) -> None:
         self._spill(len(self.unread.counts))
         super().rewind(row, length)
-        self._text.known[row] = min(self._text.known[row], length)
+        self._text.num_valid[row] = min(self._text.num_valid[row], length)
 
     def move_row(self, source: int, target: int) -> None:
         super().move_row(source, target)
@@ -143,14 +142,14 @@ class _HeadModel:
     def tensors(self) -> list[Tensor]:
         return [*self.head.parameters(), *self.head.buffers()]
 
-    def logits(self, unread: Unread) -> Generator[Tensor, Tensor, None]:
-        assert unread.places is not None
+    def logits(self, unread: ChainInput) -> Generator[Tensor, Tensor, None]:
+        assert unread.state_slots is not None
         (rows, width), ends, level = unread.tokens.shape, unread.ends, 0
         text, at = self.text[:rows], torch.arange(rows, device=ends.device)[:, None]
         unread.write(text)
         # Padding reads no state.
         is_unread = torch.arange(width, device=ends.device) < unread.counts[:, None]
-        before = self.states[at, unread.places].where(is_unread[..., None], 0.0)
+        before = self.states[at, unread.state_slots].where(is_unread[..., None], 0.0)
         output = unread.forward(self.head.inputs(unread.tokens, before), unread.starts)
         newest = output.logits, output.require_states()
         logits, states = (unread.newest(values)[:, None] for values in newest)

@@ -19,7 +19,7 @@ from ...sample.rows import stack
 from ...sequence import Sequence
 from ...verify.rules import AUTOMATIC, Verification
 from ..base import Drafter, GreedyProbs, Proposal, no_drafts
-from ..tree import StaticTrees
+from ..tree import TreePlanner
 from .feed import HeadFeed
 from .texts import append_token
 
@@ -56,7 +56,7 @@ class HeadDrafter(Drafter):
         params: SamplingParams,
         verification: Verification = AUTOMATIC,
         confidence: float = 0.0,
-        trees: StaticTrees | None = None,
+        trees: TreePlanner | None = None,
     ) -> None:
         self.feed, self.head, self.runner, self.size = feed, feed.head, feed.runner, size
         self.params, self.role = params, verification.draft_role
@@ -144,7 +144,8 @@ class HeadDrafter(Drafter):
         full = None
         if probs:
             full = scatter_columns(stack(probs[:width]), self.head.vocabulary, self.size).transpose(0, 1)
-        return Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=greedy_probs.getter(width))
+        drafts = torch.stack(tokens[:width], dim=1)
+        return Proposal(drafts, num_drafted, full, greedy_probs=greedy_probs.getter(width))
 
     def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, Tensor]:
         """Read the new tokens of the rows that draft; return logits [B, V'] and states [B, hidden] after them."""

@@ -71,7 +71,7 @@ class CompiledHeadDrafter(HeadDrafter):
             probs = torch.from_numpy(drafted.probs[:width]).transpose(0, 1)
             full = ColumnProbs(probs, self.head.vocabulary, self.head.columns_for(self.size))
         tokens = torch.from_numpy(ids.take(columns.T))
-        return Proposal(tokens, num_drafted, full, own=greedy_probs.getter(width))
+        return Proposal(tokens, num_drafted, full, greedy_probs=greedy_probs.getter(width))
 
     def _pointing(self, rows: list[Sequence]) -> tuple[Any, Any]:
         """Return the ids of the head's columns, and its pointer with the texts, as the chain takes them."""

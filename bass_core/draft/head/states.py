@@ -192,22 +192,22 @@ class UnreadStates:
 
     Attributes:
         states: [rows, COLUMNS, hidden].
-        places: for each row, the columns of its unread tokens' states.
+        state_slots: for each row, the columns of its unread tokens' states.
     """
 
     def __init__(self, runner: GraphRunner, hidden: int, dtype: torch.dtype, rows: int) -> None:
         self.states = runner.buffer("unread", runner.cache.max_batch, COLUMNS, hidden, dtype=dtype)
-        self.places: list[list[int]] = [[] for _ in range(rows)]
+        self.state_slots: list[list[int]] = [[] for _ in range(rows)]
         self._filled = 0
 
     @property
     def counts(self) -> list[int]:
         """How many unread tokens of each row have their states here."""
-        return list(map(len, self.places))
+        return list(map(len, self.state_slots))
 
     def takes(self, states: CommittedStates) -> bool:
         """Return whether there is room for the states of a round's tokens."""
-        counts = (len(places) + len(path) + 1 for places, path in zip(self.places, states.paths, strict=False))
+        counts = (len(slots) + len(path) + 1 for slots, path in zip(self.state_slots, states.paths, strict=False))
         return max(counts) <= MAX_UNREAD and self._filled + states.states.shape[1] <= COLUMNS
 
     def append(self, states: CommittedStates) -> None:
@@ -216,7 +216,7 @@ class UnreadStates:
         first = self._filled
         self.states[:batch, first : first + width].copy_(states.states)
         for r, path in enumerate(states.paths):
-            self.places[r] += [first, *(first + 1 + draft for draft in path)]
+            self.state_slots[r] += [first, *(first + 1 + draft for draft in path)]
         self._filled += width
 
     def fill(self, pieces: list[list[Tensor]]) -> None:
@@ -226,24 +226,24 @@ class UnreadStates:
             for piece in row:
                 self.states[r, at : at + len(piece)].copy_(piece)
                 at += len(piece)
-            self.places[r] = list(range(at))
+            self.state_slots[r] = list(range(at))
             self._filled = max(self._filled, at)
 
     def pieces(self, rows: int) -> list[Tensor]:
         """Forget all states, and return those of the first rows."""
         pieces = [
-            torch.cat([row[:0], *(row[place : place + 1] for place in places)])
-            for row, places in zip(self.states, self.places[:rows], strict=False)
+            torch.cat([row[:0], *(row[slot : slot + 1] for slot in slots)])
+            for row, slots in zip(self.states, self.state_slots[:rows], strict=False)
         ]
         self.clear()
         return pieces
 
     def clear(self) -> None:
         """Forget all states, also those of rows that have left."""
-        self.places, self._filled = [[] for _ in self.places], 0
+        self.state_slots, self._filled = [[] for _ in self.state_slots], 0
 
     def move_row(self, source: int, target: int) -> None:
         """Let row `source` take the place of row `target`."""
-        if self.places[source]:
+        if self.state_slots[source]:
             self.states[target].copy_(self.states[source])
-        self.places[target], self.places[source] = self.places[source], []
+        self.state_slots[target], self.state_slots[source] = self.state_slots[source], []

@@ -9,7 +9,7 @@ from ...machine.transfer import to_device
 from ...sample.noise import NoiseKeys
 from ...sequence import Sequence
 from ..base import Proposal
-from ..tree import Fed, StaticTrees, TreeFeed
+from ..tree import Fed, TreeFeed, TreePlanner
 from .chain import HeadDrafter
 from .texts import append_token
 
@@ -18,7 +18,7 @@ class HeadTreeDrafter(HeadDrafter):
     """Drafts trees with the pair's draft head, which is the LevelModel of `trees`."""
 
     branches = True
-    trees: StaticTrees
+    trees: TreePlanner
 
     def _draft(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         return self.trees.propose(self, rows, max_drafts, keys)

@@ -211,7 +211,9 @@ def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confide
     assert results[True][1:] == results[False][1:]
     for compiled, by_levels in zip(results[True][0], results[False][0], strict=True):
         assert compiled.num_drafted == by_levels.num_drafted and compiled.tokens.shape == by_levels.tokens.shape
-        greedy_probs = [proposal.own() if proposal.own else [[]] * 3 for proposal in (compiled, by_levels)]
+        greedy_probs = [
+            proposal.greedy_probs() if proposal.greedy_probs else [[]] * 3 for proposal in (compiled, by_levels)
+        ]
         for r, count in enumerate(compiled.num_drafted):
             assert torch.equal(compiled.tokens[r, :count], by_levels.tokens[r, :count])
             assert greedy_probs[0][r][:count] == greedy_probs[1][r][:count]

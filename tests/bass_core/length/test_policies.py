@@ -15,6 +15,7 @@ from bass_core.decode import batch
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.decode.request import make_request
+from bass_core.decode.verifier import Verifier
 from bass_core.draft.model import ModelDrafter
 from bass_core.errors import MemoryShortage
 from bass_core.length.base import Feedback
@@ -215,13 +216,13 @@ def test_set_up_is_no_part_of_a_rounds_time(monkeypatch):
     clock = SimpleNamespace(ms=0.0, setup=0.0)
     monkeypatch.setattr(batch, "time", SimpleNamespace(perf_counter=lambda: clock.ms / 1000))
     monkeypatch.setattr(batch, "setup_ms", lambda: clock.setup, raising=False)
-    verify = BatchDecoder._verify
+    verify = Verifier.verify
 
     def captures(*arguments):
         clock.ms, clock.setup = clock.ms + 1007, clock.setup + 1000
         return verify(*arguments)
 
-    monkeypatch.setattr(BatchDecoder, "_verify", captures)
+    monkeypatch.setattr(Verifier, "verify", captures)
     target, policy = tiny("llama"), OddRows()
     runners = [ModelRunner(ModelPair(target).target_step, 1, 60, VOCAB, "pad") for _ in range(2)]
     rows, params = [Sequence(0, 0, [1, 2, 3], 9, frozenset())], SamplingParams()

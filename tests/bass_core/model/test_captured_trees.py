@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from bass_core.model import graphs as graphs
 from bass_core.model.base import CausalModel
@@ -20,6 +19,7 @@ from bass_core.model.graphs import GraphRunner, record_calls
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
+from bass_core.model.static_step import RoundInputs, pad_tree
 from kernels.plan import MAX_TREE_TOKENS
 from tests.support.models import tiny
 from tests.support.trees import batch_tree, path
@@ -146,8 +146,10 @@ def test_a_padding_token_sees_only_itself() -> None:
     tree = batch_tree([[-1] * 11] * 3, [0] * 3)
     runner.forward(ForwardBatch(torch.ones(3, 11, dtype=torch.long), [5, 6, 7], tree=tree))
     (step,) = runner.slot.steps.values()
-    assert step.batch.tree is not None
+    padded = pad_tree(tree, 4, 13)
+    inputs = RoundInputs([5, 6, 7], sees=padded.sees, depths=padded.depths, before=padded.before)
+    fed = inputs.views(step.numbers).tree
+    assert fed is not None
     own_bits = torch.ones(13, dtype=torch.long) << torch.arange(13)
-    sees: Tensor = step.batch.tree.sees
-    assert torch.equal(sees[3], own_bits) and torch.equal(sees[:3, 11:], own_bits[11:].expand(3, 2))
-    assert not step.batch.tree.depths[:, 11:].any() and not step.batch.tree.before.any()
+    assert torch.equal(fed.sees[3], own_bits) and torch.equal(fed.sees[:3, 11:], own_bits[11:].expand(3, 2))
+    assert not fed.depths[:, 11:].any() and not fed.before.any()

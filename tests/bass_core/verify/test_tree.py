@@ -16,15 +16,15 @@ from scipy import stats
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role, place_node
 from bass_core.sample.params import SamplingParams
-from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
+from bass_core.verify.tree_shape import JudgedTree
 from tests.bass_core.verify.tree_rule import DEPTH, SHAPES, Path, Shape, Table, outcomes, tables, without
 
 SAMPLED = SamplingParams(1.0)
 
 
-def grow(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list[Path]]]:
+def grow(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[JudgedTree, list[list[Path]]]:
     """Return a tree of that shape for every key, drawn as in draft/tree.py, and the path of each draft."""
     rows = len(keys.positions)
     paths: list[list[Path]] = [[] for _ in range(rows)]
@@ -66,7 +66,7 @@ def grow(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list[
             add(r, parent, token, len(probs))
             probs.append(rest)
             firsts[r] = token if parent < 0 else firsts[r]
-    return DraftTree(tokens, parents, drawn, torch.stack(probs) if probs else None), paths
+    return JudgedTree(tokens, parents, drawn, torch.stack(probs) if probs else None), paths
 
 
 def logits_of(p: Table, paths: list[list[Path]]) -> torch.Tensor:

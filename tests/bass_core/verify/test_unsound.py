@@ -17,10 +17,10 @@ from bass_core.sample.noise import NoiseKeys, Role
 from bass_core.sample.params import SamplingParams
 from bass_core.sequence import RowRound
 from bass_core.verify.acceptance import UNSOUND, judged_drafts
-from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rejection import verify
 from bass_core.verify.rules import VERIFICATIONS
 from bass_core.verify.tree import verify_tree
+from bass_core.verify.tree_shape import JudgedTree
 
 from .enumeration import Chain, Chances, Judged, written
 from .test_block import as_implemented, by_rejection
@@ -72,7 +72,7 @@ def first_of(place: int, rule: str, tree: bool) -> Tensor:
         q[place, 1] = NAN
     logits = P.log().expand(ROWS, 3, 2).contiguous()
     if tree:
-        draft_tree = DraftTree(drafts.tolist(), [[-1, 0]] * ROWS, [[0, 1]] * ROWS, q)
+        draft_tree = JudgedTree(drafts.tolist(), [[-1, 0]] * ROWS, [[0, 1]] * ROWS, q)
         outcomes = verify_tree(logits, draft_tree, keys, SAMPLED, VERIFICATIONS[rule])
     else:
         counts = torch.full((ROWS,), 2)
@@ -130,7 +130,7 @@ def test_a_draft_with_q_0_is_accepted_if_p_is_above_0(rule: str) -> None:
             logits, drafts, q[None], torch.tensor([1]), keys_of(1), SAMPLED, verification=VERIFICATIONS[rule]
         ).host()[0]
         tree = verify_tree(
-            logits, DraftTree([[token]], [[-1]], [[0]], q), keys_of(1), SAMPLED, VERIFICATIONS["auto"]
+            logits, JudgedTree([[token]], [[-1]], [[0]], q), keys_of(1), SAMPLED, VERIFICATIONS["auto"]
         )[0]
         assert (chain.accepted, tree.accepted) == (accepted, accepted)
         assert (chain.tests[0].chance, tree.tests[0].chance) == (accepted, accepted)
@@ -138,7 +138,7 @@ def test_a_draft_with_q_0_is_accepted_if_p_is_above_0(rule: str) -> None:
 
 def test_coupled_trees_report_the_q_of_drawn_drafts() -> None:
     q = torch.tensor([[0.6, 0.3, 0.1]])
-    tree = DraftTree([[0, 2]], [[-1, -1]], [[0, -1]], q)
+    tree = JudgedTree([[0, 2]], [[-1, -1]], [[0, -1]], q)
     (outcome,) = verify_tree(torch.zeros(1, 3, 3), tree, keys_of(1), SAMPLED, VERIFICATIONS["coupled"])
     assert [test.q for test in outcome.tests] == pytest.approx([0.6, 1.0])
 
@@ -147,7 +147,7 @@ def test_a_greedy_tree_saves_nothing() -> None:
     """`saved` applies only to chains, so it is 0 although one draft of the tree is accepted and one rejected."""
     logits = torch.tensor([[[0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [0.0, 0.0, 5.0]]])
     (outcome,) = verify_tree(
-        logits, DraftTree([[0, 1]], [[-1, -1]]), keys_of(1), SamplingParams(), VERIFICATIONS["auto"]
+        logits, JudgedTree([[0, 1]], [[-1, -1]]), keys_of(1), SamplingParams(), VERIFICATIONS["auto"]
     )
     p, q, u = ([getattr(test, name) for test in outcome.tests] for name in "pqu")
     record = RowRound(
@@ -173,7 +173,7 @@ def test_no_temperature_gives_nan(temperature: float, compiled: bool, monkeypatc
 )
 def test_a_row_with_non_finite_numbers_is_marked(params: SamplingParams, verification: str) -> None:
     """In two rows, the logits after an accepted draft are NaN or -inf; the third row stays valid."""
-    tree = DraftTree([[0, 1]] * 3, [[-1, -1]] * 3)
+    tree = JudgedTree([[0, 1]] * 3, [[-1, -1]] * 3)
     logits = torch.full((3, 3, 4), -200.0)
     logits[:, 0, 1] = 0.0
     logits[:, 2, 3] = 0.0
@@ -185,7 +185,7 @@ def test_a_row_with_non_finite_numbers_is_marked(params: SamplingParams, verific
 
 def test_a_draft_of_no_probability_is_never_accepted() -> None:
     """A draft with p = 0 is rejected even if u is 0."""
-    tree = DraftTree([[2]], [[-1]], [[0]], torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
+    tree = JudgedTree([[2]], [[-1]], [[0]], torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
     logits = torch.tensor([[[0.0, 0.0, float("-inf"), 0.0], [0.0, 0.0, 0.0, 0.0]]])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bass_core.verify.tree.uniform", lambda *_: torch.zeros(1))

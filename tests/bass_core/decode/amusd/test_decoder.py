@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from bass_core import SamplingParams
+from bass_core.decode.amusd.decoder import AmusdDecoder
+from bass_core.decode.amusd.draft import DraftThread
+from bass_core.decode.amusd.session import QueuedDraft
 from bass_core.decode.base import DecodingParams
-from bass_core.decode.overlapped.decoder import AmusdDecoder
-from bass_core.decode.overlapped.draft import DraftThread
-from bass_core.decode.overlapped.session import QueuedDraft
 from bass_core.model.runner import ModelRunner
 from bass_core.sequence import Sequence
 from tests.support.models import prompts, reference, tiny_pair

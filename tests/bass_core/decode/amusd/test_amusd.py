@@ -19,15 +19,15 @@ import pytest
 import torch
 
 from bass_core import ModelPair, Options, RequestError, SamplingParams, generate, race, stream
-from bass_core.decode.overlapped import decoder as amusd
-from bass_core.decode.overlapped.draft import split_threads
-from bass_core.decode.overlapped.session import DraftSession
-from bass_core.decode.overlapped.timeline import Timeline
+from bass_core.decode.amusd.draft import split_threads
+from bass_core.decode.amusd.session import DraftSession
+from bass_core.decode.amusd.timeline import Timeline
 from bass_core.lanes.generate import _lane
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.view import lane_view
 from bass_core.model import graphs as graphs
 from bass_core.sample.distribution import probabilities
+from bass_core.verify import judge
 from tests.conformance import test_distribution as distribution
 from tests.support import ROOT
 from tests.support.models import prompts, texts_of, tiny_pair
@@ -79,7 +79,7 @@ def test_every_draft_is_the_draft_models_output_for_the_text_before_it(sampling:
 def test_positions_verified_again_get_new_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts after a rejected one are dropped. When the target verifies these positions later, it uses a new u."""
     verified: list[tuple[int, int, int]] = []
-    real_verify = amusd.verify
+    real_verify = judge.verify
 
     def recorded(logits: Any, drafts: Any, q: Any, counts: Any, keys: Any, *others: Any, **options: Any) -> Any:
         for row, position, begin, count in zip(
@@ -89,7 +89,7 @@ def test_positions_verified_again_get_new_noise(monkeypatch: pytest.MonkeyPatch)
             verified.extend((row, begin, position + i) for i in range(count))
         return real_verify(logits, drafts, q, counts, keys, *others, **options)
 
-    monkeypatch.setattr(amusd, "verify", recorded)
+    monkeypatch.setattr(judge, "verify", recorded)
     run(sampling=SAMPLED, max_new_tokens=60)
     assert len(set(verified)) == len(verified)
     assert len({(row, position) for row, _, position in verified}) < len(verified), (
@@ -211,7 +211,7 @@ def test_a_draft_that_fails_leaves_regular_decoding(case: str, step: int, monkey
 
 
 def test_a_draft_that_cannot_be_created_leaves_regular_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bass_core.decode.overlapped.session.Parts", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("bass_core.decode.amusd.session.Parts", lambda *_, **__: 1 / 0)
     output = generate(PAIR, ROWS, method="amusd", max_new_tokens=10)
     assert "ZeroDivisionError" in output.timeline["note"] and not output.metrics.drafted
     assert texts_of(output) == texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=10))
@@ -263,7 +263,9 @@ def test_many_short_runs_with_random_delays(case: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(DraftSession, "step", real_step)
         if rng.random() < 0.2:
             fail_after(rng.randint(0, 12), monkeypatch)
-        monkeypatch.setattr(amusd, "DELAYS", (rng.choice((0, 0.002, 0.006)), rng.choice((0, 0.002, 0.006))))
+        monkeypatch.setattr(
+            "bass_core.decode.amusd.decoder.DELAYS", (rng.choice((0, 0.002, 0.006)), rng.choice((0, 0.002, 0.006)))
+        )
         batch, tokens = rng.randint(1, len(ROWS)), rng.randint(1, 40)
         draft_length = rng.choice((1, 3, "auto"))
         options = {"max_new_tokens": tokens, "draft_length": draft_length, "eos_token_id": None, **CASES[case]}
@@ -286,7 +288,7 @@ def test_many_short_runs_with_random_delays(case: str, monkeypatch: pytest.Monke
 SCRIPT = """
 import torch
 from bass_core import ModelPair, stream
-from bass_core.decode.overlapped.session import DraftSession
+from bass_core.decode.amusd.session import DraftSession
 from tests.support.models import prompts, tiny
 torch.set_num_threads(1)
 x, step = torch.ones(3000, 3000), DraftSession.step

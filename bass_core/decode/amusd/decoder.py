@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,26 +33,24 @@ from torch import Tensor
 
 from kernels.support import is_accelerator
 
+from ...draft.base import Proposal
 from ...errors import RequestError
 from ...length.options import fixed_length
 from ...machine.transfer import to_device
 from ...model.draft_head import DraftHead
+from ...model.forward import ForwardOutput
 from ...model.graphs import runner_for
 from ...model.pair import ModelPair
 from ...model.prefill import PrefillSteps
 from ...model.runner import ModelRunner
 from ...model.weights.placement import is_split
-from ...sample.noise import NoiseKeys
+from ...sample.noise import NoiseKeys, RowKeys
 from ...sample.rows import pick, stack
-from ...sample.shaping import shaped
-from ...sequence import Round, Sequence
-from ...verify.acceptance import RowOutcome, refuse_unsound
-from ...verify.rejection import verify
+from ...sequence import Round, RowRound, Sequence
 from ..base import DecodingParams, cache_bytes
 from ..batch import BatchDecoder
-from ..logprobs import record_logprobs
-from ..record import write_round
 from ..request import Request
+from ..verifier import Verdict
 from .draft import DraftThread, split_threads, wait_for_stream
 from .session import DraftSession, Pace, QueuedDraft, asks_q, draft_source, sure_drafts
 from .timeline import Timeline
@@ -104,12 +103,11 @@ class AmusdDecoder(BatchDecoder):
         unsure: bool,
         return_states: bool,
     ) -> None:
-        super().__init__(sequences, target, params, return_states=return_states)
+        # AMUSD's rounds have no details.
+        super().__init__(sequences, target, replace(params, inspect=False), return_states=return_states)
         self.draft, self.lead, self.unsure = draft, lead, unsure
         # End the draft's thread even if the decoder is deleted without `close`.
         weakref.finalize(self, draft.end)
-        # The numbers of forwards and of drawn tokens of the draft that earlier rounds have reported.
-        self._billed = (0, 0)
         # By row index: the drafts after the row's text that `DraftThread.look` last returned.
         self._ahead: dict[int, list[QueuedDraft]] = {}
         self._split, self._pace = not is_accelerator(target.device), Pace()
@@ -164,46 +162,74 @@ class AmusdDecoder(BatchDecoder):
                 self.draft.agree(row, record.tokens, False, row_states)
         return round_
 
-    def _round(self) -> Round:
-        rows, keys = list(self._rows), self._keys()
-        keys.epochs = to_device([self.draft.rows[row.index].begin for row in rows], self.target.device)
+    def _keys(self) -> RowKeys:
+        """Return the round's noise keys, with the epochs of the rows."""
+        keys = super()._keys()
+        if self._prefill is None:
+            keys.epochs = to_device([self.draft.rows[row.index].begin for row in self._rows], self.target.device)
+        return keys
+
+    def _draft_work(self) -> tuple[int, int]:
+        return self.draft.forwards, self.draft.drawn
+
+    def _propose(self, lengths: list[int], keys: NoiseKeys) -> Proposal:
+        """Return the drafts that have arrived, however many; waits for more while that pays."""
         counts = self._counts()
-        begin = time.perf_counter()
-        logits, states = self._feed(counts)
-        tested = self._tested_counts(counts)
-        outcomes = self._judge(logits, tested, keys)
-        # A row whose late draft was accepted gets no token of the target, because there are no logits after it.
-        judged = zip(outcomes, counts, strict=True)
-        refuse_unsound([outcome.next_token for outcome, fed in judged if outcome.accepted <= fed])
-        self.target_forwards += 1
+        self._began = time.perf_counter()
+        if DELAYS[0]:
+            time.sleep(random.random() * DELAYS[0])
+        return _Arrived(self._drafts(counts), counts, decoder=self)
+
+    def with_late_drafts(self, fed: list[int], output: ForwardOutput) -> Proposal:
+        """Return the drafts to judge after the target was fed fed[r] of them: those, and late ones."""
+        if output.states is not None:
+            # Copy the states for a draft that reads them, because the next forward may overwrite them.
+            output.vectors = output.states.clone()
+        # Wait, because the draft's stream may read these results. A late draft may arrive meanwhile.
+        wait_for_stream(self.target.device)
+        counts, logits = self._tested_counts(fed), output.logits
+        width = max(counts)
+        if width == logits.shape[1]:
+            # There are no logits after a late draft. `verify` needs a column there but does not use it, so repeat
+            # the last one.
+            rows, columns = len(logits), [*range(width), width - 1]
+            places = [r for r in range(rows) for _ in columns], columns * rows
+            output.logits = pick(logits, *places).view(rows, width + 1, -1)
+        q = self._q(width, logits) if width and asks_q(self.params) else None
+        return Proposal(self._drafts(counts), counts, q)
+
+    def _commit(self, verdict: Verdict) -> list[RowRound]:
+        """Commit the round, and tell the draft what the rows have written."""
         end = time.perf_counter()
-        self.timeline.add_target(begin, end)
-        self._pace.measure(1000 * (end - begin), plain=not max(counts))
-        records = []
+        rows, fed, tested = list(self._rows), [n - 1 for n in verdict.fed.counts], verdict.proposal.num_drafted
+        # A row whose late draft was accepted gets no token of the target, because there are no logits after it.
+        outcomes = [
+            outcome._replace(ends=outcome.accepted <= count)
+            for outcome, count in zip(verdict.outcomes, fed, strict=True)
+        ]
+        # Rules that judge draft by draft reach the late draft only if all drafts before it are accepted.
         samples = self.params.synthetic is None and not self.params.sampling.greedy
         together = samples and self.params.verification.together
-        for r, row in enumerate(rows):
-            outcome, accepted = outcomes[r], outcomes[r].accepted
-            settled = min(accepted, counts[r]) + 1
-            self.target.commit(r, self.target.lengths[r] + settled)
-            # Rules that judge draft by draft reach the late draft only if all drafts before it are accepted.
-            num_looked_at = tested[r] if together or accepted >= counts[r] else min(counts[r], tested[r])
-            epoch_goes_on = accepted == tested[r] > counts[r]
-            record = write_round(row, outcome, num_looked_at, ends=not epoch_goes_on)
-            records.append(record)
+        reached = [
+            n if together or outcome.accepted >= count else min(count, n)
+            for n, outcome, count in zip(tested, outcomes, fed, strict=True)
+        ]
+        verdict.proposal.num_drafted = reached
+        records = super()._commit(verdict._replace(outcomes=outcomes))
+        self.timeline.add_target(self._began, end)
+        self._pace.measure(1000 * (end - self._began), plain=not max(fed))
+        states = verdict.output.states
+        for r, (row, record, outcome) in enumerate(zip(rows, records, outcomes, strict=True)):
             self.timeline.looked_at += len(record.drafted)
             self._pace.count(record.accepted, len(record.drafted))
-            row_states = None if states is None else states[r, :settled]
-            self.draft.agree(row, record.tokens, epoch_goes_on, row_states)
-        if self.params.logprobs:
-            paths = [list(range(outcome.accepted)) for outcome in outcomes]
-            record_logprobs(rows, records, paths, logits, self._shaped, self.params.sampling)
-        self._drop_finished()
-        kind = "verify" if max(tested) else "plain"
-        (forwards, drawn), draft = self._billed, self.draft
-        self._billed = draft.forwards, draft.drawn
-        round_ = Round(kind, max(tested), records, lengths=tested)
-        round_.draft_forwards, round_.draft_tokens = draft.forwards - forwards, draft.drawn - drawn
+            row_states = None if states is None else states[r, : min(outcome.accepted, fed[r]) + 1]
+            self.draft.agree(row, record.tokens, not outcome.ends, row_states)
+        return records
+
+    def _record(self, lengths: list[int], verdict: Verdict, records: list[RowRound]) -> Round:
+        """Return the round's record, without the times of drafting and verifying, which overlap."""
+        round_ = super()._record(lengths, verdict, records)
+        round_.draft_ms = round_.verify_ms = None
         return round_
 
     def _counts(self) -> list[int]:
@@ -234,26 +260,12 @@ class AmusdDecoder(BatchDecoder):
         ]
         return self._pace.worth_waiting(step_ms, counts, growing, waited)
 
-    def _feed(self, counts: list[int]) -> tuple[Tensor, Tensor | None]:
-        """Run the target and wait for it; return its logits [B, width + 1, V], and a copy of its states or None.
-
-        The states [B, width + 1, hidden] are copied for a draft that reads them, because the next forward may
-        overwrite them.
-        """
-        if DELAYS[0]:
-            time.sleep(random.random() * DELAYS[0])
-        output = self._forward(self._drafts(counts), counts)
-        states = output.states.clone() if output.states is not None else None
-        # Wait, because the draft's stream may read these results. A late draft may arrive meanwhile.
-        wait_for_stream(self.target.device)
-        return output.logits, states
-
     def _drafts(self, counts: list[int]) -> Tensor:
         """Return the first drafts of each row, padded with zeros: int64 [B, max(counts)]."""
         width = max(counts)
         first_drafts = [self._ahead[row.index][:n] for row, n in zip(self._rows, counts, strict=True)]
         padded = [[draft.token for draft in drafts] + [0] * (width - len(drafts)) for drafts in first_drafts]
-        return to_device(torch.tensor(padded, dtype=torch.long).view(len(counts), width), self.target.device)
+        return torch.tensor(padded, dtype=torch.long).view(len(counts), width)
 
     def _tested_counts(self, counts: list[int]) -> list[int]:
         """Return how many drafts of each row to judge: those fed, and a late one if it has arrived."""
@@ -262,29 +274,6 @@ class AmusdDecoder(BatchDecoder):
             count + (len(self._ahead[row.index]) > count and row.remaining > count)
             for row, count in zip(self._rows, counts, strict=True)
         ]
-
-    def _judge(self, logits: Tensor, tested: list[int], keys: NoiseKeys) -> list[RowOutcome]:
-        """Verify the drafts; return one outcome per row."""
-        width = max(tested)
-        if width == logits.shape[1]:
-            # There are no logits after a late draft. `verify` needs a column there but does not use it, so repeat
-            # the last one.
-            rows, columns = len(logits), [*range(width), width - 1]
-            places = [r for r in range(rows) for _ in columns], columns * rows
-            logits = pick(logits, *places).view(rows, width + 1, -1)
-        drafts = self._drafts(tested)
-        self._shaped = shaped(logits[:, : width + 1], self.params.sampling, self._rows, drafts)
-        verdict = verify(
-            self._shaped,
-            drafts,
-            self._q(width, logits) if width and asks_q(self.params) else None,
-            to_device(tested, logits.device),
-            keys,
-            self.params.sampling,
-            verification=self.params.verification,
-            synthetic=self.params.synthetic,
-        )
-        return verdict.host()
 
     def _q(self, width: int, like: Tensor) -> Tensor:
         """Return the q of each row's first `width` drafts, float32 [B, width, V]; `like` are logits [..., V]."""
@@ -300,6 +289,19 @@ class AmusdDecoder(BatchDecoder):
         if copies:
             q[to_device(copies, like.device).unbind(1)] = 1
         return q
+
+
+@dataclass
+class _Arrived(Proposal):
+    """The drafts that have arrived before the target's forward."""
+
+    decoder: AmusdDecoder = field(kw_only=True)
+
+    def in_graph(self) -> None:
+        """Return None: a late draft may arrive during the forward, so no graph can judge the round."""
+
+    def after_forward(self, output: ForwardOutput) -> Proposal:
+        return self.decoder.with_late_drafts(self.num_drafted, output)
 
 
 # Number of tokens that the draft runs ahead by default, and its maximum for an integer draft_length.

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bass_core import ModelPair, SamplingParams
+from bass_core.decode.amusd.session import DraftSession, shared_rows
 from bass_core.decode.base import DecodingParams
-from bass_core.decode.overlapped.session import DraftSession, shared_rows
 from bass_core.draft import model as drafting
 from bass_core.draft.registry import AHEAD_CONFIDENCE, DRAFTERS, confident_prefix
 from bass_core.sample.distribution import probabilities

@@ -1,0 +1,147 @@
+"""Feeds a round's drafts to the target and judges them: `Verifier.verify`, for chains and trees.
+
+Where a CUDA graph can hold the round, its forward and its judge are one graph; otherwise they run one after the
+other. Either way the round waits for the device once. Nothing is committed here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..draft.base import Proposal
+from ..machine.transfer import to_device
+from ..model.forward import ForwardBatch, ForwardOutput, GraphDrafts, verified_tree
+from ..model.runner import ModelRunner
+from ..sample.noise import RowKeys
+from ..sample.shaping import shaped
+from ..sequence import Forward, Sequence
+from ..verify.acceptance import RowOutcome
+from ..verify.judge import Judge
+from .base import DecodingParams
+
+
+class Verdict(NamedTuple):
+    """The result of a round's verification.
+
+    Attributes:
+        proposal: the drafts that were judged.
+        outcomes: one per row.
+        output: the target's output; its tensors are valid until the next forward.
+        fed: input sizes of the verification, as in Round.
+        raw_logits: the target's logits before penalties; None if there are no penalties.
+    """
+
+    proposal: Proposal
+    outcomes: list[RowOutcome]
+    output: ForwardOutput
+    fed: Forward
+    raw_logits: Tensor | None
+
+
+class Verifier:
+    """Verifies the drafts of one decoder's rounds.
+
+    Args:
+        target: the runner whose rows are those of the decoder.
+        params: how drafts are judged.
+        return_states: whether the forwards return hidden states.
+        raw_states: as in ForwardBatch.
+        branches: whether the drafts form trees.
+    """
+
+    def __init__(
+        self, target: ModelRunner, params: DecodingParams, return_states: bool, raw_states: bool, branches: bool
+    ) -> None:
+        self.target, self.params = target, params
+        self.return_states, self.raw_states, self.branches = return_states, raw_states, branches
+        self._judge = Judge(params.sampling, params.verification, params.synthetic)
+        # The texts on the device, for penalties in captured rounds.
+        self._text = target.device_text() if self._judge.reads_text and not branches else None
+
+    @torch.inference_mode()
+    def prepare(self, rows: list[Sequence], width: int, soft: bool) -> None:
+        """Prepare for rounds of `width` tokens per row, whose drafts come with distributions if `soft`."""
+        device, count = self.target.device, len(rows)
+        zeros = [0] * count
+        if not self.branches:
+            tokens = torch.zeros(count, width - 1, dtype=torch.long, device=device)
+            probs = torch.zeros(count, width - 1, self.target.vocab, device=device) if soft and width > 1 else None
+            inputs = self._judge.inputs(rows, zeros, RowKeys(0, zeros, zeros, device))._replace(tokens=zeros)
+            text = None if self._text is None else self._text.tokens
+            drafts = GraphDrafts(tokens, probs)
+            if self.target.verify_in_graph(drafts, self._judge, inputs, self.return_states, text) is not None:
+                return
+        fed = torch.zeros(count, width, dtype=torch.long, device=device)
+        self.target.prepare(ForwardBatch(fed, zeros, return_states=self.return_states))
+
+    def verify(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> Verdict:
+        """Feed each row's newest token and its drafts, and judge the drafts.
+
+        Args:
+            rows: the decoder's rows.
+            proposal: their drafts.
+            keys: the round's noise keys.
+        """
+        fed = Forward(list(self.target.lengths[: len(rows)]), [count + 1 for count in proposal.num_drafted])
+        verdict = self._verify_in_graph(rows, proposal, keys, fed)
+        return self._verify_after_forward(rows, proposal, keys, fed) if verdict is None else verdict
+
+    def feed(self, rows: list[Sequence], proposal: Proposal, drafts: Tensor) -> ForwardOutput:
+        """Run the target on each row's newest token and its drafts, int64 [B, N] on the target's device."""
+        newest = to_device([[row.tokens[-1]] for row in rows], self.target.device)
+        tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(rows)]
+        counts, parents = [count + 1 for count in proposal.num_drafted], proposal.tree_parents
+        states, raw = self.return_states, self.raw_states
+        batch = ForwardBatch(tokens, lengths, counts, return_states=states, raw_states=raw)
+        if parents is not None and any(parents):
+            batch.tree = verified_tree(parents)
+        return self.target.forward(batch)
+
+    def move_row(self, source: int, target: int) -> None:
+        """Let row `source` take the place of row `target`, which has left."""
+        self.target.move_row(source, target)
+        if self._text is not None and source != target:
+            self._text.move_row(source, target)
+
+    def _verify_in_graph(
+        self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
+    ) -> Verdict | None:
+        """Verify in one captured graph, or return None if there is none for this round."""
+        judge, drafts, text = proposal.judge(self._judge), proposal.in_graph(), self._text
+        if drafts is None or not judge.captures(self.target.device, drafts.probs):
+            return None
+        if judge.reads_text and text is None:
+            return None
+        inputs = self._judge.inputs(rows, proposal.num_drafted, keys)
+        if text is not None:
+            text.upload(rows, [len(row.tokens) - 1 for row in rows])
+        texts = None if text is None else text.tokens
+        captured = self.target.verify_in_graph(drafts, judge, inputs, self.return_states, texts)
+        if captured is None:
+            return None
+        output, judged = captured
+        raw, outcomes = output.logits, judge.outcomes(judged.packed, proposal)
+        output.logits = raw if judged.logits is None else judged.logits
+        if text is not None:
+            # The graph wrote the newest tokens and the drafts, of which the accepted ones stay.
+            for r, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
+                text.num_valid[r] = len(row.tokens) + outcome.accepted
+        return Verdict(proposal, outcomes, output, fed, raw)
+
+    def _verify_after_forward(
+        self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
+    ) -> Verdict:
+        """Run one forward, then judge the drafts."""
+        drafts, raw = to_device(proposal.tokens, self.target.device), None
+        output = self.feed(rows, proposal, drafts)
+        judged = proposal.after_forward(output)
+        if judged is not proposal:
+            drafts = to_device(judged.tokens, self.target.device)
+        if self.params.sampling.shapes:
+            raw = output.logits
+            output.logits = shaped(raw, self.params.sampling, rows, drafts, judged.tree_parents)
+        outcomes = judged.judge(self._judge).verify(output, judged, drafts, keys)
+        return Verdict(judged, outcomes, output, fed, raw)
