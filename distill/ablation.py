@@ -1,6 +1,6 @@
 """Ablation of a draft head's recipe: short runs, each with one setting changed. Call `ablate`.
 
-Runs start as the settings say. From a trained head, name the arms that it fits (`_continue_from` in train.py).
+Runs start as in the settings. From a trained head, name the arms that it fits (`_continue_from` in train.py).
 Arms that were trained before are not trained again. Short runs rank settings only roughly, because a larger head
 learns more slowly.
 """

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support import tested
-from tests.support.seconds import Seconds
+from tests.support.seconds import Seconds, long_tests
 
 os.environ["TRITON_INTERPRET"] = "1"
 # Measured costs, and so draft lengths, depend on the machine. If no costs are measured, "auto" is Algorithm 1.
@@ -44,12 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests with a browser as slow.
+    """Mark tests as slow that need a browser, or took long in the last whole run.
 
     Leave out tests marked `demand`, except those of a part that has changed since it was tested whole.
     """
+    took_long = long_tests()
     for item in items:
-        if "browser_executable" in getattr(item, "fixturenames", ()):
+        if "browser_executable" in getattr(item, "fixturenames", ()) or item.nodeid in took_long:
             item.add_marker(pytest.mark.slow)
     if config.option.all:
         return

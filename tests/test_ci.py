@@ -153,7 +153,8 @@ def test_demanded_tests_run_if_their_part_is_due(
     marks = {"plain": None, "due": ("zoo",), "done": ("cpu",), "bench": ()}
     items = [
         SimpleNamespace(
-            name=name, get_closest_marker=lambda _, args=args: None if args is None else SimpleNamespace(args=args)
+            nodeid=name,
+            get_closest_marker=lambda _, args=args: None if args is None else SimpleNamespace(args=args),
         )
         for name, args in marks.items()
     ]
@@ -162,15 +163,19 @@ def test_demanded_tests_run_if_their_part_is_due(
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
     ours = request.config.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
     ours.pytest_collection_modifyitems(SimpleNamespace(option=SimpleNamespace(all=whole), hook=hook), items)
-    assert [item.name for item in items] == run and len(items) + len(left_out) == len(marks)
+    assert [item.nodeid for item in items] == run and len(items) + len(left_out) == len(marks)
 
 
-def test_seconds_are_summed_per_file() -> None:
+def test_seconds_are_summed_per_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = seconds.table(
         {"tests/a.py::one": 1.0, "tests/a.py::two[x]": 7.0, "tests/b.py::three": 0.5}, "a machine"
     )
     assert text.startswith("CPU seconds of 3 tests: 8.") and "     8.0     2 tests/a.py\n" in text
     assert text.endswith("     7.0 tests/a.py::two[x]\n")
+    monkeypatch.setattr(seconds, "FILE", tmp_path / "seconds.txt")
+    assert not seconds.long_tests()
+    seconds.FILE.write_text(text)
+    assert seconds.long_tests() == {"tests/a.py::two[x]"}
 
 
 def test_ray_is_hidden_here() -> None:

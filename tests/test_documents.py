@@ -115,6 +115,7 @@ def tables(monkeypatch):
         table.update(old)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), sections(), ids=[name for name, _ in sections()])
 def test_code_blocks_run_as_written(name, code, tiny, tables, monkeypatch, tmp_path):
     monkeypatch.setattr(bass_core, "load_pair", lambda *arguments, **options: tiny)

@@ -40,7 +40,7 @@ from ..machine import measure
 from ..report.report import device_name, median
 from .context import Context
 
-# Plans say which matrix products run on our kernel, and how. We time all plans on the card to choose the best one.
+# Plans: which matrix products run on our kernel, and how. We time all plans on the card to choose the best one.
 PLANS = {
     "ours": ProductPlan(),
     "ours up to 16 rows": ProductPlan(most_rows=16),

@@ -24,6 +24,8 @@ def say(what):
 """
 FORGED = f"{LOUD}say(b'passed')\nos._exit(0)"
 
+pytestmark = pytest.mark.slow  # each test starts processes
+
 
 def test_a_program_that_computes_passes():
     assert run("import math, collections, re, itertools\nassert math.gcd(12, 18) == 6").passed
@@ -53,7 +55,6 @@ def test_a_failing_program_has_a_reason(source, reason):
     assert (verdict.passed, verdict.reason) == (False, reason)
 
 
-@pytest.mark.slow
 def test_a_program_that_sleeps_is_killed_after_its_wall_time():
     start = time.monotonic()
     verdict = run("import time\ntime.sleep(1000)", Limits(wall_s=2))

@@ -98,6 +98,7 @@ def test_the_configuration_depends_on_the_kind_of_space() -> None:
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_container_is_healthy_only_while_the_page_is_served() -> None:
     _, command = re.findall(r"^(?:HEALTHCHECK .* )?CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[::-1]
     python, *arguments = json.loads(command)

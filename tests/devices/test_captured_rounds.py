@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from bass_core.sample.noise import RowKeys
 from bass_core.sequence import Sequence
 from bass_core.verify.judge import Judge
 from bass_core.verify.rules import VERIFICATIONS
-from tests.support.models import tiny
+from tests.support.models import each_once, tiny
 
 from ..conformance import table
 from .emulation import emulated, ledger, order
@@ -99,14 +100,10 @@ def lane_of(method: str, batch: int, sampling: str, draft: str = "head", **optio
     return lane
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize(
-    ("method", "batch", "draft"),
-    [
-        ("regular", 1, "head"),
-        *(("bass", batch, draft) for batch in (1, 5, 32) for draft in ("head", "perturbed")),
-    ],
-)
+ROUNDS = [("regular", 1, "head"), *product(["bass"], (1, 5, 32), ("head", "perturbed"))]
+
+
+@pytest.mark.parametrize(("sampling", "method", "batch", "draft"), each_once(SAMPLING, ROUNDS))
 def test_a_round_is_two_graphs(
     method: str, batch: int, draft: str, sampling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,8 +122,9 @@ def test_a_round_is_two_graphs(
     lane.end("stopped")
 
 
-@pytest.mark.parametrize("draft", ["head", "perturbed"])
-@pytest.mark.parametrize("sampling", ["greedy", "sampled", "penalties"])
+@pytest.mark.parametrize(
+    ("sampling", "draft"), each_once(["greedy", "sampled", "penalties"], ["head", "perturbed"])
+)
 def test_a_round_with_copies_in_some_rows_is_two_graphs(
     sampling: str, draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,8 +209,7 @@ def drafted(
     return proposals, [sequence.token_ids for sequence in lane.sequences]
 
 
-@pytest.mark.parametrize("draft", ["head", "perturbed"])
-@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize(("sampling", "draft"), each_once(SAMPLING, ["head", "perturbed"]))
 def test_captured_chains_draft_what_eager_ones_draft(
     sampling: str, draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,10 +224,10 @@ def test_captured_chains_draft_what_eager_ones_draft(
             assert row == pytest.approx(other_row[: len(row)], rel=1e-3)
 
 
-@pytest.mark.parametrize("draft", ["head", "perturbed", "eagle"])
-@pytest.mark.parametrize(
-    ("sampling", "rule"), [("greedy", "auto"), ("sampled", "auto"), ("top-p", "auto"), ("sampled", "coupled")]
-)
+RULES = [("greedy", "auto"), ("sampled", "auto"), ("top-p", "auto"), ("sampled", "coupled")]
+
+
+@pytest.mark.parametrize(("sampling", "rule", "draft"), each_once(RULES, ["head", "perturbed", "eagle"]))
 def test_captured_trees_are_those_of_eager_rounds(
     sampling: str, rule: str, draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

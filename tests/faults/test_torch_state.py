@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 
 from bass_core import ModelPair, SamplingParams, generate, race
 from bass_core.machine.torch_state import ours
-from tests.support.models import perturbed, prompts, texts_of, tiny, tiny_head
+from tests.support.models import perturbed, prompts, slow_but, texts_of, tiny, tiny_head
 
 ROWS = prompts(2)
 METHODS = ("regular", "speculative", "bass", "amusd", "transformers")
@@ -97,9 +98,13 @@ def texts(dtype: torch.dtype, draft: str, setting: Callable[[], AbstractContextM
     return written
 
 
-@pytest.mark.parametrize("draft", ["model", "head"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    ("draft", "dtype", "state"),
+    slow_but(
+        product(["head"], [torch.bfloat16], STATES),
+        product(["model", "head"], [torch.float32, torch.bfloat16], STATES),
+    ),
+)
 def test_a_callers_setting_changes_no_text(state: str, dtype: torch.dtype, draft: str) -> None:
     without = expected(dtype, draft)
     assert texts(dtype, draft, STATES[state]) == without

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -213,6 +214,23 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     chosen, slow = list(quick), pytest.mark.slow
     each = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
     return [pytest.param(*arguments, marks=() if value in chosen else slow) for value, arguments in each]
+
+
+def each_once(*axes: Iterable[Any]) -> list[Any]:
+    """Return the product of the axes as parameters for a test. A tuple fills several parameters.
+
+    All are marked `demand`, except as many as are needed for each value of each axis to occur.
+    """
+    values = [[value if isinstance(value, tuple) else (value,) for value in axis] for axis in axes]
+    chosen = {tuple(i % len(axis) for axis in values) for i in range(max(map(len, values)))}
+    every = product(*(range(len(axis)) for axis in values))
+    return [
+        pytest.param(
+            *(part for axis, i in zip(values, places, strict=True) for part in axis[i]),
+            marks=() if places in chosen else pytest.mark.demand,
+        )
+        for places in every
+    ]
 
 
 def small_window(patch: pytest.MonkeyPatch, sinks: int = 4, unit: int = 4, window: int = 8) -> None:

@@ -1,8 +1,12 @@
-"""CPU seconds per test, of the test's process and of the children that it waited for: the option --seconds."""
+"""CPU seconds per test, of the test's process and of the children that it waited for: the option --seconds.
+
+tests/seconds.txt is such a list of a whole run. Its long tests are slow (tests/conftest.py).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,14 +15,23 @@ from typing import Any
 
 import pytest
 
-# Tests from this many seconds on get their own line.
-LONG = 5.0
+from tests.support import ROOT
+
+FILE = ROOT / "tests" / "seconds.txt"
+# A test that takes this many seconds is long.
+LONG = 2.0
 
 
 def used() -> float:
     """Return the CPU seconds of this process and of its ended children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def long_tests() -> set[str]:
+    """Return the names of the long tests in the list of the last whole run."""
+    lines = FILE.read_text(encoding="utf-8").splitlines() if FILE.exists() else []
+    return {match[1] for line in lines if (match := re.fullmatch(r" *[\d.]+ (.+::.+)", line))}
 
 
 class Seconds:

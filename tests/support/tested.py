@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tests.support import ROOT
@@ -33,7 +33,15 @@ def state(part: str, root: Path = ROOT) -> str:
     for file in files:
         # Without carriage returns, which Git adds on Windows.
         content.update(file.relative_to(root).as_posix().encode() + file.read_bytes().replace(b"\r\n", b"\n"))
-    return " ".join([content.hexdigest()[:16], *(f"{name} {version(name)}" for name in packages)])
+    return " ".join([content.hexdigest()[:16], *(f"{name} {installed(name)}" for name in packages)])
+
+
+def installed(package: str) -> str:
+    """Return a package's version, or "none"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def due() -> list[str]:

@@ -12,7 +12,7 @@ from kernels.cpu.calls import compilers
 
 
 def main() -> None:
-    # Two at a time: each dtype has three processes.
+    # One dtype after the other: each has three processes.
     for dtype in ("bfloat16", "int8"):
         compilers.start(dtype)
         if dtype == "bfloat16":
