@@ -14,7 +14,7 @@ from ..sequence import Round
 from ..verify.rules import AUTOMATIC, Verification
 
 
-class Timeline(Protocol):
+class TimelineView(Protocol):
     """The times at which draft and target were busy, if a decoder runs both at the same time."""
 
     def view(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Decoder(Protocol):
     def finished(self) -> bool: ...
 
     @property
-    def timeline(self) -> Timeline | None: ...
+    def timeline(self) -> TimelineView | None: ...
 
     def prepare(self) -> None:
         """Prepare the first rounds (e.g. capture graphs) before the first step, while no clock runs."""

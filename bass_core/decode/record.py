@@ -1,6 +1,7 @@
 """Write the result of a round's verification: tokens at the end of a row's text, and the record of the round.
 
-`write_round` appends to the sequence and changes nothing else. It handles chains and trees.
+`write_round` appends to the sequence and changes nothing else. `add_details` explains a round for the step-by-step
+view. Both handle chains and trees.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import math
 
 from ..sequence import RowRound, Sequence
 from ..verify.acceptance import RowOutcome
-from ..verify.detail import recorded_drafts
+from ..verify.detail import explain, recorded_drafts, rule_name
+from .base import DecodingParams
+from .verifier import VerifiedRound
 
 
 def write_round(
@@ -50,6 +53,13 @@ def write_round(
         places = {-1: -1} | {draft: place for place, draft in enumerate(recorded)}
         record.parents, record.path = [places[parents[i]] for i in recorded], [places[i] for i in path]
     return record
+
+
+def add_details(records: list[RowRound], verdict: VerifiedRound, source: str, params: DecodingParams) -> None:
+    """Add details to the records of a round while its tensors are valid; `source` made its drafts."""
+    drafts = verdict.proposal.explained(source)
+    rule = rule_name(params.verification, params.sampling, params.synthetic, drafts.parents is not None)
+    explain(records, verdict.outcomes, verdict.output.logits, drafts, params.sampling, rule)
 
 
 def _at_end(path: list[int], count: int, parents: list[int] | None) -> bool:

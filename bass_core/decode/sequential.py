@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..sequence import Round, Sequence
-from .base import CacheBytes, Timeline
+from .base import CacheBytes, TimelineView
 from .batch import BatchDecoder
 
 
@@ -32,7 +32,7 @@ class SequentialDecoder:
         return not self._waiting and (self._current is None or self._current.finished)
 
     @property
-    def timeline(self) -> Timeline | None:
+    def timeline(self) -> TimelineView | None:
         """None, because draft and target do not overlap."""
         return None
 

@@ -14,7 +14,7 @@ from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
 from .base import Proposal
-from .chain_graph import ChainGraphs, ChainInput, Drafted
+from .chain_graph import ChainGraphs, ChainInput, GraphChains
 from .model import ModelDrafter
 
 
@@ -48,7 +48,7 @@ class CapturedModelDrafter(ModelDrafter):
         self.calls += max(max_drafts)
         return drafted.proposal(max_drafts)
 
-    def _replay(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> Drafted | None:
+    def _replay(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> GraphChains | None:
         """Feed the unread tokens of the rows that draft, and draft as many levels in each as in the deepest row.
 
         Returns:

@@ -65,7 +65,7 @@ class DraftSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Parts:
+class DrafterInputs:
     """The parts that a lane's drafters are built from.
 
     All drafters of a lane share one runner of the draft, made when the first of them needs it.
@@ -153,8 +153,8 @@ def head_drafter(
 ) -> HeadDrafter:
     """Return the drafter of a draft head: trees if there is a shape, else chains.
 
-    `ahead` as in Parts, `in_graphs` as in Parts.model. On an accelerator, where a wasted forward costs less than
-    waiting for the device, no chain stops early.
+    `ahead` as in DrafterInputs, `in_graphs` as in DrafterInputs.model. On an accelerator, where a wasted forward
+    costs less than waiting for the device, no chain stops early.
     """
     inputs = head.compiled_inputs
     if ahead:
@@ -178,7 +178,7 @@ class DrafterKind:
         label: its name in lists of choices.
         make: builds a drafter.
         without_copies: builds a drafter that runs the same forwards and never copies. None if `make` builds one.
-        own: it is the user's own object, so its costs are unknown.
+        is_user_object: it is the user's own object, so its costs are unknown.
         runs_model: it runs the pair's draft, which must exist, and needs a cache for it.
         copies: it copies from the text.
         stops_when_unsure: a draft head stops if its drafts are likely to be rejected.
@@ -189,9 +189,9 @@ class DrafterKind:
     """
 
     label: str
-    make: Callable[[Parts], Drafter]
-    without_copies: Callable[[Parts], Drafter] | None = None
-    own: bool = False
+    make: Callable[[DrafterInputs], Drafter]
+    without_copies: Callable[[DrafterInputs], Drafter] | None = None
+    is_user_object: bool = False
     runs_model: bool = False
     copies: bool = False
     stops_when_unsure: bool = False
@@ -201,26 +201,26 @@ class DrafterKind:
     reads_others: bool = False
 
     @property
-    def timed(self) -> Callable[[Parts], Drafter] | None:
+    def timed(self) -> Callable[[DrafterInputs], Drafter] | None:
         """The builder of the drafter whose costs are measured, or None if the drafter runs no model."""
         return (self.without_copies or self.make) if self.runs_model or self.windows else None
 
 
 DRAFTERS: dict[str, DrafterKind] = {
-    "model": DrafterKind("draft model, at every position", Parts.model, runs_model=True, takes_shape=True),
+    "model": DrafterKind("draft model, at every position", DrafterInputs.model, runs_model=True, takes_shape=True),
     "prompt_lookup": DrafterKind(
         "prompt lookup: copies from the text so far", lambda parts: PromptLookupDrafter(), copies=True
     ),
     "adaptive": DrafterKind(
         "prompt lookup, else draft model, or draft head while it is confident",
-        Parts.adaptive,
-        without_copies=Parts.model,
+        DrafterInputs.adaptive,
+        without_copies=DrafterInputs.model,
         runs_model=True,
         copies=True,
         stops_when_unsure=True,
         takes_shape=True,
     ),
-    "window": DrafterKind("the target, seeing the first tokens and the last", Parts.window, windows=True),
+    "window": DrafterKind("the target, seeing the first tokens and the last", DrafterInputs.window, windows=True),
     "window_model": DrafterKind(
         "draft model for the target seeing few tokens",
         lambda parts: WindowChain(parts.model(in_graphs=False), parts.window()),
@@ -250,7 +250,7 @@ def choose_drafter(pair: ModelPair, drafter: str | Drafter) -> DrafterKind:
     return DrafterKind(
         "a drafter of the user's own",
         lambda parts: wrap_user_drafter(drafter),
-        own=True,
+        is_user_object=True,
         branches=bool(getattr(drafter, "branches", False)),
         reads_others=bool(getattr(drafter, "reads_others", True)),
     )

@@ -31,7 +31,7 @@ from kernels.plan import MAX_TREE_TOKENS
 from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device
-from ..model.forward import BatchTree, ForwardBatch
+from ..model.forward import ForwardBatch, HostTreeMask
 from ..model.runner import ModelRunner
 from ..sample.distribution import compiled, probabilities, scatter_columns, top
 from ..sample.draw import draw
@@ -323,5 +323,5 @@ class TreeFeed:
             sees.append(row_sees[before[r] :] + [1 << column for column in padding])
             depths.append(row_depths[before[r] :] + [0 for _ in padding])
         lengths = [end + fed for end, fed in zip(self.ends, before, strict=True)]
-        tree = BatchTree(sees, depths, before)
+        tree = HostTreeMask(sees, depths, before)
         return ForwardBatch(x, lengths, [max(len(row), 1) for row in drafts], None, return_states, tree=tree)

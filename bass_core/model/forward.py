@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from kernels.plan import TokenTree
+from kernels.plan import TreeMask
 
 from ..machine.transfer import to_device
 from ..sample.rows import RaggedRows, padded
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class BatchTree:
-    """The trees that a batch's new tokens form, on the host (TokenTree in kernels/plan.py).
+class HostTreeMask:
+    """The trees that a batch's new tokens form, on the host (TreeMask in kernels/plan.py).
 
     For example, a newest token with two drafts that both follow it has sees = [0b001, 0b011, 0b101] and depths =
     [0, 1, 1]. `sees` and `depths` are padded to the batch's width; a padding token sees only itself.
@@ -43,7 +43,7 @@ class BatchTree:
     before: list[int]
 
 
-def verified_tree(parents: Sequence[Sequence[int]]) -> BatchTree:
+def verified_tree(parents: Sequence[Sequence[int]]) -> HostTreeMask:
     """Return each row's newest token and its drafts as a tree.
 
     Args:
@@ -59,15 +59,15 @@ def verified_tree(parents: Sequence[Sequence[int]]) -> BatchTree:
         padding = range(len(row_sees), width)
         sees.append(row_sees + [1 << column for column in padding])
         depths.append(row_depths + [0 for _ in padding])
-    return BatchTree(sees, depths, [0] * len(sees))
+    return HostTreeMask(sees, depths, [0] * len(sees))
 
 
-def token_tree(tree: BatchTree, device: torch.device) -> TokenTree:
+def token_tree(tree: HostTreeMask, device: torch.device) -> TreeMask:
     """Copy the trees to a device in one transfer."""
     width = len(tree.depths[0])
     rows = zip(tree.sees, tree.depths, tree.before, strict=True)
     packed = to_device([[*sees, *depths, before] for sees, depths, before in rows], device)
-    return TokenTree(packed[:, :width], packed[:, width:-1], packed[:, -1])
+    return TreeMask(packed[:, :width], packed[:, width:-1], packed[:, -1])
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class ForwardBatch:
         lengths: how many tokens of each row are already cached.
         counts: how many of each row's S tokens are real, None for all. The rest is padding, which a model may
             skip; its logits and states are meaningless.
-        take: for each row, the one column whose logits are wanted; None for all columns.
+        wanted_columns: for each row, the one column whose logits are wanted; None for all columns.
         return_states: whether to return the hidden states of the model's `readout`.
         raw_states: whether a model may leave the last part of the readout to the caller (HiddenStateTap.finish),
             who may need only a few of the states.
@@ -94,12 +94,12 @@ class ForwardBatch:
     tokens: Tensor
     lengths: Sequence[int]
     counts: list[int] | None = None
-    take: list[int] | None = None
+    wanted_columns: list[int] | None = None
     return_states: bool = False
     raw_states: bool = False
     eager: bool = False
     window: int | None = None
-    tree: BatchTree | None = None
+    tree: HostTreeMask | None = None
 
 
 @dataclass(slots=True)
@@ -122,10 +122,10 @@ class CapturedBatch:
     return_states: bool = False
     shared: tuple[Tensor, Tensor] | None = None
     window: int | None = None
-    tree: TokenTree | None = None
+    tree: TreeMask | None = None
 
     @property
-    def take(self) -> None:
+    def wanted_columns(self) -> None:
         """None: a captured step returns the logits of all columns."""
         return None
 
@@ -144,7 +144,7 @@ class ForwardOutput:
 
     @property
     def logits(self) -> Tensor:
-        """[B, S, V], or [B, V] if `take` chose one column per row; the logits of padding may be zeros."""
+        """[B, S, V], or [B, V] if the batch has `wanted_columns`; the logits of padding may be zeros."""
         self.scores = padded(self.scores)
         return self.scores
 
@@ -232,7 +232,7 @@ class StepJudge(Protocol):
         """Judge a round on its device; arguments as in `Judge.run`."""
         ...
 
-    def tree(self, constants: dict[str, Tensor], rows: int) -> TokenTree | None:
+    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask | None:
         """Return the trees that the step's tokens form; None if each token follows the one before."""
         ...
 

@@ -101,7 +101,7 @@ class ModelRunner:
             self.cache.keep_all(moves)
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Feed a batch to rows 0 to B - 1; returns `vocab` logits per token, or per row if `take` is set."""
+        """Feed a batch to rows 0 to B - 1; returns `vocab` logits per token, or per row with `wanted_columns`."""
         output = self.model.forward(batch, self.cache, self.backend)
         scores = output.scores
         if isinstance(scores, RaggedRows):
@@ -196,6 +196,6 @@ def prefix_size(shared: SharedPrompts, max_batch: int) -> tuple[int, int]:
     return min(len(shared.prefixes), max_batch), shared.longest
 
 
-def least_saved(model: CausalModel, backend: str) -> int | None:
+def min_shared_tokens(model: CausalModel, backend: str) -> int | None:
     """Return how many tokens prompts must save to share a prefix; None if they can't share one."""
-    return model.least_saved if backend in SHARING else None
+    return model.min_shared_tokens if backend in SHARING else None

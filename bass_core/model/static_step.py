@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kernels.plan import MAX_TREE_TOKENS, TokenTree
+from kernels.plan import MAX_TREE_TOKENS, TreeMask
 
 from ..machine.transfer import refill
 from ..sample.noise import NoiseKeys
-from .forward import BatchTree, ForwardOutput
+from .forward import ForwardOutput, HostTreeMask
 
 
 class RoundInputs(NamedTuple):
@@ -36,7 +36,7 @@ class RoundInputs(NamedTuple):
         state_slots: the column of the state that each unread token reads.
         num_copied: how many drafts it copies.
         copied_drafts: those drafts.
-        sees, depths, before: its tree, as in BatchTree.
+        sees, depths, before: its tree, as in HostTreeMask.
     """
 
     lengths: Any = None
@@ -66,11 +66,11 @@ class RoundInputs(NamedTuple):
         return NoiseKeys(self.seeds[:1], self.ids, self.positions)
 
     @property
-    def tree(self) -> TokenTree | None:
+    def tree(self) -> TreeMask | None:
         """The trees that the step's tokens form, or None for chains."""
         if self.sees is None:
             return None
-        return TokenTree(self.sees.contiguous(), self.depths.contiguous(), self.before)
+        return TreeMask(self.sees.contiguous(), self.depths.contiguous(), self.before)
 
     def packed(self, rows: int) -> list[list[int]]:
         """Return all numbers in lines of one number per row, padded with zeros to at least `rows`."""
@@ -125,17 +125,17 @@ class CapturedStep:
         refill(self.numbers, lines)
 
 
-def fits_tree(tree: BatchTree | None, columns: int) -> bool:
+def fits_tree(tree: HostTreeMask | None, columns: int) -> bool:
     """Return whether the trees' bit masks have a separate bit for every padding token of a step this wide."""
     return tree is None or max(tree.before) + columns <= MAX_TREE_TOKENS
 
 
-def pad_tree(tree: BatchTree, rows: int, columns: int) -> BatchTree:
+def pad_tree(tree: HostTreeMask, rows: int, columns: int) -> HostTreeMask:
     """Pad the trees with rows and tokens."""
     before = [*tree.before, *[0] * (rows - len(tree.before))]
     sees = [*tree.sees, *([] for _ in range(rows - len(tree.sees)))]
     depths = [*tree.depths, *([] for _ in range(rows - len(tree.depths)))]
-    return BatchTree(
+    return HostTreeMask(
         [
             row + [1 << first + column for column in range(len(row), columns)]
             for row, first in zip(sees, before, strict=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.plan import TokenTree
+from kernels.plan import TreeMask
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
@@ -94,10 +94,10 @@ class TreeJudge:
         parents = [0, *(parent + 1 for parent in shape.parents)]
         return {"nodes": to_device([sees, depths, parents, [-1, *shape.drawn]], device)}
 
-    def tree(self, constants: dict[str, Tensor], rows: int) -> TokenTree:
+    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask:
         """Return the trees of a step of `rows` rows."""
         sees, depths = (nodes.expand(rows, -1).contiguous() for nodes in constants["nodes"][:2])
-        return TokenTree(sees, depths, torch.zeros_like(sees[:, 0]))
+        return TreeMask(sees, depths, torch.zeros_like(sees[:, 0]))
 
     def run(
         self,

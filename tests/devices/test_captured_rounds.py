@@ -259,7 +259,7 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
     """
     models = pair("llama", table.DRAFTS["head"].kind)
     for model in (CausalModel, LlamaCuda):
-        monkeypatch.setattr(model, "least_saved", 16)
+        monkeypatch.setattr(model, "min_shared_tokens", 16)
 
     def match(self: PromptLookupDrafter, row: int, tokens: list[int]) -> int | None:
         return 1 if len(tokens) > 60 and (len(tokens) * 7 + tokens[-1]) % 4 == 0 else None

@@ -15,7 +15,7 @@ from ...model.prefill import PrefillSteps
 from ...sample.noise import NoiseKeys, RowKeys
 from ...sequence import Sequence
 from ..base import CommittedStates, Proposal
-from ..chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, Drafted
+from ..chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains
 from .chain import HeadDrafter
 from .states import UnreadStates
 from .texts import add_pointer, append_token, last_tokens
@@ -77,7 +77,7 @@ class CapturedHeadDrafter(HeadDrafter):
         self._spill(len(rows))
         return super()._draft(rows, max_drafts, keys)
 
-    def _replay(self, rows: list[Sequence], levels: int, keys: RowKeys) -> Drafted | None:
+    def _replay(self, rows: list[Sequence], levels: int, keys: RowKeys) -> GraphChains | None:
         """Feed the unread tokens of all rows and draft `levels` tokens or levels in each.
 
         Returns:
