@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..draft.base import Proposal
 from ..machine.transfer import to_device
-from ..model.forward import ForwardBatch, ForwardOutput, GraphDrafts, verified_tree
+from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.runner import ModelRunner
+from ..model.static_step import GraphDrafts
 from ..sample.noise import RowKeys
 from ..sample.shaping import shaped
 from ..sequence import Forward, Sequence

@@ -21,14 +21,15 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..length.base import Offer, own_copy, whole_number
 from ..machine.transfer import to_host
-from ..model.forward import ForwardOutput, GraphDrafts, StepJudge
+from ..model.forward import ForwardOutput
 from ..model.prefill import PrefillSteps
+from ..model.static_step import GraphDrafts
 from ..sample.distribution import ColumnProbs, Probs, dense
 from ..sample.noise import NoiseKeys
 from ..sample.rows import RaggedRows, copied, padded, pick
 from ..sequence import Sequence, WindowWork
 from ..verify.detail import Drafts
-from ..verify.judge import Judge
+from ..verify.judge import Judge, RoundJudge
 from ..verify.tree_shape import TreeShape
 
 # The source of drafts that were copied from the text.
@@ -79,7 +80,7 @@ class Proposal:
         """The parents of trees, as in TreeProposal; None for chains."""
         return None
 
-    def judge(self, chains: Judge) -> StepJudge:
+    def judge(self, chains: Judge) -> RoundJudge:
         """Return the judge of these drafts, given that of chains."""
         return chains
 
@@ -124,7 +125,7 @@ class TreeProposal(Proposal):
     def tree_parents(self) -> list[list[int]]:
         return self.parents
 
-    def judge(self, chains: Judge) -> StepJudge:
+    def judge(self, chains: Judge) -> RoundJudge:
         return chains.for_trees(self.shape)
 
     def in_graph(self) -> GraphDrafts | None:

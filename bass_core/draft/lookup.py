@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..length.base import Offer
 from ..machine.transfer import to_device
-from ..model.forward import GraphDrafts
 from ..model.prefill import PrefillSteps
+from ..model.static_step import GraphDrafts
 from ..sample.distribution import ColumnProbs, Probs, compiled
 from ..sample.noise import NoiseKeys
 from ..sequence import Sequence

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +16,6 @@ from kernels.plan import TreeMask
 
 from ..machine.transfer import to_device
 from ..sample.rows import RaggedRows, padded
-
-if TYPE_CHECKING:
-    from ..sample.noise import NoiseKeys
-    from ..verify.acceptance import RowOutcome
-    from .static_step import RoundInputs
 
 
 @dataclass(slots=True)
@@ -163,77 +157,3 @@ class ForwardOutput:
         if (states := self.states) is None:
             raise ValueError("these logits came without states: set return_states=True in the batch")
         return states
-
-
-class GraphDrafts(NamedTuple):
-    """The drafts that a captured verification reads.
-
-    Attributes:
-        tokens: int64 [B, l], the drafts.
-        probs: float32 [B, l, V], the distributions that they were drawn from; None for point masses.
-        copies: the drafts of rows that copy, in place of those in `tokens`; [] for other rows. None: none.
-    """
-
-    tokens: Tensor
-    probs: Tensor | None
-    copies: list[list[int]] | None = None
-
-
-class Judged(NamedTuple):
-    """What a StepJudge returns.
-
-    Attributes:
-        packed: float32 [B, n], the outcomes.
-        logits: [B, S, V], the target's with penalties; None if they are the forward's.
-    """
-
-    packed: Tensor
-    logits: Tensor | None
-
-
-class StepJudge(Protocol):
-    """What follows a round's forward (verify/judge.py). Equal judges share captured steps."""
-
-    @property
-    def columns(self) -> int | None:
-        """The tokens per row of every step that it judges; None if their number varies."""
-        ...
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether `run` needs the rows' texts."""
-        ...
-
-    def captures(self, device: torch.device, probs: Tensor | None) -> bool:
-        """Return whether `run` can judge rounds on this device, with drafts drawn from `probs` [..., V]."""
-        ...
-
-    def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
-        """Return the outcomes of a captured round; waits for the device."""
-        ...
-
-    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
-        """Judge the drafts int64 [B, N] of a proposal after their forward; waits for the device."""
-        ...
-
-    def constants(self, device: torch.device) -> dict[str, Tensor]:
-        """Return tensors by name, which `run` reads and which live as long as the captured step."""
-        ...
-
-    def run(
-        self,
-        logits: Tensor,
-        fed: Tensor,
-        inputs: RoundInputs,
-        probs: Tensor | None,
-        text: Tensor | None,
-        constants: dict[str, Tensor],
-    ) -> Judged:
-        """Judge a round on its device; arguments as in `Judge.run`."""
-        ...
-
-    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask | None:
-        """Return the trees that the step's tokens form; None if each token follows the one before."""
-        ...
-
-    def __hash__(self) -> int: ...

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.plan import MAX_TREE_TOKENS, TreeMask
@@ -90,6 +91,63 @@ def _lines(part: Any) -> Sequence[Sequence[int]]:
     if part is None:
         return []
     return list(zip(*part, strict=True)) if isinstance(part[0], list) else [part]
+
+
+class GraphDrafts(NamedTuple):
+    """The drafts that a captured verification reads.
+
+    Attributes:
+        tokens: int64 [B, l], the drafts.
+        probs: float32 [B, l, V], the distributions that they were drawn from; None for point masses.
+        copies: the drafts of rows that copy, in place of those in `tokens`; [] for other rows. None: none.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+    copies: list[list[int]] | None = None
+
+
+class Judged(NamedTuple):
+    """What a StepJudge returns.
+
+    Attributes:
+        packed: float32 [B, n], the outcomes.
+        logits: [B, S, V], the target's with penalties; None if they are the forward's.
+    """
+
+    packed: Tensor
+    logits: Tensor | None
+
+
+class StepJudge(Protocol):
+    """What follows a round's forward in a captured step (verify/judge.py). Equal judges share captured steps."""
+
+    @property
+    def columns(self) -> int | None:
+        """The tokens per row of every step that it judges; None if their number varies."""
+        ...
+
+    def constants(self, device: torch.device) -> dict[str, Tensor]:
+        """Return tensors by name, which `run` reads and which live as long as the captured step."""
+        ...
+
+    def run(
+        self,
+        logits: Tensor,
+        fed: Tensor,
+        inputs: RoundInputs,
+        probs: Tensor | None,
+        text: Tensor | None,
+        constants: dict[str, Tensor],
+    ) -> Judged:
+        """Judge a round on its device; arguments as in `Judge.run`."""
+        ...
+
+    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask | None:
+        """Return the trees that the step's tokens form; None if each token follows the one before."""
+        ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..machine.transfer import to_device
-from ..model.forward import ForwardOutput, Judged
-from ..model.static_step import RoundInputs
+from ..model.forward import ForwardOutput
+from ..model.static_step import Judged, RoundInputs, StepJudge
 from ..sample.distribution import Probs
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.params import SamplingParams
@@ -25,6 +25,27 @@ from .rejection import plain, plain_packed, verify
 from .rules import Verification
 from .tree_judge import TreeJudge
 from .tree_shape import TreeShape
+
+
+class RoundJudge(StepJudge, Protocol):
+    """Judges a round's drafts, captured or not: `Judge` and `TreeJudge`."""
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether `run` needs the rows' texts."""
+        ...
+
+    def captures(self, device: torch.device, probs: Tensor | None) -> bool:
+        """Return whether `run` can judge rounds on this device, with drafts drawn from `probs` [..., V]."""
+        ...
+
+    def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
+        """Return the outcomes of a captured round; waits for the device."""
+        ...
+
+    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
+        """Judge the drafts int64 [B, N] of a proposal after their forward; waits for the device."""
+        ...
 
 
 class Chains(Protocol):

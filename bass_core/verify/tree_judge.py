@@ -16,8 +16,8 @@ from kernels.plan import TreeMask
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
-from ..model.forward import ForwardOutput, Judged
-from ..model.static_step import RoundInputs
+from ..model.forward import ForwardOutput
+from ..model.static_step import Judged, RoundInputs
 from ..sample.distribution import Probs, dense
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams

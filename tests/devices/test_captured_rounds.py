@@ -26,10 +26,9 @@ from bass_core.draft.tree import TreePlanner
 from bass_core.lanes.lane import Lane
 from bass_core.model.base import CausalModel
 from bass_core.model.cache import RaggedCache
-from bass_core.model.forward import GraphDrafts
 from bass_core.model.graphs import make_runner, probs_numbers
 from bass_core.model.llama_cuda import LlamaCuda
-from bass_core.model.static_step import tensors
+from bass_core.model.static_step import GraphDrafts, tensors
 from bass_core.sample.noise import RowKeys
 from bass_core.sequence import Sequence
 from bass_core.verify.judge import Judge
