@@ -29,7 +29,8 @@ from ..sample.noise import NoiseKeys
 from ..sample.rows import RaggedRows, copied, padded, pick
 from ..sequence import Sequence, WindowWork
 from ..verify.detail import Drafts
-from ..verify.judge import Judge, RoundJudge
+from ..verify.judge import Judge
+from ..verify.tree_judge import TreeJudge
 from ..verify.tree_shape import TreeShape
 
 # The source of drafts that were copied from the text.
@@ -80,7 +81,7 @@ class Proposal:
         """The parents of trees, as in TreeProposal; None for chains."""
         return None
 
-    def judge(self, chains: Judge) -> RoundJudge:
+    def judge(self, chains: Judge) -> Judge:
         """Return the judge of these drafts, given that of chains."""
         return chains
 
@@ -125,8 +126,8 @@ class TreeProposal(Proposal):
     def tree_parents(self) -> list[list[int]]:
         return self.parents
 
-    def judge(self, chains: Judge) -> RoundJudge:
-        return chains.for_trees(self.shape)
+    def judge(self, chains: Judge) -> Judge:
+        return TreeJudge(chains.sampling, chains.verification, chains.synthetic, self.shape)
 
     def in_graph(self) -> GraphDrafts | None:
         probs = dense(self.probs)

@@ -49,11 +49,7 @@ class CapturedModelDrafter(ModelDrafter):
         return drafted.proposal(max_drafts)
 
     def _replay(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> GraphChains | None:
-        """Feed the unread tokens of the rows that draft, and draft as many levels in each as in the deepest row.
-
-        Returns:
-            The drafts, valid until the next call; None if one graph can't hold them, or can't be captured.
-        """
+        """Draft as many levels in each row as in the deepest one; None if no graph can hold them."""
         levels, text = max(max_drafts), self._text
         unread, starts = self._unread(rows, max_drafts)
         if not self._graphs.fits(starts, list(map(len, unread)), levels):

@@ -237,19 +237,9 @@ class TreePlanner:
 
 
 def _without_siblings(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distribution to draw the last child from, and the sum of q over all tokens but its siblings.
-
-    If this sum is at most LEAST_MASS, the distribution is q itself. The output stays exact, because the child is
-    verified with the distribution that it was drawn from.
-
-    Args:
-        q: [A, V].
-        siblings: the columns of the other children.
-
-    Returns:
-        The distribution [A, V], which is q without the siblings, normalised.
-        The sum before normalising, [A, 1].
-    """
+    """Return q [A, V] without the columns `siblings`, normalised, and its sum [A, 1] before that."""
+    # If the sum is at most LEAST_MASS, the result is q itself. The output stays exact, because the child is
+    # verified with the distribution that it was drawn from.
     if not compiled(q):
         rest = q.scatter(-1, siblings, 0.0)
         left = sums(rest)

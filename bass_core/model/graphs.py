@@ -338,10 +338,7 @@ class GraphRunner(ModelRunner):
     def _shape(
         self, batch: int, width: int, longest: int, tree: HostTreeMask | None = None, exact: bool = False
     ) -> tuple[int, int] | None:
-        """Return the captured shape (rows, columns) to use, or None to run eagerly.
-
-        `longest` is the number of filled columns in the fullest row. If `exact`, the columns are not padded.
-        """
+        """Return the captured (rows, columns), or None to run eagerly; the fullest row has `longest` columns."""
         if width > MAX_CAPTURED_WIDTH or not self.model.capturable:
             return None
         rows = self.captured_rows(batch)
@@ -388,11 +385,9 @@ class GraphRunner(ModelRunner):
     def _record_in_pool(
         self, key: tuple[Any, ...], forward: Callable[[], Any]
     ) -> tuple[Any, Callable[[], Any], int] | None:
-        """Capture a function; return its output, its replay and the bytes it took, or None if that fails.
-
-        If memory runs out, all captures of the cache are dropped and it is tried once more: unlike other work, a
-        capture can't use the memory that torch keeps cached.
-        """
+        """Capture a function; return its output, its replay and the bytes it took, or None if that fails."""
+        # If memory runs out, drop all captures of the cache and try once more: unlike other work, a capture can't
+        # use the memory that torch keeps cached.
         for _ in range(2):
             before = self.slot.pool.reserved()
             try:

@@ -123,13 +123,11 @@ class StepJudge(Protocol):
     """What follows a round's forward in a captured step (verify/judge.py). Equal judges share captured steps."""
 
     @property
-    def columns(self) -> int | None:
-        """The tokens per row of every step that it judges; None if their number varies."""
-        ...
+    def columns(self) -> int | None: ...
 
-    def constants(self, device: torch.device) -> dict[str, Tensor]:
-        """Return tensors by name, which `run` reads and which live as long as the captured step."""
-        ...
+    def constants(self, device: torch.device) -> dict[str, Tensor]: ...
+
+    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask | None: ...
 
     def run(
         self,
@@ -139,13 +137,7 @@ class StepJudge(Protocol):
         probs: Tensor | None,
         text: Tensor | None,
         constants: dict[str, Tensor],
-    ) -> Judged:
-        """Judge a round on its device; arguments as in `Judge.run`."""
-        ...
-
-    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask | None:
-        """Return the trees that the step's tokens form; None if each token follows the one before."""
-        ...
+    ) -> Judged: ...
 
     def __hash__(self) -> int: ...
 

@@ -78,12 +78,7 @@ class CapturedHeadDrafter(HeadDrafter):
         return super()._draft(rows, max_drafts, keys)
 
     def _replay(self, rows: list[Sequence], levels: int, keys: RowKeys) -> GraphChains | None:
-        """Feed the unread tokens of all rows and draft `levels` tokens or levels in each.
-
-        Returns:
-            The drafts, valid until the next call; None if a state is missing, or if one graph can't hold all this
-            or can't be captured.
-        """
+        """Draft `levels` levels in all rows; None if a state is missing, or if no graph can hold them."""
         runner, unread, batch = self.runner, self.unread, len(rows)
         starts = list(runner.lengths[:batch])
         texts = [row.tokens[start:] for row, start in zip(rows, starts, strict=True)]
