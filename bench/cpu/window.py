@@ -15,7 +15,7 @@ from typing import Any
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode.prompts import Chat, encode_prompts
 from bass_core.draft.base import Drafter, Proposal
-from bass_core.draft.registry import DRAFTERS, DrafterKind, DrafterInputs
+from bass_core.draft.registry import DRAFTERS, DrafterInputs, DrafterKind
 from bass_core.draft.window import WINDOW, WindowDrafter
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
