@@ -111,6 +111,8 @@ class Verifier:
         self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
     ) -> VerifiedRound | None:
         """Verify in one captured graph, or return None if there is none for this round."""
+        if not self.target.captures:
+            return None
         judge, drafts, text = proposal.judge(self._judge), proposal.in_graph(), self._text
         if drafts is None or not judge.captures(self.target.device, drafts.probs):
             return None

@@ -238,8 +238,7 @@ class ChainGraphs:
         if drawn and probs is None:
             return None
         graph = _Graph(
-            self.model, self.params, self.role, self.reports, self.size, levels, extent,
-            runner.cache.prefix is not None, runner.vocab, tree,
+            self.model, self.params, self.role, self.reports, self.size, levels, extent, runner.vocab, tree,
         )  # fmt: skip
         output: tuple[Tensor, Tensor | None] | None = runner.call(
             ("chain", self.model.key, width, *graph[1:]),
@@ -276,7 +275,6 @@ class _Graph(NamedTuple):
     size: int
     levels: int
     extent: int
-    prefixed: bool
     vocab: int
     tree: TreeShape | None
 

@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..model.base import CausalModel
 from ..model.draft_head import DraftHead
-from ..model.graphs import GraphRunner, runner_for
+from ..model.graphs import runner_for
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import ModelRunner
@@ -115,7 +115,7 @@ class DrafterInputs:
             options = (self.sampling, self.verification, confidence, self.ahead, self.tree, in_graphs)
             drafter = head_drafter(draft, runner, size, *options)
         else:
-            in_graphs = in_graphs and captures(runner) and not self.ahead
+            in_graphs = in_graphs and runner.captures and not self.ahead
             model = CapturedModelDrafter if in_graphs else ModelDrafter
             drafter = model(runner, self.sampling, self.verification, self.tree)
         drafter.report_probs = self.report_probs
@@ -133,11 +133,6 @@ class DrafterInputs:
         assert self.target is not None
         window = WINDOW if tokens is None else tokens
         return WindowDrafter(self.target, self.sampling, self.verification, window)
-
-
-def captures(runner: ModelRunner) -> bool:
-    """Return whether whole rounds of drafts can be captured over this runner's cache."""
-    return isinstance(runner, GraphRunner) and runner.captures
 
 
 def head_drafter(
@@ -159,7 +154,7 @@ def head_drafter(
     inputs = head.compiled_inputs
     if ahead:
         return AheadHeadDrafter(AheadFeed(head, runner), size, params, verification, confidence)
-    feed, chains, in_graphs = HeadFeed(head, runner), HeadDrafter, in_graphs and captures(runner)
+    feed, chains, in_graphs = HeadFeed(head, runner), HeadDrafter, in_graphs and runner.captures
     if inputs is not None and runner.model.can_draft(inputs.fuse):
         feed, chains = CompiledFeed(head, runner, inputs), CompiledHeadDrafter
     if tree is not None:

@@ -261,7 +261,6 @@ class GraphRunner(ModelRunner):
 
     @property
     def captures(self) -> bool:
-        """Whether steps are captured, and functions with `call`."""
         return self.model.capturable
 
     def captured_rows(self, batch: int) -> int:

@@ -110,6 +110,11 @@ class ModelRunner:
             output.scores = scores[..., : self.vocab]
         return output
 
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured, and rounds with `verify_in_graph`."""
+        return False
+
     def verify_in_graph(
         self,
         drafts: GraphDrafts,
