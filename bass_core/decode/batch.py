@@ -35,8 +35,7 @@ from ..sequence import Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verify.rejection import first_tokens
 from .base import CacheBytes, DecodingParams, TimelineView
-from .logprobs import record_logprobs
-from .record import add_details, write_round
+from .record import add_details, record_logprobs, write_round
 from .verifier import VerifiedRound, Verifier
 
 # Sources whose drafts come with the distributions that they were drawn from.

@@ -32,11 +32,20 @@ from ..machine.transfer import to_device
 from .base import CausalModel
 from .cache import RaggedCache
 from .capturable import refuse_capture
-from .device_text import DeviceText
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, HostTreeMask
 from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
 from .runner import ModelRunner, min_shared_tokens, prefix_size
-from .static_step import CapturedStep, GraphDrafts, Judged, RoundInputs, StepJudge, fits_tree, pad_tree, tensors
+from .static_step import (
+    CapturedStep,
+    DeviceText,
+    GraphDrafts,
+    Judged,
+    RoundInputs,
+    StepJudge,
+    fits_tree,
+    pad_tree,
+    tensors,
+)
 
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30

@@ -21,10 +21,9 @@ from kernels.support import is_accelerator
 from ..sample.rows import RaggedRows
 from .base import CausalModel
 from .cache import RaggedCache
-from .device_text import DeviceText
 from .forward import ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
-from .static_step import GraphDrafts, Judged, RoundInputs, StepJudge
+from .static_step import DeviceText, GraphDrafts, Judged, RoundInputs, StepJudge
 
 # Backends that can attend over a shared prefix, and over part of a cache.
 SHARING = ("fused", "mixed", "pad", "split", "sdpa")

@@ -1,4 +1,4 @@
-"""A captured step (`CapturedStep`), and the numbers of a round that it reads (`RoundInputs`).
+"""A captured step (`CapturedStep`), and what it reads: a round's numbers (`RoundInputs`) and texts (`DeviceText`).
 
 A step serves every round with at most its rows and columns. All numbers of a round go to the device in one copy,
 which nothing waits for. Surplus rows and columns are padding: such a row has length 0, and a padding token of a
@@ -7,7 +7,8 @@ tree sees only itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from kernels.plan import MAX_TREE_TOKENS, TreeMask
 
-from ..machine.transfer import refill
+from ..machine.transfer import refill, to_device
 from ..sample.noise import NoiseKeys
+from ..sequence import Sequence
 from .forward import ForwardOutput, HostTreeMask
 
 
@@ -86,7 +88,7 @@ class RoundInputs(NamedTuple):
         return RoundInputs(*(None if a is None else b.t() if isinstance(a[0], list) else b[0] for a, b in named))
 
 
-def _lines(part: Any) -> Sequence[Sequence[int]]:
+def _lines(part: Any) -> Seq[Seq[int]]:
     """Return a field's lines of one number per row."""
     if part is None:
         return []
@@ -117,6 +119,35 @@ class Judged(NamedTuple):
 
     packed: Tensor
     logits: Tensor | None
+
+
+class DeviceText:
+    """The rows' texts, in a buffer that belongs to the runner's cache.
+
+    A graph writes the tokens that it is fed, and its drafts after them. `upload` copies whole texts, but only if
+    tokens were written without a graph. Make it with `ModelRunner.device_text`.
+
+    Attributes:
+        tokens: int64 [rows, columns].
+        num_valid: how many tokens of each row's text the buffer has. Update it after each graph.
+    """
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens, self.num_valid = tokens, [0] * len(tokens)
+
+    def upload(self, rows: list[Sequence], needed: list[int]) -> None:
+        """Copy the texts to the device, unless it has at least needed[r] tokens of each."""
+        if all(valid >= length for valid, length in zip(self.num_valid, needed, strict=False)):
+            return
+        longest = max(len(row.tokens) for row in rows)
+        padded = [row.tokens + [0] * (longest - len(row.tokens)) for row in rows]
+        self.tokens[: len(rows), :longest].copy_(to_device(padded, self.tokens.device))
+        self.num_valid[: len(rows)] = [len(row.tokens) for row in rows]
+
+    def move_row(self, source: int, target: int) -> None:
+        """Let row `source` take the place of row `target`."""
+        self.tokens[target].copy_(self.tokens[source])
+        self.num_valid[target] = self.num_valid[source]
 
 
 class StepJudge(Protocol):
