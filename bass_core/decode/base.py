@@ -67,7 +67,8 @@ class Decoder(Protocol):
     def finished(self) -> bool: ...
 
     @property
-    def timeline(self) -> TimelineView | None: ...
+    def timeline(self) -> TimelineView | None:
+        return None
 
     def prepare(self) -> None:
         """Prepare the first rounds (e.g. capture graphs) before the first step, while no clock runs."""
@@ -79,11 +80,11 @@ class Decoder(Protocol):
 
     def pause(self) -> None:
         """Stop the work that goes on between steps, until the next step."""
-        ...
+        return None
 
     def close(self) -> None:
         """Free what deleting the decoder would not free, such as the thread of AMUSD's draft."""
-        ...
+        return None
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 Regular decoding is the loop without a drafter. Speculative decoding runs it over batches of one, row after row
 (sequential.py). BASS (arXiv 2404.15778) runs it over a batch in which every row accepts its own number of drafts.
-BatchDecoder implements Decoder (base.py). A round is four calls: lengths, propose, verify, commit.
+A round is four calls: lengths, propose, verify, commit.
 
 The rule that judges drafts is known before any is drawn: the tree rule if the drafter `branches`, else the chain
 rule. Each round waits for the device once. This module handles neither clocks nor texts.
@@ -34,7 +34,7 @@ from ..sample.shaping import shaped
 from ..sequence import Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verify.rejection import first_tokens
-from .base import CacheBytes, DecodingParams, TimelineView
+from .base import CacheBytes, Decoder, DecodingParams
 from .record import add_details, record_logprobs, write_round
 from .verifier import VerifiedRound, Verifier
 
@@ -43,7 +43,7 @@ DRAWS = ("head", "model")
 
 
 @dataclass
-class BatchDecoder:
+class BatchDecoder(Decoder):
     """Decode one batch. When a row finishes, the last row takes its place.
 
     Attributes:
@@ -84,17 +84,6 @@ class BatchDecoder:
     @property
     def finished(self) -> bool:
         return not self._rows
-
-    @property
-    def timeline(self) -> TimelineView | None:
-        """None, because draft and target do not overlap."""
-        return None
-
-    def pause(self) -> None:
-        """Do nothing: no work goes on between steps."""
-
-    def close(self) -> None:
-        """Do nothing: the decoder's memory is freed when the decoder is deleted."""
 
     def prepare(self) -> None:
         """Prepare the models for the shapes of a plain round and of the first round."""
