@@ -84,7 +84,7 @@ class SharedPart:
 
 
 @dataclass
-class TokenTree:
+class TreeMask:
     """The trees that a step's new tokens form, one per row, instead of continuing the text.
 
     A row's tree begins at column base = length - before. Earlier steps wrote its first before[b] columns, and the
@@ -126,7 +126,7 @@ class AttentionPlan:
     views: tuple[Tensor, ...] = ()
     shared: SharedPart | None = None
     gap: int | None = None
-    tree: TokenTree | None = None
+    tree: TreeMask | None = None
     _cached: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], _T]) -> _T:
@@ -227,7 +227,7 @@ class AttentionPlan:
             hidden = hidden | ((columns >= SINKS) & (columns < self.window_starts(self.gap)[:, None, None]))
         return hidden
 
-    def _hidden_in_tree(self, tree: TokenTree, columns: Tensor, window: Window | None) -> Tensor:
+    def _hidden_in_tree(self, tree: TreeMask, columns: Tensor, window: Window | None) -> Tensor:
         """Return `hidden` for trees; a sliding window counts positions, not columns."""
         base = (self.lengths - tree.before)[:, None, None]
         inside = columns - base

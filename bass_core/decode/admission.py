@@ -22,7 +22,7 @@ from ..model.base import CausalModel
 from ..model.graphs import cache_columns, probs_numbers, release_idle
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
-from ..model.runner import least_saved, prefill_tokens, prefix_size
+from ..model.runner import min_shared_tokens, prefill_tokens, prefix_size
 from .request import Request
 
 # Copies of the logits that exist at once while a distribution is filtered, compared and sampled.
@@ -188,7 +188,7 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
 
 def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
     """Return the bytes of a runner's cache for `batch` texts at a time; shared prefixes count once."""
-    shared = texts.shared(least_saved(model, backend))
+    shared = texts.shared(min_shared_tokens(model, backend))
     columns = cache_columns(model, texts.columns(shared), backend)
     return model.cache_bytes(batch, columns, *prefix_size(shared, batch))
 

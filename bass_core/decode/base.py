@@ -14,7 +14,7 @@ from ..sequence import Round
 from ..verify.rules import AUTOMATIC, Verification
 
 
-class Timeline(Protocol):
+class TimelineView(Protocol):
     """The times at which draft and target were busy, if a decoder runs both at the same time."""
 
     def view(self) -> dict[str, Any]:
@@ -67,7 +67,8 @@ class Decoder(Protocol):
     def finished(self) -> bool: ...
 
     @property
-    def timeline(self) -> Timeline | None: ...
+    def timeline(self) -> TimelineView | None:
+        return None
 
     def prepare(self) -> None:
         """Prepare the first rounds (e.g. capture graphs) before the first step, while no clock runs."""
@@ -79,11 +80,11 @@ class Decoder(Protocol):
 
     def pause(self) -> None:
         """Stop the work that goes on between steps, until the next step."""
-        ...
+        return None
 
     def close(self) -> None:
         """Free what deleting the decoder would not free, such as the thread of AMUSD's draft."""
-        ...
+        return None
 
 
 @dataclass

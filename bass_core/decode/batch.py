@@ -2,7 +2,7 @@
 
 Regular decoding is the loop without a drafter. Speculative decoding runs it over batches of one, row after row
 (sequential.py). BASS (arXiv 2404.15778) runs it over a batch in which every row accepts its own number of drafts.
-BatchDecoder implements Decoder (base.py). A round is four calls: lengths, propose, verify, commit.
+A round is four calls: lengths, propose, verify, commit.
 
 The rule that judges drafts is known before any is drawn: the tree rule if the drafter `branches`, else the chain
 rule. Each round waits for the device once. This module handles neither clocks nor texts.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,19 +33,17 @@ from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.shaping import shaped
 from ..sequence import Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
-from ..verify.detail import explain, rule_name
 from ..verify.rejection import first_tokens
-from .base import CacheBytes, DecodingParams, Timeline
-from .logprobs import record_logprobs
-from .record import write_round
-from .verifier import Verdict, Verifier
+from .base import CacheBytes, Decoder, DecodingParams
+from .record import add_details, record_logprobs, write_round
+from .verifier import VerifiedRound, Verifier
 
 # Sources whose drafts come with the distributions that they were drawn from.
 DRAWS = ("head", "model")
 
 
 @dataclass
-class BatchDecoder:
+class BatchDecoder(Decoder):
     """Decode one batch. When a row finishes, the last row takes its place.
 
     Attributes:
@@ -74,8 +73,7 @@ class BatchDecoder:
         self.return_states |= self.drafter is not None and self.drafter.observes_states
         self._branches = self.drafter is not None and self.drafter.branches
         raw_states = self.drafter is not None and self.drafter.raw_states
-        arguments = self.target, self.params, self.return_states, raw_states, self._branches
-        self.verifier = Verifier(*arguments)
+        self.verifier = Verifier(self.target, self.params, self.return_states, raw_states, self._branches)
         # The draft's forwards and drawn tokens that earlier rounds have reported.
         self._reported_work = (0, 0)
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
@@ -87,20 +85,8 @@ class BatchDecoder:
     def finished(self) -> bool:
         return not self._rows
 
-    @property
-    def timeline(self) -> Timeline | None:
-        """None, because draft and target do not overlap."""
-        return None
-
-    def pause(self) -> None:
-        """Do nothing: no work goes on between steps."""
-
-    def close(self) -> None:
-        """Do nothing: the decoder's memory is freed when the decoder is deleted."""
-
     def prepare(self) -> None:
         """Prepare the models for the shapes of a plain round and of the first round."""
-        rows = len(self._rows)
         # Only the drafter knows how wide a tree step is, so prepare just the plain shape here.
         longest = max(self._usable(self._lengths(self._offers())))
         widest = 1 if self._branches else 1 + longest
@@ -108,9 +94,9 @@ class BatchDecoder:
         for width in sorted({1, widest}):
             self.verifier.prepare(self._rows, width, soft)
         if self.drafter is not None:
-            self.drafter.prepare(rows)
+            self.drafter.prepare(len(self._rows))
             if longest > 0:
-                self.drafter.prepare_chains(rows, longest)
+                self.drafter.prepare_chains(len(self._rows), longest)
 
     @torch.inference_mode()
     def step(self) -> Round:
@@ -186,7 +172,7 @@ class BatchDecoder:
         self._drop_finished()
         return round_
 
-    def _record(self, lengths: list[int], verdict: Verdict, records: list[RowRound]) -> Round:
+    def _record(self, lengths: list[int], verdict: VerifiedRound, records: list[RowRound]) -> Round:
         """Return the round's record. Without a policy, its lengths are the drafts that were judged."""
         proposal, drafted = verdict.proposal, verdict.proposal.num_drafted
         lengths = drafted if self.policy is None else lengths
@@ -199,7 +185,8 @@ class BatchDecoder:
         draft_ms, round_.verify_ms = self._watch.laps()
         round_.draft_ms = draft_ms if round_.draft_forwards or max(drafted) else 0.0
         if self.params.inspect and max(drafted):
-            round_.explain = self._explanation(verdict, records)
+            source = Drafter.source if self.drafter is None else self.drafter.source
+            round_.explain = partial(add_details, records, verdict, source, self.params)
         return round_
 
     def _offers(self) -> list[Offer]:
@@ -212,13 +199,11 @@ class BatchDecoder:
         return check_lengths(self.policy.lengths(offers), offers, min(self.limit, self.policy.limit))
 
     def _reads_prompts(self) -> bool:
-        """Return whether the draft reads the prompts during the prefill, which is no part of the decoding time.
-
-        A draft model takes as long for the prompts as for many rounds, so it reads them only if the first round is
-        to draft. A policy that decides this by cost counts the time (`Offer.unread`), then or in a later round.
-        A draft head reads early, since one layer takes less time than the target's own prefill. Otherwise a policy
-        that tries drafts later would pay for the prompts while it decodes, and no other policy would.
-        """
+        """Return whether the draft reads the prompts during the prefill, which is no part of the decoding time."""
+        # A draft model takes as long for the prompts as for many rounds, so it reads them only if the first round
+        # drafts. A policy that decides by cost counts the time (`Offer.unread`), then or in a later round. A draft
+        # head reads early, since one layer takes less time than the target's own prefill. Otherwise only a policy
+        # that tries drafts later would pay for the prompts while it decodes.
         if self.drafter is None or self.policy is None:
             return False
         if self.drafter.reads_early and self.policy.limit > 0:
@@ -243,11 +228,11 @@ class BatchDecoder:
             check_proposal(proposal, lengths, self.target.vocab)
         return check_type(proposal, self._branches)
 
-    def _commit(self, verdict: Verdict) -> list[RowRound]:
+    def _commit(self, verdict: VerifiedRound) -> list[RowRound]:
         """Commit the accepted tokens to the target's cache, the texts and the drafter."""
         rows, (proposal, outcomes, output, fed, raw) = self._rows, verdict
-        refuse_unsound([outcome.next_token for outcome in outcomes if outcome.ends])
         self.target_forwards += 1
+        refuse_unsound([outcome.next_token for outcome in outcomes if outcome.ends])
         paths = [outcome.accepted_drafts for outcome in outcomes]
         # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
         columns = ([0, *(draft + 1 for draft in path)] for path in paths)
@@ -263,19 +248,6 @@ class BatchDecoder:
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
         return records
-
-    def _explanation(self, verdict: Verdict, records: list[RowRound]) -> Callable[[], None]:
-        """Return a function that adds details to the records; call it while this round's tensors are valid."""
-        params, proposal = self.params, verdict.proposal
-        source = Drafter.source if self.drafter is None else self.drafter.source
-
-        def add_details() -> None:
-            drafts = proposal.explained(source)
-            is_tree = drafts.parents is not None
-            rule = rule_name(params.verification, params.sampling, params.synthetic, is_tree)
-            explain(records, verdict.outcomes, verdict.output.logits, drafts, params.sampling, rule)
-
-        return add_details
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], Seq[Tensor]]) -> None:
         """Give the target's hidden states of the newly committed tokens to a drafter that reads states."""

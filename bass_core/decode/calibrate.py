@@ -22,7 +22,7 @@ import torch
 from kernels.support import is_accelerator, runtime
 
 from ..draft.base import Drafter, Proposal
-from ..draft.registry import DrafterKind, Parts
+from ..draft.registry import DrafterInputs, DrafterKind
 from ..draft.window import WINDOW, gapped
 from ..length.costs import READING, CostTable, read_table, write_table
 from ..length.policies import FixedLength
@@ -235,7 +235,7 @@ class _RoundTimer:
         runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
         if kind.timed is not None:
             texts = CachedTexts([[i] for i in range(rows)], [length] * rows)
-            parts = Parts(pair, rows, texts, backend, sampling, verification, target=runner)
+            parts = DrafterInputs(pair, rows, texts, backend, sampling, verification, target=runner)
             self.model = kind.timed(parts)
         drafter: Drafter = self.model or self.random
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]

@@ -68,7 +68,7 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
     kind = request.kind
     if kind.windows and not kind.runs_model:
         return costs.windowed(WINDOW)
-    return costs if kind.runs_model or kind.own else replace(costs, draft=None)
+    return costs if kind.runs_model or kind.is_user_object else replace(costs, draft=None)
 
 
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
@@ -130,7 +130,7 @@ class Measuring:
             costs = MeasuredCosts(self.pair, *table_key)
             yield from self._thoroughly(costs)
         # The costs of a user's own drafter object are unknown.
-        elif not request.kind.own and may_measure():
+        elif not request.kind.is_user_object and may_measure():
             costs = MeasuredCosts(self.pair, *table_key)
             yield from self._coarsely(costs)
         else:

@@ -1,15 +1,25 @@
 """Write the result of a round's verification: tokens at the end of a row's text, and the record of the round.
 
-`write_round` appends to the sequence and changes nothing else. It handles chains and trees.
+`write_round` appends to the sequence and changes nothing else. `add_details` explains a round for the step-by-step
+view, and `record_logprobs` adds log-probabilities. All handle chains and trees.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
 
+import torch
+from torch import Tensor
+
+from ..machine.transfer import to_device, to_host
+from ..sample.distribution import probabilities
+from ..sample.params import SamplingParams
 from ..sequence import RowRound, Sequence
 from ..verify.acceptance import RowOutcome
-from ..verify.detail import recorded_drafts
+from ..verify.detail import explain, recorded_drafts, rule_name
+from .base import DecodingParams
+from .verifier import VerifiedRound
 
 
 def write_round(
@@ -50,6 +60,53 @@ def write_round(
         places = {-1: -1} | {draft: place for place, draft in enumerate(recorded)}
         record.parents, record.path = [places[parents[i]] for i in recorded], [places[i] for i in path]
     return record
+
+
+def add_details(records: list[RowRound], verdict: VerifiedRound, source: str, params: DecodingParams) -> None:
+    """Add details to the records of a round while its tensors are valid; `source` made its drafts."""
+    drafts = verdict.proposal.explained(source)
+    rule = rule_name(params.verification, params.sampling, params.synthetic, drafts.parents is not None)
+    explain(records, verdict.outcomes, verdict.output.logits, drafts, params.sampling, rule)
+
+
+def record_logprobs(
+    rows: Seq[Sequence],
+    records: Seq[RowRound],
+    paths: Seq[Seq[int]],
+    raw: Tensor,
+    shaped: Tensor,
+    params: SamplingParams,
+) -> None:
+    """Record two natural logarithms per new token, in its row and its record. Copies to the host once.
+
+    The first is of the token's probability under the plain softmax of the model's own logits. The second is of its
+    probability under the distribution that is sampled (after penalties, temperature, top-k, top-p and min-p), or 0
+    for greedy text. Both depend only on the text, so they are the same with and without drafts, up to rounding.
+
+    Args:
+        rows: the sequences.
+        records: the round's record of each row.
+        paths: the accepted drafts of each row.
+        raw: [B, 1 + N, V], the model's logits: column 0 after a row's newest token, column i + 1 after draft i.
+        shaped: the same after penalties.
+        params: how tokens are sampled.
+    """
+    places = [
+        (r, column, token)
+        for r, (record, path) in enumerate(zip(records, paths, strict=True))
+        for column, token in zip([0, *(draft + 1 for draft in path)], record.tokens, strict=False)
+    ]
+    if not places:
+        return
+    row, column, token = to_device(places, raw.device).unbind(1)
+    plain = raw[row, column].float().log_softmax(-1).gather(1, token[:, None])
+    sampled = probabilities(shaped[row, column], params).gather(1, token[:, None]).log()
+    logprob_pairs = iter(to_host(torch.cat((plain, sampled), dim=1).double()).tolist())
+    for sequence, record in zip(rows, records, strict=True):
+        pairs = [next(logprob_pairs) for _ in record.tokens]
+        record.logprobs, record.sampled_logprobs = [a for a, _ in pairs], [b for _, b in pairs]
+        sequence.logprobs += record.logprobs
+        sequence.sampled_logprobs += record.sampled_logprobs
 
 
 def _at_end(path: list[int], count: int, parents: list[int] | None) -> bool:

@@ -1,6 +1,6 @@
 """Decode sequences one after another, each as a batch of one.
 
-SequentialDecoder implements Decoder (base.py). All sequences use the same caches in turn: a prefix that a prompt
+All sequences use the same caches in turn: a prefix that a prompt
 shares with the one before it is still cached, so it is not computed again.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..sequence import Round, Sequence
-from .base import CacheBytes, Timeline
+from .base import CacheBytes, Decoder
 from .batch import BatchDecoder
 
 
-class SequentialDecoder:
+class SequentialDecoder(Decoder):
     """Decodes its sequences in order; `make` builds the decoder of each when its turn comes."""
 
     def __init__(
@@ -30,17 +30,6 @@ class SequentialDecoder:
     @property
     def finished(self) -> bool:
         return not self._waiting and (self._current is None or self._current.finished)
-
-    @property
-    def timeline(self) -> Timeline | None:
-        """None, because draft and target do not overlap."""
-        return None
-
-    def pause(self) -> None:
-        """Do nothing: no work goes on between steps."""
-
-    def close(self) -> None:
-        """Do nothing: the decoder owns nothing but its memory."""
 
     def prepare(self) -> None:
         """Prepare the first sequence's decoder; the others reuse the graphs captured for it."""

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..draft.base import Proposal
 from ..machine.transfer import to_device
-from ..model.forward import ForwardBatch, ForwardOutput, GraphDrafts, verified_tree
+from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.runner import ModelRunner
+from ..model.static_step import GraphDrafts
 from ..sample.noise import RowKeys
 from ..sample.shaping import shaped
 from ..sequence import Forward, Sequence
@@ -23,7 +24,7 @@ from ..verify.judge import Judge
 from .base import DecodingParams
 
 
-class Verdict(NamedTuple):
+class VerifiedRound(NamedTuple):
     """The result of a round's verification.
 
     Attributes:
@@ -77,7 +78,7 @@ class Verifier:
         fed = torch.zeros(count, width, dtype=torch.long, device=device)
         self.target.prepare(ForwardBatch(fed, zeros, return_states=self.return_states))
 
-    def verify(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> Verdict:
+    def verify(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> VerifiedRound:
         """Feed each row's newest token and its drafts, and judge the drafts.
 
         Args:
@@ -108,8 +109,10 @@ class Verifier:
 
     def _verify_in_graph(
         self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
-    ) -> Verdict | None:
+    ) -> VerifiedRound | None:
         """Verify in one captured graph, or return None if there is none for this round."""
+        if not self.target.captures:
+            return None
         judge, drafts, text = proposal.judge(self._judge), proposal.in_graph(), self._text
         if drafts is None or not judge.captures(self.target.device, drafts.probs):
             return None
@@ -129,11 +132,11 @@ class Verifier:
             # The graph wrote the newest tokens and the drafts, of which the accepted ones stay.
             for r, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
                 text.num_valid[r] = len(row.tokens) + outcome.accepted
-        return Verdict(proposal, outcomes, output, fed, raw)
+        return VerifiedRound(proposal, outcomes, output, fed, raw)
 
     def _verify_after_forward(
         self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
-    ) -> Verdict:
+    ) -> VerifiedRound:
         """Run one forward, then judge the drafts."""
         drafts, raw = to_device(proposal.tokens, self.target.device), None
         output = self.feed(rows, proposal, drafts)
@@ -144,4 +147,4 @@ class Verifier:
             raw = output.logits
             output.logits = shaped(raw, self.params.sampling, rows, drafts, judged.tree_parents)
         outcomes = judged.judge(self._judge).verify(output, judged, drafts, keys)
-        return Verdict(judged, outcomes, output, fed, raw)
+        return VerifiedRound(judged, outcomes, output, fed, raw)

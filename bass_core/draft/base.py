@@ -21,14 +21,16 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..length.base import Offer, own_copy, whole_number
 from ..machine.transfer import to_host
-from ..model.forward import ForwardOutput, GraphDrafts, StepJudge
+from ..model.forward import ForwardOutput
 from ..model.prefill import PrefillSteps
+from ..model.static_step import GraphDrafts
 from ..sample.distribution import ColumnProbs, Probs, dense
 from ..sample.noise import NoiseKeys
 from ..sample.rows import RaggedRows, copied, padded, pick
 from ..sequence import Sequence, WindowWork
 from ..verify.detail import Drafts
 from ..verify.judge import Judge
+from ..verify.tree_judge import TreeJudge
 from ..verify.tree_shape import TreeShape
 
 # The source of drafts that were copied from the text.
@@ -79,7 +81,7 @@ class Proposal:
         """The parents of trees, as in TreeProposal; None for chains."""
         return None
 
-    def judge(self, chains: Judge) -> StepJudge:
+    def judge(self, chains: Judge) -> Judge:
         """Return the judge of these drafts, given that of chains."""
         return chains
 
@@ -124,8 +126,8 @@ class TreeProposal(Proposal):
     def tree_parents(self) -> list[list[int]]:
         return self.parents
 
-    def judge(self, chains: Judge) -> StepJudge:
-        return chains.for_trees(self.shape)
+    def judge(self, chains: Judge) -> Judge:
+        return TreeJudge(chains.sampling, chains.verification, chains.synthetic, self.shape)
 
     def in_graph(self) -> GraphDrafts | None:
         probs = dense(self.probs)

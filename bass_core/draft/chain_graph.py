@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import captured_extent
-from kernels.plan import MAX_TREE_TOKENS, TokenTree
+from kernels.plan import MAX_TREE_TOKENS, TreeMask
 
 from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
@@ -37,7 +37,7 @@ MAX_UNREAD = 17
 WIDTHS = (2, 5, 9, MAX_UNREAD)
 
 
-class Drafted(NamedTuple):
+class GraphChains(NamedTuple):
     """The drafts of a graph.
 
     Attributes:
@@ -196,7 +196,7 @@ class ChainGraphs:
         prompts: list[int],
         keys: RowKeys,
         state_slots: list[list[int]] | None = None,
-    ) -> Drafted | None:
+    ) -> GraphChains | None:
         """Feed unread[r] after the first starts[r] tokens of row r and draft `levels` levels in each row.
 
         Args:
@@ -238,8 +238,7 @@ class ChainGraphs:
         if drawn and probs is None:
             return None
         graph = _Graph(
-            self.model, self.params, self.role, self.reports, self.size, levels, extent,
-            runner.cache.prefix is not None, runner.vocab, tree,
+            self.model, self.params, self.role, self.reports, self.size, levels, extent, runner.vocab, tree,
         )  # fmt: skip
         output: tuple[Tensor, Tensor | None] | None = runner.call(
             ("chain", self.model.key, width, *graph[1:]),
@@ -253,7 +252,7 @@ class ChainGraphs:
             return None
         tokens, chances = output
         probs, chances = (None if each is None else each[:batch] for each in (probs, chances))
-        return Drafted(tokens[:batch], probs, chances, tree)
+        return GraphChains(tokens[:batch], probs, chances, tree)
 
     def prepare(self, rows: int, levels: int) -> None:
         """Capture the first round's graph, for rows that have nothing but one unread token."""
@@ -276,7 +275,6 @@ class _Graph(NamedTuple):
     size: int
     levels: int
     extent: int
-    prefixed: bool
     vocab: int
     tree: TreeShape | None
 
@@ -285,13 +283,13 @@ class _Graph(NamedTuple):
     ) -> Callable[[RoundInputs], tuple[Tensor, Tensor | None]]:
         """Return a function of a round's inputs that feeds and drafts over the runner's cache.
 
-        It returns the drafts and their chances, as in Drafted, and writes the distributions to `probs`.
+        It returns the drafts and their chances, as in GraphChains, and writes the distributions to `probs`.
         """
         # Keep only what outlives the runner.
         model, cache, backend = runner.model, runner.cache, runner.backend
 
         def chain(inputs: RoundInputs) -> tuple[Tensor, Tensor | None]:
-            def forward(x: Tensor, lengths: Tensor, tree: TokenTree | None = None) -> ForwardOutput:
+            def forward(x: Tensor, lengths: Tensor, tree: TreeMask | None = None) -> ForwardOutput:
                 batch = CapturedBatch(x, lengths, self.extent, self.model.reads_states, inputs.prefix, tree=tree)
                 output = model.forward_captured(batch, cache, backend)
                 output.logits = output.logits[..., : self.vocab]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..length.base import Offer
 from ..machine.transfer import to_device
-from ..model.forward import GraphDrafts
 from ..model.prefill import PrefillSteps
+from ..model.static_step import GraphDrafts
 from ..sample.distribution import ColumnProbs, Probs, compiled
 from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
@@ -69,10 +69,7 @@ class PromptLookupDrafter(Drafter):
         )
 
     def _copy(self, row: int, tokens: list[int], count: int) -> list[int]:
-        """Return the `count` tokens after the latest match, or [] if there is no match.
-
-        If the text ends earlier, the tokens from the match to the end of the text are repeated.
-        """
+        """Return the `count` tokens after the latest match, repeated if the text ends earlier; [] without one."""
         at = self._match(row, tokens)
         return [] if at is None else [tokens[at + i % (len(tokens) - at)] for i in range(count)]
 

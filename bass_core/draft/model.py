@@ -117,11 +117,9 @@ class ModelDrafter(Drafter):
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, greedy_probs=greedy_probs.getter(length))
 
     def _begin_late(self, rows: list[Sequence]) -> None:
-        """Begin in a later round than the first, with prompts that are still unread.
-
-        Shared prefixes have to be read as in a prefill, because a row has no columns for its prefix. Other prompts
-        are read together with the new text.
-        """
+        """Begin in a later round than the first, with prompts that are still unread."""
+        # Read shared prefixes as in a prefill, because a row has no columns for its prefix. Other prompts are read
+        # together with the new text.
         self.runner.clear_rows()
         if self.runner.shared.prefixes:
             steps = PrefillSteps(self.runner, [row.prompt[: self.runner.model.context] for row in rows])

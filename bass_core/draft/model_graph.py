@@ -14,7 +14,7 @@ from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
 from .base import Proposal
-from .chain_graph import ChainGraphs, ChainInput, Drafted
+from .chain_graph import ChainGraphs, ChainInput, GraphChains
 from .model import ModelDrafter
 
 
@@ -48,12 +48,8 @@ class CapturedModelDrafter(ModelDrafter):
         self.calls += max(max_drafts)
         return drafted.proposal(max_drafts)
 
-    def _replay(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> Drafted | None:
-        """Feed the unread tokens of the rows that draft, and draft as many levels in each as in the deepest row.
-
-        Returns:
-            The drafts, valid until the next call; None if one graph can't hold them, or can't be captured.
-        """
+    def _replay(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> GraphChains | None:
+        """Draft as many levels in each row as in the deepest one; None if no graph can hold them."""
         levels, text = max(max_drafts), self._text
         unread, starts = self._unread(rows, max_drafts)
         if not self._graphs.fits(starts, list(map(len, unread)), levels):

@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..model.base import CausalModel
 from ..model.draft_head import DraftHead
-from ..model.graphs import GraphRunner, runner_for
+from ..model.graphs import runner_for
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import ModelRunner
@@ -65,7 +65,7 @@ class DraftSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Parts:
+class DrafterInputs:
     """The parts that a lane's drafters are built from.
 
     All drafters of a lane share one runner of the draft, made when the first of them needs it.
@@ -115,7 +115,7 @@ class Parts:
             options = (self.sampling, self.verification, confidence, self.ahead, self.tree, in_graphs)
             drafter = head_drafter(draft, runner, size, *options)
         else:
-            in_graphs = in_graphs and captures(runner) and not self.ahead
+            in_graphs = in_graphs and runner.captures and not self.ahead
             model = CapturedModelDrafter if in_graphs else ModelDrafter
             drafter = model(runner, self.sampling, self.verification, self.tree)
         drafter.report_probs = self.report_probs
@@ -135,11 +135,6 @@ class Parts:
         return WindowDrafter(self.target, self.sampling, self.verification, window)
 
 
-def captures(runner: ModelRunner) -> bool:
-    """Return whether whole rounds of drafts can be captured over this runner's cache."""
-    return isinstance(runner, GraphRunner) and runner.captures
-
-
 def head_drafter(
     head: DraftHead,
     runner: ModelRunner,
@@ -153,13 +148,13 @@ def head_drafter(
 ) -> HeadDrafter:
     """Return the drafter of a draft head: trees if there is a shape, else chains.
 
-    `ahead` as in Parts, `in_graphs` as in Parts.model. On an accelerator, where a wasted forward costs less than
-    waiting for the device, no chain stops early.
+    `ahead` as in DrafterInputs, `in_graphs` as in DrafterInputs.model. On an accelerator, where a wasted forward
+    costs less than waiting for the device, no chain stops early.
     """
     inputs = head.compiled_inputs
     if ahead:
         return AheadHeadDrafter(AheadFeed(head, runner), size, params, verification, confidence)
-    feed, chains, in_graphs = HeadFeed(head, runner), HeadDrafter, in_graphs and captures(runner)
+    feed, chains, in_graphs = HeadFeed(head, runner), HeadDrafter, in_graphs and runner.captures
     if inputs is not None and runner.model.can_draft(inputs.fuse):
         feed, chains = CompiledFeed(head, runner, inputs), CompiledHeadDrafter
     if tree is not None:
@@ -178,7 +173,7 @@ class DrafterKind:
         label: its name in lists of choices.
         make: builds a drafter.
         without_copies: builds a drafter that runs the same forwards and never copies. None if `make` builds one.
-        own: it is the user's own object, so its costs are unknown.
+        is_user_object: it is the user's own object, so its costs are unknown.
         runs_model: it runs the pair's draft, which must exist, and needs a cache for it.
         copies: it copies from the text.
         stops_when_unsure: a draft head stops if its drafts are likely to be rejected.
@@ -189,9 +184,9 @@ class DrafterKind:
     """
 
     label: str
-    make: Callable[[Parts], Drafter]
-    without_copies: Callable[[Parts], Drafter] | None = None
-    own: bool = False
+    make: Callable[[DrafterInputs], Drafter]
+    without_copies: Callable[[DrafterInputs], Drafter] | None = None
+    is_user_object: bool = False
     runs_model: bool = False
     copies: bool = False
     stops_when_unsure: bool = False
@@ -201,26 +196,26 @@ class DrafterKind:
     reads_others: bool = False
 
     @property
-    def timed(self) -> Callable[[Parts], Drafter] | None:
+    def timed(self) -> Callable[[DrafterInputs], Drafter] | None:
         """The builder of the drafter whose costs are measured, or None if the drafter runs no model."""
         return (self.without_copies or self.make) if self.runs_model or self.windows else None
 
 
 DRAFTERS: dict[str, DrafterKind] = {
-    "model": DrafterKind("draft model, at every position", Parts.model, runs_model=True, takes_shape=True),
+    "model": DrafterKind("draft model, at every position", DrafterInputs.model, runs_model=True, takes_shape=True),
     "prompt_lookup": DrafterKind(
         "prompt lookup: copies from the text so far", lambda parts: PromptLookupDrafter(), copies=True
     ),
     "adaptive": DrafterKind(
         "prompt lookup, else draft model, or draft head while it is confident",
-        Parts.adaptive,
-        without_copies=Parts.model,
+        DrafterInputs.adaptive,
+        without_copies=DrafterInputs.model,
         runs_model=True,
         copies=True,
         stops_when_unsure=True,
         takes_shape=True,
     ),
-    "window": DrafterKind("the target, seeing the first tokens and the last", Parts.window, windows=True),
+    "window": DrafterKind("the target, seeing the first tokens and the last", DrafterInputs.window, windows=True),
     "window_model": DrafterKind(
         "draft model for the target seeing few tokens",
         lambda parts: WindowChain(parts.model(in_graphs=False), parts.window()),
@@ -250,7 +245,7 @@ def choose_drafter(pair: ModelPair, drafter: str | Drafter) -> DrafterKind:
     return DrafterKind(
         "a drafter of the user's own",
         lambda parts: wrap_user_drafter(drafter),
-        own=True,
+        is_user_object=True,
         branches=bool(getattr(drafter, "branches", False)),
         reads_others=bool(getattr(drafter, "reads_others", True)),
     )

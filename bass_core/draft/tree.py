@@ -31,7 +31,7 @@ from kernels.plan import MAX_TREE_TOKENS
 from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device
-from ..model.forward import BatchTree, ForwardBatch
+from ..model.forward import ForwardBatch, HostTreeMask
 from ..model.runner import ModelRunner
 from ..sample.distribution import compiled, probabilities, scatter_columns, top
 from ..sample.draw import draw
@@ -237,19 +237,9 @@ class TreePlanner:
 
 
 def _without_siblings(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distribution to draw the last child from, and the sum of q over all tokens but its siblings.
-
-    If this sum is at most LEAST_MASS, the distribution is q itself. The output stays exact, because the child is
-    verified with the distribution that it was drawn from.
-
-    Args:
-        q: [A, V].
-        siblings: the columns of the other children.
-
-    Returns:
-        The distribution [A, V], which is q without the siblings, normalised.
-        The sum before normalising, [A, 1].
-    """
+    """Return q [A, V] without the columns `siblings`, normalised, and its sum [A, 1] before that."""
+    # If the sum is at most LEAST_MASS, the result is q itself. The output stays exact, because the child is
+    # verified with the distribution that it was drawn from.
     if not compiled(q):
         rest = q.scatter(-1, siblings, 0.0)
         left = sums(rest)
@@ -323,5 +313,5 @@ class TreeFeed:
             sees.append(row_sees[before[r] :] + [1 << column for column in padding])
             depths.append(row_depths[before[r] :] + [0 for _ in padding])
         lengths = [end + fed for end, fed in zip(self.ends, before, strict=True)]
-        tree = BatchTree(sees, depths, before)
+        tree = HostTreeMask(sees, depths, before)
         return ForwardBatch(x, lengths, [max(len(row), 1) for row in drafts], None, return_states, tree=tree)

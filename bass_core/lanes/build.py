@@ -13,7 +13,7 @@ from ..decode.batch import BatchDecoder
 from ..decode.measuring import policy_of_request
 from ..decode.request import Request
 from ..decode.sequential import SequentialDecoder
-from ..draft.registry import Parts
+from ..draft.registry import DrafterInputs
 from ..length.options import longest_draft
 from ..model.graphs import runner_for
 from ..model.pair import ModelPair
@@ -51,7 +51,7 @@ class _DecoderFactory:
         self.request, self.drafts, self.limit = request, drafts, longest_draft(request.draft_length)
         texts, backend = request.texts(cache_padding(request, drafts)), request.backend
         self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
-        self.parts = Parts(
+        self.parts = DrafterInputs(
             pair,
             rows,
             texts,
@@ -70,7 +70,7 @@ class _DecoderFactory:
         policy = policy_of_request(self.request) if self.drafts else None
         copies = self.request.copies
         if self.drafts and copies is not None:
-            copies += [drafter] if self.request.kind.own else []
+            copies += [drafter] if self.request.kind.is_user_object else []
             copies += [] if isinstance(self.request.draft_length, str | int) else [policy]
         params = _params(self.request)
         return BatchDecoder(rows, self.target, params, drafter, policy, self.limit, cache=self.cache)

@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from typing import Any, cast
 
-from ..decode.base import CacheBytes, Decoder, Timeline
+from ..decode.base import CacheBytes, Decoder, TimelineView
 from ..decode.doubts import DOUBTS
 from ..decode.peaks import doubt_peaks, known_peaks
 from ..decode.request import Request
@@ -82,7 +82,7 @@ class Lane:
         self.reading: Reading | None = None
         # `timeline`: when draft and target were busy. `slice_ms`: the lane's shortest turn in a fair race. If
         # draft and target don't overlap, these are None and 0.
-        self.timeline: Timeline | None = self._decoder.timeline
+        self.timeline: TimelineView | None = self._decoder.timeline
         self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
         self._forwards = 0
         # Lane time of the last step's end.

@@ -112,7 +112,7 @@ class CausalModel:
     # Prompts share a prefix only if that saves at least this many tokens, counted as in `share_prompts`
     # (prefix.py); None if prefixes can't be shared. The value is high because torch needs more calls for attention
     # in two parts.
-    least_saved: int | None = 2048
+    min_shared_tokens: int | None = 2048
     # Whether the forward is known never to wait for the device. Transformers' own code is tested for this instead
     # (capturable.py).
     never_waits = False
@@ -171,11 +171,11 @@ class CausalModel:
         attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
         if masked:
             # Their own code multiplies queries with the cached keys, so both need the same dtype.
-            self.capturable, self.least_saved, self.cache_dtype = False, None, self._dtype
+            self.capturable, self.min_shared_tokens, self.cache_dtype = False, None, self._dtype
         if expected is not None:
             self.layers, self.kv_heads, self.head_dim = expected.sizes
             if probe.check(self, expected, masked).expanded:
-                self.least_saved = None
+                self.min_shared_tokens = None
 
     def probe(self, batch: ForwardBatch, cache: RaggedCache) -> tuple[Tensor, attention.Seen]:
         """Return the logits [B, S, V] of a first step, and a record of the attention that its layers asked for."""
@@ -245,7 +245,7 @@ class CausalModel:
     def _compute(
         self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
     ) -> ForwardOutput:
-        tokens, take = batch.tokens, batch.take
+        tokens, take = batch.tokens, batch.wanted_columns
         columns = None if take is None else sorted(set(take))
         logits_to_keep: Any = 0 if columns is None else to_device(columns, tokens.device)
         if columns is not None and self._split:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.plan import PREFIX_UNIT, AttentionPlan, SharedPart, TokenTree
+from kernels.plan import PREFIX_UNIT, AttentionPlan, SharedPart, TreeMask
 from kernels.reference import cache as reference
 from kernels.support import available, is_accelerator
 
@@ -81,7 +81,7 @@ class RaggedCache:
         lengths: Sequence[int],
         queries: int,
         window: int | None = None,
-        tree: TokenTree | None = None,
+        tree: TreeMask | None = None,
     ) -> AttentionPlan:
         """Plan a step of `queries` new tokens per row, for rows that are `lengths` long.
 
@@ -120,7 +120,7 @@ class RaggedCache:
         extent: int | None = None,
         shared: tuple[Tensor, Tensor] | None = None,
         window: int | None = None,
-        tree: TokenTree | None = None,
+        tree: TreeMask | None = None,
     ) -> AttentionPlan:
         """Plan a captured step, whose lengths only the device knows.
 

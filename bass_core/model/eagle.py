@@ -215,7 +215,7 @@ class EagleStep(LlamaCuda):
     because their slots would not fill whole units of columns.
     """
 
-    least_saved = None
+    min_shared_tokens = None
 
     def _prepare(self, model: PreTrainedModel) -> None:
         super()._prepare(model)
@@ -255,8 +255,9 @@ class EagleStep(LlamaCuda):
         states = None
         if batch.return_states:
             states = self._norm(x, self.final_norm) if self._norm_output else x
-        if batch.take is not None:
-            x = x[torch.arange(len(batch.take), device=x.device), to_device(batch.take, x.device)]
+        if batch.wanted_columns is not None:
+            columns = to_device(batch.wanted_columns, x.device)
+            x = x[torch.arange(len(columns), device=x.device), columns]
         return ForwardOutput(self.product(x, self.head, norm=self.final_norm), states)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

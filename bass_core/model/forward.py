@@ -8,25 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from kernels.plan import TokenTree
+from kernels.plan import TreeMask
 
 from ..machine.transfer import to_device
 from ..sample.rows import RaggedRows, padded
 
-if TYPE_CHECKING:
-    from ..sample.noise import NoiseKeys
-    from ..verify.acceptance import RowOutcome
-    from .static_step import RoundInputs
-
 
 @dataclass(slots=True)
-class BatchTree:
-    """The trees that a batch's new tokens form, on the host (TokenTree in kernels/plan.py).
+class HostTreeMask:
+    """The trees that a batch's new tokens form, on the host (TreeMask in kernels/plan.py).
 
     For example, a newest token with two drafts that both follow it has sees = [0b001, 0b011, 0b101] and depths =
     [0, 1, 1]. `sees` and `depths` are padded to the batch's width; a padding token sees only itself.
@@ -43,7 +37,7 @@ class BatchTree:
     before: list[int]
 
 
-def verified_tree(parents: Sequence[Sequence[int]]) -> BatchTree:
+def verified_tree(parents: Sequence[Sequence[int]]) -> HostTreeMask:
     """Return each row's newest token and its drafts as a tree.
 
     Args:
@@ -59,15 +53,15 @@ def verified_tree(parents: Sequence[Sequence[int]]) -> BatchTree:
         padding = range(len(row_sees), width)
         sees.append(row_sees + [1 << column for column in padding])
         depths.append(row_depths + [0 for _ in padding])
-    return BatchTree(sees, depths, [0] * len(sees))
+    return HostTreeMask(sees, depths, [0] * len(sees))
 
 
-def token_tree(tree: BatchTree, device: torch.device) -> TokenTree:
+def token_tree(tree: HostTreeMask, device: torch.device) -> TreeMask:
     """Copy the trees to a device in one transfer."""
     width = len(tree.depths[0])
     rows = zip(tree.sees, tree.depths, tree.before, strict=True)
     packed = to_device([[*sees, *depths, before] for sees, depths, before in rows], device)
-    return TokenTree(packed[:, :width], packed[:, width:-1], packed[:, -1])
+    return TreeMask(packed[:, :width], packed[:, width:-1], packed[:, -1])
 
 
 @dataclass(slots=True)
@@ -79,7 +73,7 @@ class ForwardBatch:
         lengths: how many tokens of each row are already cached.
         counts: how many of each row's S tokens are real, None for all. The rest is padding, which a model may
             skip; its logits and states are meaningless.
-        take: for each row, the one column whose logits are wanted; None for all columns.
+        wanted_columns: for each row, the one column whose logits are wanted; None for all columns.
         return_states: whether to return the hidden states of the model's `readout`.
         raw_states: whether a model may leave the last part of the readout to the caller (HiddenStateTap.finish),
             who may need only a few of the states.
@@ -94,12 +88,12 @@ class ForwardBatch:
     tokens: Tensor
     lengths: Sequence[int]
     counts: list[int] | None = None
-    take: list[int] | None = None
+    wanted_columns: list[int] | None = None
     return_states: bool = False
     raw_states: bool = False
     eager: bool = False
     window: int | None = None
-    tree: BatchTree | None = None
+    tree: HostTreeMask | None = None
 
 
 @dataclass(slots=True)
@@ -122,10 +116,10 @@ class CapturedBatch:
     return_states: bool = False
     shared: tuple[Tensor, Tensor] | None = None
     window: int | None = None
-    tree: TokenTree | None = None
+    tree: TreeMask | None = None
 
     @property
-    def take(self) -> None:
+    def wanted_columns(self) -> None:
         """None: a captured step returns the logits of all columns."""
         return None
 
@@ -144,7 +138,7 @@ class ForwardOutput:
 
     @property
     def logits(self) -> Tensor:
-        """[B, S, V], or [B, V] if `take` chose one column per row; the logits of padding may be zeros."""
+        """[B, S, V], or [B, V] if the batch has `wanted_columns`; the logits of padding may be zeros."""
         self.scores = padded(self.scores)
         return self.scores
 
@@ -163,77 +157,3 @@ class ForwardOutput:
         if (states := self.states) is None:
             raise ValueError("these logits came without states: set return_states=True in the batch")
         return states
-
-
-class GraphDrafts(NamedTuple):
-    """The drafts that a captured verification reads.
-
-    Attributes:
-        tokens: int64 [B, l], the drafts.
-        probs: float32 [B, l, V], the distributions that they were drawn from; None for point masses.
-        copies: the drafts of rows that copy, in place of those in `tokens`; [] for other rows. None: none.
-    """
-
-    tokens: Tensor
-    probs: Tensor | None
-    copies: list[list[int]] | None = None
-
-
-class Judged(NamedTuple):
-    """What a StepJudge returns.
-
-    Attributes:
-        packed: float32 [B, n], the outcomes.
-        logits: [B, S, V], the target's with penalties; None if they are the forward's.
-    """
-
-    packed: Tensor
-    logits: Tensor | None
-
-
-class StepJudge(Protocol):
-    """What follows a round's forward (verify/judge.py). Equal judges share captured steps."""
-
-    @property
-    def columns(self) -> int | None:
-        """The tokens per row of every step that it judges; None if their number varies."""
-        ...
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether `run` needs the rows' texts."""
-        ...
-
-    def captures(self, device: torch.device, probs: Tensor | None) -> bool:
-        """Return whether `run` can judge rounds on this device, with drafts drawn from `probs` [..., V]."""
-        ...
-
-    def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
-        """Return the outcomes of a captured round; waits for the device."""
-        ...
-
-    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
-        """Judge the drafts int64 [B, N] of a proposal after their forward; waits for the device."""
-        ...
-
-    def constants(self, device: torch.device) -> dict[str, Tensor]:
-        """Return tensors by name, which `run` reads and which live as long as the captured step."""
-        ...
-
-    def run(
-        self,
-        logits: Tensor,
-        fed: Tensor,
-        inputs: RoundInputs,
-        probs: Tensor | None,
-        text: Tensor | None,
-        constants: dict[str, Tensor],
-    ) -> Judged:
-        """Judge a round on its device; arguments as in `Judge.run`."""
-        ...
-
-    def tree(self, constants: dict[str, Tensor], rows: int) -> TokenTree | None:
-        """Return the trees that the step's tokens form; None if each token follows the one before."""
-        ...
-
-    def __hash__(self) -> int: ...

@@ -32,11 +32,20 @@ from ..machine.transfer import to_device
 from .base import CausalModel
 from .cache import RaggedCache
 from .capturable import refuse_capture
-from .device_text import DeviceText
-from .forward import BatchTree, CapturedBatch, ForwardBatch, ForwardOutput, GraphDrafts, Judged, StepJudge
+from .forward import CapturedBatch, ForwardBatch, ForwardOutput, HostTreeMask
 from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
-from .runner import ModelRunner, least_saved, prefix_size
-from .static_step import CapturedStep, RoundInputs, fits_tree, pad_tree, tensors
+from .runner import ModelRunner, min_shared_tokens, prefix_size
+from .static_step import (
+    CapturedStep,
+    DeviceText,
+    GraphDrafts,
+    Judged,
+    RoundInputs,
+    StepJudge,
+    fits_tree,
+    pad_tree,
+    tensors,
+)
 
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
@@ -76,7 +85,7 @@ def runner_for(
     model: CausalModel, max_batch: int, texts: CachedTexts, vocab: int, backend: str, share: bool = True
 ) -> ModelRunner:
     """Make a runner for `max_batch` rows of these texts at a time; if `share` is true, they share prefixes."""
-    shared = texts.shared(least_saved(model, backend) if share else None)
+    shared = texts.shared(min_shared_tokens(model, backend) if share else None)
     runner = make_runner(model, max_batch, texts.columns(shared), vocab, backend, shared=shared)
     runner.copied = texts.copied(shared, max_batch)
     return runner
@@ -151,8 +160,9 @@ class GraphRunner(ModelRunner):
         logits, states = step.output.logits, step.output.states
         states = None if states is None else states[:rows, :columns]
         logits = logits[:rows, :columns, : self.vocab]
-        if batch.take is not None:
-            logits = logits[torch.arange(rows, device=logits.device), to_device(batch.take, logits.device)]
+        if batch.wanted_columns is not None:
+            wanted = to_device(batch.wanted_columns, logits.device)
+            logits = logits[torch.arange(rows, device=logits.device), wanted]
         return ForwardOutput(logits, states)
 
     @torch.inference_mode()
@@ -260,7 +270,6 @@ class GraphRunner(ModelRunner):
 
     @property
     def captures(self) -> bool:
-        """Whether steps are captured, and functions with `call`."""
         return self.model.capturable
 
     def captured_rows(self, batch: int) -> int:
@@ -335,12 +344,9 @@ class GraphRunner(ModelRunner):
         return step
 
     def _shape(
-        self, batch: int, width: int, longest: int, tree: BatchTree | None = None, exact: bool = False
+        self, batch: int, width: int, longest: int, tree: HostTreeMask | None = None, exact: bool = False
     ) -> tuple[int, int] | None:
-        """Return the captured shape (rows, columns) to use, or None to run eagerly.
-
-        `longest` is the number of filled columns in the fullest row. If `exact`, the columns are not padded.
-        """
+        """Return the captured (rows, columns), or None to run eagerly; the fullest row has `longest` columns."""
         if width > MAX_CAPTURED_WIDTH or not self.model.capturable:
             return None
         rows = self.captured_rows(batch)
@@ -387,11 +393,9 @@ class GraphRunner(ModelRunner):
     def _record_in_pool(
         self, key: tuple[Any, ...], forward: Callable[[], Any]
     ) -> tuple[Any, Callable[[], Any], int] | None:
-        """Capture a function; return its output, its replay and the bytes it took, or None if that fails.
-
-        If memory runs out, all captures of the cache are dropped and it is tried once more: unlike other work, a
-        capture can't use the memory that torch keeps cached.
-        """
+        """Capture a function; return its output, its replay and the bytes it took, or None if that fails."""
+        # If memory runs out, drop all captures of the cache and try once more: unlike other work, a capture can't
+        # use the memory that torch keeps cached.
         for _ in range(2):
             before = self.slot.pool.reserved()
             try:

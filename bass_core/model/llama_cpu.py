@@ -64,7 +64,7 @@ class LlamaCompiled(CausalModel):
     # Feeding a prefix separately costs an additional step, which takes as long as about ten tokens. For example,
     # if four prompts share a chat template of 24 tokens, the prefill takes 0.82 of the time without sharing, in
     # bfloat16 and in int8.
-    least_saved = 16
+    min_shared_tokens = 16
 
     def _prepare(self, model: PreTrainedModel) -> None:
         from .weights.compiled import pack_llama  # imports numba
@@ -111,8 +111,8 @@ class LlamaCompiled(CausalModel):
             ids = ids.index_select(0, real)
         x = self._embedded(ids)
         logit_rows = np.arange(len(x), dtype=np.int64)
-        if batch.take is not None:
-            logit_rows = firsts[:-1] + np.array(batch.take, np.int64)
+        if batch.wanted_columns is not None:
+            logit_rows = firsts[:-1] + np.array(batch.wanted_columns, np.int64)
         logits, last, streams = self.packed.run(
             x,
             firsts,
@@ -129,7 +129,7 @@ class LlamaCompiled(CausalModel):
         if batch.return_states:
             flat_states = _concatenate([*streams, last]) if batch.raw_states else self.readout(streams, last)
             states = _by_rows(flat_states, real, firsts, width)
-        return ForwardOutput(_by_rows(logits, real, firsts, width) if batch.take is None else logits, states)
+        return ForwardOutput(logits if batch.wanted_columns else _by_rows(logits, real, firsts, width), states)
 
     def can_draft(self, fuse: Any) -> bool:
         return hasattr(fuse, "packed") and self.packed.can_draft(fuse.packed)

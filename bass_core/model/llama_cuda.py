@@ -124,9 +124,9 @@ class LlamaCuda(CausalModel):
         states = None
         if batch.return_states:
             states = self.readout(streams, F.rms_norm(x, (self.hidden,), self.final_norm, self.eps))
-        if batch.take is not None:
-            rows = torch.arange(len(batch.take), device=x.device)
-            x = x[rows, to_device(batch.take, x.device)]
+        if batch.wanted_columns is not None:
+            rows = torch.arange(len(batch.wanted_columns), device=x.device)
+            x = x[rows, to_device(batch.wanted_columns, x.device)]
         return ForwardOutput(self.product(x, self.head, norm=self.final_norm), states)
 
     def _block(

@@ -54,9 +54,9 @@ class CachedTexts:
         """Return these texts with at most `limit` tokens per prompt, for a model with a shorter context."""
         return CachedTexts([prompt[:limit] for prompt in self.prompts], self.ends)
 
-    def shared(self, least_saved: int | None) -> SharedPrompts:
-        """Return the prompts' shared prefixes (`share_prompts`); none if `least_saved` is None."""
-        return NOTHING_SHARED if least_saved is None else share_prompts(self.prompts, least_saved)
+    def shared(self, min_shared_tokens: int | None) -> SharedPrompts:
+        """Return the prompts' shared prefixes (`share_prompts`); none if `min_shared_tokens` is None."""
+        return NOTHING_SHARED if min_shared_tokens is None else share_prompts(self.prompts, min_shared_tokens)
 
     def columns(self, shared: SharedPrompts) -> int:
         """Return how many columns each row of the cache needs besides its prefix."""
@@ -70,27 +70,27 @@ class CachedTexts:
         return sum(sorted((len(shared.of(prompt)) for prompt in self.prompts), reverse=True)[:rows])
 
 
-def share_prompts(prompts: Seq[Seq[int]], least_saved: int = PREFIX_UNIT) -> SharedPrompts:
+def share_prompts(prompts: Seq[Seq[int]], min_shared_tokens: int = PREFIX_UNIT) -> SharedPrompts:
     """Group the prompts so that sharing saves the most tokens.
 
     A group saves (rows - 1) x the tokens of its prefix. For example, four prompts that share 64 tokens save 192.
-    Groups that save fewer than `least_saved` tokens are not made.
+    Groups that save fewer than `min_shared_tokens` tokens are not made.
     """
     counted = Counter(map(tuple, prompts))
     if counted.total() < 2:
         return NOTHING_SHARED
-    prefixes = _best_groups(sorted(counted.items()), least_saved)[1]
+    prefixes = _best_groups(sorted(counted.items()), min_shared_tokens)[1]
     return SharedPrompts(tuple(sorted(prefixes)))
 
 
 def _best_groups(
-    prompts: list[tuple[Tokens, int]], least_saved: int, depth_left: int = _MAX_DEPTH
+    prompts: list[tuple[Tokens, int]], min_shared_tokens: int, depth_left: int = _MAX_DEPTH
 ) -> tuple[int, list[Tokens]]:
     """Return the most tokens that these sorted, counted prompts can save, and the prefixes to share for that."""
     first, last = prompts[0][0], prompts[-1][0]
     common = _common_len(first, last)
     saved_as_one = (sum(count for _, count in prompts) - 1) * common
-    saved, prefixes = (saved_as_one, [first[:common]]) if saved_as_one >= max(least_saved, 1) else (0, [])
+    saved, prefixes = (saved_as_one, [first[:common]]) if saved_as_one >= max(min_shared_tokens, 1) else (0, [])
     if len(prompts) == 1 or not depth_left:
         return saved, prefixes
     # Sorted prompts with the same next unit are adjacent.
@@ -99,7 +99,7 @@ def _best_groups(
         branches.setdefault(prompt[common : common + PREFIX_UNIT], []).append((prompt, count))
     if len(branches) == 1:
         return saved, prefixes
-    parts = [_best_groups(branch, least_saved, depth_left - 1) for branch in branches.values()]
+    parts = [_best_groups(branch, min_shared_tokens, depth_left - 1) for branch in branches.values()]
     saved_apart = sum(part[0] for part in parts)
     if saved_apart > saved:
         return saved_apart, [prefix for part in parts for prefix in part[1]]

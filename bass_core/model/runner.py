@@ -21,10 +21,9 @@ from kernels.support import is_accelerator
 from ..sample.rows import RaggedRows
 from .base import CausalModel
 from .cache import RaggedCache
-from .device_text import DeviceText
-from .forward import ForwardBatch, ForwardOutput, GraphDrafts, Judged, StepJudge
+from .forward import ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
-from .static_step import RoundInputs
+from .static_step import DeviceText, GraphDrafts, Judged, RoundInputs, StepJudge
 
 # Backends that can attend over a shared prefix, and over part of a cache.
 SHARING = ("fused", "mixed", "pad", "split", "sdpa")
@@ -101,7 +100,7 @@ class ModelRunner:
             self.cache.keep_all(moves)
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Feed a batch to rows 0 to B - 1; returns `vocab` logits per token, or per row if `take` is set."""
+        """Feed a batch to rows 0 to B - 1; returns `vocab` logits per token, or per row with `wanted_columns`."""
         output = self.model.forward(batch, self.cache, self.backend)
         scores = output.scores
         if isinstance(scores, RaggedRows):
@@ -109,6 +108,11 @@ class ModelRunner:
         else:
             output.scores = scores[..., : self.vocab]
         return output
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured, and rounds with `verify_in_graph`."""
+        return False
 
     def verify_in_graph(
         self,
@@ -196,6 +200,6 @@ def prefix_size(shared: SharedPrompts, max_batch: int) -> tuple[int, int]:
     return min(len(shared.prefixes), max_batch), shared.longest
 
 
-def least_saved(model: CausalModel, backend: str) -> int | None:
+def min_shared_tokens(model: CausalModel, backend: str) -> int | None:
     """Return how many tokens prompts must save to share a prefix; None if they can't share one."""
-    return model.least_saved if backend in SHARING else None
+    return model.min_shared_tokens if backend in SHARING else None

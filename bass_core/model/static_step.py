@@ -1,4 +1,4 @@
-"""A captured step (`CapturedStep`), and the numbers of a round that it reads (`RoundInputs`).
+"""A captured step (`CapturedStep`), and what it reads: a round's numbers (`RoundInputs`) and texts (`DeviceText`).
 
 A step serves every round with at most its rows and columns. All numbers of a round go to the device in one copy,
 which nothing waits for. Surplus rows and columns are padding: such a row has length 0, and a padding token of a
@@ -7,17 +7,20 @@ tree sees only itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-from kernels.plan import MAX_TREE_TOKENS, TokenTree
+from kernels.plan import MAX_TREE_TOKENS, TreeMask
 
-from ..machine.transfer import refill
+from ..machine.transfer import refill, to_device
 from ..sample.noise import NoiseKeys
-from .forward import BatchTree, ForwardOutput
+from ..sequence import Sequence
+from .forward import ForwardOutput, HostTreeMask
 
 
 class RoundInputs(NamedTuple):
@@ -36,7 +39,7 @@ class RoundInputs(NamedTuple):
         state_slots: the column of the state that each unread token reads.
         num_copied: how many drafts it copies.
         copied_drafts: those drafts.
-        sees, depths, before: its tree, as in BatchTree.
+        sees, depths, before: its tree, as in HostTreeMask.
     """
 
     lengths: Any = None
@@ -66,11 +69,11 @@ class RoundInputs(NamedTuple):
         return NoiseKeys(self.seeds[:1], self.ids, self.positions)
 
     @property
-    def tree(self) -> TokenTree | None:
+    def tree(self) -> TreeMask | None:
         """The trees that the step's tokens form, or None for chains."""
         if self.sees is None:
             return None
-        return TokenTree(self.sees.contiguous(), self.depths.contiguous(), self.before)
+        return TreeMask(self.sees.contiguous(), self.depths.contiguous(), self.before)
 
     def packed(self, rows: int) -> list[list[int]]:
         """Return all numbers in lines of one number per row, padded with zeros to at least `rows`."""
@@ -85,11 +88,89 @@ class RoundInputs(NamedTuple):
         return RoundInputs(*(None if a is None else b.t() if isinstance(a[0], list) else b[0] for a, b in named))
 
 
-def _lines(part: Any) -> Sequence[Sequence[int]]:
+def _lines(part: Any) -> Seq[Seq[int]]:
     """Return a field's lines of one number per row."""
     if part is None:
         return []
     return list(zip(*part, strict=True)) if isinstance(part[0], list) else [part]
+
+
+class GraphDrafts(NamedTuple):
+    """The drafts that a captured verification reads.
+
+    Attributes:
+        tokens: int64 [B, l], the drafts.
+        probs: float32 [B, l, V], the distributions that they were drawn from; None for point masses.
+        copies: the drafts of rows that copy, in place of those in `tokens`; [] for other rows. None: none.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+    copies: list[list[int]] | None = None
+
+
+class Judged(NamedTuple):
+    """What a StepJudge returns.
+
+    Attributes:
+        packed: float32 [B, n], the outcomes.
+        logits: [B, S, V], the target's with penalties; None if they are the forward's.
+    """
+
+    packed: Tensor
+    logits: Tensor | None
+
+
+class DeviceText:
+    """The rows' texts, in a buffer that belongs to the runner's cache.
+
+    A graph writes the tokens that it is fed, and its drafts after them. `upload` copies whole texts, but only if
+    tokens were written without a graph. Make it with `ModelRunner.device_text`.
+
+    Attributes:
+        tokens: int64 [rows, columns].
+        num_valid: how many tokens of each row's text the buffer has. Update it after each graph.
+    """
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens, self.num_valid = tokens, [0] * len(tokens)
+
+    def upload(self, rows: list[Sequence], needed: list[int]) -> None:
+        """Copy the texts to the device, unless it has at least needed[r] tokens of each."""
+        if all(valid >= length for valid, length in zip(self.num_valid, needed, strict=False)):
+            return
+        longest = max(len(row.tokens) for row in rows)
+        padded = [row.tokens + [0] * (longest - len(row.tokens)) for row in rows]
+        self.tokens[: len(rows), :longest].copy_(to_device(padded, self.tokens.device))
+        self.num_valid[: len(rows)] = [len(row.tokens) for row in rows]
+
+    def move_row(self, source: int, target: int) -> None:
+        """Let row `source` take the place of row `target`."""
+        self.tokens[target].copy_(self.tokens[source])
+        self.num_valid[target] = self.num_valid[source]
+
+
+class StepJudge(Protocol):
+    """What follows a round's forward in a captured step (verify/judge.py). Equal judges share captured steps."""
+
+    @property
+    def columns(self) -> int | None: ...
+
+    def constants(self, device: torch.device) -> dict[str, Tensor]: ...
+
+    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask | None: ...
+
+    def run(
+        self,
+        logits: Tensor,
+        fed: Tensor,
+        inputs: RoundInputs,
+        probs: Tensor | None,
+        text: Tensor | None,
+        constants: dict[str, Tensor],
+    ) -> Judged: ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass
@@ -125,17 +206,17 @@ class CapturedStep:
         refill(self.numbers, lines)
 
 
-def fits_tree(tree: BatchTree | None, columns: int) -> bool:
+def fits_tree(tree: HostTreeMask | None, columns: int) -> bool:
     """Return whether the trees' bit masks have a separate bit for every padding token of a step this wide."""
     return tree is None or max(tree.before) + columns <= MAX_TREE_TOKENS
 
 
-def pad_tree(tree: BatchTree, rows: int, columns: int) -> BatchTree:
+def pad_tree(tree: HostTreeMask, rows: int, columns: int) -> HostTreeMask:
     """Pad the trees with rows and tokens."""
     before = [*tree.before, *[0] * (rows - len(tree.before))]
     sees = [*tree.sees, *([] for _ in range(rows - len(tree.sees)))]
     depths = [*tree.depths, *([] for _ in range(rows - len(tree.depths)))]
-    return BatchTree(
+    return HostTreeMask(
         [
             row + [1 << first + column for column in range(len(row), columns)]
             for row, first in zip(sees, before, strict=True)

@@ -47,7 +47,7 @@ def reach_of(tests: list[DraftTest]) -> float:
 
 
 @dataclass
-class _Place:
+class _RoundEnd:
     """The position where a row's round ended.
 
     Attributes:
@@ -106,14 +106,14 @@ def explain(
 
 def _find_ending_place(
     row: int, record: RowRound, outcome: RowOutcome, drafts: Drafts, rule: str, size: int
-) -> _Place | None:
+) -> _RoundEnd | None:
     """Return the position where the target wrote a token, or None if the round ended with an accepted draft."""
     path = outcome.accepted_drafts
     if outcome.next_drafted or len(record.tokens) <= len(path):
         return None
     node = path[-1] if path else -1
     draft = drafts.replaced_after(row, node)
-    place = _Place(row, node, len(path), draft, record.tokens[-1])
+    place = _RoundEnd(row, node, len(path), draft, record.tokens[-1])
     if rule == Rule.BLOCK.value:
         place.reach = reach_of(outcome.tests[: len(path)])
     # A draft that could not be judged leaves no residual.
@@ -122,7 +122,7 @@ def _find_ending_place(
     return place
 
 
-def _endings(places: list[_Place], logits: Tensor, drafts: Drafts, params: SamplingParams) -> list[Ending]:
+def _endings(places: list[_RoundEnd], logits: Tensor, drafts: Drafts, params: SamplingParams) -> list[Ending]:
     if not places:
         return []
     device = logits.device
@@ -144,7 +144,7 @@ def _endings(places: list[_Place], logits: Tensor, drafts: Drafts, params: Sampl
     return [_ending(place, rows, total) for place, rows, total in listed]
 
 
-def _ending(place: _Place, rows: list[list[float]], total: float) -> Ending:
+def _ending(place: _RoundEnd, rows: list[list[float]], total: float) -> Ending:
     """Return the ending at `place`.
 
     `rows` are [token, p, q, residual] of the most likely tokens, then of the rejected draft and of the written

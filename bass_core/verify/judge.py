@@ -1,21 +1,22 @@
 """The part of a round after the target's forward, for chains (`Judge`): captured with the forward, or without.
 
 `Judge.run` draws or verifies on the device, and packs the outcomes into one tensor; `Judge.outcomes` reads them on
-the host. `Judge.verify` does both for a forward that was not captured. `Judge.for_trees` judges trees instead.
+the host. `Judge.verify` does both for a forward that was not captured. tree_judge.py has the judge of trees.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.plan import TreeMask
+
 from ..machine.transfer import to_device
-from ..model.forward import ForwardOutput, Judged
-from ..model.static_step import RoundInputs
-from ..sample.distribution import Probs
+from ..model.forward import ForwardOutput
+from ..model.static_step import Judged, RoundInputs
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
@@ -23,34 +24,23 @@ from ..sequence import Sequence
 from .acceptance import RowOutcome, unpack
 from .rejection import plain, plain_packed, verify
 from .rules import Verification
-from .tree_judge import TreeJudge
-from .tree_shape import TreeShape
-
-
-class Chains(Protocol):
-    """The members of a Proposal (draft/base.py) that are judged."""
-
-    tokens: Tensor
-    num_drafted: list[int]
-    probs: Probs | None
-
-    @property
-    def width(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Judge:
-    """How the drafts of every round of a request are judged; equal judges share captured graphs."""
+    """How the drafts of every round of a request are judged; equal judges share captured graphs.
+
+    The proposals of its methods are those of draft/base.py.
+    """
 
     sampling: SamplingParams
     verification: Verification
     synthetic: float | None
 
-    columns = None
-
-    def for_trees(self, shape: TreeShape | None) -> TreeJudge:
-        """Return the judge of trees; captured rounds need their full shape."""
-        return TreeJudge(self.sampling, self.verification, shape)
+    @property
+    def columns(self) -> int | None:
+        """The tokens per row of every captured step; None if their number varies."""
+        return None
 
     @property
     def reads_text(self) -> bool:
@@ -58,7 +48,7 @@ class Judge:
         return self.sampling.reads_text
 
     def captures(self, device: torch.device, probs: Tensor | None) -> bool:
-        """Return True: `run` can judge every chain."""
+        """Return whether `run` can judge rounds on this device, with drafts drawn from `probs` [..., V]."""
         return True
 
     @staticmethod
@@ -77,8 +67,9 @@ class Judge:
         """Return the tensors that `run` reads in every round (Shaper)."""
         return Shaper.constants(self.sampling, device)
 
-    def tree(self, constants: dict[str, Tensor], rows: int) -> None:
-        """Return None: the drafts are chains."""
+    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask | None:
+        """Return the trees of a step of `rows` rows; None if each token follows the one before."""
+        return None
 
     def run(
         self,
@@ -115,14 +106,14 @@ class Judge:
         outcome = verify(logits, drafts, probs, inputs.counts, keys, self.sampling, **self._rule)
         return Judged(outcome.packed(), changed)
 
-    def outcomes(self, packed: Tensor, proposal: Chains) -> list[RowOutcome]:
+    def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
         """Return the outcomes of a captured round; waits for the device."""
         rows, width = unpack(packed), proposal.width
         if width * 5 + 4 < packed.shape[1]:
             rows = [row._replace(tests=row.tests[:width]) for row in rows]
         return self._adjusted(rows, width)
 
-    def verify(self, output: ForwardOutput, proposal: Chains, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
+    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
         """Judge the drafts int64 [B, l] of a proposal after their forward; waits for the device."""
         if not proposal.width:
             return plain(output.logits[:, 0], keys, self.sampling)

@@ -205,10 +205,7 @@ def _verify_compiled(
     keys: NoiseKeys,
     params: SamplingParams,
 ) -> Outcome:
-    """Verify sampled text on a CPU, in one compiled kernel.
-
-    `places` are those of RaggedRows, or None for logits [B, l+1, V]. Other arguments are as in `verify`.
-    """
+    """Verify sampled text in one compiled kernel; `places` are those of RaggedRows, or None for dense logits."""
     from kernels.cpu.sampling import calls, verification  # imports numba
 
     numbers = {
@@ -284,10 +281,7 @@ def _recover(
     keys: NoiseKeys,
     reach: Tensor,
 ) -> Tensor:
-    """Draw the token after the accepted drafts, int64 [B]: recovered after a rejection, else the target's own.
-
-    `reach` [B, l+1] is the factor of p for a recovered token, by number of accepted drafts (block.py).
-    """
+    """Draw the token after the accepted drafts, int64 [B]; `reach` [B, l+1] is p's factor (block.py)."""
     rows = torch.arange(len(accepted), device=accepted.device)
     at_end = p[rows, accepted]
     rejected = accepted < num_drafted

@@ -200,10 +200,7 @@ class _Walk:
     def _draw(
         self, rows: list[int], to_draw: list[tuple[int, Tensor, Role]], p: Tensor, ids: Tensor, positions: Tensor
     ) -> list[int]:
-        """Draw the target's token for rows in which no drawn child was accepted; return the rows that continue.
-
-        `to_draw` has, for each row, its index in `p`, the weights to draw from, and the role of the noise.
-        """
+        """Draw tokens for rows with (index in `p`, weights, role of the noise); return the rows that continue."""
         places = [i for i, _, _ in to_draw]
         at = to_device(places, p.device)
         streams_of = {role: self.keys.stream(role).tolist() for role in (Role.TARGET, Role.RESIDUAL)}

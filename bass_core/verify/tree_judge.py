@@ -7,53 +7,39 @@ follows. Sampled trees are walked by a kernel (tree_triton.py), or outside of gr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.plan import TokenTree
+from kernels.plan import TreeMask
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
-from ..model.forward import ForwardOutput, Judged
-from ..model.static_step import RoundInputs
-from ..sample.distribution import Probs, dense
+from ..model.forward import ForwardOutput
+from ..model.static_step import Judged, RoundInputs
+from ..sample.distribution import dense
 from ..sample.noise import NoiseKeys
-from ..sample.params import SamplingParams
 from .acceptance import RowOutcome
+from .judge import Judge
 from .rejection import plain
-from .rules import Verification
 from .tree import choices_of, followed, verify_tree
 from .tree_shape import JudgedTree, TreeShape
 
 
-class Trees(Protocol):
-    """The members of a TreeProposal (draft/base.py) that are judged."""
-
-    tokens: Tensor
-    num_drafted: list[int]
-    probs: Probs | None
-    parents: list[list[int]]
-    drawn: list[list[int]] | None
-
-    @property
-    def width(self) -> int: ...
-
-
 @dataclass(frozen=True)
-class TreeJudge:
+class TreeJudge(Judge):
     """How trees are judged; equal judges share captured graphs, in which all trees have the shape `shape`.
 
     A row that drafted less deep has other tokens in place of the rest of its tree. No draft sees them, and neither
     the host nor the kernel follows them.
     """
 
-    sampling: SamplingParams
-    verification: Verification
-    shape: TreeShape | None
+    shape: TreeShape | None = None
 
-    reads_text = False
+    @property
+    def reads_text(self) -> bool:
+        return False
 
     @property
     def columns(self) -> int:
@@ -72,7 +58,6 @@ class TreeJudge:
         return self.sampling.greedy or self.verification.coupled
 
     def captures(self, device: torch.device, probs: Tensor | None) -> bool:
-        """Return whether `run` can judge rounds on this device, with drafts drawn from `probs` [..., V]."""
         if self.shape is None:
             return False
         if self.follows_choices or self.sampling.shapes:
@@ -94,10 +79,9 @@ class TreeJudge:
         parents = [0, *(parent + 1 for parent in shape.parents)]
         return {"nodes": to_device([sees, depths, parents, [-1, *shape.drawn]], device)}
 
-    def tree(self, constants: dict[str, Tensor], rows: int) -> TokenTree:
-        """Return the trees of a step of `rows` rows."""
+    def tree(self, constants: dict[str, Tensor], rows: int) -> TreeMask:
         sees, depths = (nodes.expand(rows, -1).contiguous() for nodes in constants["nodes"][:2])
-        return TokenTree(sees, depths, torch.zeros_like(sees[:, 0]))
+        return TreeMask(sees, depths, torch.zeros_like(sees[:, 0]))
 
     def run(
         self,
@@ -132,8 +116,7 @@ class TreeJudge:
         at = (depths.expand(fed.shape), parents.expand(fed.shape))
         return Judged(choices_of(logits, fed, *at, q, keys, self.sampling), None)
 
-    def outcomes(self, packed: Tensor, proposal: Trees) -> list[RowOutcome]:
-        """Return the outcomes of a captured round; waits for the device."""
+    def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
         tree = JudgedTree.of(proposal.tokens, proposal.parents, None, None)
         if self.follows_choices:
             return followed(packed, tree, self.sampling)
@@ -141,8 +124,7 @@ class TreeJudge:
 
         return outcomes_of(read_walks(packed, tree), tree)
 
-    def verify(self, output: ForwardOutput, proposal: Trees, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
-        """Judge the drafts int64 [B, N] of a proposal after their forward; waits for the device."""
+    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
         if not proposal.width:
             return plain(output.logits[:, 0], keys, self.sampling)
         tree = JudgedTree.of(drafts, proposal.parents, proposal.drawn, dense(proposal.probs))

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kernels.plan import TokenTree
+from kernels.plan import TreeMask
 from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device
@@ -72,18 +72,18 @@ class TreeShape:
 
     @cached_property
     def sees(self) -> list[int]:
-        """The bits of TokenTree.sees for each draft."""
+        """The bits of TreeMask.sees for each draft."""
         sees = list[int]()
         for draft, parent in enumerate(self.parents):
             sees.append((sees[parent] if parent >= 0 else 0) | 1 << draft)
         return sees
 
-    def level(self, level: int, rows: int, sees: Tensor) -> TokenTree:
+    def level(self, level: int, rows: int, sees: Tensor) -> TreeMask:
         """Return the trees in which the drafts of a level are fed; `sees` as on the device."""
         first, end = self.firsts[level], self.firsts[level + 1]
         sizes = (rows, end - first)
         depths, before = sees.new_full(sizes, level), sees.new_full((rows,), first)
-        return TokenTree(sees[first:end].expand(sizes).contiguous(), depths, before)
+        return TreeMask(sees[first:end].expand(sizes).contiguous(), depths, before)
 
 
 @dataclass

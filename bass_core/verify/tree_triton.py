@@ -112,16 +112,13 @@ def can_walk(device: torch.device, vocab: int) -> bool:
 
 
 def _rows_of_q(row: int, tree: JudgedTree, num_probs: int) -> list[int]:
-    """Return, for each draft of a row, the row of q it was drawn from, -1 for none, -2 for a repeated child.
-
-    If the host has not read the tokens, no two siblings are equal: such trees come from TreePlanner
-    (draft/tree.py).
-    """
+    """Return, for each draft of a row, the row of q it was drawn from, -1 for none, -2 for a repeated child."""
     drawn, parents = tree.drawn, tree.parents[row]
     if drawn is not None and not all(-1 <= place < num_probs for place in drawn[row]):
         raise ValueError(f"drafts were drawn from rows {drawn[row]} of {num_probs} distributions.")
     places = [-1] * len(parents) if drawn is None else drawn[row]
     if tree.device_tokens is not None:
+        # Trees that the host has not read come from TreePlanner (draft/tree.py): no two siblings are equal.
         return places
     rows_of_q, seen = [], set()
     for child, place in zip(zip(parents, tree.tokens[row], strict=True), places, strict=True):

@@ -16,10 +16,12 @@ from typing import Any
 from unittest import mock
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.decode import batch as decoding
+from bass_core.decode import verifier
+from bass_core.decode.batch import BatchDecoder
 from bass_core.decode.request import make_request
 from bass_core.draft.head.chain import HeadDrafter
 from bass_core.lanes.lane import Lane
+from bass_core.verify import judge
 
 from ..prompts import CHAT, varied
 from ..report.report import Row, at_most, finish, load, parser, whole
@@ -122,11 +124,11 @@ def _timed(parts: Parts) -> Iterator[None]:
     places: list[tuple[Any, str, Any]] = [
         (pool, "run", kernel),
         (HeadDrafter, "propose", "propose"),
-        (decoding.BatchDecoder, "_forward", "around target"),
-        (decoding.BatchDecoder, "_commit", "commit"),
-        (decoding.BatchDecoder, "_round", "round"),
-        (decoding, "shaped", "judge"),
-        (decoding, "verify", "judge"),
+        (verifier.Verifier, "feed", "around target"),
+        (BatchDecoder, "_commit", "commit"),
+        (BatchDecoder, "_round", "round"),
+        (verifier, "shaped", "judge"),
+        (judge, "verify", "judge"),
         (Lane, "step", "lane"),
     ]
     with ExitStack() as stack:

@@ -389,7 +389,7 @@ MUTANTS = [
     Mutant("graphs: penalties read text that an eager round has not uploaded", "bass_core/decode/verifier.py",
            "len(row.tokens) + outcome.accepted", "len(row.tokens) + outcome.accepted + 2",
            [_CAPTURED + "chains_keep_the_distribution[eager rounds between]"]),
-    Mutant("graphs: a row that moves leaves its text behind", "bass_core/model/device_text.py",
+    Mutant("graphs: a row that moves leaves its text behind", "bass_core/model/static_step.py",
            "self.tokens[target].copy_(self.tokens[source])", "pass",
            [_CAPTURED + "chains_keep_the_distribution[penalties, a row leaves]"]),
     Mutant("graphs: positions taken for sequence ids", "bass_core/model/static_step.py",

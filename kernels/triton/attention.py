@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..plan import MAX_TREE_TOKENS, AttentionPlan, TokenTree
+from ..plan import MAX_TREE_TOKENS, AttentionPlan, TreeMask
 from ..reference.attention import pad
 from ..support import CompileFailed, capability, needs_float32, processors, shared_bytes, why_unavailable
 from .launch import launch
@@ -202,7 +202,7 @@ def _attend(
     return out
 
 
-def _tree(plan: AttentionPlan, tree: TokenTree, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def _tree(plan: AttentionPlan, tree: TreeMask, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return bases int64 [B], positions and marks int64 [B, S] of segments.py, computed once per step."""
 
     def marks() -> Tensor:

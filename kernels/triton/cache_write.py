@@ -2,7 +2,7 @@
 
 `write` stores finished keys and values. `rotate_write` reads a layer's joined QKV product [B, S, Hq + 2 Hkv, D],
 normalises the heads if the architecture does, rotates queries (in place) and keys, and stores keys and values: one
-pass instead of torch's four. Token s of row b is at position lengths[b] + s, or in a tree (TokenTree in plan.py)
+pass instead of torch's four. Token s of row b is at position lengths[b] + s, or in a tree (TreeMask in plan.py)
 at positions[b, s]. In both cases it is written to column lengths[b] + s of its row, of which the first starts[b]
 are in a prefix.
 

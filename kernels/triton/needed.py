@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import support
-from ..plan import AttentionPlan, SharedPart, TokenTree
+from ..plan import AttentionPlan, SharedPart, TreeMask
 from ..shapes import LARGEST_WEIGHT, Card, Shape
 from ..support import CompileFailed
 from . import accept, attention, block, cache_write, linear, nucleus, pointer, walk
@@ -78,7 +78,7 @@ def _attention(shape: Shape) -> Iterator[Call]:
     for (tree, gap), shared, queries, parts, window in product(
         kinds, (False, True), QUERIES, (True, False), shape.windows
     ):
-        tokens = TokenTree(_empty(_BATCH, queries), _empty(_BATCH, queries), _empty(_BATCH)) if tree else None
+        tokens = TreeMask(_empty(_BATCH, queries), _empty(_BATCH, queries), _empty(_BATCH)) if tree else None
         plan = AttentionPlan(
             _empty(_BATCH), [], queries, captured_extent=_COLUMNS, shared=_part() if shared else None,
             gap=attention.SEGMENT if gap else None, tree=tokens,

@@ -6,7 +6,7 @@ program (WHOLE) or by `merge`; both do the same operations. blocks.py defines th
 `total` and `sums`. Invariant: a row's sums depend neither on which of its tokens are in a prefix nor on other
 rows.
 
-TREE: the new tokens form trees (TokenTree in plan.py). Row b's tree begins at column bases[b]. Its query s is at
+TREE: the new tokens form trees (TreeMask in plan.py). Row b's tree begins at column bases[b]. Its query s is at
 positions[b, s] and sees the tree columns whose bits are set in marks[b, s]. Without TREE, `bases`, `positions` and
 `marks` are not read.
 """

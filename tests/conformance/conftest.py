@@ -30,7 +30,7 @@ def small_and_in_step() -> Iterator[None]:
         # sooner.
         sys.setswitchinterval(interval / 10)
         # Without these settings, such short prompts would share no prefix, and would fit into sinks and window.
-        patch.setattr(CausalModel, "least_saved", PREFIX_UNIT)
+        patch.setattr(CausalModel, "min_shared_tokens", PREFIX_UNIT)
         small_window(patch)
         yield
     sys.setswitchinterval(interval)

@@ -227,7 +227,7 @@ class Bigram:
     Its inputs are ids, or embeddings [..., 1] that hold ids; its states are 0.
     """
 
-    name, context, least_saved = "bigram", 1 << 20, None
+    name, context, min_shared_tokens = "bigram", 1 << 20, None
     device = torch.device("cpu")
 
     def __init__(self, table: Table, exact: bool, capturable: bool = False) -> None:
@@ -243,8 +243,8 @@ class Bigram:
         cache.check_room(batch.lengths, batch.tokens.shape[1])
         ids = batch.tokens[..., 0].long() if batch.tokens.is_floating_point() else batch.tokens
         logits = self.logits[ids]
-        if batch.take is not None:
-            logits = logits[torch.arange(len(logits)), torch.tensor(batch.take)]
+        if batch.wanted_columns is not None:
+            logits = logits[torch.arange(len(logits)), torch.tensor(batch.wanted_columns)]
         return ForwardOutput(logits, torch.zeros(*ids.shape, 1))
 
     def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str) -> ForwardOutput:

@@ -27,10 +27,9 @@ from bass_core.draft.tree import TreePlanner
 from bass_core.lanes.lane import Lane
 from bass_core.model.base import CausalModel
 from bass_core.model.cache import RaggedCache
-from bass_core.model.forward import GraphDrafts
 from bass_core.model.graphs import make_runner, probs_numbers
 from bass_core.model.llama_cuda import LlamaCuda
-from bass_core.model.static_step import tensors
+from bass_core.model.static_step import GraphDrafts, tensors
 from bass_core.sample.noise import RowKeys
 from bass_core.sequence import Sequence
 from bass_core.verify.judge import Judge
@@ -256,7 +255,7 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
     """
     models = pair("llama", table.DRAFTS["head"].kind)
     for model in (CausalModel, LlamaCuda):
-        monkeypatch.setattr(model, "least_saved", 16)
+        monkeypatch.setattr(model, "min_shared_tokens", 16)
 
     def match(self: PromptLookupDrafter, row: int, tokens: list[int]) -> int | None:
         return 1 if len(tokens) > 60 and (len(tokens) * 7 + tokens[-1]) % 4 == 0 else None

@@ -85,7 +85,7 @@ def test_a_captured_forward_never_waits(kind: type[CausalModel], architecture: s
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_runner_of_captured_steps_reads_nothing(architecture: str) -> None:
-    """The batches have fewer rows than the captured steps, use `take`, and two of them have the same width."""
+    """The batches have fewer rows than the captured steps, want one column, and two have the same width."""
     model = pair(architecture, "none").target_step
     runner = GraphRunner(model, 4, 64, model.vocab, "pad", record=record)
     eager = model.new_cache(4, 64)
@@ -93,9 +93,10 @@ def test_a_runner_of_captured_steps_reads_nothing(architecture: str) -> None:
     for width in (4, 2, 2, 1):
         ids = torch.arange(3 * width).view(3, width) % 90 + 1
         before = ledger.reads.total()
-        mine = runner.forward(ForwardBatch(ids.to(EMUL), lengths, take=[width - 1] * 3)).logits
+        batch = ForwardBatch(ids.to(EMUL), lengths, wanted_columns=[width - 1] * 3)
+        mine = runner.forward(batch).logits
         assert ledger.reads.total() == before
-        theirs = model.forward(ForwardBatch(ids.to(EMUL), lengths, take=[width - 1] * 3), eager, "pad").logits
+        theirs = model.forward(batch, eager, "pad").logits
         torch.testing.assert_close(mine.cpu(), theirs.cpu(), atol=1e-4, rtol=1e-4)
         lengths = [length + 1 + row % width for row, length in enumerate(lengths)]
     assert sorted(key[:2] for key in runner.slot.steps) == [(4, 1), (4, 2), (4, 4)]

@@ -69,7 +69,7 @@ def test_prompts_share_a_prefix() -> None:
     shared = [[1 + i % 90 for i in range(60)] + [row] for row in (5, 6, 7)]
     target = tiny("llama")
     split = ModelPair(spread(target))
-    split.target_step.least_saved = 1
+    split.target_step.min_shared_tokens = 1
     split_texts, cpu_texts = (
         texts_of(generate(pair, shared, max_new_tokens=6, eos_token_id=None))
         for pair in (split, ModelPair(target))

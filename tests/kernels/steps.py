@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.backends import BACKENDS, why_backend_unavailable
-from kernels.plan import MAX_TREE_TOKENS, PREFIX_UNIT, SINKS, AttentionPlan, SharedPart, TokenTree
+from kernels.plan import MAX_TREE_TOKENS, PREFIX_UNIT, SINKS, AttentionPlan, SharedPart, TreeMask
 
 DIM, HUGE = 8, 1e30
 HERE = [name for name in sorted(BACKENDS) if why_backend_unavailable(name, torch.device("cpu")) is None]
@@ -64,7 +64,7 @@ class Step:
             for row, first in zip(paths, before, strict=True)
         ]
         tensor, width = torch.tensor(packed), len(paths[0])
-        tree = TokenTree(tensor[:, :width], tensor[:, width:-1], tensor[:, -1])
+        tree = TreeMask(tensor[:, :width], tensor[:, width:-1], tensor[:, -1])
         return replace(self, plan=replace(self.plan, tree=tree, _cached={}), paths=paths)
 
     def captured(self) -> Step:

@@ -136,7 +136,7 @@ def test_a_captured_judge_of_full_trees_decides_like_the_reference(children: tup
     proposal = proposal_of(shape, tokens, probs, depths)
     tree = JudgedTree.of(proposal.tokens, proposal.parents, proposal.drawn, probs.flatten(0, 1))
     theirs = verify_tree(logits[:, : 1 + proposal.width], tree, keys, SOFT, REJECTION)
-    judge = TreeJudge(SOFT, REJECTION, shape)
+    judge = TreeJudge(SOFT, REJECTION, None, shape)
     fed = torch.cat((torch.zeros(rows, 1, dtype=torch.long), tokens), dim=1)
     seeds = torch.full((rows,), SEED)
     counts = torch.tensor(proposal.num_drafted)

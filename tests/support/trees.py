@@ -1,11 +1,11 @@
-"""Random trees of tokens, and their BatchTree."""
+"""Random trees of tokens, and their HostTreeMask."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-from bass_core.model.forward import BatchTree
+from bass_core.model.forward import HostTreeMask
 
 # For each node, the index of its parent, which is an earlier node, or -1 for the row's newest token.
 Parents = list[int]
@@ -29,8 +29,8 @@ def path(parents: Parents, node: int) -> list[int]:
     return nodes[::-1]
 
 
-def batch_tree(trees: Sequence[Parents], fed: Sequence[int] | None = None) -> BatchTree:
-    """Return the BatchTree of a step that feeds these trees. The first fed[b] nodes of row b were fed earlier."""
+def batch_tree(trees: Sequence[Parents], fed: Sequence[int] | None = None) -> HostTreeMask:
+    """Return the mask of a step that feeds these trees. The first fed[b] nodes of row b were fed earlier."""
     before = [0] * len(trees) if fed is None else list(fed)
     width = max(len(tree) - old for tree, old in zip(trees, before, strict=True))
     paths = [
@@ -38,4 +38,4 @@ def batch_tree(trees: Sequence[Parents], fed: Sequence[int] | None = None) -> Ba
         for tree, old in zip(trees, before, strict=True)
     ]
     sees = [[sum(1 << node for node in nodes) for nodes in row] for row in paths]
-    return BatchTree(sees, [[len(nodes) - 1 for nodes in row] for row in paths], before)
+    return HostTreeMask(sees, [[len(nodes) - 1 for nodes in row] for row in paths], before)

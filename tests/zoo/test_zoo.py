@@ -70,8 +70,8 @@ def test_special_attention_works_with_prefixes_trees_and_all_backends(kind: str)
     # draft would be accepted.
     pair = tiny_pair(0.02, target=model)
     for step in (pair.target_step, pair.draft_step):
-        if step is not None and step.least_saved is not None:
-            step.least_saved = 16
+        if step is not None and step.min_shared_tokens is not None:
+            step.min_shared_tokens = 16
     for way in WAYS:
         if "tree" in way and not pair.target_step.trees:
             with pytest.raises(RequestError, match="can't attend over trees"):

@@ -50,9 +50,9 @@ from ...sequence import Round, RowRound, Sequence
 from ..base import DecodingParams, cache_bytes
 from ..batch import BatchDecoder
 from ..request import Request
-from ..verifier import Verdict
+from ..verifier import VerifiedRound
 from .draft import DraftThread, split_threads, wait_for_stream
-from .session import DraftSession, Pace, QueuedDraft, asks_q, draft_source, sure_drafts
+from .session import DraftSession, QueuedDraft, StepTimes, asks_q, draft_source, sure_drafts
 from .timeline import Timeline
 
 # For tests: maximum random delay in seconds before each step of the target and of the draft.
@@ -110,7 +110,7 @@ class AmusdDecoder(BatchDecoder):
         weakref.finalize(self, draft.end)
         # By row index: the drafts after the row's text that `DraftThread.look` last returned.
         self._ahead: dict[int, list[QueuedDraft]] = {}
-        self._split, self._pace = not is_accelerator(target.device), Pace()
+        self._split, self._step_times = not is_accelerator(target.device), StepTimes()
 
     @property
     def timeline(self) -> Timeline:
@@ -198,7 +198,7 @@ class AmusdDecoder(BatchDecoder):
         q = self._q(width, logits) if width and asks_q(self.params) else None
         return Proposal(self._drafts(counts), counts, q)
 
-    def _commit(self, verdict: Verdict) -> list[RowRound]:
+    def _commit(self, verdict: VerifiedRound) -> list[RowRound]:
         """Commit the round, and tell the draft what the rows have written."""
         end = time.perf_counter()
         rows, fed, tested = list(self._rows), [n - 1 for n in verdict.fed.counts], verdict.proposal.num_drafted
@@ -217,16 +217,16 @@ class AmusdDecoder(BatchDecoder):
         verdict.proposal.num_drafted = reached
         records = super()._commit(verdict._replace(outcomes=outcomes))
         self.timeline.add_target(self._began, end)
-        self._pace.measure(1000 * (end - self._began), plain=not max(fed))
+        self._step_times.measure(1000 * (end - self._began), plain=not max(fed))
         states = verdict.output.states
         for r, (row, record, outcome) in enumerate(zip(rows, records, outcomes, strict=True)):
             self.timeline.looked_at += len(record.drafted)
-            self._pace.count(record.accepted, len(record.drafted))
+            self._step_times.count(record.accepted, len(record.drafted))
             row_states = None if states is None else states[r, : min(outcome.accepted, fed[r]) + 1]
             self.draft.agree(row, record.tokens, not outcome.ends, row_states)
         return records
 
-    def _record(self, lengths: list[int], verdict: Verdict, records: list[RowRound]) -> Round:
+    def _record(self, lengths: list[int], verdict: VerifiedRound, records: list[RowRound]) -> Round:
         """Return the round's record, without the times of drafting and verifying, which overlap."""
         round_ = super()._record(lengths, verdict, records)
         round_.draft_ms = round_.verify_ms = None
@@ -250,7 +250,7 @@ class AmusdDecoder(BatchDecoder):
         return sure_drafts(drafts) if self.unsure else len(drafts)
 
     def _worth_waiting(self, counts: list[int], waited: float) -> bool:
-        """Return whether waiting for one more step of the draft pays (`Pace`)."""
+        """Return whether waiting for one more step of the draft pays (`StepTimes`)."""
         step_ms, session = self.draft.step_ms, self.draft.session
         if step_ms is None or session is None or not self.draft.alive:
             return False
@@ -258,7 +258,7 @@ class AmusdDecoder(BatchDecoder):
             n == len(self._ahead[row.index]) < min(self.lead, row.remaining - 1, session.limit - len(row.tokens))
             for n, row in zip(counts, self._rows, strict=True)
         ]
-        return self._pace.worth_waiting(step_ms, counts, growing, waited)
+        return self._step_times.worth_waiting(step_ms, counts, growing, waited)
 
     def _drafts(self, counts: list[int]) -> Tensor:
         """Return the first drafts of each row, padded with zeros: int64 [B, max(counts)]."""

@@ -31,7 +31,7 @@ from kernels.support import is_accelerator, runtime
 
 from ...draft.base import Proposal
 from ...draft.pending import CHUNK
-from ...draft.registry import DrafterKind, DraftSource, Parts, confident_prefix
+from ...draft.registry import DrafterInputs, DrafterKind, DraftSource, confident_prefix
 from ...machine.transfer import to_device
 from ...model.base import CausalModel
 from ...model.draft_head import DraftHead
@@ -151,7 +151,7 @@ class DraftSession:
         # Leave room for rejected drafts, and for a chunk of padding after the longest row.
         ends = [len(row.prompt) + row.max_new_tokens + 2 * lead + CHUNK for row in rows]
         texts = CachedTexts([row.prompt for row in rows], ends)
-        parts = Parts(source, len(rows), texts, backend, params.sampling, params.verification, ahead=True)
+        parts = DrafterInputs(source, len(rows), texts, backend, params.sampling, params.verification, ahead=True)
         self.runner, self.drafter = parts.runner, kind.make(parts)
         self._prefill: PrefillSteps | None = self.drafter.start(list(rows))
         # The target's states that the draft's stream may still be reading.
@@ -330,7 +330,7 @@ def _copy_draft(pair: ModelPair, device: torch.device) -> DraftSource:
 NEW_SAMPLE_WEIGHT = 0.2
 
 
-class Pace:
+class StepTimes:
     """The target's speed and the acceptance so far, which decide whether waiting for another draft pays.
 
     Attributes:

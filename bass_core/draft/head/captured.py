@@ -15,7 +15,7 @@ from ...model.prefill import PrefillSteps
 from ...sample.noise import NoiseKeys, RowKeys
 from ...sequence import Sequence
 from ..base import CommittedStates, Proposal
-from ..chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, Drafted
+from ..chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains
 from .chain import HeadDrafter
 from .states import UnreadStates
 from .texts import add_pointer, append_token, last_tokens
@@ -77,13 +77,8 @@ class CapturedHeadDrafter(HeadDrafter):
         self._spill(len(rows))
         return super()._draft(rows, max_drafts, keys)
 
-    def _replay(self, rows: list[Sequence], levels: int, keys: RowKeys) -> Drafted | None:
-        """Feed the unread tokens of all rows and draft `levels` tokens or levels in each.
-
-        Returns:
-            The drafts, valid until the next call; None if a state is missing, or if one graph can't hold all this
-            or can't be captured.
-        """
+    def _replay(self, rows: list[Sequence], levels: int, keys: RowKeys) -> GraphChains | None:
+        """Draft `levels` levels in all rows; None if a state is missing, or if no graph can hold them."""
         runner, unread, batch = self.runner, self.unread, len(rows)
         starts = list(runner.lengths[:batch])
         texts = [row.tokens[start:] for row, start in zip(rows, starts, strict=True)]

@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Tree(NamedTuple):
-    """The trees that the new tokens of a step form, one per row (TokenTree in kernels/plan.py).
+    """The trees that the new tokens of a step form, one per row (TreeMask in kernels/plan.py).
 
     Attributes:
         bases: int64 [B], the first column of each row's tree: its length minus the tree tokens of earlier steps.

@@ -102,7 +102,7 @@ def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
         cache_bytes=lambda rows, length, prefixes=0, of=0: (rows * length + prefixes * of) * per_token,
         cache_dtype=torch.bfloat16,
         head_dim=128,
-        least_saved=16,
+        min_shared_tokens=16,
         context=40960,
         device=torch.device("cuda"),
         capturable=False,

@@ -22,8 +22,8 @@ class OneBuffer:
         self.logits = torch.zeros(4, VOCAB)
 
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str) -> ForwardOutput:
-        assert batch.take is not None
-        chosen = batch.tokens[torch.arange(len(batch.tokens)), batch.take]
+        assert batch.wanted_columns is not None
+        chosen = batch.tokens[torch.arange(len(batch.tokens)), batch.wanted_columns]
         logits = self.logits[: len(chosen)]
         return ForwardOutput(logits.zero_().scatter_(1, chosen[:, None], 1.0))
 

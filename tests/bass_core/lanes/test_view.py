@@ -29,7 +29,7 @@ def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[1, None], ids=["shared", "copied"])
 def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(CausalModel, "least_saved", request.param)
+    monkeypatch.setattr(CausalModel, "min_shared_tokens", request.param)
     return request.param is not None
 
 

@@ -153,3 +153,16 @@ def test_a_padding_token_sees_only_itself() -> None:
     own_bits = torch.ones(13, dtype=torch.long) << torch.arange(13)
     assert torch.equal(fed.sees[3], own_bits) and torch.equal(fed.sees[:3, 11:], own_bits[11:].expand(3, 2))
     assert not fed.depths[:, 11:].any() and not fed.before.any()
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_rounds_numbers_come_back_by_name(rows: int) -> None:
+    """Fields that a step does not read are None. Rows beyond the round's are zeros."""
+    inputs = RoundInputs([5, 6, 7], counts=[1, 2, 0], tokens=[[8, 9], [10, 11], [12, 13]], copied_drafts=[[]] * 3)
+    buffer = torch.tensor(inputs.packed(rows))
+    static = inputs.views(buffer[:, :rows])
+    padding = [0] * (rows - 3)
+    assert buffer.shape == (4, 4) and static.lengths.tolist() == [5, 6, 7, *padding]
+    assert static.counts.tolist() == [1, 2, 0, *padding] and static.copied_drafts.shape == (rows, 0)
+    assert static.tokens.tolist() == [*inputs.tokens, *([0, 0] for _ in padding)]
+    assert static.prefix is None and static.tree is None and static.seeds is None

@@ -21,7 +21,7 @@ from bass_core.length.policies import FixedLength
 from bass_core.machine import cpu_kernels
 from bass_core.model.base import CausalModel
 from bass_core.model.eagle import EagleHead, EagleStep
-from bass_core.model.forward import BatchTree, ForwardBatch
+from bass_core.model.forward import ForwardBatch, HostTreeMask
 from bass_core.model.graphs import GraphRunner, record_calls
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.runner import ModelRunner
@@ -140,7 +140,7 @@ def test_a_tree_reads_the_states_of_its_own_path() -> None:
     for columns, tree in (
         ([0, 1], None),
         ([0, 2], None),
-        ([0, 1, 2], BatchTree([[0b001, 0b011, 0b101]], [[0, 1, 1]], [0])),
+        ([0, 1, 2], HostTreeMask([[0b001, 0b011, 0b101]], [[0, 1, 1]], [0])),
     ):
         cache = step.new_cache(1, 16)
         step.forward(ForwardBatch(text, [0]), cache)

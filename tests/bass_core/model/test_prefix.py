@@ -26,7 +26,7 @@ OTHER = list(range(50, 50 + 2 * PREFIX_UNIT))
 
 @pytest.fixture(autouse=True)
 def share_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CausalModel, "least_saved", PREFIX_UNIT)
+    monkeypatch.setattr(CausalModel, "min_shared_tokens", PREFIX_UNIT)
 
 
 def tokens_saved(prompts: list[list[int]], prefixes: tuple[tuple[int, ...], ...]) -> int:

@@ -17,7 +17,7 @@ from bass_core.draft.base import Drafter
 from bass_core.model import base, probe
 from bass_core.model.weights.shape import context_of
 from kernels.backends import BACKENDS
-from kernels.plan import AttentionPlan, Chunks, TokenTree
+from kernels.plan import AttentionPlan, Chunks, TreeMask
 from tests.support.models import reference, tiny, tiny_pair
 
 from ...zoo.making import make
@@ -123,7 +123,7 @@ def test_tokens_see_only_their_own_chunk():
     assert seen[1] == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]]
     # The newest token is in column 3. The two drafts that follow it are siblings at the start of the next chunk,
     # where each sees only itself.
-    tree = TokenTree(torch.tensor([[1, 3, 5]]), torch.tensor([[0, 1, 1]]), torch.tensor([0]))
+    tree = TreeMask(torch.tensor([[1, 3, 5]]), torch.tensor([[0, 1, 1]]), torch.tensor([0]))
     forked = AttentionPlan(torch.tensor([3]), [3], 3, tree=tree)
     assert (~forked.mask(Chunks(4))).int().tolist()[0] == [
         [1, 1, 1, 1, 0, 0],

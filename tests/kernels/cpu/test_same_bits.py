@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bass_core.model.base import CausalModel, HiddenStateTap
 from bass_core.model.cache import RaggedCache
-from bass_core.model.forward import BatchTree, ForwardBatch
+from bass_core.model.forward import ForwardBatch, HostTreeMask
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.weights.quantized import quantise_model
 from tests.support.models import slow_but
@@ -70,7 +70,7 @@ def step(
     x: Tensor,
     lengths: list[int],
     counts: list[int],
-    tree: BatchTree | None,
+    tree: HostTreeMask | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the logits and states of each row."""
     out = model.forward(ForwardBatch(x, lengths, counts, return_states=True, tree=tree), cache)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.plan import AttentionPlan, SharedPart, TokenTree
+from kernels.plan import AttentionPlan, SharedPart, TreeMask
 from kernels.triton import accept, block, cache_write, linear, nucleus, pointer, walk
 from kernels.triton import attention as fused_attention
 
@@ -61,7 +61,7 @@ def _tree_attention(place: Place, parts: bool, window: int | None) -> tuple[Tens
     paths = [[range((first + s) % 2, first + s + 1, 2) for s in range(7)] for first in before]
     sees = torch.tensor([[sum(1 << column for column in path) for path in row] for row in paths])
     depths = torch.tensor([[len(path) - 1 for path in row] for row in paths])
-    tree = TokenTree(place(sees), place(depths), place(torch.tensor(before)))
+    tree = TreeMask(place(sees), place(depths), place(torch.tensor(before)))
     step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7, tree=tree)
     step.once("bases", lambda: place(step.lengths - tree.before))
     step.once("dense positions", lambda: place(step.positions))

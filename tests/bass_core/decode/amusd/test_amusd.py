@@ -211,7 +211,7 @@ def test_a_draft_that_fails_leaves_regular_decoding(case: str, step: int, monkey
 
 
 def test_a_draft_that_cannot_be_created_leaves_regular_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bass_core.decode.amusd.session.Parts", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("bass_core.decode.amusd.session.DrafterInputs", lambda *_, **__: 1 / 0)
     output = generate(PAIR, ROWS, method="amusd", max_new_tokens=10)
     assert "ZeroDivisionError" in output.timeline["note"] and not output.metrics.drafted
     assert texts_of(output) == texts_of(generate(PAIR, ROWS, method="regular", max_new_tokens=10))
