@@ -46,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests as slow that need a browser, or took long in the last whole run.
 
-    Leave out tests marked `demand`, except those of a part that has changed since it was tested whole.
+    Leave out tests marked `demand`, and slow tests that need nothing but a part, unless that part has changed
+    since it was tested whole.
     """
     took_long = long_tests()
     for item in items:
@@ -56,6 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     due, kept, left_out = set(tested.due()), [], []
     for item in items:
+        part = tested.WITHIN.get(item.nodeid.partition("::")[0])
+        if part and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.demand(part))
         mark = item.get_closest_marker("demand")
         (left_out if mark and not due.intersection(mark.args) else kept).append(item)
     items[:] = kept

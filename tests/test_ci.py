@@ -131,6 +131,7 @@ def test_the_last_line_counts_lookups_and_vulnerabilities(packages: Any, last: s
 
 def test_a_part_is_due_until_its_present_state_has_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(any(ROOT.glob(pattern)) for patterns, _ in tested.PARTS.values() for pattern in patterns)
+    assert not [file for file in tested.WITHIN if "bass_core" in (ROOT / file).read_text(encoding="utf-8")]
     monkeypatch.setattr(tested, "FILE", tmp_path / "tested.json")
     monkeypatch.setattr(tested, "PARTS", {"a": (("*.txt",), ("pytest",)), "b": ((), ("torch",))})
     states = []

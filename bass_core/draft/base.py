@@ -130,9 +130,11 @@ class TreeProposal(Proposal):
         return TreeJudge(chains.sampling, chains.verification, chains.synthetic, self.shape)
 
     def in_graph(self) -> GraphDrafts | None:
+        if self.shape is None:
+            return None
         probs = dense(self.probs)
         q = None if probs is None else probs.view(len(self.num_drafted), -1, probs.shape[-1])
-        return None if self.shape is None else GraphDrafts(self.tokens, q)
+        return GraphDrafts(self.tokens, q)
 
     def explained(self, source: str) -> Drafts:
         return replace(super().explained(source), parents=self.parents, drawn=self.drawn)

@@ -281,10 +281,7 @@ class _Graph(NamedTuple):
     def make_function(
         self, runner: GraphRunner, probs: Tensor | None, trees: TreePlanner | None, sees: Tensor | None
     ) -> Callable[[RoundInputs], tuple[Tensor, Tensor | None]]:
-        """Return a function of a round's inputs that feeds and drafts over the runner's cache.
-
-        It returns the drafts and their chances, as in GraphChains, and writes the distributions to `probs`.
-        """
+        """Return a function of a round's inputs that returns drafts and chances, and writes to `probs`."""
         # Keep only what outlives the runner.
         model, cache, backend = runner.model, runner.cache, runner.backend
 

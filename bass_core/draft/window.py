@@ -167,12 +167,7 @@ class WindowChain(Drafter):
     def _round(
         self, rows: list[Sequence], ends: list[int], left: list[int], keys: NoiseKeys, work: WindowWork
     ) -> list[list[Tensor]]:
-        """Append at most left[r] tokens to each row, and at least one if left[r] > 0.
-
-        Returns:
-            For each row, a list with one tensor [n, V]: the distributions that its n new tokens were drawn from.
-            The list is empty if the row got no tokens or the distributions are not needed.
-        """
+        """Append 1 to left[r] tokens to each row; return their distributions [n, V], in lists, if needed."""
         runner = self.window.target
         # A row that already has all its drafts feeds padding at the place of its first draft.
         starts = [(len(row.tokens) if n else end) - 1 for row, n, end in zip(rows, left, ends, strict=True)]

@@ -167,12 +167,10 @@ def _final() -> Iterator[None]:
 
 
 def _clear_workspaces() -> None:
-    """Make cuBLAS allocate its workspace in the graph's own pool, and drop it after the capture.
-
-    A workspace outside the pool, or shared by several graphs, would be freed with the first graph and still be
-    written by the others. Before torch 2.10 this does nothing, because those versions don't protect workspaces
-    from matrix products of other threads, and their graphs don't free workspaces.
-    """
+    """Make cuBLAS allocate its workspace in the graph's own pool, and drop it after the capture."""
+    # A workspace outside the pool, or shared by several graphs, would be freed with the first graph and still be
+    # written by the others. Torch before 2.10 doesn't protect workspaces from matrix products of other threads,
+    # and its graphs don't free workspaces.
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None and torch.__version__ >= "2.10":
         clear()

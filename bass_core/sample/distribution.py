@@ -149,10 +149,8 @@ def compiled(rows: Tensor) -> bool:
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the most likely tokens until their mass reaches top_p (Holtzman et al. 2020), including the last.
-
-    Tokens exactly as likely as the last one stay as well, so the result never depends on the order of a sort.
-    """
+    """Keep the most likely tokens until their mass reaches top_p (Holtzman et al. 2020), including the last."""
+    # Tokens exactly as likely as the last one stay as well, so the result never depends on the order of a sort.
     filtered = probs.masked_fill(probs < _threshold(probs, top_p), 0.0)
     return filtered / sums(filtered)
 

@@ -181,11 +181,7 @@ def _shaped_on_device(
 
 
 def _on_device(rows: Seq[Sequence], device: torch.device, spare: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy the texts to the device, with `spare` more columns.
-
-    Returns:
-        The texts int64 [B, T], their lengths [B] and those of their prompts [B].
-    """
+    """Return the texts int64 [B, T] with `spare` columns, their lengths [B] and those of their prompts [B]."""
     longest = max(len(row.tokens) for row in rows) + spare
     padded = [row.tokens + [0] * (longest - len(row.tokens)) for row in rows]
     texts = zip(rows, padded, strict=True)
@@ -247,10 +243,7 @@ def _penalise(
     drafts: list[list[int]],
     leads: list[list[list[int]]],
 ) -> None:
-    """Apply the penalties in place on the host, to the logits of tokens in the texts and drafts only.
-
-    leads[r][s] lists the drafts of row r that lead to position s.
-    """
+    """Apply the penalties in place; leads[r][s] lists the drafts of row r that lead to position s."""
     penalty, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
     for r, (row, drafted) in enumerate(zip(rows, drafts, strict=True)):
         tokens, columns = np.unique(np.array(row.tokens + drafted, np.int64), return_inverse=True)

@@ -145,11 +145,8 @@ def _endings(places: list[_RoundEnd], logits: Tensor, drafts: Drafts, params: Sa
 
 
 def _ending(place: _RoundEnd, rows: list[list[float]], total: float) -> Ending:
-    """Return the ending at `place`.
-
-    `rows` are [token, p, q, residual] of the most likely tokens, then of the rejected draft and of the written
-    token. `total` is the sum of the residual over all tokens.
-    """
+    """Return the ending at `place`; `total` is the sum of the residual over all tokens."""
+    # `rows` are [token, p, q, residual] of the most likely tokens, then of the rejected and the written one.
     top: dict[int, Candidate] = {}
     tested = place.q is not None
     for i, (token, p, q, leftover) in enumerate(rows):

@@ -19,10 +19,23 @@ FILE = ROOT / ".ci" / "tested.json"
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cpu": (("kernels/cpu/**/*.py", "kernels/plan.py"), ("numba",)),
     "distill": (("distill/*.py",), ()),
-    "launches": (("kernels/triton/*.py", "kernels/shapes.py", "kernels/plan.py"), ("triton",)),
     "pythons": (("requirements*.txt", "uv.lock", "pyproject.toml", ".ci/pythons", ".ci/constraints.txt"), ()),
+    "triton": (
+        ("kernels/*.py", "kernels/reference/*.py", "kernels/triton/*.py", "tests/kernels/*.py")
+        + ("tests/kernels/compilation/*.py", "tests/kernels/launching/*.py"),
+        ("torch", "triton"),
+    ),
     "zoo": ((), ("transformers",)),
 }
+# The slow tests of these files need nothing but a part.
+WITHIN = dict.fromkeys(
+    (
+        "tests/kernels/test_attention.py",
+        "tests/kernels/test_fused_attention.py",
+        "tests/kernels/launching/test_launches.py",
+    ),
+    "triton",
+)
 
 
 def state(part: str, root: Path = ROOT) -> str:

@@ -199,7 +199,7 @@ class AmusdDecoder(BatchDecoder):
         return Proposal(self._drafts(counts), counts, q)
 
     def _commit(self, verdict: VerifiedRound) -> list[RowRound]:
-        """Commit the round, and tell the draft what the rows have written."""
+        """Commit the round, and hand the rows' new tokens to the draft."""
         end = time.perf_counter()
         rows, fed, tested = list(self._rows), [n - 1 for n in verdict.fed.counts], verdict.proposal.num_drafted
         # A row whose late draft was accepted gets no token of the target, because there are no logits after it.

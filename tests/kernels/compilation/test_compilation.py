@@ -2,7 +2,7 @@
 
 The tests need no GPU. For each capability, the installed Triton compiles a different sample of the launches of
 people.py, and all attention that is close to spilling on Blackwell. If BASS_PINNED_TRITON names the folder of
-another Triton (as in .ci/run), that compiles them too. Unless kernels/triton or Triton has changed
+another Triton (as in .ci/run), that compiles them too. Unless the kernels or Triton have changed
 (tests/support/tested.py), only one launch of each kernel is compiled, with the installed Triton.
 """
 
@@ -25,7 +25,7 @@ from tests.support import ROOT
 COMMAND = "tests.kernels.compilation.compile_variants"
 PINNED = os.environ.get("BASS_PINNED_TRITON", "")
 needs_pinned = pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
-demand = pytest.mark.demand("launches")
+demand = pytest.mark.demand("triton")
 # The launches that need the most registers: every kind of attention in blocks of 64 rows, for heads of 64 and 128.
 WIDEST = "^attend bfloat16.* BLOCK_M=64 .* GROUP=[38] "
 
