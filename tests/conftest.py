@@ -1,7 +1,7 @@
 """Options of the suite, and fixtures of several folders: the real model's folder and a browser.
 
-`--all` also runs the tests marked `demand`, and `--seconds FILE` writes the CPU seconds of each test file. Only
-tests of tests/ray can import Ray, so that the others also pass without it.
+`--all` also runs the tests marked `demand`, `--seconds FILE` writes the CPU seconds of each test file, and .ci/run
+uses `--stamp` (support/tested.py). Only tests of tests/ray can import Ray in their own process.
 
 Kernels run on CPU tensors under Triton's interpreter, which must be enabled before triton is first imported. The
 number of threads must be set before torch is imported.
@@ -33,6 +33,7 @@ RAY = Path(__file__).parent / "ray"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run tests marked demand")
+    parser.addoption("--stamp", action="store_true", help="note which parts have passed whole")
     parser.addoption(
         "--seconds", metavar="FILE", type=Path, help="write the CPU seconds of each test file to FILE"
     )
@@ -40,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Seconds(config), "bass-seconds")
+    if config.option.stamp and "PYTEST_XDIST_WORKER" not in os.environ:
+        parts = list(tested.PARTS) if config.option.all else tested.due()
+        config.pluginmanager.register(tested.Stamp(parts), "bass-stamp")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,15 +57,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "browser_executable" in getattr(item, "fixturenames", ()) or item.nodeid in took_long:
             item.add_marker(pytest.mark.slow)
-    if config.option.all:
-        return
     due, kept, left_out = set(tested.due()), [], []
     for item in items:
         part = tested.WITHIN.get(item.nodeid.partition("::")[0])
         if part and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.demand(part))
         mark = item.get_closest_marker("demand")
-        (left_out if mark and not due.intersection(mark.args) else kept).append(item)
+        if mark:
+            item.user_properties.append(("parts", mark.args))
+        runs = mark is None or config.option.all or due.intersection(mark.args)
+        (kept if runs else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
 
@@ -75,7 +80,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
     try:
         return (yield)
     finally:
-        del sys.modules["ray"]
+        sys.modules.pop("ray", None)
         if ray is not None:
             sys.modules["ray"] = ray
 

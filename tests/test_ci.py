@@ -140,9 +140,13 @@ def test_a_part_is_due_until_its_present_state_has_passed(tmp_path: Path, monkey
         states.append(tested.state("a", tmp_path))
     assert len(set(states)) == 3 and states[2] == states[3] and pytest.__version__ in states[0]
     assert tested.due() == ["a", "b"]
-    tested.passed(["b"])
+    stamp = tested.Stamp(["a", "b"])
+    stamp.pytest_runtest_logreport(SimpleNamespace(skipped=True, user_properties=[["parts", ["a"]]]))
+    stamp.pytest_sessionfinish(1)
+    assert tested.due() == ["a", "b"]
+    stamp.pytest_sessionfinish(0)
     assert tested.due() == ["a"]
-    tested.passed(["a"])
+    tested.passed({"a": tested.state("a")})
     monkeypatch.setattr(tested, "version", lambda name: "0")
     assert tested.due() == ["a", "b"]
 
@@ -155,6 +159,7 @@ def test_demanded_tests_run_if_their_part_is_due(
     items = [
         SimpleNamespace(
             nodeid=name,
+            user_properties=[],
             get_closest_marker=lambda _, args=args: None if args is None else SimpleNamespace(args=args),
         )
         for name, args in marks.items()
@@ -168,10 +173,9 @@ def test_demanded_tests_run_if_their_part_is_due(
 
 
 def test_seconds_are_summed_per_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = seconds.table(
-        {"tests/a.py::one": 1.0, "tests/a.py::two[x]": 7.0, "tests/b.py::three": 0.5}, "a machine"
-    )
-    assert text.startswith("CPU seconds of 3 tests: 8.") and "     8.0     2 tests/a.py\n" in text
+    times = {"tests/a.py::one": 1.0, "tests/a.py::two[x]": 7.0, "tests/b.py::three": 2.5}
+    text = seconds.table(times, times | {"tests/b.py::three": 0.5}, "a machine")
+    assert text.startswith("CPU seconds of 3 tests: 10.") and "     8.0     2 tests/a.py\n" in text
     assert text.endswith("     7.0 tests/a.py::two[x]\n")
     monkeypatch.setattr(seconds, "FILE", tmp_path / "seconds.txt")
     assert not seconds.long_tests()

@@ -219,7 +219,7 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 def each_once(*axes: Iterable[Any]) -> list[Any]:
     """Return the product of the axes as parameters for a test. A tuple fills several parameters.
 
-    All are marked `demand`, except as many as are needed for each value of each axis to occur.
+    Those without a mark contain each value of each axis. The others run if captured rounds have changed.
     """
     values = [[value if isinstance(value, tuple) else (value,) for value in axis] for axis in axes]
     chosen = {tuple(i % len(axis) for axis in values) for i in range(max(map(len, values)))}
@@ -227,7 +227,7 @@ def each_once(*axes: Iterable[Any]) -> list[Any]:
     return [
         pytest.param(
             *(part for axis, i in zip(values, places, strict=True) for part in axis[i]),
-            marks=() if places in chosen else pytest.mark.demand,
+            marks=() if places in chosen else pytest.mark.demand("graphs"),
         )
         for places in every
     ]

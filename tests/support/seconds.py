@@ -40,6 +40,7 @@ class Seconds:
     def __init__(self, config: pytest.Config) -> None:
         self.file, self.last = config.option.seconds, used()
         self.tests: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
@@ -49,7 +50,10 @@ class Seconds:
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.tests[report.nodeid] += getattr(report, "cpu_seconds", 0.0)
+        seconds = getattr(report, "cpu_seconds", 0.0)
+        self.tests[report.nodeid] += seconds
+        if report.when == "call":
+            self.calls[report.nodeid] = seconds
 
     def pytest_sessionfinish(self) -> None:
         if self.file is not None and "PYTEST_XDIST_WORKER" not in os.environ:
@@ -58,16 +62,16 @@ class Seconds:
             from bass_core.machine.monitor import device_name
 
             machine = f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores"
-            self.file.write_text(table(self.tests, machine), encoding="utf-8")
+            self.file.write_text(table(self.tests, self.calls, machine), encoding="utf-8")
 
 
-def table(tests: dict[str, float], machine: str) -> str:
-    """Return a document: seconds and number of tests per file, and the seconds of long tests."""
+def table(tests: dict[str, float], calls: dict[str, float], machine: str) -> str:
+    """Return a document: seconds and number of tests per file, and the long tests without their fixtures."""
     files: dict[str, list[float]] = defaultdict(list)
     for name, seconds in tests.items():
         files[name.partition("::")[0]].append(seconds)
     by_file = sorted(((sum(times), len(times), file) for file, times in files.items()), reverse=True)
-    long_tests = sorted(((s, name) for name, s in tests.items() if s >= LONG), reverse=True)
+    long_tests = sorted(((s, name) for name, s in calls.items() if s >= LONG), reverse=True)
     lines = [
         f"CPU seconds of {len(tests)} tests: {sum(tests.values()):.0f}. A file's models, caches and compiled code "
         "count for the test that first needs them.",
