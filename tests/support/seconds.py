@@ -19,7 +19,7 @@ from tests.support import ROOT
 
 FILE = ROOT / "tests" / "seconds.txt"
 # A test that takes this many seconds is long.
-LONG = 2.0
+LONG = 1.5
 
 
 def used() -> float:
