@@ -175,7 +175,10 @@ def test_demanded_tests_run_if_their_part_is_due(
 def test_seconds_are_summed_per_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"tests/a.py::one": 1.0, "tests/a.py::two[x]": 7.0, "tests/b.py::three": 2.5}
     text = seconds.table(times, times | {"tests/b.py::three": 0.5}, "a machine")
-    assert text.startswith("CPU seconds of 3 tests: 10.") and "     8.0     2 tests/a.py\n" in text
+    assert (
+        text.startswith("CPU seconds of 3 tests, without collection: 10.")
+        and "     8.0     2 tests/a.py\n" in text
+    )
     assert text.endswith("     7.0 tests/a.py::two[x]\n")
     monkeypatch.setattr(seconds, "FILE", tmp_path / "seconds.txt")
     assert not seconds.long_tests()

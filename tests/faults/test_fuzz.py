@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from bass_core import BassError, ModelPair, RequestError, race
 from bass_core.decode.request import make_request
-from bench.robustness.serving import save_tiny_pair
 from tests.support import ROOT
 from tests.support.memory import left_behind
-from tests.support.page import load_saved
+from tests.support.page import load_saved, save_tiny_pair
 from ui.page.events import Events
 from ui.page.limits import Limits
 from ui.page.request import defaults

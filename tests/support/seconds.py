@@ -19,7 +19,7 @@ from tests.support import ROOT
 
 FILE = ROOT / "tests" / "seconds.txt"
 # A test that takes this many seconds is long.
-LONG = 2.0
+LONG = 1.5
 
 
 def used() -> float:
@@ -38,9 +38,12 @@ class Seconds:
     """Measures in each process that runs tests, and writes the sums in the process that started them."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.file, self.last = config.option.seconds, used()
+        self.file, self.last = config.option.seconds, 0.0
         self.tests: dict[str, float] = defaultdict(float)
         self.calls: dict[str, float] = {}
+
+    def pytest_collection_finish(self) -> None:
+        self.last = used()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
@@ -73,11 +76,11 @@ def table(tests: dict[str, float], calls: dict[str, float], machine: str) -> str
     by_file = sorted(((sum(times), len(times), file) for file, times in files.items()), reverse=True)
     long_tests = sorted(((s, name) for name, s in calls.items() if s >= LONG), reverse=True)
     lines = [
-        f"CPU seconds of {len(tests)} tests: {sum(tests.values()):.0f}. A file's models, caches and compiled code "
-        "count for the test that first needs them.",
+        f"CPU seconds of {len(tests)} tests, without collection: {sum(tests.values()):.0f}. "
+        "A file's models, caches and compiled code count for the test that first needs them.",
         f"`pytest {' '.join(sys.argv[1:])}`, {machine}, {date.today()}.\n",
         *(f"{seconds:8.1f} {count:5} {file}" for seconds, count, file in by_file),
-        f"\nTests of at least {LONG:.0f} seconds:\n",
+        f"\nTests of at least {LONG:g} seconds:\n",
         *(f"{seconds:8.1f} {name}" for seconds, name in long_tests),
     ]
     return "\n".join(lines) + "\n"
